@@ -1,0 +1,29 @@
+"""LangGraph agents that hand each other KV-cache handles instead of strings."""
+
+from choreo_agents.engine import Decode, Engine, EngineStats, Prefill, StreamedToken, Usage
+from choreo_agents.graph import END, START, Agent, ChoreoGraph, ChoreoState, Command, HandleEntry, Rule, Send
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.sampling import Sampling
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "END",
+    "START",
+    "Agent",
+    "ChoreoGraph",
+    "ChoreoState",
+    "Command",
+    "Decode",
+    "Engine",
+    "EngineStats",
+    "HandleEntry",
+    "MessageHandle",
+    "Prefill",
+    "Rule",
+    "Sampling",
+    "Send",
+    "StreamedToken",
+    "Usage",
+    "__version__",
+]

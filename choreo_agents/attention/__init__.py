@@ -1,0 +1,1 @@
+"""Attention over segments: who reads which slots from where, and how the parts are merged."""

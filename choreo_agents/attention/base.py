@@ -1,0 +1,33 @@
+"""The contract of an attention backend."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from choreo_agents.attention.layout import Layout
+
+
+class PreparedAttention(Protocol):
+    """One step's attention, its indices and rotations already on the device."""
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        """Attention of one layer.
+
+        Args:
+            query: [tokens, heads, head_dim], rotated to each token's own position.
+            keys: [kv_heads, slots, head_dim], the layer's pool, this step's keys already written.
+            values: Like `keys`.
+            scale: Factor on the scores.
+
+        Returns:
+            [tokens, heads, head_dim].
+        """
+        ...
+
+
+class AttentionBackend(Protocol):
+    """Makes a layout ready for the model's layers; it is the same in all of them."""
+
+    def prepare(self, layout: Layout) -> PreparedAttention: ...

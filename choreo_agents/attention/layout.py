@@ -1,0 +1,52 @@
+"""What one step attends to, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class QuerySpan:
+    """`count` consecutive tokens of a step that read a run of slots shifted by `shift` positions."""
+
+    first: int
+    count: int
+    shift: int
+
+
+@dataclass(frozen=True)
+class Read:
+    """A run of slots and all that read it in this step: they read it together, once.
+
+    `causal` marks the tokens' own run: one span without shift, as many slots as tokens, each seeing up to itself.
+    """
+
+    start: int
+    length: int
+    spans: tuple[QuerySpan, ...]
+    causal: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.length > 0, "an empty run crashes the attention kernel: leave it out"
+        assert all(span.count > 0 for span in self.spans)
+        if self.causal:
+            assert len(self.spans) == 1 and self.spans[0].count == self.length and self.spans[0].shift == 0
+
+    @property
+    def queries(self) -> int:
+        return sum(span.count for span in self.spans)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One step's attention.
+
+        token       0    1    2    3          positions, write_slots: one entry a token
+        reads       [slots 0-31: tokens 0, 1-2 (shifted by 7)]  [slots 64-66: token 3]  ...
+
+    Every token's view is the union of the reads whose spans hold it; each token reads at least its own slot.
+    """
+
+    positions: tuple[int, ...]
+    write_slots: tuple[int, ...]
+    reads: tuple[Read, ...]

@@ -1,0 +1,49 @@
+"""Attention over one run of slots, with the log-sum-exp that lets several runs be merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Partial = tuple[Tensor, Tensor]
+"""Output [heads, queries, head_dim] in the query's dtype and log-sum-exp [heads, queries] in fp32."""
+
+_flash_for_cpu: Callable[..., Partial] | None = getattr(
+    torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None
+)
+
+
+def attend_run(query: Tensor, keys: Tensor, values: Tensor, scale: float, *, causal: bool) -> Partial:
+    """Softmax attention of [heads, queries, head_dim] over [kv_heads, slots, head_dim], as output and log-sum-exp.
+
+    Args:
+        query: `heads` is a multiple of `kv_heads`: query head h reads key head h // (heads / kv_heads).
+        keys: At least one slot.
+        values: Like `keys`.
+        scale: Factor on the scores.
+        causal: As many queries as slots, query i sees slots 0 to i.
+    """
+    # The flash kernel takes bf16 with a single query far slower than a matrix product does.
+    slow_single = query.dtype != torch.float32 and query.shape[1] == 1
+    if _flash_for_cpu is not None and query.device.type == "cpu" and not slow_single:
+        out, lse = _flash_for_cpu(query[None], keys[None], values[None], 0.0, causal, scale=scale)
+        return out[0], lse[0]
+    return matmul_attention(query, keys, values, scale, causal=causal)
+
+
+def matmul_attention(query: Tensor, keys: Tensor, values: Tensor, scale: float, *, causal: bool) -> Partial:
+    """The same by plain matrix products, on any device and with gradients."""
+    heads, queries, dim = query.shape
+    kv_heads, slots, _ = keys.shape
+    folded = query.reshape(kv_heads, heads // kv_heads * queries, dim)
+    scores = (folded @ keys.transpose(1, 2)).float() * scale
+    scores = scores.view(heads, queries, slots)
+    if causal:
+        hidden = torch.ones(queries, slots, dtype=torch.bool, device=query.device).triu(1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+    lse = scores.logsumexp(dim=-1)
+    weights = (scores - lse[..., None]).exp().to(values.dtype)
+    out = weights.view(kv_heads, -1, slots) @ values
+    return out.view(heads, queries, dim), lse

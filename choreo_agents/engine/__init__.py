@@ -1,0 +1,7 @@
+"""The engine: prefill, decode, release, and the twins that re-encode text."""
+
+from choreo_agents.engine.calls import Decode, Prefill, StreamedToken, Usage
+from choreo_agents.engine.engine import Engine
+from choreo_agents.engine.stats import EngineStats
+
+__all__ = ["Decode", "Engine", "EngineStats", "Prefill", "StreamedToken", "Usage"]

@@ -1,0 +1,68 @@
+"""What a caller asks of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.sampling import Sampling
+
+Content = str | Sequence[int]
+"""Text, tokenized without adding anything, or token ids."""
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """Encode given tokens as a message (Prompt Choreography, section 2.3).
+
+    Offsets are positions: `offsets[i]` is where parent i appears, `new_offset` where the new message starts. Omitted
+    ones follow the parent before; a list may hold None for single ones.
+    """
+
+    content: Content
+    parents: Sequence[MessageHandle] = ()
+    offsets: Sequence[int | None] | None = None
+    new_offset: int | None = None
+    author: str | None = None
+    role: str | None = None
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Generate a message that starts with `header` (Prompt Choreography, section 2.3).
+
+    The header must not be empty: the first token is sampled from what its last token encodes.
+    """
+
+    header: Content
+    parents: Sequence[MessageHandle] = ()
+    offsets: Sequence[int | None] | None = None
+    new_offset: int | None = None
+    sampling: Sampling = Sampling()
+    author: str | None = None
+    closing: Content = ()
+    """Tokens that the message must end with, such as the end of a chat turn. Those the model has produced itself are
+    not repeated; the first of them also stops the decode."""
+    memo: str | None = None
+    """Names this very call: the same name and the same call again return the first answer instead of a new one."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one call cost."""
+
+    tokens_encoded: int
+    tokens_reused: int
+    """Tokens that it attended to and found encoded."""
+    ttft_s: float | None
+    """Seconds from submission to the first sampled token; None for a prefill."""
+    duration_s: float
+
+
+@dataclass(frozen=True)
+class StreamedToken:
+    """One token as it was decoded; `text` is what it adds to the message, empty while a character is incomplete."""
+
+    token: int
+    text: str

@@ -1,0 +1,32 @@
+"""Text of tokens as they come."""
+
+from __future__ import annotations
+
+from choreo_agents.models import LoadedModel
+
+_INCOMPLETE = "\ufffd"
+
+
+class Detokenizer:
+    """Adds up the tokens of one message and tells what each adds to its text.
+
+    A character may take several tokens: its text comes with the last of them. Special tokens add nothing.
+    """
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+        self._tokens: list[int] = []
+        self._done = 0
+        self._shown = ""
+
+    def add(self, token: int) -> str:
+        """The text that this token completes."""
+        self._tokens.append(token)
+        # Only the tokens since the last complete character are decoded again, with it before them for its spacing.
+        text = self._model.decode(self._tokens[self._done :], special=False)
+        if text.endswith(_INCOMPLETE):
+            return ""
+        added = text[len(self._shown) :]
+        self._done = max(self._done, len(self._tokens) - 1)
+        self._shown = self._model.decode(self._tokens[self._done :], special=False)
+        return added

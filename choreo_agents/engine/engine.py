@@ -1,0 +1,345 @@
+"""The engine: prefill and decode over one global KV cache, sync, async and streaming."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+
+from choreo_agents.engine.calls import Content, Decode, Prefill, StreamedToken, Usage
+from choreo_agents.engine.core import Answer, EngineCore, Settings
+from choreo_agents.engine.detokenizer import Detokenizer
+from choreo_agents.engine.methods import MethodName
+from choreo_agents.engine.scope import Scope, current_scopes
+from choreo_agents.engine.stats import EngineStats
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.models import ChatFormat, LoadedModel, load_model
+from choreo_agents.sampling import Sampling
+from choreo_agents.tracing import EventSink, discard
+
+_END = object()
+
+
+class Engine:
+    """An in-process engine over a Hugging Face model.
+
+    `prefill` and `decode` encode a message with attention to any messages encoded before, wherever the call places
+    them, and return its handle. Calls from any thread and event loop share the model's steps. Each handle comes with
+    a lease: `release` drops it, `scope` drops all that were taken inside.
+
+    Make one with `Engine.load`; close it, or use it in a `with` block.
+    """
+
+    def __init__(self, model: LoadedModel, settings: Settings) -> None:
+        self._core = EngineCore(model, settings)
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path | LoadedModel = "embedded",
+        *,
+        method: MethodName = "choreo",
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype | None = None,
+        kv_budget_bytes: int = 1 << 30,
+        step_tokens: int = 512,
+        seed: int = 0,
+        salt: str = "",
+        sink: EventSink = discard,
+    ) -> Engine:
+        """Load a model and start an engine over it.
+
+        Args:
+            model: `"embedded"`, a folder in Hugging Face's layout, a hub name, or a model loaded before.
+            method: `"choreo"` serves from the cache; `"baseline"` and `"naive"` re-encode text, with and without a
+                prefix cache (Prompt Choreography, section 3.1).
+            device: Where model and KV live.
+            dtype: Of weights and KV; by default fp32 on a CPU, else the checkpoint's own.
+            kv_budget_bytes: Upper bound of the KV memory.
+            step_tokens: Tokens encoded in one forward pass at most; longer prefills are cut into chunks.
+            seed: From which the seeds of calls without one are derived.
+            salt: Separates tenants: engines with different salts never give the same handle ids.
+            sink: Receives trace events on the engine's thread.
+
+        Raises:
+            UnsupportedModelError: The model cannot be served exactly; says why.
+            KVBudgetError: The budget is too small for a single block.
+        """
+        loaded = model if isinstance(model, LoadedModel) else load_model(model, device=device, dtype=dtype)
+        return cls(loaded, Settings(method, kv_budget_bytes, step_tokens, seed, salt.encode(), sink))
+
+    @property
+    def model(self) -> LoadedModel:
+        return self._core.model
+
+    @property
+    def chat(self) -> ChatFormat:
+        """How the model writes chat turns."""
+        return self._core.model.chat
+
+    @property
+    def seed(self) -> int:
+        return self._core.settings.seed
+
+    @property
+    def method(self) -> MethodName:
+        return self._core.method.name
+
+    @overload
+    async def aprefill(
+        self,
+        content: Content,
+        parents: Sequence[MessageHandle] = (),
+        offsets: Sequence[int | None] | None = None,
+        new_offset: int | None = None,
+        *,
+        author: str | None = None,
+        role: str | None = None,
+    ) -> MessageHandle: ...
+
+    @overload
+    async def aprefill(self, content: Sequence[Prefill]) -> list[MessageHandle]: ...
+
+    async def aprefill(self, content: Any, *args: Any, **options: Any) -> Any:
+        """See `prefill`. Cancelling the awaiting task stops the request and frees its memory."""
+        return await self._await(self._prefills(content, *args, **options), one=_is_content(content))
+
+    @overload
+    def prefill(
+        self,
+        content: Content,
+        parents: Sequence[MessageHandle] = (),
+        offsets: Sequence[int | None] | None = None,
+        new_offset: int | None = None,
+        *,
+        author: str | None = None,
+        role: str | None = None,
+    ) -> MessageHandle: ...
+
+    @overload
+    def prefill(self, content: Sequence[Prefill]) -> list[MessageHandle]: ...
+
+    def prefill(self, content: Any, *args: Any, **options: Any) -> Any:
+        """Encode given tokens as a message (Prompt Choreography, section 2.3).
+
+        Args:
+            content: Text (tokenized without adding anything), token ids, or a list of `Prefill`, which is run as one
+                batch and gives a list.
+            parents: Messages it attends to, in order.
+            offsets: The position of each parent; None, or None for one of them: right after the parent before.
+            new_offset: The position of the new message; None: after the last parent.
+            author: Who says it, for traces.
+            role: Its chat role, for traces.
+
+        Returns:
+            A leased handle. The same content encoded in the same place again costs nothing.
+
+        Raises:
+            InvalidRequestError: Empty content, no token, wrong offsets; `ContextLengthError` and `KVBudgetError` if it
+                can never fit. Nothing is encoded then.
+            HandleError: A parent is unknown, released, or another model's.
+            CapacityError: Leased messages leave no room now.
+        """
+        return self._wait(self._prefills(content, *args, **options), one=_is_content(content))
+
+    @overload
+    async def adecode(
+        self,
+        header: Content,
+        parents: Sequence[MessageHandle] = (),
+        offsets: Sequence[int | None] | None = None,
+        new_offset: int | None = None,
+        *,
+        sampling: Sampling = ...,
+        author: str | None = None,
+        closing: Content = (),
+        memo: str | None = None,
+    ) -> MessageHandle: ...
+
+    @overload
+    async def adecode(self, header: Sequence[Decode]) -> list[MessageHandle]: ...
+
+    async def adecode(self, header: Any, *args: Any, **options: Any) -> Any:
+        """See `decode`. Cancelling the awaiting task stops the request and frees its memory."""
+        return await self._await(self._decodes(header, *args, **options), one=_is_content(header))
+
+    @overload
+    def decode(
+        self,
+        header: Content,
+        parents: Sequence[MessageHandle] = (),
+        offsets: Sequence[int | None] | None = None,
+        new_offset: int | None = None,
+        *,
+        sampling: Sampling = ...,
+        author: str | None = None,
+        closing: Content = (),
+        memo: str | None = None,
+    ) -> MessageHandle: ...
+
+    @overload
+    def decode(self, header: Sequence[Decode]) -> list[MessageHandle]: ...
+
+    def decode(self, header: Any, *args: Any, **options: Any) -> Any:
+        """Generate a message that starts with `header` (Prompt Choreography, section 2.3).
+
+        Args:
+            header: Text or token ids, not empty; or a list of `Decode`, which is run as one batch and gives a list.
+            parents: Messages it attends to, in order; `offsets` and `new_offset` as for `prefill`.
+            sampling: How tokens are chosen and when to stop.
+            author: Who says it, for traces.
+            closing: What the message must end with (see `Decode`).
+            memo: Names this very call, so that repeating it returns the first answer (see `Decode`).
+
+        Returns:
+            A leased handle; `text` and `tokens` give what was generated.
+
+        Raises:
+            See `prefill`.
+        """
+        return self._wait(self._decodes(header, *args, **options), one=_is_content(header))
+
+    async def astream(
+        self, header: Content, *args: Any, **options: Any
+    ) -> AsyncIterator[StreamedToken | MessageHandle]:
+        """Decode one message, yielding each token as it comes and the handle last. Arguments as for `decode`.
+
+        Leaving the loop early cancels the decode.
+        """
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Queue[Any] = asyncio.Queue()
+
+        def hand_over(item: Any) -> None:
+            # A loop that was closed meanwhile has nobody left to read.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(arrived.put_nowait, item)
+
+        scope = self._scope()
+        [answer] = self._core.submit_decodes([Decode(header, *args, **options)], scope, hand_over)
+        answer.add_done_callback(lambda _: hand_over(_END))
+        detokenizer = Detokenizer(self.model)
+        try:
+            while (token := await arrived.get()) is not _END:
+                yield StreamedToken(token, detokenizer.add(token))
+        except BaseException:
+            self._core.give_up(answer, scope)
+            raise
+        yield answer.result()
+
+    def stream(self, header: Content, *args: Any, **options: Any) -> Iterator[StreamedToken | MessageHandle]:
+        """The sync form of `astream`."""
+        arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        scope = self._scope()
+        [answer] = self._core.submit_decodes([Decode(header, *args, **options)], scope, arrived.put)
+        answer.add_done_callback(lambda _: arrived.put(_END))
+        detokenizer = Detokenizer(self.model)
+        try:
+            while (token := arrived.get()) is not _END:
+                yield StreamedToken(token, detokenizer.add(token))
+        except BaseException:
+            self._core.give_up(answer, scope)
+            raise
+        yield answer.result()
+
+    def text(self, handle: MessageHandle, *, special: bool = True) -> str:
+        """A message's text, with or without special tokens."""
+        return self.model.decode(self.tokens(handle), special=special)
+
+    def tokens(self, handle: MessageHandle) -> list[int]:
+        """A message's token ids."""
+        return list(self._core.find(handle).tokens)
+
+    def usage(self, handle: MessageHandle) -> Usage:
+        """What the call that made a message cost."""
+        return self._core.find(handle).usage
+
+    def ancestors(self, handle: MessageHandle) -> list[MessageHandle]:
+        """All that a message's encoding has ever attended to, nearest first, released ones included."""
+        return [message.handle for message in self._core.find(handle).ancestors()]
+
+    def release(self, handle: MessageHandle) -> None:
+        """Drop one lease. After the last one the message's KV is freed, and the handle is refused."""
+        self._core.release(handle, self._scope())
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Drop, at the end of the block, every lease that was taken inside and not yet released."""
+        outer = self._scope()
+        scope = Scope(outer)
+        before = current_scopes.get()
+        token = current_scopes.set({**(before or {}), id(self): scope})
+        try:
+            yield
+        finally:
+            current_scopes.reset(token)
+            self._core.close_scope(scope)
+
+    def stats(self) -> EngineStats:
+        """What the engine holds now and has done so far."""
+        return self._core.stats()
+
+    def check(self) -> None:
+        """Assert all invariants of memory and bookkeeping."""
+        self._core.check()
+
+    def close(self) -> None:
+        """Stop the engine; unfinished calls fail with `EngineClosedError`."""
+        self._core.loop.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _scope(self) -> Scope | None:
+        return (current_scopes.get() or {}).get(id(self))
+
+    def _prefills(self, content: Any, *args: Any, **options: Any) -> list[Answer]:
+        calls = [Prefill(content, *args, **options)] if _is_content(content) else _batch(content, Prefill)
+        return self._core.submit_prefills(calls, self._scope())
+
+    def _decodes(self, header: Any, *args: Any, **options: Any) -> list[Answer]:
+        calls = [Decode(header, *args, **options)] if _is_content(header) else _batch(header, Decode)
+        return self._core.submit_decodes(calls, self._scope())
+
+    def _wait(self, answers: list[Answer], *, one: bool) -> Any:
+        return self._collect(answers, one, lambda: [answer.result() for answer in answers])
+
+    async def _await(self, answers: list[Answer], *, one: bool) -> Any:
+        scope = self._scope()
+        try:
+            handles = [await asyncio.wrap_future(answer) for answer in answers]
+        except BaseException:
+            for answer in answers:
+                self._core.give_up(answer, scope)
+            raise
+        return handles[0] if one else handles
+
+    def _collect(self, answers: list[Answer], one: bool, wait: Callable[[], list[MessageHandle]]) -> Any:
+        scope = self._scope()
+        try:
+            handles = wait()
+        except BaseException:
+            for answer in answers:
+                self._core.give_up(answer, scope)
+            raise
+        return handles[0] if one else handles
+
+
+def _is_content(content: Any) -> bool:
+    """Whether this is one message's content rather than a list of calls."""
+    return isinstance(content, str) or not content or not isinstance(content[0], Prefill | Decode)
+
+
+def _batch(calls: Any, kind: type) -> list[Any]:
+    for call in calls:
+        if not isinstance(call, kind):
+            raise InvalidRequestError(f"a batch holds {kind.__name__} calls only, not {call!r}")
+    return list(calls)

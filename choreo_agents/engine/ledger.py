@@ -1,0 +1,153 @@
+"""The table of messages: who leases them, what they descend from, and which decode answers which call."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
+
+from choreo_agents.engine.calls import Usage
+from choreo_agents.engine.scope import Scope
+from choreo_agents.errors import ForeignHandleError, ReleasedHandleError, UnknownHandleError
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.kv.pool import KVPool
+from choreo_agents.kv.segment import Segment
+
+_REMEMBERED_RELEASES = 65_536
+
+
+@dataclass(eq=False)
+class Message:
+    """One message. It refers to its parents, so that lineage lives as long as any descendant does.
+
+    `tokens`, `parents` and `relative_offsets` with the model's fingerprint are its lineage: from them its KV can be
+    computed again.
+    """
+
+    handle: MessageHandle
+    tokens: tuple[int, ...]
+    parents: tuple[Message, ...]
+    relative_offsets: tuple[int, ...]
+    author: str | None
+    role: str | None
+    usage: Usage
+    segment: Segment | None = None
+    """Its KV while it is leased; None once released, and always under a method that keeps text only."""
+    leases: int = 0
+    memos: set[str] = field(default_factory=set)
+
+    def ancestors(self) -> Iterator[Message]:
+        """All that its encoding has ever attended to, nearest first, each once."""
+        seen = {self.handle.id}
+        queue = list(self.parents)
+        for message in queue:
+            if message.handle.id not in seen:
+                seen.add(message.handle.id)
+                queue.extend(message.parents)
+                yield message
+
+
+class Ledger:
+    """All messages of one engine. Used under the engine's lock only."""
+
+    def __init__(self, pool: KVPool, fingerprint: str) -> None:
+        self._pool = pool
+        self._fingerprint = fingerprint
+        self._leased: dict[str, Message] = {}
+        self._known: WeakValueDictionary[str, Message] = WeakValueDictionary()
+        self._released: OrderedDict[str, None] = OrderedDict()
+        self._memos: dict[str, Message] = {}
+
+    def find(self, handle: MessageHandle) -> Message:
+        """The leased message that a handle names.
+
+        Raises:
+            ForeignHandleError: It was made by another model.
+            ReleasedHandleError: Its last lease was dropped.
+            UnknownHandleError: This engine never made it.
+        """
+        message = self._leased.get(handle.id)
+        if message is not None and handle.model == self._fingerprint:
+            return message
+        if handle.model != self._fingerprint:
+            raise ForeignHandleError(
+                f"handle {handle.id!r} was made by model {handle.model!r}, this engine runs {self._fingerprint!r}: "
+                "pass the words instead and prefill them here"
+            )
+        if handle.id in self._released or handle.id in self._known:
+            raise ReleasedHandleError(
+                f"handle {handle.id!r} was released: its last lease was dropped by release() or the end of a scope. "
+                "Prefill or decode it again"
+            )
+        raise UnknownHandleError(
+            f"handle {handle.id!r} is unknown: this engine never made it. Handles live in the engine that made them, "
+            "under the salt it was loaded with"
+        )
+
+    def get(self, message_id: str) -> Message | None:
+        """The leased message with this id, if there is one."""
+        return self._leased.get(message_id)
+
+    def enter(self, message: Message, segment: Segment | None) -> Message:
+        """Add a message without leases yet, or find the leased one with the same id; takes over the segment's pin."""
+        known = self._known.get(message.handle.id)
+        if known is None:
+            self._known[message.handle.id] = known = message
+        if known.segment is not None and segment is not None:
+            # The same content was decoded twice: the first encoding serves both.
+            self._pool.unpin(segment)
+        elif segment is not None:
+            known.segment = segment
+        return known
+
+    def lease(self, message: Message, scope: Scope | None) -> None:
+        """Add a lease, counted by the scope it was taken in."""
+        message.leases += 1
+        self._leased[message.handle.id] = message
+        self._released.pop(message.handle.id, None)
+        if scope is not None:
+            scope.leases[message.handle.id] += 1
+
+    def release(self, message: Message) -> None:
+        """Drop a lease. The last one frees the message's KV as soon as no running request reads it."""
+        assert message.leases > 0
+        message.leases -= 1
+        self.drop_if_unleased(message)
+
+    def drop_if_unleased(self, message: Message) -> None:
+        """Free a message that nobody leases."""
+        if message.leases:
+            return
+        if message.segment is not None:
+            self._pool.unpin(message.segment)
+            message.segment = None
+        self._leased.pop(message.handle.id, None)
+        for memo in message.memos:
+            self._memos.pop(memo, None)
+        message.memos.clear()
+        self._released[message.handle.id] = None
+        while len(self._released) > _REMEMBERED_RELEASES:
+            self._released.popitem(last=False)
+
+    def memoise(self, memo: str, message: Message) -> None:
+        """Remember the answer to a call for as long as it is leased."""
+        self._memos[memo] = message
+        message.memos.add(memo)
+
+    def recall(self, memo: str) -> Message | None:
+        """The answer to a call that was made before."""
+        return self._memos.get(memo)
+
+    def messages(self) -> list[Message]:
+        return list(self._leased.values())
+
+    def check(self) -> None:
+        """Assert that leases, segments and memos agree."""
+        for message_id, message in self._leased.items():
+            assert message.handle.id == message_id and message.leases > 0
+            assert message.handle.length == len(message.tokens)
+            if message.segment is not None:
+                assert message.segment.pins > 0 and message.segment.encoded == len(message.tokens)
+        for memo, message in self._memos.items():
+            assert message.leases > 0 and memo in message.memos

@@ -1,0 +1,232 @@
+"""Three ways to serve the same calls: from the cache, or from re-encoded text with or without a prefix cache.
+
+    choreo      a decode attends to its parents' own encodings, each shown where the view puts it
+    baseline    a decode re-encodes its parents' text, less the longest prefix already encoded
+    naive       a decode re-encodes all of it
+
+The last two are the twins of Prompt Choreography, section 3.1: prefill only stores text, and offsets are ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from choreo_agents.engine.ledger import Message
+from choreo_agents.engine.placement import Placement
+from choreo_agents.kv.pool import KVPool
+from choreo_agents.kv.prefix_tree import PrefixTree
+from choreo_agents.kv.segment import Piece, Segment
+from choreo_agents.runtime.request import Binding, Request
+
+MethodName = Literal["choreo", "baseline", "naive"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A call with its parents found and placed."""
+
+    tokens: tuple[int, ...]
+    """Of a prefill's content or a decode's header."""
+    parents: tuple[Message, ...]
+    placement: Placement
+
+    def text(self) -> tuple[int, ...]:
+        """The tokens of the parents and of the job, one after the other."""
+        return tuple(token for parent in self.parents for token in parent.tokens) + self.tokens
+
+
+class Encoding(Protocol):
+    """How one job reaches the model. Called under the engine's lock; see `RequestSource`."""
+
+    def ready(self) -> bool: ...
+
+    def prompt_tokens(self) -> int: ...
+
+    def bind(self) -> Binding: ...
+
+    def bound(self, segment: Segment) -> None: ...
+
+    def unbind(self, binding: Binding) -> None: ...
+
+    def close(self, request: Request) -> Segment | None:
+        """The request ended. Gives back what was taken, and the segment (with its pin) if the message keeps it."""
+        ...
+
+
+class Method(Protocol):
+    """Decides what a call encodes and reuses."""
+
+    name: MethodName
+    keeps_kv: bool
+    """Whether prefill encodes and messages own KV; otherwise they are text."""
+
+    def encoding(self, job: Job) -> Encoding: ...
+
+    def reach(self, job: Job, added: int) -> int:
+        """The first position that the job does not touch when it adds `added` tokens."""
+        ...
+
+    def room(self, job: Job, added: int) -> int:
+        """Tokens of KV that it can need at most."""
+        ...
+
+    def evictable_tokens(self) -> int: ...
+
+    def evict(self, tokens: int) -> None: ...
+
+    def check(self) -> None: ...
+
+
+class ChoreoMethod:
+    """Calls attend to their parents' own encodings."""
+
+    name: MethodName = "choreo"
+    keeps_kv = True
+
+    def __init__(self, pool: KVPool) -> None:
+        self._pool = pool
+
+    def encoding(self, job: Job) -> Encoding:
+        return _FromCache(job, self._pool)
+
+    def reach(self, job: Job, added: int) -> int:
+        return job.placement.end([len(parent.tokens) for parent in job.parents], len(job.tokens) + added)
+
+    def room(self, job: Job, added: int) -> int:
+        return len(job.tokens) + added
+
+    def evictable_tokens(self) -> int:
+        return 0
+
+    def evict(self, tokens: int) -> None:
+        """Nothing is cached that is not leased."""
+
+    def check(self) -> None:
+        """Nothing of its own to check."""
+
+
+class _FromCache:
+    """The parents' segments, pinned from the call on so that releasing a handle meanwhile harms nothing."""
+
+    def __init__(self, job: Job, pool: KVPool) -> None:
+        self.pool = pool
+        pieces = []
+        for parent, offset in zip(job.parents, job.placement.offsets, strict=True):
+            assert parent.segment is not None
+            pool.pin(parent.segment)
+            pieces.append(Piece(parent.segment, 0, len(parent.tokens), offset))
+        self.binding = Binding(tuple(pieces), job.tokens, job.placement.new_offset)
+
+    def ready(self) -> bool:
+        return True
+
+    def prompt_tokens(self) -> int:
+        return len(self.binding.prompt)
+
+    def bind(self) -> Binding:
+        return self.binding
+
+    def bound(self, segment: Segment) -> None: ...
+
+    def unbind(self, binding: Binding) -> None: ...
+
+    def close(self, request: Request) -> Segment | None:
+        for piece in self.binding.view:
+            self.pool.unpin(piece.segment)
+        return request.segment
+
+
+class TextMethod:
+    """Calls re-encode their parents' text.
+
+    Args:
+        pool: Where encodings live while they are needed, or cached.
+        prefix_cache: Keep everything that was encoded, and reuse the longest prefix a prompt shares with it.
+    """
+
+    keeps_kv = False
+
+    def __init__(self, pool: KVPool, *, prefix_cache: bool) -> None:
+        self.name: MethodName = "baseline" if prefix_cache else "naive"
+        self._pool = pool
+        self._tree = PrefixTree(pool) if prefix_cache else None
+
+    def encoding(self, job: Job) -> Encoding:
+        return _FromText(job.text(), self._pool, self._tree)
+
+    def reach(self, job: Job, added: int) -> int:
+        return len(job.text()) + added
+
+    def room(self, job: Job, added: int) -> int:
+        return len(job.text()) + added
+
+    def evictable_tokens(self) -> int:
+        return 0 if self._tree is None else self._tree.evictable_tokens()
+
+    def evict(self, tokens: int) -> None:
+        if self._tree is not None:
+            self._tree.evict(tokens)
+
+    def check(self) -> None:
+        if self._tree is not None:
+            self._tree.check()
+
+
+class _FromText:
+    def __init__(self, text: tuple[int, ...], pool: KVPool, tree: PrefixTree | None) -> None:
+        self.text = text
+        self.pool = pool
+        self.tree = tree
+        # The last token is always encoded: its logits give the first sample.
+        self.longest = len(text) - 1
+
+    def ready(self) -> bool:
+        if self.tree is None:
+            return True
+        match = self.tree.match(self.text, self.longest)
+        return match.promised == match.encoded
+
+    def prompt_tokens(self) -> int:
+        reused = 0 if self.tree is None else self.tree.match(self.text, self.longest).encoded
+        return len(self.text) - reused
+
+    def bind(self) -> Binding:
+        if self.tree is None:
+            return Binding((), self.text, 0)
+        match = self.tree.match(self.text, self.longest)
+        for piece in match.pieces:
+            self.pool.pin(piece.segment)
+        return Binding(match.pieces, self.text[match.encoded :], match.encoded)
+
+    def bound(self, segment: Segment) -> None:
+        if self.tree is not None:
+            self.tree.insert(self.text, segment)
+
+    def unbind(self, binding: Binding) -> None:
+        for piece in binding.view:
+            self.pool.unpin(piece.segment)
+
+    def close(self, request: Request) -> Segment | None:
+        if request.segment is None:
+            return None
+        if self.tree is not None:
+            assert request.binding is not None
+            self.tree.forget_unencoded(request.segment)
+            whole = self.text[: request.binding.position] + tuple(request.tokens)
+            self.tree.insert(whole[: request.binding.position + request.encoded], request.segment)
+        self.pool.unpin(request.segment)
+        return None
+
+
+def make_method(name: str, pool: KVPool) -> Method:
+    """The method of that name.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if name == "choreo":
+        return ChoreoMethod(pool)
+    if name in ("baseline", "naive"):
+        return TextMethod(pool, prefix_cache=name == "baseline")
+    raise ValueError(f"method must be 'choreo', 'baseline' or 'naive', not {name!r}")

@@ -1,0 +1,50 @@
+"""What an engine holds and has done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A snapshot: totals since the engine was loaded, and what it holds now."""
+
+    tokens_encoded: int
+    """Tokens that went through the model."""
+    tokens_reused: int
+    """Tokens that calls attended to, or asked to prefill, and found encoded."""
+    steps: int
+    rows: int
+    """Requests served, summed over steps."""
+    decode_steps: int
+    """Steps that sampled at least one token."""
+    decode_rows: int
+    """Requests served in those steps."""
+    decode_unfinished: int
+    """Requests submitted and unfinished at the start of those steps, summed over them."""
+    finished: int
+    cancelled: int
+    failed: int
+
+    unfinished: int
+    """Requests waiting or running now."""
+    messages: int
+    """Leased messages now."""
+    leases: int
+    kv_bytes: int
+    """KV memory in use now."""
+    kv_budget_bytes: int
+
+    @property
+    def rows_per_step(self) -> float:
+        """Mean requests served by one forward pass."""
+        return self.rows / self.steps if self.steps else 0.0
+
+    @property
+    def rows_per_decode_step(self) -> float:
+        return self.decode_rows / self.decode_steps if self.decode_steps else 0.0
+
+    @property
+    def unfinished_per_decode_step(self) -> float:
+        """Mean requests that were submitted and unfinished: what `rows_per_decode_step` could be at most."""
+        return self.decode_unfinished / self.decode_steps if self.decode_steps else 0.0

@@ -1,0 +1,72 @@
+"""Every error that this package raises on purpose.
+
+    ChoreoError
+    ├── InvalidRequestError (ValueError)      a call that can never work: empty header, wrong offsets, ...
+    │   ├── ContextLengthError                its view is longer than the model's context
+    │   └── KVBudgetError                     it needs more KV memory than the engine's whole budget
+    ├── HandleError (LookupError)
+    │   ├── UnknownHandleError                never made by this engine
+    │   ├── ReleasedHandleError               its last lease was dropped
+    │   └── ForeignHandleError                made by another model or for another tenant
+    ├── VisibilityError (ValueError)          a declaration that names no node, or a read that none allows
+    ├── UnsupportedModelError (ValueError)    a model whose attention or positions the engine cannot serve exactly
+    ├── CapacityError                         KV memory is full for now; may be retried after a release
+    ├── EngineClosedError                     the engine was closed
+    └── EngineFailedError                     a step of the engine failed; the cause is chained
+
+Permanent errors are also `ValueError` or `LookupError`, which LangGraph's default retry policy does not retry.
+"""
+
+from __future__ import annotations
+
+
+class ChoreoError(Exception):
+    """Base of all errors of this package."""
+
+
+class InvalidRequestError(ChoreoError, ValueError):
+    """A call that can never work as it was written."""
+
+
+class ContextLengthError(InvalidRequestError):
+    """A view and its new message reach past the model's context."""
+
+
+class KVBudgetError(InvalidRequestError):
+    """A call that needs more KV memory than the engine's whole budget."""
+
+
+class HandleError(ChoreoError, LookupError):
+    """A handle that this engine cannot resolve."""
+
+
+class UnknownHandleError(HandleError):
+    """A handle that this engine never gave out."""
+
+
+class ReleasedHandleError(HandleError):
+    """A handle whose last lease was dropped."""
+
+
+class ForeignHandleError(HandleError):
+    """A handle made by another model, or for another tenant."""
+
+
+class VisibilityError(ChoreoError, ValueError):
+    """A visibility declaration that cannot hold, or a read that no declaration allows."""
+
+
+class UnsupportedModelError(ChoreoError, ValueError):
+    """A model that the engine cannot serve exactly; the message gives the reason."""
+
+
+class CapacityError(ChoreoError):
+    """The KV pool has no room now; a release or a finished request may make some."""
+
+
+class EngineClosedError(ChoreoError):
+    """The engine was closed before or during the call."""
+
+
+class EngineFailedError(ChoreoError):
+    """A step of the engine failed; `__cause__` is the failure."""

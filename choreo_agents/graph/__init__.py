@@ -1,0 +1,22 @@
+"""LangGraph graphs whose edges declare visibility."""
+
+from langgraph.graph import END, START
+from langgraph.types import Command, Send
+
+from choreo_agents.graph.agent import Agent
+from choreo_agents.graph.choreo_graph import ChoreoGraph, CompiledChoreoGraph
+from choreo_agents.graph.state import ChoreoState, HandleEntry
+from choreo_agents.graph.visibility import Rule
+
+__all__ = [
+    "END",
+    "START",
+    "Agent",
+    "ChoreoGraph",
+    "ChoreoState",
+    "Command",
+    "CompiledChoreoGraph",
+    "HandleEntry",
+    "Rule",
+    "Send",
+]

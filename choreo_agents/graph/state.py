@@ -1,0 +1,39 @@
+"""Graph state: handles as JSON-plain entries, and the words mirrored as chat messages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from langchain_core.messages import AnyMessage
+from langgraph.graph.message import add_messages
+from typing_extensions import TypedDict
+
+
+class HandleEntry(TypedDict):
+    """One message in graph state. Plain data: any checkpointer, Studio and strict msgpack take it."""
+
+    handle: dict[str, Any]
+    """A `MessageHandle`, as its `plain()` gives it."""
+    author: str
+    """The node that said it; LangGraph's START for input text."""
+    superstep: int
+    """When: larger than that of everything its author could have seen."""
+    branch: int
+    """Which of several `Send` branches of its author, in the order in which they were sent."""
+    confidential: bool
+    message_id: str
+    """The message in the `messages` channel that mirrors its words."""
+
+
+def merge_entries(left: list[HandleEntry] | None, right: list[HandleEntry] | None) -> list[HandleEntry]:
+    """Reducer of the `handles` channel: append, and replace the entry of a message that was said again."""
+    merged = {entry["message_id"]: entry for entry in left or []}
+    merged.update((entry["message_id"], entry) for entry in right or [])
+    return list(merged.values())
+
+
+class ChoreoState(TypedDict, total=False):
+    """What choreographed nodes read and write. Extend it with channels of your own."""
+
+    handles: Annotated[list[HandleEntry], merge_entries]
+    messages: Annotated[list[AnyMessage], add_messages]

@@ -1,0 +1,48 @@
+"""The small value that names a message: the only thing that travels in graph state."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class MessageHandle(BaseModel):
+    """Names one message of an engine's KV cache. JSON-plain, frozen, equal by value.
+
+    The id is content-addressed (see `message_id`): the same tokens encoded with the same parents at the same relative
+    places by the same model have the same id.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(pattern=r"^[0-9a-f]{32}$")
+    model: str
+    """Fingerprint of the model that encoded it."""
+    length: int = Field(ge=1)
+    """Its tokens."""
+
+    def plain(self) -> dict[str, Any]:
+        """The handle as a JSON-plain dict, as it stands in graph state."""
+        return self.model_dump()
+
+
+def message_id(
+    salt: bytes, model: str, tokens: Sequence[int], parents: Sequence[str], relative_offsets: Sequence[int]
+) -> str:
+    """The id of a message: an HMAC over what its encoding depends on.
+
+    Args:
+        salt: The tenant's key; another salt never yields the same id.
+        model: Fingerprint of model and adapter.
+        tokens: The message's own tokens.
+        parents: Ids of the messages it attends to, in order.
+        relative_offsets: Each parent's offset minus the message's own: only relative positions matter.
+    """
+    code = hmac.new(salt, digestmod=hashlib.sha256)
+    for part in (model, ",".join(map(str, tokens)), ",".join(parents), ",".join(map(str, relative_offsets))):
+        code.update(f"{len(part)}:{part};".encode())
+    return code.hexdigest()[:32]

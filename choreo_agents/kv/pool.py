@@ -1,0 +1,113 @@
+"""The one KV memory that all messages live in."""
+
+from __future__ import annotations
+
+import torch
+
+from choreo_agents.errors import KVBudgetError
+from choreo_agents.kv.blocks import BlockAllocator, Run
+from choreo_agents.kv.geometry import KVGeometry
+from choreo_agents.kv.segment import Segment
+
+
+class KVPool:
+    """Keys and values of every message, `[kv_heads, slots, head_dim]` per layer, within a byte budget.
+
+    A segment is given room for all tokens it may ever hold, and gives the rest back once it is complete; nothing is
+    ever copied or moved. Not thread-safe.
+
+    Args:
+        geometry: The model's KV shape.
+        budget_bytes: Upper bound for keys and values together.
+        device: Where they live.
+        block_tokens: Granularity of allocation.
+    """
+
+    def __init__(self, geometry: KVGeometry, budget_bytes: int, device: torch.device, block_tokens: int = 16) -> None:
+        blocks = budget_bytes // (geometry.bytes_per_token * block_tokens)
+        if blocks < 1:
+            least = geometry.bytes_per_token * block_tokens
+            raise KVBudgetError(
+                f"a KV budget of {budget_bytes!r} bytes holds no block of {block_tokens} tokens: give at least {least}"
+            )
+        self.geometry = geometry
+        self.block_tokens = block_tokens
+        shape = (geometry.kv_heads, blocks * block_tokens, geometry.head_dim)
+        self.keys = [torch.empty(shape, dtype=geometry.dtype, device=device) for _ in range(geometry.layers)]
+        self.values = [torch.empty(shape, dtype=geometry.dtype, device=device) for _ in range(geometry.layers)]
+        self._allocator = BlockAllocator(blocks)
+        self._live: set[Segment] = set()
+
+    @property
+    def total_tokens(self) -> int:
+        return self._allocator.blocks * self.block_tokens
+
+    @property
+    def free_tokens(self) -> int:
+        return self._allocator.free_blocks * self.block_tokens
+
+    @property
+    def used_bytes(self) -> int:
+        return (self.total_tokens - self.free_tokens) * self.geometry.bytes_per_token
+
+    def rounded(self, tokens: int) -> int:
+        """Tokens of room that a segment of `tokens` takes: whole blocks."""
+        return -(-tokens // self.block_tokens) * self.block_tokens
+
+    def allocate(self, tokens: int, native_offset: int) -> Segment | None:
+        """A segment with room for `tokens`, pinned once; None if the pool is too full."""
+        runs = self._allocator.allocate(self.rounded(tokens) // self.block_tokens)
+        if runs is None:
+            return None
+        segment = Segment(tuple(self._in_tokens(run) for run in runs), native_offset, pins=1)
+        self._live.add(segment)
+        return segment
+
+    def complete(self, segment: Segment) -> None:
+        """Give back the blocks that the segment's encoded tokens do not touch."""
+        keep = self.rounded(max(segment.encoded, 1))
+        kept: list[Run] = []
+        for run in segment.runs:
+            here = min(run.length, keep)
+            keep -= here
+            if here:
+                kept.append(Run(run.start, here))
+            if here < run.length:
+                self._allocator.free(self._in_blocks(Run(run.start + here, run.length - here)))
+        segment.runs = tuple(kept)
+
+    def pin(self, segment: Segment) -> None:
+        """Add an owner."""
+        assert segment in self._live, "a freed segment was pinned"
+        segment.pins += 1
+
+    def unpin(self, segment: Segment) -> None:
+        """Drop an owner; the last one frees the segment's slots."""
+        assert segment.pins > 0, "a segment was unpinned more often than pinned"
+        segment.pins -= 1
+        if not segment.pins:
+            self._live.remove(segment)
+            for run in segment.runs:
+                self._allocator.free(self._in_blocks(run))
+
+    def check(self) -> None:
+        """Assert that live segments and the free list divide the pool between them without overlap."""
+        self._allocator.check()
+        owned = [self._in_blocks(run) for segment in self._live for run in segment.runs]
+        runs = sorted([*owned, *self._allocator.free_runs()], key=lambda run: run.start)
+        at = 0
+        for run in runs:
+            assert run.start == at, f"blocks {min(at, run.start)} to {max(at, run.start)} are lost or owned twice"
+            at = run.end
+        assert at == self._allocator.blocks, "blocks at the end of the pool are lost"
+        for segment in self._live:
+            assert segment.pins > 0 and 0 <= segment.encoded <= segment.capacity
+
+    def live_segments(self) -> int:
+        return len(self._live)
+
+    def _in_tokens(self, run: Run) -> Run:
+        return Run(run.start * self.block_tokens, run.length * self.block_tokens)
+
+    def _in_blocks(self, run: Run) -> Run:
+        return Run(run.start // self.block_tokens, run.length // self.block_tokens)

@@ -1,0 +1,171 @@
+"""A radix tree over everything encoded so far: finds the longest prefix that a prompt shares with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from choreo_agents.kv.pool import KVPool
+from choreo_agents.kv.segment import Piece, Segment
+
+
+@dataclass(eq=False)
+class _Node:
+    """An edge of the tree: `tokens`, which are the tokens from `first` on of a segment."""
+
+    tokens: tuple[int, ...]
+    segment: Segment | None
+    first: int
+    parent: _Node | None
+    children: dict[int, _Node] = field(default_factory=dict)
+    used: int = 0
+
+    def encoded(self) -> int:
+        """How many of its tokens have been encoded; the rest are on their way."""
+        return 0 if self.segment is None else max(0, min(len(self.tokens), self.segment.encoded - self.first))
+
+
+@dataclass(frozen=True)
+class PrefixMatch:
+    """What the tree holds of a prompt."""
+
+    pieces: tuple[Piece, ...]
+    """The encoded part, at the positions where it was encoded."""
+    encoded: int
+    """Tokens in these pieces."""
+    promised: int
+    """Tokens that will be there once the requests under way have encoded their prompts."""
+
+
+class PrefixTree:
+    """Prompts and what was generated after them, by token. Each node pins its segment.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, pool: KVPool) -> None:
+        self._pool = pool
+        self._root = _Node((), None, 0, None)
+        self._clock = 0
+
+    def match(self, prompt: Sequence[int], longest: int) -> PrefixMatch:
+        """The longest prefix of a prompt, at most `longest` tokens, that is or will be encoded."""
+        pieces: list[Piece] = []
+        encoded, promised, broken = 0, 0, False
+        self._clock += 1
+        node = self._root
+        while promised < longest and (child := node.children.get(prompt[promised])) is not None:
+            common = min(_common(child.tokens, prompt, promised), longest - promised)
+            have = min(common, child.encoded())
+            child.used = self._clock
+            if have and not broken:
+                assert child.segment is not None
+                pieces.append(Piece(child.segment, child.first, have, child.segment.native_offset))
+                encoded += have
+            broken = broken or have < common
+            promised += common
+            if common < len(child.tokens):
+                break
+            node = child
+        return PrefixMatch(tuple(pieces), encoded, promised)
+
+    def insert(self, tokens: Sequence[int], segment: Segment) -> None:
+        """Add a sequence whose tokens from `segment.native_offset` on are, or will be, in `segment`."""
+        node, at = self._root, 0
+        while at < len(tokens) and (child := node.children.get(tokens[at])) is not None:
+            common = _common(child.tokens, tokens, at)
+            at += common
+            if common < len(child.tokens):
+                if at == len(tokens):
+                    return
+                node = self._split(child, common)
+                break
+            node = child
+        if at < len(tokens):
+            self._pool.pin(segment)
+            first = at - segment.native_offset
+            assert first >= 0, "a gap between a sequence's prefix in the tree and its segment"
+            node.children[tokens[at]] = _Node(tuple(tokens[at:]), segment, first, node, used=self._clock)
+
+    def forget_unencoded(self, segment: Segment) -> None:
+        """Cut off what a segment will never hold because its request ended early, and what hangs below it."""
+        while node := self._unencoded(segment):
+            for child in list(node.children.values()):
+                self._remove(child)
+            if node.encoded():
+                node.tokens = node.tokens[: node.encoded()]
+            else:
+                self._remove(node)
+
+    def evictable_tokens(self) -> int:
+        """Room that evicting every segment that only the tree pins would give."""
+        return sum(segment.capacity for segment, nodes in self._pins().items() if segment.pins == nodes)
+
+    def evict(self, tokens: int) -> None:
+        """Drop least recently used leaves until the pool has room for `tokens`, or nothing can be dropped."""
+        while self._pool.free_tokens < tokens:
+            pins = self._pins()
+            leaves = [
+                node
+                for node in self._nodes()
+                if not node.children and node.segment is not None and node.segment.pins == pins[node.segment]
+            ]
+            if not leaves:
+                return
+            self._remove(min(leaves, key=lambda node: node.used))
+
+    def clear(self) -> None:
+        """Drop everything that no running request reads."""
+        self.evict(self._pool.total_tokens + 1)
+
+    def check(self) -> None:
+        """Assert that edges start with distinct tokens, are not empty, and lie inside their segments."""
+        for node in self._nodes():
+            assert node.tokens and node.segment is not None and node.parent is not None
+            assert node.parent.children[node.tokens[0]] is node
+            assert 0 <= node.first and node.first + node.encoded() <= node.segment.capacity
+
+    def _unencoded(self, segment: Segment) -> _Node | None:
+        own = (node for node in self._nodes() if node.segment is segment)
+        return next((node for node in own if node.encoded() < len(node.tokens)), None)
+
+    def _nodes(self) -> Iterator[_Node]:
+        stack = list(self._root.children.values())
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            yield node
+
+    def _pins(self) -> dict[Segment, int]:
+        pins: dict[Segment, int] = {}
+        for node in self._nodes():
+            assert node.segment is not None
+            pins[node.segment] = pins.get(node.segment, 0) + 1
+        return pins
+
+    def _split(self, node: _Node, at: int) -> _Node:
+        """Turn one edge into two; the upper one is returned."""
+        assert node.parent is not None and node.segment is not None
+        upper = _Node(node.tokens[:at], node.segment, node.first, node.parent, used=node.used)
+        self._pool.pin(node.segment)
+        node.parent.children[node.tokens[0]] = upper
+        node.tokens, node.first, node.parent = node.tokens[at:], node.first + at, upper
+        upper.children[node.tokens[0]] = node
+        return upper
+
+    def _remove(self, node: _Node) -> None:
+        for child in list(node.children.values()):
+            self._remove(child)
+        assert node.parent is not None and node.segment is not None
+        del node.parent.children[node.tokens[0]]
+        self._pool.unpin(node.segment)
+
+
+def _common(edge: Sequence[int], tokens: Sequence[int], at: int) -> int:
+    """How many tokens of `edge` agree with `tokens` from `at` on."""
+    count = 0
+    for left, right in zip(edge, tokens[at : at + len(edge)], strict=False):
+        if left != right:
+            break
+        count += 1
+    return count

@@ -1,0 +1,55 @@
+"""Physical KV: which slots a stretch of tokens occupies, and a view's pieces of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from choreo_agents.kv.blocks import Run
+
+
+@dataclass(eq=False)
+class Segment:
+    """The KV of consecutive tokens, encoded from position `native_offset` on.
+
+        tokens     0 . . . . . encoded . . . capacity
+        slots      |---- runs[0] ----|--- runs[1] ---|
+
+    Keys stay as they were encoded; `encoded` only grows, up to `capacity`. `pins` counts the owners: a message, a
+    prefix-tree node, each request that reads it. The last unpin gives the slots back.
+    """
+
+    runs: tuple[Run, ...]
+    native_offset: int
+    encoded: int = 0
+    pins: int = 0
+
+    @property
+    def capacity(self) -> int:
+        return sum(run.length for run in self.runs)
+
+    def slots(self, first: int, count: int) -> list[Run]:
+        """The runs of slots that hold tokens `first` to `first + count`."""
+        assert first >= 0 and first + count <= self.capacity
+        found: list[Run] = []
+        passed = 0
+        for run in self.runs:
+            low, high = max(first, passed), min(first + count, passed + run.length)
+            if low < high:
+                found.append(Run(run.start + low - passed, high - low))
+            passed += run.length
+        return found
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of a view: tokens `first` to `first + count` of a segment, its token 0 shown at position `offset`."""
+
+    segment: Segment
+    first: int
+    count: int
+    offset: int
+
+    @property
+    def shift(self) -> int:
+        """How far the view moves the segment from where it was encoded."""
+        return self.offset - self.segment.native_offset

@@ -1,0 +1,7 @@
+"""The only room that knows transformers: loading, the attention hook, chat formats, the embedded model."""
+
+from choreo_agents.models.adapter import ModelAdapter
+from choreo_agents.models.chat import ChatFormat
+from choreo_agents.models.loader import LoadedModel, load_model
+
+__all__ = ["ChatFormat", "LoadedModel", "ModelAdapter", "load_model"]

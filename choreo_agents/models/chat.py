@@ -1,0 +1,119 @@
+"""Chat turns as self-contained spans, derived from a tokenizer's own chat template."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from choreo_agents.errors import UnsupportedModelError
+
+Role = Literal["system", "user", "assistant"]
+_WORDS = "\u241fwords\u241f"
+"""Stands for a message's words while the template is taken apart."""
+_NAME = "\u241fname\u241f"
+
+
+@dataclass(frozen=True)
+class TurnFormat:
+    """What a template puts around a message's words."""
+
+    plain: str
+    """All before the words of a nameless turn."""
+    named: str | None
+    """The same with a mark for the speaker's name; None if the template ignores names."""
+    after: str
+
+    def opening(self, name: str | None) -> str:
+        """All before the words; the speaker's name stands in it, as the template writes it or as `name: `."""
+        if name is None:
+            return self.plain
+        return f"{self.plain}{name}: " if self.named is None else self.named.replace(_NAME, name)
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """How one model writes chat turns, each as a span of its own.
+
+    The root of every view is the begin-of-sequence text with the public system turn, if any.
+    """
+
+    bos: str
+    system: TurnFormat
+    user: TurnFormat
+    assistant: TurnFormat
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
+        """Take a tokenizer's chat template apart; plain `Role: words` lines where it has none.
+
+        Raises:
+            UnsupportedModelError: The template rewrites earlier messages when another follows.
+        """
+        bos = str(tokenizer.bos_token or "")
+        if tokenizer.chat_template is None:
+            system, user, assistant = (TurnFormat(f"{role}: ", None, "\n") for role in ("System", "User", "Assistant"))
+            return cls(bos, system, user, assistant)
+        template = _Template(tokenizer, bos)
+        question = {"role": "user", "content": "u"}
+        instruction = {"role": "system", "content": "s"}
+        try:
+            return cls(
+                bos,
+                template.turn([instruction], "system"),
+                template.turn([instruction], "user"),
+                template.turn([instruction, question], "assistant"),
+            )
+        except TemplateError:
+            # Some templates refuse system turns: instructions then come as the user's.
+            user = template.turn([], "user")
+            return cls(bos, user, user, template.turn([question], "assistant"))
+
+    def root(self, system: str | None) -> str:
+        """The public root: begin of sequence, and the public system turn if there is one."""
+        return self.bos + (self.turn("system", system) if system else "")
+
+    def turn(self, role: Role, words: str, name: str | None = None) -> str:
+        """A whole turn."""
+        turn = {"system": self.system, "user": self.user, "assistant": self.assistant}[role]
+        return f"{turn.opening(name)}{words}{turn.after}"
+
+    def header(self, name: str | None) -> str:
+        """What a decode of an assistant turn starts with.
+
+        A trailing space is left to the first word, where tokenizers expect it.
+        """
+        return self.assistant.opening(name).rstrip(" ")
+
+    @property
+    def turn_end(self) -> str:
+        """What closes an assistant turn."""
+        return self.assistant.after
+
+
+class _Template:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, bos: str) -> None:
+        self.tokenizer = tokenizer
+        self.bos = bos
+
+    def turn(self, before: list[dict[str, Any]], role: Role) -> TurnFormat:
+        """The text that the template adds for one more message, split at its words."""
+        plain = self._added(before, {"role": role, "content": _WORDS})
+        named = self._added(before, {"role": role, "content": _WORDS, "name": _NAME})
+        opening, _, after = plain.partition(_WORDS)
+        return TurnFormat(opening, named.partition(_WORDS)[0] if _NAME in named else None, after)
+
+    def _added(self, before: list[dict[str, Any]], message: dict[str, Any]) -> str:
+        whole = self._render([*before, message])
+        prefix = self._render(before) if before else self.bos
+        if not whole.startswith(prefix) or _WORDS not in whole[len(prefix) :]:
+            raise UnsupportedModelError(
+                "the chat template rewrites earlier messages when another follows: "
+                "its turns cannot be encoded as spans of their own"
+            )
+        return whole[len(prefix) :]
+
+    def _render(self, messages: list[dict[str, Any]]) -> str:
+        return str(self.tokenizer.apply_chat_template(messages, tokenize=False))

@@ -1,0 +1,68 @@
+"""Loads a model by path, hub name or `"embedded"`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from choreo_agents.errors import UnsupportedModelError
+from choreo_agents.models.adapter import ModelAdapter
+from choreo_agents.models.chat import ChatFormat
+from choreo_agents.models.embedded import WEIGHTS
+from choreo_agents.models.support import plain_logits, probe_tokens, require_movable, require_supported
+
+EMBEDDED = "embedded"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model, its tokenizer, and how its chat turns are written."""
+
+    name: str
+    adapter: ModelAdapter
+    tokenizer: PreTrainedTokenizerBase
+    chat: ChatFormat
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text; none are added."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, tokens: list[int], *, special: bool = True) -> str:
+        """Text of token ids, with or without special tokens."""
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=not special, clean_up_tokenization_spaces=False))
+
+
+def load_model(
+    name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+) -> LoadedModel:
+    """Load a Llama model and check on its weights that cached messages can be moved exactly.
+
+    Args:
+        name: `"embedded"`, a folder in Hugging Face's layout, or a hub name. Weights are read from safetensors only.
+        device: Where the model runs.
+        dtype: Of weights and KV; by default fp32 on a CPU, else the checkpoint's own.
+
+    Raises:
+        UnsupportedModelError: The architecture or its positions cannot be served exactly; says why.
+        OSError: There is no such model, or its files are damaged.
+    """
+    source = WEIGHTS if str(name) == EMBEDDED else name
+    device = torch.device(device)
+    config = AutoConfig.from_pretrained(source)
+    require_supported(config)
+    chosen = dtype or (torch.float32 if device.type == "cpu" else "auto")
+    model = AutoModelForCausalLM.from_pretrained(
+        source, config=config, dtype=chosen, use_safetensors=True, attn_implementation="sdpa"
+    )
+    model = model.to(device).eval().requires_grad_(False)
+    if model.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise UnsupportedModelError(f"dtype {model.dtype} is not supported: use float32, bfloat16 or float16")
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokens = probe_tokens(config.vocab_size)
+    expected = plain_logits(model, tokens)
+    adapter = ModelAdapter(model)
+    require_movable(adapter, tokens, expected)
+    return LoadedModel(str(name), adapter, tokenizer, ChatFormat.of(tokenizer))

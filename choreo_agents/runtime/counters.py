@@ -1,0 +1,26 @@
+"""What the runtime has done so far, in numbers that only grow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Counters:
+    """Totals since the engine started; changed under the engine's lock only."""
+
+    steps: int = 0
+    rows: int = 0
+    """Requests served, summed over steps."""
+    decode_steps: int = 0
+    """Steps that sampled at least one token."""
+    decode_rows: int = 0
+    """Requests served in those steps."""
+    decode_unfinished: int = 0
+    """Requests submitted and unfinished at the start of those steps, summed over them."""
+    tokens_encoded: int = 0
+    tokens_reused: int = 0
+    """Tokens attended to that were found encoded."""
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0

@@ -1,0 +1,33 @@
+"""Does what a step says: one forward pass, and a token for every row that samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from choreo_agents.attention.base import AttentionBackend
+from choreo_agents.attention.step import StepAttention
+from choreo_agents.kv.pool import KVPool
+from choreo_agents.models.adapter import ModelAdapter
+from choreo_agents.runtime.step import Step
+from choreo_agents.sampling import TokenSampler
+
+
+class Executor:
+    """Owns the model, the pool's tensors and the attention backend; decides nothing."""
+
+    def __init__(self, adapter: ModelAdapter, pool: KVPool, backend: AttentionBackend) -> None:
+        self.adapter = adapter
+        self.pool = pool
+        self.backend = backend
+
+    def run(self, step: Step, samplers: Mapping[int, TokenSampler]) -> dict[int, int]:
+        """Encode the step's tokens and return each sampling request's next token.
+
+        Args:
+            step: What to run.
+            samplers: By request number, for every row that samples.
+        """
+        attention = StepAttention(step.layout, self.pool, self.backend)
+        logits = self.adapter.logits(step.tokens, step.layout.positions, attention, step.wanted)
+        numbers = [row.number for row in step.rows if row.samples]
+        return {number: samplers[number].choose(logits[i]) for i, number in enumerate(numbers)}

@@ -1,0 +1,241 @@
+"""The engine's thread: continuous batching without timers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from choreo_agents.errors import CapacityError, ChoreoError, EngineClosedError, EngineFailedError
+from choreo_agents.runtime.counters import Counters
+from choreo_agents.runtime.executor import Executor
+from choreo_agents.runtime.request import Request
+from choreo_agents.runtime.scheduler import Limits, Running, Waiting, plan_step
+from choreo_agents.runtime.step import Row, Step, make_step
+from choreo_agents.tracing import EventSink, FirstToken, RequestFinished, RequestSubmitted, StepRan
+
+
+class Reclaimer(Protocol):
+    """Gives cached memory back when requests need it. Called under the engine's lock."""
+
+    def evictable_tokens(self) -> int: ...
+
+    def evict(self, tokens: int) -> None:
+        """Free cached segments until the pool has room for `tokens`, as far as possible."""
+        ...
+
+
+class EngineLoop:
+    """Owns the model's thread. Between two steps it admits whatever has arrived and drops what was cancelled.
+
+    Args:
+        executor: Runs a step.
+        lock: Guards all bookkeeping; held between steps only, never during a forward pass.
+        limits: Bounds of a step.
+        sink: Receives events.
+        reclaimer: Whose caches may be evicted to admit a request.
+    """
+
+    def __init__(
+        self, executor: Executor, lock: threading.RLock, limits: Limits, sink: EventSink, reclaimer: Reclaimer
+    ) -> None:
+        self.executor = executor
+        self.counters = Counters()
+        self._lock = lock
+        self._limits = limits
+        self._sink = sink
+        self._reclaimer = reclaimer
+        self._waiting: list[Request] = []
+        self._running: dict[int, Request] = {}
+        self._wake = threading.Condition(lock)
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests; those of one call can share their first step.
+
+        Raises:
+            EngineClosedError: The engine was closed.
+        """
+        with self._lock:
+            self.require_open()
+            for request in requests:
+                self._sink(RequestSubmitted(request.submitted_s, request.number, request.kind, request.author))
+            self._waiting.extend(requests)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="choreo-engine", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def require_open(self) -> None:
+        """Raise `EngineClosedError` once the engine was closed."""
+        if self._closed:
+            raise EngineClosedError("the engine is closed: load a new one")
+
+    def unfinished(self) -> int:
+        """Requests that were submitted and have not ended."""
+        return len(self._waiting) + len(self._running)
+
+    def close(self) -> None:
+        """Fail what is unfinished with `EngineClosedError` and end the thread after its current step."""
+        with self._lock:
+            self._closed = True
+            self._wake.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not self._closed and not self._waiting and not self._running:
+                    self._wake.wait()
+                if self._closed:
+                    closed = EngineClosedError("the engine was closed before this call was done")
+                    for request in [*self._waiting, *self._running.values()]:
+                        self._drop(request, "failed", closed)
+                    return
+            try:
+                self._step()
+            except Exception as cause:
+                with self._lock:
+                    for request in [*self._waiting, *self._running.values()]:
+                        error = EngineFailedError(f"a step of the engine failed: {cause!r}")
+                        error.__cause__ = cause
+                        self._drop(request, "failed", error)
+
+    def _step(self) -> None:
+        """Schedule, run, account."""
+        with self._lock:
+            step, unfinished = self._schedule()
+            samplers = {
+                row.number: decoding.sampler
+                for row in step.rows
+                if (decoding := self._running[row.number].decoding) is not None
+            }
+        if not step.rows:
+            return
+        started = time.perf_counter()
+        chosen = self.executor.run(step, samplers)
+        with self._lock:
+            self._account(step, chosen, started, unfinished)
+
+    def _schedule(self) -> tuple[Step, int]:
+        for request in [*self._waiting, *self._running.values()]:
+            if request.cancelled():
+                self._drop(request, "cancelled", None)
+        unfinished = self.unfinished()
+        pool = self.executor.pool
+        plan = plan_step(
+            [
+                Waiting(r.number, pool.rounded(r.room()), r.source.ready(), r.source.prompt_tokens())
+                for r in self._waiting
+            ],
+            [Running(r.number, r.pending) for r in self._running.values()],
+            pool.free_tokens + (self._reclaimer.evictable_tokens() if self._waiting else 0),
+            self._limits,
+        )
+        by_number = {request.number: request for request in self._waiting}
+        stuck = list(plan.stuck)
+        for number in plan.admitted:
+            if not self._admit(by_number[number]) and not self._running:
+                stuck.append(number)
+        for number in stuck:
+            self._drop(by_number[number], "failed", self._no_room(by_number[number]))
+        rows = [self._row(self._running[n], count) for n, count in plan.chunks if n in self._running]
+        return make_step(rows), unfinished
+
+    def _no_room(self, request: Request) -> CapacityError:
+        pool = self.executor.pool
+        return CapacityError(
+            f"the KV pool has no room for {pool.rounded(request.room())} tokens: {pool.free_tokens} of "
+            f"{pool.total_tokens} are free and leased messages hold the rest. "
+            "Release handles, or load the engine with a larger kv_budget_bytes"
+        )
+
+    def _admit(self, request: Request) -> bool:
+        """Give a request its memory. It stays in the queue if one admitted before it took its room, or has begun to
+        encode what it can reuse."""
+        if not request.source.ready():
+            return False
+        pool = self.executor.pool
+        binding = request.source.bind()
+        needed = len(binding.prompt) + (0 if request.decoding is None else request.decoding.longest)
+        self._reclaimer.evict(pool.rounded(needed))
+        segment = pool.allocate(needed, binding.position)
+        if segment is None:
+            request.source.unbind(binding)
+            return False
+        request.binding, request.segment, request.tokens = binding, segment, list(binding.prompt)
+        request.ended = request.decoding is None
+        request.source.bound(segment)
+        self._waiting.remove(request)
+        self._running[request.number] = request
+        return True
+
+    def _row(self, request: Request, count: int) -> Row:
+        assert request.binding is not None and request.segment is not None
+        first = request.encoded
+        count = min(count, request.pending)
+        samples = not request.ended and count == request.pending
+        tokens = tuple(request.tokens[first : first + count])
+        return Row(request.number, tokens, first, request.segment, request.binding.view, samples)
+
+    def _account(self, step: Step, chosen: dict[int, int], started: float, unfinished: int) -> None:
+        now = time.perf_counter()
+        counters = self.counters
+        counters.steps += 1
+        counters.rows += len(step.rows)
+        counters.tokens_encoded += len(step.tokens)
+        if chosen:
+            counters.decode_steps += 1
+            counters.decode_rows += len(step.rows)
+            counters.decode_unfinished += unfinished
+        for row in step.rows:
+            request = self._running[row.number]
+            row.segment.encoded += len(row.tokens)
+            if row.number in chosen:
+                if request.first_token_s is None:
+                    self._sink(FirstToken(now, request.number, now - request.submitted_s))
+                request.take(chosen[row.number])
+                if request.on_token is not None:
+                    request.on_token(chosen[row.number])
+            if request.done():
+                self._finish(request)
+        self._sink(StepRan(now, now - started, len(step.rows), len(chosen), len(step.tokens), unfinished))
+
+    def _finish(self, request: Request) -> None:
+        assert request.binding is not None and request.segment is not None
+        del self._running[request.number]
+        self.counters.finished += 1
+        self.counters.tokens_reused += request.reused
+        self.executor.pool.complete(request.segment)
+        # From here on a waiting caller can no longer cancel; one that already has takes no lease.
+        request.futures = [future for future in request.futures if future.set_running_or_notify_cancel()]
+        result = request.source.finish(request)
+        request.source.unbind(request.binding)
+        self._emit_end(request, "done")
+        for future in request.futures:
+            future.set_result(result)
+
+    def _drop(self, request: Request, outcome: str, error: ChoreoError | None) -> None:
+        """End a request without a result and give its memory back."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+        self._running.pop(request.number, None)
+        if request.binding is not None:
+            request.source.unbind(request.binding)
+        request.source.abandon(request)
+        if outcome == "cancelled":
+            self.counters.cancelled += 1
+        else:
+            self.counters.failed += 1
+        self._emit_end(request, outcome)
+        for future in request.futures:
+            if future.set_running_or_notify_cancel() and error is not None:
+                future.set_exception(error)
+
+    def _emit_end(self, request: Request, outcome: str) -> None:
+        encoded = request.encoded
+        self._sink(RequestFinished(time.perf_counter(), request.number, outcome, encoded, request.reused))

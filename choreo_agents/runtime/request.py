@@ -1,0 +1,153 @@
+"""One prefill or decode on its way through the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from choreo_agents.kv.segment import Piece, Segment
+from choreo_agents.sampling import Sampling, TokenSampler
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a request turns out to encode, settled when it is admitted."""
+
+    view: tuple[Piece, ...]
+    """Encoded tokens it attends to; their segments are pinned for it."""
+    prompt: tuple[int, ...]
+    """Tokens to encode before the first sample: not empty."""
+    position: int
+    """Of the prompt's first token."""
+
+
+class RequestSource(Protocol):
+    """Who asked, and what becomes of the result. Called under the engine's lock."""
+
+    encodes_end: bool
+    """Whether the last sampled token and the closing ones are encoded too, for later readers."""
+
+    def ready(self) -> bool:
+        """Whether it may be admitted now; False while another request is encoding what it could reuse."""
+        ...
+
+    def prompt_tokens(self) -> int:
+        """How many tokens it would have to encode before the first sample, were it admitted now."""
+        ...
+
+    def bind(self) -> Binding:
+        """Settle view and prompt, and pin the view's segments."""
+        ...
+
+    def bound(self, segment: Segment) -> None:
+        """The request has been given the segment that it will fill."""
+        ...
+
+    def unbind(self, binding: Binding) -> None:
+        """Undo `bind`: unpin."""
+        ...
+
+    def finish(self, request: Request) -> Any:
+        """Take over the finished request's segment (one pin) and return the result for its caller."""
+        ...
+
+    def abandon(self, request: Request) -> None:
+        """It was cancelled or failed: drop what was taken when it was made, and its segment's pin if it has one."""
+        ...
+
+
+@dataclass
+class Decoding:
+    """The part of a request that samples."""
+
+    sampling: Sampling
+    sampler: TokenSampler
+    stop_tokens: frozenset[int]
+    closing: tuple[int, ...]
+    """Tokens that the message ends with, whether the model produces them or not."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens that it can add at most, closing ones included."""
+        forced = self.sampling.forced
+        return (self.sampling.max_tokens if forced is None else len(forced)) + len(self.closing)
+
+    def ends(self, sampled: list[int]) -> bool:
+        """Whether these are all the tokens to sample."""
+        if self.sampling.forced is not None:
+            return len(sampled) == len(self.sampling.forced)
+        return sampled[-1] in self.stop_tokens or len(sampled) == self.sampling.max_tokens
+
+    def missing_end(self, sampled: list[int]) -> tuple[int, ...]:
+        """The closing tokens that the model has not produced itself."""
+        for have in range(min(len(self.closing), len(sampled)), 0, -1):
+            if tuple(sampled[-have:]) == self.closing[:have]:
+                return self.closing[have:]
+        return self.closing
+
+
+@dataclass(eq=False)
+class Request:
+    """A request's state; only the engine's thread changes it.
+
+        tokens     prompt . . . | sampled . . | closing
+        segment    encoded . . . . . . |          pending = the rest
+    """
+
+    number: int
+    source: RequestSource
+    decoding: Decoding | None
+    author: str | None
+    futures: list[Future[Any]]
+    """Who waits for it: several if the same prefill was asked for while it was under way."""
+    on_token: Callable[[int], None] | None = None
+    submitted_s: float = field(default_factory=time.perf_counter)
+    first_token_s: float | None = None
+    binding: Binding | None = None
+    segment: Segment | None = None
+    tokens: list[int] = field(default_factory=list)
+    sampled: list[int] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def kind(self) -> Literal["prefill", "decode"]:
+        return "prefill" if self.decoding is None else "decode"
+
+    @property
+    def encoded(self) -> int:
+        return 0 if self.segment is None else self.segment.encoded
+
+    @property
+    def pending(self) -> int:
+        """Tokens known but not yet encoded."""
+        return len(self.tokens) - self.encoded
+
+    @property
+    def reused(self) -> int:
+        """Tokens it attends to that it did not have to encode."""
+        return 0 if self.binding is None else sum(piece.count for piece in self.binding.view)
+
+    def room(self) -> int:
+        """Tokens of KV that it can need at most, were it admitted now."""
+        return self.source.prompt_tokens() + (0 if self.decoding is None else self.decoding.longest)
+
+    def cancelled(self) -> bool:
+        return all(future.cancelled() for future in self.futures)
+
+    def take(self, token: int) -> None:
+        """Append a sampled token, and the closing ones if it was the last."""
+        assert self.decoding is not None and not self.ended
+        if self.first_token_s is None:
+            self.first_token_s = time.perf_counter()
+        self.sampled.append(token)
+        self.tokens.append(token)
+        if self.decoding.ends(self.sampled):
+            self.ended = True
+            self.tokens.extend(self.decoding.missing_end(self.sampled))
+
+    def done(self) -> bool:
+        """Whether nothing is left to sample or, where later readers need it, to encode."""
+        return self.ended and (self.pending == 0 or not self.source.encodes_end)

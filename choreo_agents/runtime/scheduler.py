@@ -1,0 +1,86 @@
+"""Decides what the next step does. No tensors, no clocks, no side effects: numbers in, a plan out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one step."""
+
+    step_tokens: int = 512
+    """Tokens encoded in one step at most."""
+    rows: int = 256
+    """Requests served at once at most."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A request that holds no memory yet."""
+
+    number: int
+    room: int
+    """Tokens of KV memory that it needs to be admitted, rounded to blocks."""
+    ready: bool = True
+    """False while another request encodes what it could reuse; it is then passed over."""
+    pending: int = 1
+    """Tokens it will have to encode before its first sample."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """An admitted request."""
+
+    number: int
+    pending: int
+    """Tokens to encode: 1 while it decodes."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the next step does."""
+
+    admitted: tuple[int, ...]
+    stuck: tuple[int, ...]
+    """Cannot be admitted, and nothing is running that would give memory back."""
+    chunks: tuple[tuple[int, int], ...]
+    """(request, tokens to encode), each at least 1."""
+
+
+def plan_step(waiting: Sequence[Waiting], running: Sequence[Running], free_tokens: int, limits: Limits) -> Plan:
+    """Admit first come first served while memory lasts, then share the step's tokens.
+
+    Requests with one token to encode (decodes) are served first, so that long prefills never hold them up; what is
+    left goes to prefills in order, the last one perhaps in part. A ready request that does not fit keeps later ones
+    from overtaking it, so that it cannot starve.
+
+    Args:
+        waiting: In order of arrival.
+        running: In order of admission.
+        free_tokens: KV room that is free or can be evicted.
+        limits: Bounds of a step.
+    """
+    admitted: list[Waiting] = []
+    stuck: tuple[int, ...] = ()
+    for request in waiting:
+        if len(running) + len(admitted) >= limits.rows:
+            break
+        if not request.ready:
+            continue
+        if request.room > free_tokens:
+            if not running and not admitted:
+                stuck = (request.number,)
+            break
+        free_tokens -= request.room
+        admitted.append(request)
+    active = [(r.number, r.pending) for r in running] + [(r.number, r.pending) for r in admitted]
+    chunks: list[tuple[int, int]] = []
+    left = limits.step_tokens
+    for number, pending in sorted(active, key=lambda pair: pair[1] != 1):
+        count = min(pending, left)
+        if count > 0:
+            chunks.append((number, count))
+            left -= count
+    return Plan(tuple(r.number for r in admitted), stuck, tuple(chunks))

@@ -1,0 +1,6 @@
+"""Events: everyone may emit them, only inspection and bench read them."""
+
+from choreo_agents.tracing.events import Event, FirstToken, RequestFinished, RequestSubmitted, StepRan
+from choreo_agents.tracing.sink import EventList, EventSink, discard
+
+__all__ = ["Event", "EventList", "EventSink", "FirstToken", "RequestFinished", "RequestSubmitted", "StepRan", "discard"]

@@ -1,0 +1,50 @@
+"""What happens in an engine, as plain frozen data. Times are `time.perf_counter()` seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RequestSubmitted:
+    """A prefill or decode that will run (one answered from the cache emits nothing)."""
+
+    time_s: float
+    request_id: int
+    kind: str
+    author: str | None
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """The first sampled token of a decode; `waited_s` counts from its submission."""
+
+    time_s: float
+    request_id: int
+    waited_s: float
+
+
+@dataclass(frozen=True)
+class RequestFinished:
+    """A request that ended; `outcome` is `done`, `cancelled` or `failed`."""
+
+    time_s: float
+    request_id: int
+    outcome: str
+    tokens_encoded: int
+    tokens_reused: int
+
+
+@dataclass(frozen=True)
+class StepRan:
+    """One forward pass: its rows (requests served), its tokens, and how many requests were unfinished at its start."""
+
+    time_s: float
+    duration_s: float
+    rows: int
+    decode_rows: int
+    tokens: int
+    unfinished: int
+
+
+Event = RequestSubmitted | FirstToken | RequestFinished | StepRan
