@@ -161,9 +161,7 @@ class _Turn:
 
     async def _decode(self, view: list[MessageHandle], superstep: int) -> tuple[AIMessage, MessageHandle]:
         engine, agent = self.engine, self.agent
-        sampling = agent.sampling
-        if sampling.seed is None:
-            sampling = sampling.model_copy(update={"seed": self.place.call_seed(engine.seed, superstep, 0)})
+        sampling = self._sampling(superstep)
         message_id = self._message_id(superstep)
         run = await DecodeRun.start(self.config, engine.model.name, self.messages, message_id, self.place.node)
         handle: MessageHandle | None = None
@@ -196,6 +194,16 @@ class _Turn:
         await run.end(message)
         self._report(handle, words)
         return message, handle
+
+    def _sampling(self, superstep: int) -> Sampling:
+        """The agent's, with a seed of this very call, or with the tokens that the run replays."""
+        sampling, place = self.agent.sampling, self.place
+        if place.replay is not None:
+            forced = place.replay[place.node, superstep, place.branch]
+            return sampling.model_copy(update={"forced": forced})
+        if sampling.seed is None:
+            return sampling.model_copy(update={"seed": place.call_seed(self.engine.seed, superstep, 0)})
+        return sampling
 
     def _message(self, words: str, handle: MessageHandle, message_id: str, seen: int, header: int) -> AIMessage:
         usage = self.engine.usage(handle)

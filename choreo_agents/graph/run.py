@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import hashlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,6 +14,10 @@ from typing import Any, TypeVar
 from langchain_core.runnables import RunnableConfig
 
 T = TypeVar("T")
+
+
+Replay = Mapping[tuple[str, int, int], tuple[int, ...]]
+"""Tokens by (node, superstep, branch): a run given one decodes exactly these, at the full price of every step."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class RunPlace:
     branch: int
     seed: int | None
     """Run seed, from `config["configurable"]["seed"]`."""
+    replay: Replay | None
+    """Tokens to force, from `config["configurable"]["replay"]`."""
 
     @classmethod
     def of(cls, config: RunnableConfig, default_node: str) -> RunPlace:
@@ -41,6 +47,7 @@ class RunPlace:
             task=str(metadata.get("langgraph_checkpoint_ns", "")),
             branch=path[1] if pushed else 0,
             seed=configurable.get("seed"),
+            replay=configurable.get("replay"),
         )
 
     def call_seed(self, engine_seed: int, superstep: int, call: int) -> int:

@@ -51,8 +51,10 @@ def induction(rng: random.Random, _: float) -> Transcript:
 def recall(rng: random.Random, hardness: float) -> Transcript:
     """Notes, then several questions about them, each answered by its sentence."""
     facts = draw_facts(rng, rng.randint(2, 3 + round(5 * hardness)))
-    turns = _preamble(rng, notes_text(facts))
-    for _i in range(rng.randint(2, 6)):
+    question, answer = _ask(rng, facts)
+    turns = _opening(rng, notes_text(facts), [Turn("user", question)])
+    turns.append(Turn("assistant", answer, _name(rng), learn=True))
+    for _i in range(rng.randint(1, 5)):
         question, answer = _ask(rng, facts)
         turns += [Turn("user", question), Turn("assistant", answer, _name(rng), learn=True)]
     return turns
@@ -61,9 +63,8 @@ def recall(rng: random.Random, hardness: float) -> Transcript:
 def several_questions(rng: random.Random, hardness: float) -> Transcript:
     """Two or three questions in messages of their own, one reply that answers each in order."""
     facts = draw_facts(rng, rng.randint(3, 3 + round(5 * hardness)))
-    turns = _preamble(rng, notes_text(facts))
     asked = [_ask(rng, facts) for _i in range(rng.randint(2, 3))]
-    turns += [Turn("user", question) for question, _ in asked]
+    turns = _opening(rng, notes_text(facts), [Turn("user", question) for question, _ in asked])
     return [*turns, Turn("assistant", " ".join(answer for _, answer in asked), _name(rng), learn=True)]
 
 
@@ -79,8 +80,8 @@ def debate(rng: random.Random, hardness: float) -> Transcript:
         my_notes = [fact for fact in my_notes if fact.person != asked.person]
     mine = next((f.sentence() for f in my_notes or [] if f.person == asked.person), UNKNOWN)
 
-    turns = _preamble(rng, notes_text(rng.sample(my_notes, len(my_notes))) if my_notes else None)
-    turns.append(Turn("user", question_about(asked.person)))
+    notes = notes_text(rng.sample(my_notes, len(my_notes))) if my_notes else None
+    turns = _opening(rng, notes, [Turn("user", question_about(asked.person))])
     rounds = rng.choice((1, 2, 2, 3, 3, 4)) if others else 1
     spoke_before = rounds > 1 and rng.random() < 0.8
     others_last = [_position(rng, versions) for _ in others]
@@ -109,11 +110,13 @@ TASKS: dict[str, Callable[[random.Random, float], Transcript]] = {
 """Each draws a transcript from a generator and a hardness between 0 and 1."""
 
 
-def _preamble(rng: random.Random, notes: str | None) -> Transcript:
-    turns = [Turn("system", DEBATE_RULES)] if rng.random() < 0.5 else []
-    if notes is not None:
-        turns.append(Turn("system" if rng.random() < 0.8 else "user", notes))
-    return turns
+def _opening(rng: random.Random, notes: str | None, questions: Transcript) -> Transcript:
+    """Rules now and then, notes and questions: mostly in this order, but what to read may also follow what is asked."""
+    rules = [Turn("system", DEBATE_RULES)] if rng.random() < 0.5 else []
+    if notes is None:
+        return [*rules, *questions]
+    turn = Turn("system" if rng.random() < 0.8 else "user", notes)
+    return [*rules, *questions, turn] if rng.random() < 0.35 else [*rules, turn, *questions]
 
 
 def _ask(rng: random.Random, facts: list[Fact]) -> tuple[str, str]:

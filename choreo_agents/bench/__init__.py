@@ -1,0 +1,1 @@
+"""Scenarios that report counts and times."""

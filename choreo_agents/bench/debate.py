@@ -1,0 +1,138 @@
+"""One debate under one method: what was said, and what it cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage
+
+from choreo_agents.engine import Engine
+from choreo_agents.engine.methods import MethodName
+from choreo_agents.graph.run import Replay
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.models import LoadedModel
+from choreo_agents.models.embedded.language import DEBATE_RULES, DebateProblem
+from choreo_agents.sampling import Sampling
+from choreo_agents.tracing import EventList, FirstToken
+from choreo_agents.workflows import debate, final_answer
+
+OnToken = Callable[[str, str, str], None]
+"""Called with agent, message id and text for every piece of text as it is decoded."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one run cost."""
+
+    tokens_encoded: int
+    tokens_reused: int
+    ttft_mean_s: float
+    """Mean seconds from a decode's submission to its first token, re-encoding of its view included."""
+    end_to_end_s: float
+    """From the graph's start to its end."""
+    rows_per_step: float
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """One message of a debate."""
+
+    round: int
+    agent: str
+    words: str
+
+
+@dataclass(frozen=True)
+class DebateRun:
+    """A debate that was held."""
+
+    utterances: tuple[Utterance, ...]
+    answer: str
+    correct: bool
+    cost: Cost
+    said: Replay
+    """The tokens of every message, to force upon another method."""
+
+
+@dataclass(frozen=True)
+class DebateSetting:
+    """A debate to be held."""
+
+    model: LoadedModel
+    problem: DebateProblem
+    rounds: int
+    seed: int = 0
+    sampling: Sampling = Sampling(max_tokens=32)
+    kv_budget_bytes: int = 1 << 28
+
+
+def hold(
+    setting: DebateSetting, method: MethodName, *, replay: Replay | None = None, on_token: OnToken | None = None
+) -> DebateRun:
+    """Hold a debate on a fresh engine, with free decoding or with forced tokens.
+
+    Args:
+        setting: Model, problem and rounds.
+        method: How the engine serves it.
+        replay: The tokens that every agent must say.
+        on_token: Sees the words as they come.
+    """
+    problem = setting.problem
+    sink = EventList()
+    graph = debate(
+        dict(zip(problem.agents, problem.notes, strict=True)),
+        rounds=setting.rounds,
+        system=DEBATE_RULES,
+        sampling=setting.sampling,
+    )
+    options = {"method": method, "kv_budget_bytes": setting.kv_budget_bytes, "seed": setting.seed, "sink": sink}
+    with Engine.load(setting.model, **options) as engine:
+        app = graph.compile(engine=engine)
+        config: dict[str, Any] = {"configurable": {"replay": replay}, "max_concurrency": len(problem.agents)}
+        started = time.perf_counter()
+        state = _run(app, {"messages": [("user", problem.question)]}, config, on_token)
+        elapsed = time.perf_counter() - started
+        stats = engine.stats()
+        said = {
+            (entry["author"], entry["superstep"], entry["branch"]): _generated(engine, entry)
+            for entry in state["handles"]
+            if entry["author"] in problem.agents
+        }
+    answer = final_answer(state["messages"], problem.agents)
+    waits = [event.waited_s for event in sink.events if isinstance(event, FirstToken)]
+    cost = Cost(stats.tokens_encoded, stats.tokens_reused, mean(waits), elapsed, stats.rows_per_step)
+    return DebateRun(_utterances(state["messages"]), answer, problem.is_correct(answer), cost, said)
+
+
+def _run(app: Any, inputs: dict[str, Any], config: dict[str, Any], on_token: OnToken | None) -> Mapping[str, Any]:
+    if on_token is None:
+        end: Mapping[str, Any] = app.invoke(inputs, config)
+        return end
+    state: Mapping[str, Any] = {}
+    for mode, item in app.stream(inputs, config, stream_mode=["messages", "values"]):
+        if mode == "values":
+            state = item
+        else:
+            message, metadata = item
+            on_token(metadata["langgraph_node"], message.id, message.text)
+    return state
+
+
+def _generated(engine: Engine, entry: Any) -> tuple[int, ...]:
+    """The tokens of a message after its header."""
+    header = engine.model.encode(engine.chat.header(entry["author"]))
+    return tuple(engine.tokens(MessageHandle.model_validate(entry["handle"])))[len(header) :]
+
+
+def _utterances(messages: list[BaseMessage]) -> tuple[Utterance, ...]:
+    spoken: dict[str, int] = {}
+    found = []
+    for message in messages:
+        if isinstance(message, AIMessage) and message.name:
+            spoken[message.name] = spoken.get(message.name, 0) + 1
+            found.append(Utterance(spoken[message.name], message.name, str(message.text)))
+    return tuple(found)

@@ -1,0 +1,26 @@
+"""The `choreo` command."""
+
+from __future__ import annotations
+
+import typer
+
+from choreo_agents.cli.bench import bench_app
+from choreo_agents.cli.run import run_app
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+    help="LangGraph agents that hand each other [b]KV-cache handles[/b] instead of strings.\n\n"
+    "Start with [b]choreo run debate[/b]: three agents debate on the embedded model.",
+)
+app.add_typer(run_app, name="run")
+app.add_typer(bench_app, name="bench")
+
+
+def main() -> None:
+    """Entry point of the `choreo` command."""
+    app()
+
+
+__all__ = ["app", "main"]

@@ -1,0 +1,73 @@
+"""`choreo bench`: scenarios with figures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from choreo_agents.bench.accuracy import Accuracy, Score, score_debates
+from choreo_agents.bench.comparison import METHODS
+from choreo_agents.cli.options import AgentsOption, DeviceOption, ModelOption, RoundsOption, errors_as_lines, load
+from choreo_agents.engine.methods import MethodName
+
+bench_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Measure, with counts and intervals.")
+
+
+@bench_app.callback()
+def _bench() -> None:
+    """Measure, with counts and intervals."""
+
+
+@bench_app.command()
+def debate(
+    model: ModelOption = "embedded",
+    n: Annotated[int, typer.Option("--n", min=1, help="Debates per method.")] = 100,
+    agents: AgentsOption = 3,
+    rounds: RoundsOption = 3,
+    seed: Annotated[int, typer.Option(help="Seed of the first debate; the others follow.")] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
+    device: DeviceOption = "cpu",
+) -> None:
+    """How often debates end in the right answer: agents that share caches, and agents that pass text.
+
+    Every method decodes freely. naive says the same as baseline, which only encodes less; it is left out.
+    """
+    console = Console(stderr=as_json, highlight=False)
+    methods: list[MethodName] = [method for method in METHODS if method != "naive"]
+    with errors_as_lines(console):
+        loaded = load(console, model, device)
+        scores: dict[MethodName, Accuracy] = {}
+        with Progress(console=console, transient=True) as progress:
+            for method in methods:
+                task = progress.add_task(f"debates, {method}", total=n)
+                scores[method] = score_debates(
+                    loaded,
+                    method,
+                    count=n,
+                    agents=agents,
+                    rounds=rounds,
+                    seed=seed,
+                    on_progress=lambda task=task: progress.advance(task),
+                )
+        if as_json:
+            typer.echo(json.dumps({method: asdict(score) for method, score in scores.items()}, indent=2))
+            return
+        title = f"{n} debates of {agents} agents, {rounds} rounds"
+        table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+        for column in ("method", "final answer right", "first agent's first answer right"):
+            table.add_column(column)
+        for method, score in scores.items():
+            table.add_row(method, _words(score.final), _words(score.first_answer))
+        console.print(table)
+
+
+def _words(score: Score) -> str:
+    low, high = score.interval()
+    return f"{score.share:.0%}  [dim](95 % interval {low:.0%} to {high:.0%})[/]"

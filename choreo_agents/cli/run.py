@@ -1,0 +1,100 @@
+"""`choreo run`: one instance of a workflow, live."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from choreo_agents.bench.comparison import Comparison, compare, runs
+from choreo_agents.bench.debate import DebateRun, DebateSetting, hold
+from choreo_agents.cli.display import DebateDisplay, cost_object, cost_table, opening, verdict
+from choreo_agents.cli.options import AgentsOption, DeviceOption, ModelOption, RoundsOption, errors_as_lines, load
+from choreo_agents.engine.methods import MethodName
+from choreo_agents.models.embedded.language import DebateProblem, debate_problem
+
+run_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Run a workflow and watch it.")
+
+
+@run_app.callback()
+def _run() -> None:
+    """Run a workflow and watch it."""
+
+
+@run_app.command()
+def debate(
+    model: ModelOption = "embedded",
+    method: Annotated[
+        str,
+        typer.Option(
+            help="[b]choreo[/b]: agents read each other's KV cache. [b]baseline[/b]: they re-encode each other's text, "
+            "with a prefix cache. [b]naive[/b]: without one."
+        ),
+    ] = "choreo",
+    agents: AgentsOption = 3,
+    rounds: RoundsOption = 3,
+    seed: Annotated[int, typer.Option(help="Draws the question and the agents' notes.")] = 0,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method in the comparison.")] = 5,
+    no_compare: Annotated[bool, typer.Option("--no-compare", help="Only hold the debate.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
+    device: DeviceOption = "cpu",
+) -> None:
+    """Agents with unequal notes debate a question in parallel rounds (MADpar).
+
+    Each agent has its own notes as a private system prompt; a minority's notes are wrong. In every round all of them
+    speak at once, seeing what the others said last. The debate is then repeated, word for word, under all three
+    methods, and a table shows what each had to encode.
+
+    [dim]The embedded model was never trained to read caches, so sharing them costs it accuracy: compare
+    the two final answers, or run [b]choreo bench debate[/b].[/dim]
+
+    [b]Examples[/b]
+
+      choreo run debate --seed 7
+      choreo run debate --method baseline --no-compare
+      choreo run debate --agents 5 --rounds 2 --json
+    """
+    console = Console(stderr=as_json, highlight=False)
+    with errors_as_lines(console):
+        if method not in ("choreo", "baseline", "naive"):
+            raise ValueError(f"--method must be choreo, baseline or naive, not {method!r}")
+        problem = debate_problem(seed, agents=agents)
+        setting = DebateSetting(load(console, model, device), problem, rounds, seed=seed)
+        run = _hold_live(console, setting, method, model)
+        comparison = None if no_compare else _compare(console, setting, repeats)
+        if as_json:
+            typer.echo(json.dumps(_json(problem, run, method, comparison), indent=2))
+        elif comparison is not None:
+            if method != "baseline":
+                console.print(verdict(comparison.baseline, problem, "baseline"))
+            console.print()
+            console.print(cost_table(comparison))
+
+
+def _hold_live(console: Console, setting: DebateSetting, method: MethodName, model: str) -> DebateRun:
+    problem = setting.problem
+    console.print(opening(problem, model, method))
+    with DebateDisplay(console, problem, setting.rounds) as display:
+        run = hold(setting, method, on_token=display.add)
+    console.print(verdict(run, problem, method))
+    return run
+
+
+def _compare(console: Console, setting: DebateSetting, repeats: int) -> Comparison:
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("the same words under three methods", total=runs(repeats))
+        return compare(setting, repeats=repeats, on_progress=lambda: progress.advance(task))
+
+
+def _json(problem: DebateProblem, run: DebateRun, method: MethodName, comparison: Comparison | None) -> dict[str, Any]:
+    costs = {method: run.cost} if comparison is None else comparison.costs
+    return {
+        "question": problem.question,
+        "answer": run.answer,
+        "correct": run.correct,
+        "messages": [{"round": u.round, "agent": u.agent, "words": u.words} for u in run.utterances],
+        "methods": {name: cost_object(cost) for name, cost in costs.items()},
+    }

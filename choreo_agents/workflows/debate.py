@@ -1,0 +1,80 @@
+"""Parallel multi-agent debate (MADpar: Prompt Choreography, section 4 and figure 6).
+
+Every agent answers at once; in each further round every agent sees its own answers and the others' last ones, and
+answers again. Nothing is summarised in between.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from langchain_core.messages import AIMessage, BaseMessage
+
+from choreo_agents.graph import START, Agent, ChoreoGraph, ChoreoState, Rule
+from choreo_agents.graph.visibility import Mode
+from choreo_agents.sampling import Sampling
+
+MODERATOR = "moderator"
+
+
+class DebateState(ChoreoState, total=False):
+    """A debate's channels: handles, messages, and how many rounds are over."""
+
+    rounds_over: int
+
+
+def debate(
+    notes: Mapping[str, str],
+    *,
+    rounds: int = 3,
+    system: str | None = None,
+    sampling: Sampling | None = None,
+    visibility: Mode = "shared",
+) -> ChoreoGraph:
+    """The graph of a debate.
+
+    Args:
+        notes: Each agent's private system prompt, by its name.
+        rounds: How often each agent speaks.
+        system: The public root that all of them share.
+        sampling: How they choose tokens.
+        visibility: How they see each other: their own encodings, or fresh ones of their words.
+
+    Raises:
+        ValueError: Fewer than two agents or less than one round.
+    """
+    if len(notes) < 2:
+        raise ValueError(f"a debate takes at least two agents, not {len(notes)}")
+    if rounds < 1:
+        raise ValueError(f"a debate takes at least one round, not {rounds}")
+    graph = ChoreoGraph(DebateState, system=system)
+    names = list(notes)
+    for name in names:
+        others = {other: Rule(visibility, history="last") for other in names if other != name}
+        graph.add_node(name, Agent(name, system=notes[name], sampling=sampling, reads=others))
+        graph.add_edge(START, name)
+
+    def count_round(state: DebateState) -> dict[str, int]:
+        return {"rounds_over": state.get("rounds_over", 0) + 1}
+
+    def next_round(state: DebateState) -> Sequence[str] | Literal["__end__"]:
+        return "__end__" if state.get("rounds_over", 0) >= rounds else names
+
+    graph.add_node(MODERATOR, count_round)
+    graph.add_edge(names, MODERATOR)
+    graph.add_conditional_edges(MODERATOR, next_round, [*names, "__end__"])
+    return graph
+
+
+def final_answer(messages: Sequence[BaseMessage], agents: Sequence[str]) -> str:
+    """The answer most agents ended with: the first sentence of each one's last message; the first of equals."""
+    last: dict[str, str] = {}
+    for message in messages:
+        if isinstance(message, AIMessage) and message.name in agents:
+            head, stop, _ = str(message.text).strip().partition(".")
+            last[message.name] = head + stop
+    return Counter(last[name] for name in agents if name in last).most_common(1)[0][0]
+
+
