@@ -9,66 +9,82 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from choreo_agents.attention.layout import Layout
-from choreo_agents.attention.partial import attend_run
+from choreo_agents.attention.layout import Layout, Read
+from choreo_agents.attention.packed import PackedRuns, packable
+from choreo_agents.attention.partial import Partial, attend_run
 from choreo_agents.attention.rope import PureRotation
 
 
 class FoldedBackend:
-    """One attention call per run of slots, on any device."""
+    """One attention call per long run of slots and one for all short ones together, on any device."""
 
-    def __init__(self, rotation: PureRotation, device: torch.device) -> None:
+    def __init__(self, rotation: PureRotation, dtype: torch.dtype, device: torch.device) -> None:
         self.rotation = rotation
+        self.dtype = dtype
         self.device = device
 
     def prepare(self, layout: Layout) -> FoldedAttention:
-        return FoldedAttention(layout, self.rotation, self.device)
+        return FoldedAttention(layout, self)
 
 
 class FoldedAttention:
-    """Pairs are (token, run) in the order of the layout's reads.
+    """Pairs are (token, run): first those of the packed short runs, then those of each other read.
 
-        pairs    | read 0: tokens 0 1 2 3 | read 1: tokens 1 3 | read 2: token 0 | ...
+        pairs    | packed: tokens 0 1 2 3 1 3 | read: token 0 | read, causal: tokens 4 5 6 | ...
     """
 
-    def __init__(self, layout: Layout, rotation: PureRotation, device: torch.device) -> None:
-        self.reads = layout.reads
-        spans = [span for read in layout.reads for span in read.spans]
-        tokens = torch.cat([torch.arange(span.first, span.first + span.count) for span in spans])
-        shifts = torch.repeat_interleave(
-            torch.tensor([span.shift for span in spans]), torch.tensor([span.count for span in spans])
-        )
-        self.tokens = tokens.to(device)
+    def __init__(self, layout: Layout, backend: FoldedBackend) -> None:
+        short = [read for read in layout.reads if packable(read)]
+        if len(short) < 2:
+            short = []
+        self.packed = PackedRuns(short, backend.dtype, backend.device) if short else None
+        self.single = [read for read in layout.reads if not (short and packable(read))]
+        spans = [span for read in (*short, *self.single) for span in read.spans]
+        counts = torch.tensor([span.count for span in spans])
+        starts = torch.tensor([span.first for span in spans]) - (counts.cumsum(0) - counts)
+        tokens = torch.repeat_interleave(starts, counts) + torch.arange(int(counts.sum()))
+        shifts = torch.repeat_interleave(torch.tensor([span.shift for span in spans]), counts)
+        self.tokens = tokens.to(backend.device)
         self.moved = bool(shifts.any())
         if self.moved:
-            self.cos, self.sin = (part.to(device) for part in rotation.cos_sin(-shifts))
-        self.rotation = rotation
+            self.cos, self.sin = (part.to(backend.device) for part in backend.rotation.cos_sin(-shifts))
+        self.rotation = backend.rotation
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         pairs = query[self.tokens]
         if self.moved:
             pairs = self.rotation.apply(pairs, self.cos, self.sin)
-        heads, kv_heads = query.shape[1], keys.shape[0]
-        group, dim = heads // kv_heads, query.shape[2]
         outs: list[Tensor] = []
         lses: list[Tensor] = []
         first = 0
-        for read in self.reads:
+        if self.packed is not None:
+            first = self.packed.pairs
+            out, lse = self.packed.attend(pairs[:first], keys, values, scale)
+            outs.append(out)
+            lses.append(lse)
+        for read in self.single:
             count = read.queries
-            block = pairs[first : first + count]
+            out, lse = _attend_read(read, pairs[first : first + count], keys, values, scale)
             first += count
-            end = read.start + read.length
-            run_keys, run_values = keys[:, read.start : end], values[:, read.start : end]
-            if read.causal:
-                out, lse = attend_run(block.transpose(0, 1), run_keys, run_values, scale, causal=True)
-                outs.append(out.transpose(0, 1))
-                lses.append(lse.transpose(0, 1))
-            else:
-                folded = block.view(count, kv_heads, group, dim).transpose(0, 1).reshape(kv_heads, count * group, dim)
-                out, lse = attend_run(folded, run_keys, run_values, scale, causal=False)
-                outs.append(out.reshape(kv_heads, count, group, dim).transpose(0, 1).reshape(count, heads, dim))
-                lses.append(lse.reshape(kv_heads, count, group).transpose(0, 1).reshape(count, heads))
+            outs.append(out)
+            lses.append(lse)
+        if len(self.tokens) == len(query) and len(outs) == 1 and self.packed is None:
+            return outs[0]
         return merge(torch.cat(outs), torch.cat(lses), self.tokens, len(query))
+
+
+def _attend_read(read: Read, block: Tensor, keys: Tensor, values: Tensor, scale: float) -> Partial:
+    """Partial attention of a read's queries [count, heads, head_dim], likewise laid out."""
+    run_keys, run_values = keys[:, read.start : read.start + read.length], values[:, read.start : read.start + read.length]
+    if read.causal:
+        out, lse = attend_run(block.transpose(0, 1), run_keys, run_values, scale, causal=True)
+        return out.transpose(0, 1), lse.transpose(0, 1)
+    count, heads, dim = block.shape
+    kv_heads = keys.shape[0]
+    folded = block.view(count, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads, -1, dim)
+    out, lse = attend_run(folded, run_keys, run_values, scale, causal=False)
+    out = out.reshape(kv_heads, count, -1, dim).transpose(0, 1).reshape(count, heads, dim)
+    return out, lse.reshape(kv_heads, count, -1).transpose(0, 1).reshape(count, heads)
 
 
 def merge(outs: Tensor, lses: Tensor, tokens: Tensor, count: int) -> Tensor:

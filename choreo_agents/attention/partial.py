@@ -33,6 +33,24 @@ def attend_run(query: Tensor, keys: Tensor, values: Tensor, scale: float, *, cau
     return matmul_attention(query, keys, values, scale, causal=causal)
 
 
+def attend_padded(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float) -> Partial:
+    """The same for a batch of runs: [runs, heads, queries, head_dim] over [runs, heads, slots, head_dim].
+
+    Args:
+        query: As many heads as keys.
+        keys: Padded with any finite keys; at least one slot of each run is real.
+        values: Like `keys`.
+        hidden: [runs, 1, 1, slots], 0 where a slot is real and -inf where it is padding, in the query's dtype.
+        scale: Factor on the scores.
+    """
+    if _flash_for_cpu is not None and query.device.type == "cpu":
+        mask = hidden.expand(-1, 1, query.shape[2], -1)
+        return _flash_for_cpu(query, keys, values, 0.0, False, attn_mask=mask, scale=scale)
+    scores = (query @ keys.transpose(2, 3)).float() * scale + hidden
+    lse = scores.logsumexp(dim=-1)
+    return (scores - lse[..., None]).exp().to(values.dtype) @ values, lse
+
+
 def matmul_attention(query: Tensor, keys: Tensor, values: Tensor, scale: float, *, causal: bool) -> Partial:
     """The same by plain matrix products, on any device and with gradients."""
     heads, queries, dim = query.shape

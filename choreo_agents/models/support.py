@@ -62,7 +62,7 @@ def require_movable(adapter: ModelAdapter, tokens: list[int], expected: torch.Te
     tolerance = span * (1e-4 if adapter.geometry.dtype == torch.float32 else 0.08)
     for shift_first, shift_rest in ((17, 17), (0, 29), (31, 0)):
         pool = KVPool(adapter.geometry, len(tokens) * 2 * adapter.geometry.bytes_per_token, adapter.device, 1)
-        backend = FoldedBackend(adapter.rotation, adapter.device)
+        backend = FoldedBackend(adapter.rotation, adapter.geometry.dtype, adapter.device)
         first = Layout(
             positions=tuple(range(shift_first, shift_first + cut)),
             write_slots=tuple(range(cut)),

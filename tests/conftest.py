@@ -1,0 +1,72 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.tiny import save_tiny_llama
+
+from choreo_agents import Engine
+from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.sampling import TokenSampler
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random Llama of three layers."""
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_path: Path) -> LoadedModel:
+    return load_model(tiny_path)
+
+
+@pytest.fixture(scope="session")
+def embedded() -> LoadedModel:
+    return load_model("embedded")
+
+
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture
+def make_engine(tiny: LoadedModel) -> Iterator[MakeEngine]:
+    """Makes engines (over the tiny model unless another is given); checks and closes them after the test."""
+    made: list[Engine] = []
+
+    def make(model: Any = tiny, **options: Any) -> Engine:
+        engine = Engine.load(model, **({"kv_budget_bytes": 1 << 23} | options))
+        made.append(engine)
+        return engine
+
+    yield make
+    for engine in made:
+        engine.check()
+        engine.close()
+
+
+@pytest.fixture
+def engine(make_engine: MakeEngine) -> Engine:
+    return make_engine()
+
+
+@pytest.fixture
+def logits_by_seed(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[torch.Tensor]]:
+    """The logits that every decode sampled from, step by step, under its sampling seed."""
+    seen: dict[int, list[torch.Tensor]] = {}
+    choose = TokenSampler.choose
+
+    def recording(self: TokenSampler, logits: torch.Tensor) -> int:
+        if self.sampling.seed is not None:
+            seen.setdefault(self.sampling.seed, []).append(logits.detach().clone())
+        return choose(self, logits)
+
+    monkeypatch.setattr(TokenSampler, "choose", recording)
+    return seen

@@ -1,0 +1,27 @@
+"""Graphs that several tests run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from choreo_agents import END, START, Agent, ChoreoGraph, MessageHandle, Sampling
+
+FREE = Sampling(temperature=1.0, max_tokens=24, stop_tokens=())
+QUESTION = {"messages": [("user", "What does Ann have?")]}
+
+
+def branches(names: Iterable[str], sampling: Sampling = FREE) -> ChoreoGraph:
+    """Agents that all answer at once."""
+    graph = ChoreoGraph(system="Agents read their notes.")
+    for name in names:
+        graph.add_node(Agent(name, system=f"Notes: Ann has 3 red kites. {name}", sampling=sampling))
+        graph.add_edge(START, name)
+        graph.add_edge(name, END)
+    return graph
+
+
+def said(engine: Any, state: dict[str, Any]) -> dict[str, list[int]]:
+    """Tokens of each author's last message."""
+    handles = {entry["author"]: MessageHandle.model_validate(entry["handle"]) for entry in state["handles"]}
+    return {author: engine.tokens(handle) for author, handle in handles.items()}
