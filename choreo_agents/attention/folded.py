@@ -30,7 +30,7 @@ class FoldedBackend:
 class FoldedAttention:
     """Pairs are (token, run): first those of the packed short runs, then those of each other read.
 
-        pairs    | packed: tokens 0 1 2 3 1 3 | read: token 0 | read, causal: tokens 4 5 6 | ...
+    pairs    | packed: tokens 0 1 2 3 1 3 | read: token 0 | read, causal: tokens 4 5 6 | ...
     """
 
     def __init__(self, layout: Layout, backend: FoldedBackend) -> None:
@@ -75,7 +75,10 @@ class FoldedAttention:
 
 def _attend_read(read: Read, block: Tensor, keys: Tensor, values: Tensor, scale: float) -> Partial:
     """Partial attention of a read's queries [count, heads, head_dim], likewise laid out."""
-    run_keys, run_values = keys[:, read.start : read.start + read.length], values[:, read.start : read.start + read.length]
+    run_keys, run_values = (
+        keys[:, read.start : read.start + read.length],
+        values[:, read.start : read.start + read.length],
+    )
     if read.causal:
         out, lse = attend_run(block.transpose(0, 1), run_keys, run_values, scale, causal=True)
         return out.transpose(0, 1), lse.transpose(0, 1)

@@ -22,8 +22,8 @@ def packable(read: Read) -> bool:
 class PackedRuns:
     """Runs r with their queries, both padded.
 
-        slots     [runs, longest run]       the pool's slots of each run, the first slot again where padded
-        queries   [runs, most queries]      pairs that read it, the first pair again where padded
+    slots     [runs, longest run]       the pool's slots of each run, the first slot again where padded
+    queries   [runs, most queries]      pairs that read it, the first pair again where padded
     """
 
     def __init__(self, reads: Sequence[Read], dtype: torch.dtype, device: torch.device) -> None:
@@ -33,7 +33,9 @@ class PackedRuns:
         across = torch.arange(int(lengths.max()))[None, :]
         padded = across >= lengths[:, None]
         self.slots = (starts[:, None] + across.masked_fill(padded, 0)).flatten().to(device)
-        self.hidden = torch.zeros(padded.shape, dtype=dtype).masked_fill(padded, float("-inf"))[:, None, None, :].to(device)
+        self.hidden = (
+            torch.zeros(padded.shape, dtype=dtype).masked_fill(padded, float("-inf"))[:, None, None, :].to(device)
+        )
         first = counts.cumsum(0) - counts
         along = torch.arange(int(counts.max()))[None, :]
         beyond = along >= counts[:, None]
@@ -51,7 +53,9 @@ class PackedRuns:
         kv_heads, _, dim = keys.shape
         heads = pairs.shape[1]
         group = heads // kv_heads
-        query = pairs[self.queries].view(runs, most, kv_heads, group, dim).transpose(1, 2).reshape(runs, kv_heads, -1, dim)
+        query = (
+            pairs[self.queries].view(runs, most, kv_heads, group, dim).transpose(1, 2).reshape(runs, kv_heads, -1, dim)
+        )
         key = keys.index_select(1, self.slots).view(kv_heads, runs, -1, dim).transpose(0, 1)
         value = values.index_select(1, self.slots).view(kv_heads, runs, -1, dim).transpose(0, 1)
         out, lse = attend_padded(query, key, value, self.hidden, scale)

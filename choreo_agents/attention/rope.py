@@ -30,7 +30,10 @@ class PureRotation:
 
     @staticmethod
     def apply(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotate [n, heads, head_dim] by angles given as [n, head_dim / 2]; computed in fp32 or wider, returned in the input's dtype."""
+        """Rotate [n, heads, head_dim] by angles given as [n, head_dim / 2].
+
+        Computed in fp32 or wider, returned in the input's dtype.
+        """
         wide = torch.promote_types(vectors.dtype, cos.dtype)
         left, right = vectors.to(wide).chunk(2, dim=-1)
         cos, sin = cos[:, None, :], sin[:, None, :]

@@ -89,8 +89,8 @@ def hold(
         system=DEBATE_RULES,
         sampling=setting.sampling,
     )
-    options = {"method": method, "kv_budget_bytes": setting.kv_budget_bytes, "seed": setting.seed, "sink": sink}
-    with Engine.load(setting.model, **options) as engine:
+    budget = setting.kv_budget_bytes
+    with Engine.load(setting.model, method=method, kv_budget_bytes=budget, seed=setting.seed, sink=sink) as engine:
         app = graph.compile(engine=engine)
         config: dict[str, Any] = {"configurable": {"replay": replay}, "max_concurrency": len(problem.agents)}
         started = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -54,7 +55,7 @@ def debate(
                     agents=agents,
                     rounds=rounds,
                     seed=seed,
-                    on_progress=lambda task=task: progress.advance(task),
+                    on_progress=partial(progress.advance, task),
                 )
         if as_json:
             typer.echo(json.dumps({method: asdict(score) for method, score in scores.items()}, indent=2))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,6 +15,8 @@ from choreo_agents.bench.comparison import Comparison
 from choreo_agents.bench.debate import Cost, DebateRun
 from choreo_agents.engine.methods import MethodName
 from choreo_agents.models.embedded.language import DebateProblem, first_sentence
+
+TWINS: tuple[MethodName, ...] = ("baseline", "naive")
 
 
 class DebateDisplay:
@@ -83,16 +87,16 @@ def cost_table(comparison: Comparison) -> RenderableType:
         table.add_column(method, justify="right")
     table.add_column("baseline / choreo", justify="right", style="bold")
     table.add_column("naive / choreo", justify="right")
-    rows = {
-        "tokens encoded": (lambda cost: cost.tokens_encoded, "{:,.0f}"),
-        "tokens reused": (lambda cost: cost.tokens_reused, "{:,.0f}"),
-        "mean time to first token, ms": (lambda cost: cost.ttft_mean_s * 1e3, "{:.1f}"),
-        "end to end, ms": (lambda cost: cost.end_to_end_s * 1e3, "{:.0f}"),
-    }
-    for label, (figure, style) in rows.items():
+    rows: list[tuple[str, Callable[[Cost], float], str]] = [
+        ("tokens encoded", lambda cost: cost.tokens_encoded, ",.0f"),
+        ("tokens reused", lambda cost: cost.tokens_reused, ",.0f"),
+        ("first token, mean ms", lambda cost: cost.ttft_mean_s * 1e3, ".1f"),
+        ("end to end, ms", lambda cost: cost.end_to_end_s * 1e3, ".0f"),
+    ]
+    for label, figure, style in rows:
         values = {method: figure(cost) for method, cost in costs.items()}
-        ratios = ["" if label == "tokens reused" else _ratio(values, twin) for twin in ("baseline", "naive")]
-        table.add_row(label, *(style.format(value) for value in values.values()), *ratios)
+        ratios = [f"{values[twin] / values['choreo']:.2f}x" for twin in TWINS] if label != "tokens reused" else []
+        table.add_row(label, *(format(value, style) for value in values.values()), *ratios)
     note = Text(
         "choreo: views of one KV cache. baseline: text with a prefix cache. naive: text without one.\n"
         f"Times are medians of {comparison.repeats} runs of each method, taken in turn on fresh engines; "
@@ -100,10 +104,6 @@ def cost_table(comparison: Comparison) -> RenderableType:
         style="dim",
     )
     return Group(table, note)
-
-
-def _ratio(values: dict[MethodName, float], twin: MethodName) -> str:
-    return f"{values[twin] / values['choreo']:.2f}x"
 
 
 def cost_object(cost: Cost) -> dict[str, float]:

@@ -41,5 +41,3 @@ def load(console: Console, name: str, device: str) -> LoadedModel:
     """Load a model under a spinner."""
     with console.status(f"loading [b]{name}[/b] ..."):
         return load_model(name, device=device)
-
-

@@ -28,7 +28,7 @@ def _run() -> None:
 def debate(
     model: ModelOption = "embedded",
     method: Annotated[
-        str,
+        MethodName,
         typer.Option(
             help="[b]choreo[/b]: agents read each other's KV cache. [b]baseline[/b]: they re-encode each other's text, "
             "with a prefix cache. [b]naive[/b]: without one."
@@ -59,8 +59,6 @@ def debate(
     """
     console = Console(stderr=as_json, highlight=False)
     with errors_as_lines(console):
-        if method not in ("choreo", "baseline", "naive"):
-            raise ValueError(f"--method must be choreo, baseline or naive, not {method!r}")
         problem = debate_problem(seed, agents=agents)
         setting = DebateSetting(load(console, model, device), problem, rounds, seed=seed)
         run = _hold_live(console, setting, method, model)

@@ -2,74 +2,60 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import itertools
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from choreo_agents.attention.folded import FoldedBackend
-from choreo_agents.engine.calls import Content, Decode, Prefill, Usage
+from choreo_agents.engine.calls import Decode, Prefill, Usage
+from choreo_agents.engine.intake import Intake
 from choreo_agents.engine.ledger import Ledger, Message
-from choreo_agents.engine.methods import Encoding, Job, make_method
-from choreo_agents.engine.placement import place
+from choreo_agents.engine.methods import Job, MethodName, make_method
 from choreo_agents.engine.scope import Scope
 from choreo_agents.engine.stats import EngineStats
-from choreo_agents.errors import ContextLengthError, InvalidRequestError, KVBudgetError
-from choreo_agents.kv.handle import MessageHandle, message_id
+from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.pool import KVPool
-from choreo_agents.kv.segment import Segment
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.loop import EngineLoop
-from choreo_agents.runtime.request import Binding, Decoding, Request
+from choreo_agents.runtime.request import Decoding, Request
 from choreo_agents.runtime.scheduler import Limits
-from choreo_agents.sampling import Sampling, TokenSampler
 from choreo_agents.tracing import EventSink
 
 Answer = Future[MessageHandle]
-_REMEMBERED_CALLS = 65_536
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(BaseModel):
     """How an engine runs; see `Engine.load`."""
 
-    method: str
-    kv_budget_bytes: int
-    step_tokens: int
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    method: MethodName
+    kv_budget_bytes: int = Field(ge=1)
+    step_tokens: int = Field(ge=1)
     seed: int
-    salt: bytes
+    salt: str
     sink: EventSink
 
 
 @dataclass(eq=False)
-class _Source:
-    """Where a request's result goes: see `RequestSource`."""
+class _Order:
+    """Who waits for a request, and under which leases: see `Owner`."""
 
     core: EngineCore
     job: Job
-    encoding: Encoding
-    encodes_end: bool
     author: str | None
     role: str | None
-    memo: str | None
     scopes: dict[Answer, Scope | None]
+    encodes_end: bool
+    memo: str | None = None
     prefill_id: str | None = None
-    ready: Callable[[], bool] = field(init=False)
-    prompt_tokens: Callable[[], int] = field(init=False)
-    bind: Callable[[], Binding] = field(init=False)
-    bound: Callable[[Segment], None] = field(init=False)
-    unbind: Callable[[Binding], None] = field(init=False)
-
-    def __post_init__(self) -> None:
-        encoding = self.encoding
-        self.ready, self.prompt_tokens, self.bind = encoding.ready, encoding.prompt_tokens, encoding.bind
-        self.bound, self.unbind = encoding.bound, encoding.unbind
 
     def finish(self, request: Request) -> MessageHandle:
         return self.core.finish(self, request)
@@ -91,18 +77,18 @@ class EngineCore:
         self.method = make_method(settings.method, self.pool)
         executor = Executor(adapter, self.pool, FoldedBackend(adapter.rotation, adapter.geometry.dtype, adapter.device))
         self.loop = EngineLoop(executor, self.lock, Limits(settings.step_tokens), settings.sink, self.method)
+        self._intake = Intake(
+            model, self.ledger, self.pool, self.method, seed=settings.seed, salt=settings.salt.encode()
+        )
         self._numbers = itertools.count()
         self._prefilling: dict[str, Request] = {}
-        self._repeats: OrderedDict[str, int] = OrderedDict()
         self._found_reused = 0
 
     def submit_prefills(self, calls: Sequence[Prefill], scope: Scope | None) -> list[Answer]:
         """Validate all calls, then start them as one batch; nothing is done if one of them is wrong."""
         with self.lock:
             self.loop.require_open()
-            jobs = [self._job(call.content, call, "nothing to prefill: the content is empty") for call in calls]
-            for job in jobs:
-                self._require_fit(job, 0)
+            jobs = [self._intake.prefill(call) for call in calls]
             requests: list[Request] = []
             answers = [self._prefill(job, call, scope, requests) for job, call in zip(jobs, calls, strict=True)]
             self._submit(requests)
@@ -114,22 +100,16 @@ class EngineCore:
         """The same for decodes. `on_token` is called on the engine's thread and must not raise."""
         with self.lock:
             self.loop.require_open()
-            empty = "the header is empty: the first token is sampled from what its last token encodes"
-            jobs = [self._job(call.header, call, empty) for call in calls]
-            decodings = [self._decoding(job, call) for job, call in zip(jobs, calls, strict=True)]
-            for job, decoding in zip(jobs, decodings, strict=True):
-                self._require_fit(job, decoding.longest)
+            jobs = [self._intake.decode(call) for call in calls]
             requests: list[Request] = []
             answers = []
-            for job, call, decoding in zip(jobs, calls, decodings, strict=True):
+            for (job, decoding), call in zip(jobs, calls, strict=True):
                 answers.append(self._decode(job, call, decoding, scope, requests, on_token))
             self._submit(requests)
             return answers
 
     def find(self, handle: MessageHandle) -> Message:
         """The message of a leased handle; raises a `HandleError` otherwise."""
-        if not isinstance(handle, MessageHandle):
-            raise InvalidRequestError(f"expected a MessageHandle, not {handle!r}: use MessageHandle.model_validate")
         with self.lock:
             return self.ledger.find(handle)
 
@@ -175,95 +155,52 @@ class EngineCore:
                 owned = sum(message.segment is not None for message in self.ledger.messages())
                 assert self.pool.live_segments() == owned, "a segment outlived its message"
 
-    def finish(self, source: _Source, request: Request) -> MessageHandle:
+    def finish(self, order: _Order, request: Request) -> MessageHandle:
         """Make a message of a finished request, with a lease for everyone who waits for it."""
         assert request.binding is not None
-        segment = source.encoding.close(request)
-        tokens = source.job.tokens + tuple(request.tokens[len(request.binding.prompt) :])
-        if source.prefill_id is not None:
-            del self._prefilling[source.prefill_id]
+        segment = request.encoding.close(request)
+        tokens = order.job.tokens + tuple(request.tokens[len(request.binding.prompt) :])
+        if order.prefill_id is not None:
+            del self._prefilling[order.prefill_id]
         now = time.perf_counter()
         ttft = None if request.first_token_s is None else request.first_token_s - request.submitted_s
         usage = Usage(request.encoded, request.reused, ttft, now - request.submitted_s)
-        message = self._message(source.job, tokens, source.author, source.role, usage)
+        message = self._message(order.job, tokens, order.author, order.role, usage)
         message = self.ledger.enter(message, segment)
         for answer in request.futures:
-            scope = source.scopes[answer]
+            scope = order.scopes[answer]
             if scope is None or not scope.closed:
                 self.ledger.lease(message, scope)
         self.ledger.drop_if_unleased(message)
-        if source.memo is not None and message.leases:
-            self.ledger.memoise(source.memo, message)
+        if order.memo is not None and message.leases:
+            self.ledger.memoise(order.memo, message)
         return message.handle
 
-    def abandon(self, source: _Source, request: Request) -> None:
+    def abandon(self, order: _Order, request: Request) -> None:
         """Give back all that an unfinished request holds."""
-        if source.prefill_id is not None:
-            del self._prefilling[source.prefill_id]
-        segment = source.encoding.close(request)
+        if order.prefill_id is not None:
+            del self._prefilling[order.prefill_id]
+        segment = request.encoding.close(request)
         if segment is not None:
             self.pool.unpin(segment)
 
-    def give_up(self, answer: Answer, scope: Scope | None) -> None:
-        """Nobody waits for an answer any more: cancel it, or drop the lease that came with it."""
-        if not answer.cancel():
-            answer.add_done_callback(lambda done: self._return_lease(done, scope))
+    @contextmanager
+    def given_up_if_left(self, answers: Sequence[Answer], scope: Scope | None) -> Iterator[None]:
+        """Cancel answers, or return the leases that came with them, if the block is left by an error."""
+        try:
+            yield
+        except BaseException:
+            for answer in answers:
+                if not answer.cancel():
+                    answer.add_done_callback(lambda done: self._return_lease(done, scope))
+            raise
 
     def _return_lease(self, answer: Answer, scope: Scope | None) -> None:
         if not answer.cancelled() and answer.exception() is None and not (scope is not None and scope.closed):
             self.release(answer.result(), scope)
 
-    def _job(self, content: Content, call: Prefill | Decode, if_empty: str) -> Job:
-        tokens = self._tokens(content)
-        if not tokens:
-            raise InvalidRequestError(if_empty)
-        parents = tuple(self.find(parent) for parent in call.parents)
-        return Job(tokens, parents, place([len(parent.tokens) for parent in parents], call.offsets, call.new_offset))
-
-    def _tokens(self, content: Content) -> tuple[int, ...]:
-        tokens = tuple(self.model.encode(content) if isinstance(content, str) else content)
-        size = self.model.adapter.vocabulary_size
-        for token in tokens:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
-                raise InvalidRequestError(f"{token!r} is no token: ids run from 0 to {size - 1}")
-        return tokens
-
-    def _require_fit(self, job: Job, added: int) -> None:
-        end, most = self.method.reach(job, added), self.model.adapter.max_positions
-        if end > most:
-            raise ContextLengthError(
-                f"the view and its new message reach position {end}, the model's context ends at {most}: "
-                "show fewer or shorter messages, or lower max_tokens"
-            )
-        room = self.pool.rounded(self.method.room(job, added))
-        if room > self.pool.total_tokens:
-            raise KVBudgetError(
-                f"the call needs KV memory for {room} tokens, the engine has {self.pool.total_tokens} in all: "
-                "load it with a larger kv_budget_bytes, or lower max_tokens"
-            )
-
-    def _decoding(self, job: Job, call: Decode) -> Decoding:
-        sampling, closing = call.sampling, self._tokens(call.closing)
-        if sampling.forced is not None:
-            self._tokens(sampling.forced)
-        stops = sampling.stop_tokens
-        if stops is None:
-            stops = (*self.model.adapter.end_tokens, *closing[:1])
-        seed = self._seed(job, sampling) if sampling.seed is None else sampling.seed
-        return Decoding(sampling, TokenSampler(sampling, seed), frozenset(stops), closing)
-
-    def _seed(self, job: Job, sampling: Sampling) -> int:
-        """Different for each repetition of a call, the same in each run of a program."""
-        call = f"{self._id(job, job.tokens)} {sampling.model_dump_json()}"
-        repeat = self._repeats.pop(call, 0)
-        self._repeats[call] = repeat + 1
-        while len(self._repeats) > _REMEMBERED_CALLS:
-            self._repeats.popitem(last=False)
-        digest = hashlib.sha256(f"{self.settings.seed} {repeat} {call}".encode()).digest()
-        return int.from_bytes(digest[:7], "big")
-
     def _prefill(self, job: Job, call: Prefill, scope: Scope | None, requests: list[Request]) -> Answer:
-        identity = self._id(job, job.tokens)
+        identity = self._intake.identity(job, job.tokens)
         known = self.ledger.get(identity)
         if known is None and not self.method.keeps_kv:
             usage = Usage(0, 0, None, 0.0)
@@ -276,13 +213,13 @@ class EngineCore:
         answer: Answer = Future()
         running = self._prefilling.get(identity)
         if running is not None:
-            assert isinstance(running.source, _Source)
+            assert isinstance(running.owner, _Order)
             running.futures.append(answer)
-            running.source.scopes[answer] = scope
+            running.owner.scopes[answer] = scope
             self._found_reused += len(job.tokens)
             return answer
-        source = self._source(job, call, {answer: scope}, prefill_id=identity)
-        request = Request(next(self._numbers), source, None, call.author, [answer])
+        order = _Order(self, job, call.author, call.role, {answer: scope}, encodes_end=True, prefill_id=identity)
+        request = Request(next(self._numbers), self.method.encoding(job), order, None, call.author, [answer])
         self._prefilling[identity] = request
         requests.append(request)
         return answer
@@ -296,33 +233,18 @@ class EngineCore:
         requests: list[Request],
         on_token: Callable[[int], None] | None,
     ) -> Answer:
-        memo = None
-        if call.memo is not None:
-            closing = ",".join(map(str, decoding.closing))
-            memo = f"{call.memo} {self._id(job, job.tokens)} {call.sampling.model_dump_json()} {closing}"
-            known = self.ledger.recall(memo)
-            if known is not None:
-                for token in known.tokens[len(job.tokens) :] if on_token is not None else ():
-                    assert on_token is not None
-                    on_token(token)
-                return self._answered(known, scope)
+        memo = self._intake.memo(job, call, decoding)
+        known = None if memo is None else self.ledger.recall(memo)
+        if known is not None:
+            for token in known.tokens[len(job.tokens) :] if on_token is not None else ():
+                assert on_token is not None
+                on_token(token)
+            return self._answered(known, scope)
         answer: Answer = Future()
-        source = self._source(job, call, {answer: scope}, memo=memo)
-        requests.append(Request(next(self._numbers), source, decoding, call.author, [answer], on_token))
-        return answer
-
-    def _source(
-        self,
-        job: Job,
-        call: Prefill | Decode,
-        scopes: dict[Answer, Scope | None],
-        *,
-        memo: str | None = None,
-        prefill_id: str | None = None,
-    ) -> _Source:
-        role = call.role if isinstance(call, Prefill) else "assistant"
+        order = _Order(self, job, call.author, "assistant", {answer: scope}, self.method.keeps_kv, memo)
         encoding = self.method.encoding(job)
-        return _Source(self, job, encoding, self.method.keeps_kv, call.author, role, memo, scopes, prefill_id)
+        requests.append(Request(next(self._numbers), encoding, order, decoding, call.author, [answer], on_token))
+        return answer
 
     def _submit(self, requests: list[Request]) -> None:
         if requests:
@@ -334,16 +256,10 @@ class EngineCore:
         answer.set_result(message.handle)
         return answer
 
-    def _id(self, job: Job, tokens: tuple[int, ...]) -> str:
-        parents = [parent.handle.id for parent in job.parents]
-        fingerprint = self.model.adapter.fingerprint
-        key = hmac.new(b"choreo", self.settings.salt, hashlib.sha256).digest()
-        return message_id(key, fingerprint, tokens, parents, job.placement.relative())
-
     def _message(
         self, job: Job, tokens: tuple[int, ...], author: str | None, role: str | None, usage: Usage
     ) -> Message:
         handle = MessageHandle(
-            id=self._id(job, tokens), model=self.model.adapter.fingerprint, length=len(tokens)
+            id=self._intake.identity(job, tokens), model=self.model.adapter.fingerprint, length=len(tokens)
         )
         return Message(handle, tokens, job.parents, job.placement.relative(), author, role, usage)

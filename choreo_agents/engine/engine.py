@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import queue
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, overload
@@ -13,27 +12,22 @@ import torch
 
 from choreo_agents.engine.calls import Content, Decode, Prefill, StreamedToken, Usage
 from choreo_agents.engine.core import Answer, EngineCore, Settings
-from choreo_agents.engine.detokenizer import Detokenizer
 from choreo_agents.engine.methods import MethodName
-from choreo_agents.engine.scope import Scope, current_scopes
+from choreo_agents.engine.scope import Scope, current, entered
 from choreo_agents.engine.stats import EngineStats
+from choreo_agents.engine.streams import stream_async, stream_sync
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, LoadedModel, load_model
 from choreo_agents.sampling import Sampling
 from choreo_agents.tracing import EventSink, discard
 
-_END = object()
-
 
 class Engine:
     """An in-process engine over a Hugging Face model.
 
-    `prefill` and `decode` encode a message with attention to any messages encoded before, wherever the call places
-    them, and return its handle. Calls from any thread and event loop share the model's steps. Each handle comes with
-    a lease: `release` drops it, `scope` drops all that were taken inside.
-
-    Make one with `Engine.load`; close it, or use it in a `with` block.
+    `prefill` and `decode` encode a message with attention to any encoded before, wherever the call places them. Calls
+    from any thread and event loop share the model's steps. Each handle comes with a lease, which `release` drops.
     """
 
     def __init__(self, model: LoadedModel, settings: Settings) -> None:
@@ -57,22 +51,21 @@ class Engine:
 
         Args:
             model: `"embedded"`, a folder in Hugging Face's layout, a hub name, or a model loaded before.
-            method: `"choreo"` serves from the cache; `"baseline"` and `"naive"` re-encode text, with and without a
-                prefix cache (Prompt Choreography, section 3.1).
+            method: From the cache, or from re-encoded text (Prompt Choreography, section 3.1).
             device: Where model and KV live.
             dtype: Of weights and KV; by default fp32 on a CPU, else the checkpoint's own.
             kv_budget_bytes: Upper bound of the KV memory.
             step_tokens: Tokens encoded in one forward pass at most; longer prefills are cut into chunks.
             seed: From which the seeds of calls without one are derived.
-            salt: Separates tenants: engines with different salts never give the same handle ids.
+            salt: Separates tenants: another salt never gives the same handle ids.
             sink: Receives trace events on the engine's thread.
 
         Raises:
-            UnsupportedModelError: The model cannot be served exactly; says why.
-            KVBudgetError: The budget is too small for a single block.
+            UnsupportedModelError: The model cannot be served exactly. ValueError: A setting is out of range.
         """
         loaded = model if isinstance(model, LoadedModel) else load_model(model, device=device, dtype=dtype)
-        return cls(loaded, Settings(method, kv_budget_bytes, step_tokens, seed, salt.encode(), sink))
+        settings = {"method": method, "kv_budget_bytes": kv_budget_bytes, "step_tokens": step_tokens, "seed": seed}
+        return cls(loaded, Settings.model_validate({**settings, "salt": salt, "sink": sink}))
 
     @property
     def model(self) -> LoadedModel:
@@ -108,7 +101,7 @@ class Engine:
 
     async def aprefill(self, content: Any, *args: Any, **options: Any) -> Any:
         """See `prefill`. Cancelling the awaiting task stops the request and frees its memory."""
-        return await self._await(self._prefills(content, *args, **options), one=_is_content(content))
+        return await self._await(self._prefills(content, args, options), one=_is_content(content))
 
     @overload
     def prefill(
@@ -134,8 +127,7 @@ class Engine:
             parents: Messages it attends to, in order.
             offsets: The position of each parent; None, or None for one of them: right after the parent before.
             new_offset: The position of the new message; None: after the last parent.
-            author: Who says it, for traces.
-            role: Its chat role, for traces.
+            author: Who says it, and `role` as what: for traces.
 
         Returns:
             A leased handle. The same content encoded in the same place again costs nothing.
@@ -146,7 +138,7 @@ class Engine:
             HandleError: A parent is unknown, released, or another model's.
             CapacityError: Leased messages leave no room now.
         """
-        return self._wait(self._prefills(content, *args, **options), one=_is_content(content))
+        return self._wait(self._prefills(content, args, options), one=_is_content(content))
 
     @overload
     async def adecode(
@@ -167,7 +159,7 @@ class Engine:
 
     async def adecode(self, header: Any, *args: Any, **options: Any) -> Any:
         """See `decode`. Cancelling the awaiting task stops the request and frees its memory."""
-        return await self._await(self._decodes(header, *args, **options), one=_is_content(header))
+        return await self._await(self._decodes(header, args, options), one=_is_content(header))
 
     @overload
     def decode(
@@ -203,49 +195,18 @@ class Engine:
         Raises:
             See `prefill`.
         """
-        return self._wait(self._decodes(header, *args, **options), one=_is_content(header))
+        return self._wait(self._decodes(header, args, options), one=_is_content(header))
 
-    async def astream(
-        self, header: Content, *args: Any, **options: Any
-    ) -> AsyncIterator[StreamedToken | MessageHandle]:
+    def astream(self, header: Content, *args: Any, **options: Any) -> AsyncGenerator[StreamedToken | MessageHandle]:
         """Decode one message, yielding each token as it comes and the handle last. Arguments as for `decode`.
 
         Leaving the loop early cancels the decode.
         """
-        loop = asyncio.get_running_loop()
-        arrived: asyncio.Queue[Any] = asyncio.Queue()
-
-        def hand_over(item: Any) -> None:
-            # A loop that was closed meanwhile has nobody left to read.
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(arrived.put_nowait, item)
-
-        scope = self._scope()
-        [answer] = self._core.submit_decodes([Decode(header, *args, **options)], scope, hand_over)
-        answer.add_done_callback(lambda _: hand_over(_END))
-        detokenizer = Detokenizer(self.model)
-        try:
-            while (token := await arrived.get()) is not _END:
-                yield StreamedToken(token, detokenizer.add(token))
-        except BaseException:
-            self._core.give_up(answer, scope)
-            raise
-        yield answer.result()
+        return stream_async(self._core, Decode(header, *args, **options), self._scope())
 
     def stream(self, header: Content, *args: Any, **options: Any) -> Iterator[StreamedToken | MessageHandle]:
         """The sync form of `astream`."""
-        arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        scope = self._scope()
-        [answer] = self._core.submit_decodes([Decode(header, *args, **options)], scope, arrived.put)
-        answer.add_done_callback(lambda _: arrived.put(_END))
-        detokenizer = Detokenizer(self.model)
-        try:
-            while (token := arrived.get()) is not _END:
-                yield StreamedToken(token, detokenizer.add(token))
-        except BaseException:
-            self._core.give_up(answer, scope)
-            raise
-        yield answer.result()
+        return stream_sync(self._core, Decode(header, *args, **options), self._scope())
 
     def text(self, handle: MessageHandle, *, special: bool = True) -> str:
         """A message's text, with or without special tokens."""
@@ -270,15 +231,11 @@ class Engine:
     @contextmanager
     def scope(self) -> Iterator[None]:
         """Drop, at the end of the block, every lease that was taken inside and not yet released."""
-        outer = self._scope()
-        scope = Scope(outer)
-        before = current_scopes.get()
-        token = current_scopes.set({**(before or {}), id(self): scope})
-        try:
-            yield
-        finally:
-            current_scopes.reset(token)
-            self._core.close_scope(scope)
+        with entered(id(self)) as scope:
+            try:
+                yield
+            finally:
+                self._core.close_scope(scope)
 
     def stats(self) -> EngineStats:
         """What the engine holds now and has done so far."""
@@ -299,37 +256,22 @@ class Engine:
         self.close()
 
     def _scope(self) -> Scope | None:
-        return (current_scopes.get() or {}).get(id(self))
+        return current(id(self))
 
-    def _prefills(self, content: Any, *args: Any, **options: Any) -> list[Answer]:
-        calls = [Prefill(content, *args, **options)] if _is_content(content) else _batch(content, Prefill)
-        return self._core.submit_prefills(calls, self._scope())
+    def _prefills(self, content: Any, args: tuple[Any, ...], options: dict[str, Any]) -> list[Answer]:
+        return self._core.submit_prefills(_calls(Prefill, content, args, options), self._scope())
 
-    def _decodes(self, header: Any, *args: Any, **options: Any) -> list[Answer]:
-        calls = [Decode(header, *args, **options)] if _is_content(header) else _batch(header, Decode)
-        return self._core.submit_decodes(calls, self._scope())
+    def _decodes(self, header: Any, args: tuple[Any, ...], options: dict[str, Any]) -> list[Answer]:
+        return self._core.submit_decodes(_calls(Decode, header, args, options), self._scope())
 
     def _wait(self, answers: list[Answer], *, one: bool) -> Any:
-        return self._collect(answers, one, lambda: [answer.result() for answer in answers])
-
-    async def _await(self, answers: list[Answer], *, one: bool) -> Any:
-        scope = self._scope()
-        try:
-            handles = [await asyncio.wrap_future(answer) for answer in answers]
-        except BaseException:
-            for answer in answers:
-                self._core.give_up(answer, scope)
-            raise
+        with self._core.given_up_if_left(answers, self._scope()):
+            handles = [answer.result() for answer in answers]
         return handles[0] if one else handles
 
-    def _collect(self, answers: list[Answer], one: bool, wait: Callable[[], list[MessageHandle]]) -> Any:
-        scope = self._scope()
-        try:
-            handles = wait()
-        except BaseException:
-            for answer in answers:
-                self._core.give_up(answer, scope)
-            raise
+    async def _await(self, answers: list[Answer], *, one: bool) -> Any:
+        with self._core.given_up_if_left(answers, self._scope()):
+            handles = [await asyncio.wrap_future(answer) for answer in answers]
         return handles[0] if one else handles
 
 
@@ -338,8 +280,11 @@ def _is_content(content: Any) -> bool:
     return isinstance(content, str) or not content or not isinstance(content[0], Prefill | Decode)
 
 
-def _batch(calls: Any, kind: type) -> list[Any]:
-    for call in calls:
+def _calls(kind: type, content: Any, args: tuple[Any, ...], options: dict[str, Any]) -> list[Any]:
+    """The calls of a batch, or the one that the arguments spell out."""
+    if _is_content(content):
+        return [kind(content, *args, **options)]
+    for call in content:
         if not isinstance(call, kind):
             raise InvalidRequestError(f"a batch holds {kind.__name__} calls only, not {call!r}")
-    return list(calls)
+    return list(content)

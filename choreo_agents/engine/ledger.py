@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 from choreo_agents.engine.calls import Usage
 from choreo_agents.engine.scope import Scope
-from choreo_agents.errors import ForeignHandleError, ReleasedHandleError, UnknownHandleError
+from choreo_agents.errors import ForeignHandleError, InvalidRequestError, ReleasedHandleError, UnknownHandleError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
@@ -63,10 +63,13 @@ class Ledger:
         """The leased message that a handle names.
 
         Raises:
+            InvalidRequestError: It is no handle at all.
             ForeignHandleError: It was made by another model.
             ReleasedHandleError: Its last lease was dropped.
             UnknownHandleError: This engine never made it.
         """
+        if not isinstance(handle, MessageHandle):
+            raise InvalidRequestError(f"expected a MessageHandle, not {handle!r}: use MessageHandle.model_validate")
         message = self._leased.get(handle.id)
         if message is not None and handle.model == self._fingerprint:
             return message

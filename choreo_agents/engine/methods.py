@@ -17,7 +17,7 @@ from choreo_agents.engine.placement import Placement
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.prefix_tree import PrefixTree
 from choreo_agents.kv.segment import Piece, Segment
-from choreo_agents.runtime.request import Binding, Request
+from choreo_agents.runtime.request import Binding, Encoding, Request
 
 MethodName = Literal["choreo", "baseline", "naive"]
 
@@ -34,24 +34,6 @@ class Job:
     def text(self) -> tuple[int, ...]:
         """The tokens of the parents and of the job, one after the other."""
         return tuple(token for parent in self.parents for token in parent.tokens) + self.tokens
-
-
-class Encoding(Protocol):
-    """How one job reaches the model. Called under the engine's lock; see `RequestSource`."""
-
-    def ready(self) -> bool: ...
-
-    def prompt_tokens(self) -> int: ...
-
-    def bind(self) -> Binding: ...
-
-    def bound(self, segment: Segment) -> None: ...
-
-    def unbind(self, binding: Binding) -> None: ...
-
-    def close(self, request: Request) -> Segment | None:
-        """The request ended. Gives back what was taken, and the segment (with its pin) if the message keeps it."""
-        ...
 
 
 class Method(Protocol):
@@ -219,14 +201,6 @@ class _FromText:
         return None
 
 
-def make_method(name: str, pool: KVPool) -> Method:
-    """The method of that name.
-
-    Raises:
-        ValueError: There is none.
-    """
-    if name == "choreo":
-        return ChoreoMethod(pool)
-    if name in ("baseline", "naive"):
-        return TextMethod(pool, prefix_cache=name == "baseline")
-    raise ValueError(f"method must be 'choreo', 'baseline' or 'naive', not {name!r}")
+def make_method(name: MethodName, pool: KVPool) -> Method:
+    """The method of that name."""
+    return ChoreoMethod(pool) if name == "choreo" else TextMethod(pool, prefix_cache=name == "baseline")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -28,5 +30,21 @@ class Scope:
             scope = scope.outer
 
 
-current_scopes: ContextVar[dict[int, Scope] | None] = ContextVar("choreo_scopes", default=None)
-"""The innermost scope of each engine, by `id(engine)`, in this context."""
+_innermost: ContextVar[dict[int, Scope]] = ContextVar("choreo_scopes")
+"""The innermost open scope by engine, in this context; replaced, never changed."""
+
+
+def current(engine: int) -> Scope | None:
+    """The innermost scope of an engine (its `id`) in this context."""
+    return _innermost.get({}).get(engine)
+
+
+@contextmanager
+def entered(engine: int) -> Iterator[Scope]:
+    """Make a new scope the innermost one."""
+    scope = Scope(current(engine))
+    token = _innermost.set({**_innermost.get({}), engine: scope})
+    try:
+        yield scope
+    finally:
+        _innermost.reset(token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import uuid
 from collections.abc import Mapping
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
 
@@ -14,14 +15,14 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langgraph.config import get_stream_writer
 
-from choreo_agents.engine import Engine, Prefill, StreamedToken
+from choreo_agents.engine import Engine, Prefill
 from choreo_agents.errors import InvalidRequestError, VisibilityError
-from choreo_agents.graph.inputs import said_words, turn_of
+from choreo_agents.graph.inputs import turn_of
 from choreo_agents.graph.run import RunPlace, run_coroutine
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.streaming import DecodeRun
 from choreo_agents.graph.view import visible
-from choreo_agents.graph.visibility import START_SOURCE, Reads, Rule, rules_of
+from choreo_agents.graph.visibility import Reads, Rule, rules_of, with_input
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling
 
@@ -57,7 +58,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         reads: Reads | None = None,
         public: str | None = None,
     ) -> None:
-        self.name = name
+        self.name: str = name
         self.system = system
         self.header = header
         self.sampling = sampling or Sampling()
@@ -94,6 +95,7 @@ class _Turn:
         self.engine = engine
         self.config = config
         self.place = RunPlace.of(config, agent.name)
+        self.rules = with_input(agent.rules)
         self.entries: list[HandleEntry] = list(_channel(state, "handles"))
         self.messages: list[BaseMessage] = list(_channel(state, "messages"))
 
@@ -133,7 +135,7 @@ class _Turn:
     async def _view(self, view: list[MessageHandle], entries: list[HandleEntry]) -> list[MessageHandle]:
         """Append what the reader may see; re-encoded words attend to the view before them."""
         private = self._private_ids(entries)
-        for entry, mode in visible(entries, self.place.node, self.agent.rules):
+        for entry, mode in visible(entries, self.place.node, self.rules):
             handle = MessageHandle.model_validate(entry["handle"])
             if mode == "reencoded":
                 tokens = self.engine.tokens(handle)
@@ -145,7 +147,7 @@ class _Turn:
 
     def _private_ids(self, entries: list[HandleEntry]) -> dict[str, str]:
         """Author by handle id, for all that was declared private to this reader."""
-        hidden = {source for source, rule in self.agent.rules.items() if rule.mode == "private"}
+        hidden = {source for source, rule in self.rules.items() if rule.mode == "private"}
         return {entry["handle"]["id"]: entry["author"] for entry in entries if entry["author"] in hidden}
 
     def _require_no_descent(self, handle: MessageHandle, author: str, private: dict[str, str]) -> None:
@@ -160,40 +162,44 @@ class _Turn:
                 )
 
     async def _decode(self, view: list[MessageHandle], superstep: int) -> tuple[AIMessage, MessageHandle]:
-        engine, agent = self.engine, self.agent
+        engine = self.engine
         sampling = self._sampling(superstep)
         message_id = self._message_id(superstep)
         run = await DecodeRun.start(self.config, engine.model.name, self.messages, message_id, self.place.node)
-        handle: MessageHandle | None = None
-        memo = self.place.call_name(0)
-        header = engine.chat.header(agent.name)
-        if agent.header is not None:
-            header = engine.chat.assistant.opening(None) + agent.header
-        header_tokens = engine.model.encode(header)
+        header = engine.model.encode(self._header())
+        stream = engine.astream(
+            header,
+            view,
+            sampling=sampling,
+            author=self.place.node,
+            closing=engine.chat.turn_end,
+            memo=self.place.call_name(0),
+        )
+        handle, shown = None, ""
         try:
-            stream = engine.astream(
-                header_tokens,
-                view,
-                sampling=sampling,
-                author=self.place.node,
-                closing=engine.chat.turn_end,
-                memo=memo,
-            )
-            async for item in stream:
-                if isinstance(item, StreamedToken):
-                    if item.text:
+            async with aclosing(stream):
+                async for item in stream:
+                    if isinstance(item, MessageHandle):
+                        handle = item
+                    elif item.text:
+                        shown += item.text
                         await run.token(item.text)
-                else:
-                    handle = item
         except BaseException as error:
             await run.fail(error)
             raise
         assert handle is not None
-        words = said_words(engine, handle, len(header_tokens))
-        message = self._message(words, handle, message_id, sum(h.length for h in view), len(header_tokens))
+        said = engine.model.decode(engine.tokens(handle)[len(header) :], special=False)
+        if said.startswith(shown) and said != shown:
+            await run.token(said.removeprefix(shown))  # a character that was never completed
+        words = said.removesuffix(engine.chat.turn_end).strip()
+        message = self._message(words, handle, message_id, sum(h.length for h in view), len(header))
         await run.end(message)
         self._report(handle, words)
         return message, handle
+
+    def _header(self) -> str:
+        chat, agent = self.engine.chat, self.agent
+        return chat.header(agent.name) if agent.header is None else chat.assistant.opening(None) + agent.header
 
     def _sampling(self, superstep: int) -> Sampling:
         """The agent's, with a seed of this very call, or with the tokens that the run replays."""
@@ -248,6 +254,3 @@ class _Turn:
 def _channel(state: Any, name: str) -> list[Any]:
     value = state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
     return value or []
-
-
-__all__ = ["START_SOURCE", "Agent"]

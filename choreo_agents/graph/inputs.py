@@ -1,13 +1,11 @@
-"""Chat messages that no agent decoded, as turns to encode; and decoded messages as words."""
+"""Chat messages that no agent decoded, as turns to encode."""
 
 from __future__ import annotations
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
-from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.visibility import START_SOURCE
-from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat
 
 
@@ -29,9 +27,3 @@ def turn_of(message: BaseMessage, chat: ChatFormat) -> tuple[str, str]:
     if isinstance(message, AIMessage):
         return author, chat.turn("assistant", words, message.name)
     return author, chat.turn("user", words, message.name)
-
-
-def said_words(engine: Engine, handle: MessageHandle, header: int) -> str:
-    """The words of a decoded turn, without its header of `header` tokens and without its end."""
-    words = engine.model.decode(engine.tokens(handle)[header:], special=False)
-    return words.removesuffix(engine.chat.turn_end).strip()

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import hashlib
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -39,13 +39,13 @@ class RunPlace:
         """Read it from a node's config; outside LangGraph all of it is default."""
         metadata = config.get("metadata") or {}
         configurable = config.get("configurable") or {}
-        path = metadata.get("langgraph_path") or ()
-        pushed = len(path) > 1 and isinstance(path[1], int)
+        path: Sequence[Any] = metadata.get("langgraph_path") or ()
+        branch = path[1] if len(path) > 1 else None
         return cls(
             node=str(metadata.get("langgraph_node", default_node)),
             thread=str(configurable.get("thread_id", "")),
             task=str(metadata.get("langgraph_checkpoint_ns", "")),
-            branch=path[1] if pushed else 0,
+            branch=branch if isinstance(branch, int) else 0,
             seed=configurable.get("seed"),
             replay=configurable.get("replay"),
         )

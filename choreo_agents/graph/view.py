@@ -8,9 +8,7 @@ from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import START_SOURCE, Mode, Rule
 
 
-def visible(
-    entries: Sequence[HandleEntry], reader: str, rules: Mapping[str, Rule]
-) -> list[tuple[HandleEntry, Mode]]:
+def visible(entries: Sequence[HandleEntry], reader: str, rules: Mapping[str, Rule]) -> list[tuple[HandleEntry, Mode]]:
     """A reader's view: by superstep; within one, input first, then its own, then sources in declared order.
 
     Its own messages are always there, shared; those of undeclared and private sources never are. The order of

@@ -64,9 +64,8 @@ class VisibilityTable:
             self._explicit.add((source, reader))
 
     def reads(self, reader: str) -> dict[str, Rule]:
-        """A reader's sources; input text is shared with it unless declared otherwise."""
-        rules = self.rules.get(reader, {})
-        return rules if START_SOURCE in rules else {START_SOURCE: Rule(), **rules}
+        """A reader's sources, input text among them."""
+        return with_input(self.rules.get(reader, {}))
 
     def require_nodes(self, nodes: Iterable[str]) -> None:
         """Raise `VisibilityError` if a declaration names no node."""
@@ -79,6 +78,11 @@ class VisibilityTable:
                         raise VisibilityError(
                             f"the visibility {source!r} to {reader!r} names no node: {name!r}. Nodes: {names}"
                         )
+
+
+def with_input(rules: Mapping[str, Rule]) -> dict[str, Rule]:
+    """A reader's rules; input text is shared with it unless declared otherwise."""
+    return {START_SOURCE: Rule(), **rules}
 
 
 def rules_of(reads: Reads) -> dict[str, Rule]:

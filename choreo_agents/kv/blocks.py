@@ -36,7 +36,10 @@ class BlockAllocator:
         return sum(run.length for run in self._free)
 
     def allocate(self, count: int) -> tuple[Run, ...] | None:
-        """`count` blocks, contiguous if any free run is long enough (the tightest), else from the longest runs; None if too few are free."""
+        """Take `count` blocks: from the tightest free run that is long enough, else from the longest ones.
+
+        None if too few are free.
+        """
         assert count > 0
         fitting = [run for run in self._free if run.length >= count]
         if fitting:
@@ -70,7 +73,7 @@ class BlockAllocator:
     def check(self) -> None:
         """Assert that the free list is sorted, joined and inside the pool."""
         for run in self._free:
-            assert run.length > 0 and 0 <= run.start and run.end <= self.blocks, f"{run} is outside the pool"
+            assert run.length > 0 and run.start >= 0 and run.end <= self.blocks, f"{run} is outside the pool"
         for left, right in zip(self._free, self._free[1:], strict=False):
             assert left.end < right.start, f"free runs {left} and {right} overlap or were not joined"
 

@@ -123,7 +123,7 @@ class PrefixTree:
         for node in self._nodes():
             assert node.tokens and node.segment is not None and node.parent is not None
             assert node.parent.children[node.tokens[0]] is node
-            assert 0 <= node.first and node.first + node.encoded() <= node.segment.capacity
+            assert node.first >= 0 and node.first + node.encoded() <= node.segment.capacity
 
     def _unencoded(self, segment: Segment) -> _Node | None:
         own = (node for node in self._nodes() if node.segment is segment)

@@ -59,7 +59,8 @@ class ModelAdapter:
             logits_to_keep=torch.tensor(wanted, device=self.device, dtype=torch.long),
             step_attention=attention,
         )
-        return out.logits[0]
+        logits: Tensor = out.logits[0]
+        return logits
 
 
 def fingerprint(model: PreTrainedModel) -> str:

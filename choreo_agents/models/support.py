@@ -38,7 +38,9 @@ def require_supported(config: PreTrainedConfig) -> None:
 def plain_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
     """The model's own logits, [tokens, vocabulary], before its attention is routed to the engine."""
     with torch.inference_mode():
-        return model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False).logits[0].float()
+        out = model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False)
+    logits: torch.Tensor = out.logits[0].float()
+    return logits
 
 
 def probe_tokens(vocabulary_size: int) -> list[int]:

@@ -129,7 +129,7 @@ class EngineLoop:
         pool = self.executor.pool
         plan = plan_step(
             [
-                Waiting(r.number, pool.rounded(r.room()), r.source.ready(), r.source.prompt_tokens())
+                Waiting(r.number, pool.rounded(r.room()), r.encoding.ready(), r.encoding.prompt_tokens())
                 for r in self._waiting
             ],
             [Running(r.number, r.pending) for r in self._running.values()],
@@ -157,19 +157,19 @@ class EngineLoop:
     def _admit(self, request: Request) -> bool:
         """Give a request its memory. It stays in the queue if one admitted before it took its room, or has begun to
         encode what it can reuse."""
-        if not request.source.ready():
+        if not request.encoding.ready():
             return False
         pool = self.executor.pool
-        binding = request.source.bind()
+        binding = request.encoding.bind()
         needed = len(binding.prompt) + (0 if request.decoding is None else request.decoding.longest)
         self._reclaimer.evict(pool.rounded(needed))
         segment = pool.allocate(needed, binding.position)
         if segment is None:
-            request.source.unbind(binding)
+            request.encoding.unbind(binding)
             return False
         request.binding, request.segment, request.tokens = binding, segment, list(binding.prompt)
         request.ended = request.decoding is None
-        request.source.bound(segment)
+        request.encoding.bound(segment)
         self._waiting.remove(request)
         self._running[request.number] = request
         return True
@@ -213,8 +213,8 @@ class EngineLoop:
         self.executor.pool.complete(request.segment)
         # From here on a waiting caller can no longer cancel; one that already has takes no lease.
         request.futures = [future for future in request.futures if future.set_running_or_notify_cancel()]
-        result = request.source.finish(request)
-        request.source.unbind(request.binding)
+        result = request.owner.finish(request)
+        request.encoding.unbind(request.binding)
         self._emit_end(request, "done")
         for future in request.futures:
             future.set_result(result)
@@ -225,8 +225,8 @@ class EngineLoop:
             self._waiting.remove(request)
         self._running.pop(request.number, None)
         if request.binding is not None:
-            request.source.unbind(request.binding)
-        request.source.abandon(request)
+            request.encoding.unbind(request.binding)
+        request.owner.abandon(request)
         if outcome == "cancelled":
             self.counters.cancelled += 1
         else:

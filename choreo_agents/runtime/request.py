@@ -24,11 +24,8 @@ class Binding:
     """Of the prompt's first token."""
 
 
-class RequestSource(Protocol):
-    """Who asked, and what becomes of the result. Called under the engine's lock."""
-
-    encodes_end: bool
-    """Whether the last sampled token and the closing ones are encoded too, for later readers."""
+class Encoding(Protocol):
+    """How a request reaches the model: what it can reuse and what it must encode. Called under the engine's lock."""
 
     def ready(self) -> bool:
         """Whether it may be admitted now; False while another request is encoding what it could reuse."""
@@ -50,12 +47,23 @@ class RequestSource(Protocol):
         """Undo `bind`: unpin."""
         ...
 
+    def close(self, request: Request) -> Segment | None:
+        """The request ended. Gives back what was taken, and the segment with its pin if a message keeps it."""
+        ...
+
+
+class Owner(Protocol):
+    """Who asked, and what becomes of the result. Called under the engine's lock."""
+
+    encodes_end: bool
+    """Whether the last sampled token and the closing ones are encoded too, for later readers."""
+
     def finish(self, request: Request) -> Any:
-        """Take over the finished request's segment (one pin) and return the result for its caller."""
+        """Close the finished request's encoding and return the result for its callers."""
         ...
 
     def abandon(self, request: Request) -> None:
-        """It was cancelled or failed: drop what was taken when it was made, and its segment's pin if it has one."""
+        """It was cancelled or failed: close its encoding and drop what was taken for it."""
         ...
 
 
@@ -93,12 +101,13 @@ class Decoding:
 class Request:
     """A request's state; only the engine's thread changes it.
 
-        tokens     prompt . . . | sampled . . | closing
-        segment    encoded . . . . . . |          pending = the rest
+    tokens     prompt . . . | sampled . . | closing
+    segment    encoded . . . . . . |          pending = the rest
     """
 
     number: int
-    source: RequestSource
+    encoding: Encoding
+    owner: Owner
     decoding: Decoding | None
     author: str | None
     futures: list[Future[Any]]
@@ -132,7 +141,7 @@ class Request:
 
     def room(self) -> int:
         """Tokens of KV that it can need at most, were it admitted now."""
-        return self.source.prompt_tokens() + (0 if self.decoding is None else self.decoding.longest)
+        return self.encoding.prompt_tokens() + (0 if self.decoding is None else self.decoding.longest)
 
     def cancelled(self) -> bool:
         return all(future.cancelled() for future in self.futures)
@@ -150,4 +159,4 @@ class Request:
 
     def done(self) -> bool:
         """Whether nothing is left to sample or, where later readers need it, to encode."""
-        return self.ended and (self.pending == 0 or not self.source.encodes_end)
+        return self.ended and (self.pending == 0 or not self.owner.encodes_end)

@@ -64,9 +64,9 @@ def make_step(rows: Sequence[Row]) -> Step:
 def _own_reads(row: Row, at: int, shared: dict[tuple[int, int], list[QuerySpan]]) -> list[Read]:
     """What a row reads of its own segment: earlier tokens whole, this step's causally.
 
-        slots     | earlier tokens | this step's, run 1 | this step's, run 2 |
-        part 1    | whole          | causal             |                    |
-        part 2    | whole          | whole              | causal             |
+    slots     | earlier tokens | this step's, run 1 | this step's, run 2 |
+    part 1    | whole          | causal             |                    |
+    part 2    | whole          | whole              | causal             |
     """
     count = len(row.tokens)
     if count == 1:

@@ -72,9 +72,7 @@ def final_answer(messages: Sequence[BaseMessage], agents: Sequence[str]) -> str:
     """The answer most agents ended with: the first sentence of each one's last message; the first of equals."""
     last: dict[str, str] = {}
     for message in messages:
-        if isinstance(message, AIMessage) and message.name in agents:
+        if isinstance(message, AIMessage) and message.name is not None and message.name in agents:
             head, stop, _ = str(message.text).strip().partition(".")
             last[message.name] = head + stop
     return Counter(last[name] for name in agents if name in last).most_common(1)[0][0]
-
-

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 @dataclass(frozen=True)
 class OracleMessage:
-    """Keys and values of one message as the plain model computed them, layer by layer [1, kv_heads, tokens, head_dim]."""
+    """Keys and values of one message by the plain model, a layer each: [1, kv_heads, tokens, head_dim]."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]

@@ -14,6 +14,7 @@ import random
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -148,26 +149,32 @@ def train(recipe: Recipe, out: Path, checkpoint: Path) -> None:
         torch.optim.Muon(matrices, lr=recipe.muon_learning_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(rest, lr=recipe.adamw_learning_rate, weight_decay=0.0, betas=(0.9, 0.95)),
     ]
-    schedules = [
+    schedules: list[torch.optim.lr_scheduler.LambdaLR] = [
         torch.optim.lr_scheduler.LambdaLR(o, lambda s: _schedule(s, recipe.warmup_steps, recipe.total_steps))
         for o in optimizers
     ]
+    parts: list[Any] = [*optimizers, *schedules]
     step, seen, elapsed = 0, 0, 0.0
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(state["model"])
-        for part, saved in zip([*optimizers, *schedules], state["parts"], strict=True):
+        for part, saved in zip(parts, state["parts"], strict=True):
             part.load_state_dict(saved)
         step, seen, elapsed = state["step"], state["seen"], state["elapsed"]
     started = time.perf_counter() - elapsed
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns) as progress:
         bar = progress.add_task("training", total=recipe.total_steps, completed=step)
         while step < recipe.total_steps:
             for ids, labels in batches(recipe, tokenizer, step):
                 logits = model(input_ids=ids[:, :-1], use_cache=False).logits
                 loss = functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
-                loss.backward()
+                torch.autograd.backward(loss)
                 torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
                 for optimizer, schedule in zip(optimizers, schedules, strict=True):
                     optimizer.step()
@@ -178,17 +185,25 @@ def train(recipe: Recipe, out: Path, checkpoint: Path) -> None:
             if step % (recipe.bucket_batches * 25) == 0 or step >= recipe.total_steps:
                 scores = {task: accuracy(model, tokenizer, task, 64, step) for task in TASKS}
                 elapsed = time.perf_counter() - started
-                parts = [part.state_dict() for part in [*optimizers, *schedules]]
-                state = {"model": model.state_dict(), "parts": parts, "step": step, "seen": seen, "elapsed": elapsed}
+                state = {"step": step, "seen": seen, "elapsed": elapsed}
+                state |= {"model": model.state_dict(), "parts": [part.state_dict() for part in parts]}
                 checkpoint.parent.mkdir(parents=True, exist_ok=True)
                 torch.save(state, checkpoint.with_suffix(".partial"))
                 checkpoint.with_suffix(".partial").replace(checkpoint)
-                progress.console.print(f"{step} steps, {seen / 1e6:.1f} M tokens, {elapsed / 60:.1f} min, loss {loss.item():.3f}, {scores}")
+                progress.console.print(
+                    f"{step} steps, {seen / 1e6:.1f} M tokens, {elapsed / 60:.1f} min, loss {loss.item():.3f}, {scores}"
+                )
     save(model, tokenizer, recipe, out, tokens_seen=seen, seconds=elapsed)
 
 
 def save(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, out: Path, *, tokens_seen: int, seconds: float
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    recipe: Recipe,
+    out: Path,
+    *,
+    tokens_seen: int,
+    seconds: float,
 ) -> None:
     """Write the Hugging Face files and `card.json` (recipe, accuracies, digest of the weights)."""
     out.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,45 @@
+# Every target sets up what it needs: a virtual environment in .venv with the package and its development tools.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: help demo test install check format train-embedded clean
+.DEFAULT_GOAL := help
+
+help:  ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+demo: $(STAMP)  ## Watch three agents debate, and what sharing their KV cache saved
+	@$(BIN)/choreo run debate
+
+test: $(STAMP)  ## Run all tests
+	@$(BIN)/python -m pytest
+
+install: $(STAMP)  ## Create .venv and install the package with its development tools
+
+check: $(STAMP)  ## Format, lint, types, layers and size budget, without changing anything
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python tests/architecture/size_budget.py
+
+format: $(STAMP)  ## Format and fix what can be fixed
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+train-embedded: $(STAMP)  ## Train the embedded model from scratch (resumes; about 40 minutes on 2 cores)
+	@$(BIN)/python -m choreo_agents.models.embedded.pretrain
+
+clean:  ## Remove the virtual environment and caches
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "choreo-agents needs Python 3.11 or newer: make PYTHON=/path/to/python $(MAKECMDGOALS)"; exit 1; }
+	@echo "setting up .venv (a few minutes the first time) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' 2>&1 | \
+		{ grep -v '^WARNING: Location' || true; }
+	@$(BIN)/python -c 'import choreo_agents'
+	@touch $(STAMP)

@@ -1,0 +1,49 @@
+"""One decode, token by token."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+from choreo_agents.engine.calls import Decode, StreamedToken
+from choreo_agents.engine.core import EngineCore
+from choreo_agents.engine.detokenizer import Detokenizer
+from choreo_agents.engine.scope import Scope
+from choreo_agents.kv.handle import MessageHandle
+
+_END = object()
+
+
+async def stream_async(
+    core: EngineCore, call: Decode, scope: Scope | None
+) -> AsyncGenerator[StreamedToken | MessageHandle]:
+    """Yield each token as it comes and the handle last; cancel the decode if the caller leaves early."""
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Queue[Any] = asyncio.Queue()
+
+    def hand_over(item: Any) -> None:
+        # A loop that was closed meanwhile has nobody left to read.
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(arrived.put_nowait, item)
+
+    [answer] = core.submit_decodes([call], scope, hand_over)
+    answer.add_done_callback(lambda _: hand_over(_END))
+    detokenizer = Detokenizer(core.model)
+    with core.given_up_if_left([answer], scope):
+        while (token := await arrived.get()) is not _END:
+            yield StreamedToken(token, detokenizer.add(token))
+    yield answer.result()
+
+
+def stream_sync(core: EngineCore, call: Decode, scope: Scope | None) -> Iterator[StreamedToken | MessageHandle]:
+    """The same for callers without an event loop."""
+    arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    [answer] = core.submit_decodes([call], scope, arrived.put)
+    answer.add_done_callback(lambda _: arrived.put(_END))
+    detokenizer = Detokenizer(core.model)
+    with core.given_up_if_left([answer], scope):
+        while (token := arrived.get()) is not _END:
+            yield StreamedToken(token, detokenizer.add(token))
+    yield answer.result()

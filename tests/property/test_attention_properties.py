@@ -1,0 +1,183 @@
+"""The folded backend against the readable reference on random layouts, and the parts it is made of."""
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from choreo_agents.attention import partial
+from choreo_agents.attention.folded import FoldedBackend, merge
+from choreo_agents.attention.layout import Layout, QuerySpan, Read
+from choreo_agents.attention.partial import attend_padded, attend_run, matmul_attention
+from choreo_agents.attention.reference import ReferenceBackend
+from choreo_agents.attention.rope import PureRotation
+
+DIM, KV_HEADS = 16, 2
+ROTATION = PureRotation(1.0 / 10_000 ** (torch.arange(0, DIM, 2) / DIM))
+CPU = torch.device("cpu")
+seeds = st.integers(0, 2**32)
+groups = st.sampled_from([1, 2, 4])
+shifts = st.one_of(st.just(0), st.integers(-300, 300))
+
+
+def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[Layout, int]:
+    """A layout and the slots that it reads: rows of tokens, each with its own run and any of the shared ones."""
+    counts = draw(st.lists(st.one_of(st.just(1), st.integers(1, 6), st.just(40)), min_size=1, max_size=5))
+    reads: list[Read] = []
+    slots = 0
+    for length in draw(st.lists(st.sampled_from([1, 2, 7, 100, 128, 129, 200]), max_size=5)):
+        spans = [QuerySpan(sum(counts[:i]), counts[i], draw(shifts)) for i in readers(draw, len(counts))]
+        if spans:
+            reads.append(Read(slots, length, tuple(spans)))
+        slots += length
+    first = 0
+    for count in counts:
+        causal = count > 1 or draw(st.booleans())
+        length = count if causal else draw(st.sampled_from([1, 3, 90, 150]))
+        reads.append(Read(slots, length, (QuerySpan(first, count, 0),), causal))
+        slots += length
+        first += count
+    reads = draw(st.permutations(reads))
+    return Layout(tuple(range(first)), tuple(range(first)), tuple(reads)), slots
+
+
+def readers(draw: st.DrawFn, rows: int) -> list[int]:
+    return sorted(draw(st.lists(st.integers(0, rows - 1), max_size=rows + 1)))
+
+
+def both(layout: Layout, slots: int, group: int, seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What the folded backend and the reference make of the same random numbers."""
+    query = normal(seed, len(layout.positions), KV_HEADS * group, DIM, dtype=dtype)
+    keys, values = normal(seed + 1, 2, KV_HEADS, slots, DIM, dtype=dtype)
+    backends = FoldedBackend(ROTATION, dtype, CPU), ReferenceBackend(ROTATION)
+    got, wanted = (backend.prepare(layout).attend(query, keys, values, DIM**-0.5) for backend in backends)
+    assert got.shape == wanted.shape == query.shape and got.dtype == wanted.dtype == dtype
+    return got, wanted
+
+
+@given(layouts(), groups, seeds)
+def test_folded_attention_is_exact(layout: tuple[Layout, int], group: int, seed: int) -> None:
+    got, wanted = both(*layout, group, seed, torch.float32)
+    assert (got - wanted).abs().max() <= 1e-5
+
+
+@given(layouts(), groups, seeds)
+def test_folded_attention_in_bf16_loses_no_more_than_bf16_does(layout, group: int, seed: int) -> None:
+    got, wanted = both(*layout, group, seed, torch.bfloat16)
+    assert (got.float() - wanted.float()).abs().max() <= 0.06
+
+
+@given(layouts(), groups, seeds)
+def test_folded_attention_is_exact_on_devices_without_the_cpu_kernel(layout, group: int, seed: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partial, "_flash_for_cpu", None)
+        got, wanted = both(*layout, group, seed, torch.float32)
+    assert (got - wanted).abs().max() <= 1e-5
+
+
+@given(layouts(), groups, seeds, st.integers(-200, 200))
+def test_moving_a_whole_view_changes_nothing(layout, group: int, seed: int, by: int) -> None:
+    """Queries and shifts moved alike: only position differences matter."""
+    plan, slots = layout
+    query = normal(seed, len(plan.positions), KV_HEADS * group, DIM)
+    keys, values = normal(seed + 1, 2, KV_HEADS, slots, DIM)
+    still, moved = (
+        Layout(plan.positions, plan.write_slots, tuple(seen_from(read, by) for read in plan.reads)) for by in (0, by)
+    )
+    cos, sin = ROTATION.cos_sin(torch.full((len(query),), by))
+    backend = FoldedBackend(ROTATION, torch.float32, CPU)
+    one = backend.prepare(still).attend(query, keys, values, DIM**-0.5)
+    two = backend.prepare(moved).attend(ROTATION.apply(query, cos, sin), keys, values, DIM**-0.5)
+    assert (one - two).abs().max() <= 2e-5
+
+
+def seen_from(read: Read, by: int) -> Read:
+    """The read `by` positions further away; a causal one, which nothing can shift, in full."""
+    return Read(read.start, read.length, tuple(QuerySpan(s.first, s.count, s.shift + by) for s in read.spans))
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 3), seeds, st.sampled_from([0.2, 1.0, 40.0]))
+def test_merging_parts_is_the_softmax_over_their_union(lengths, count: int, seed: int, scale: float) -> None:
+    """Large scales put the parts' log-sum-exps far apart."""
+    query, keys, values = normal(seed, 3, count, DIM), *normal(seed + 1, 2, 3, sum(lengths), DIM)
+    parts = [
+        attend_run(query, key, value, scale, causal=False)
+        for key, value in zip(keys.split(lengths, 1), values.split(lengths, 1), strict=True)
+    ]
+    outs = torch.cat([out.transpose(0, 1) for out, _ in parts])
+    lses = torch.cat([lse.transpose(0, 1) for _, lse in parts])
+    order = torch.randperm(len(outs), generator=torch.Generator().manual_seed(seed))
+    tokens = torch.arange(count).repeat(len(lengths))
+    got = merge(outs[order], lses[order], tokens[order], count)
+    wanted = ((query.double() @ keys.double().transpose(1, 2)) * scale).softmax(-1) @ values.double()
+    assert (got - wanted.transpose(0, 1)).abs().max() <= 1e-4
+
+
+@given(groups, st.integers(1, 40), st.integers(1, 200), st.booleans(), seeds, st.booleans())
+@example(group=2, queries=1, slots=1, causal=True, seed=0, wide=False)
+def test_the_kernel_and_plain_matrix_products_agree(group, queries, slots, causal, seed, wide) -> None:
+    dtype, tolerance = (torch.float32, 1e-5) if wide else (torch.bfloat16, 0.06)
+    slots = queries if causal else slots
+    query = normal(seed, KV_HEADS * group, queries, DIM, dtype=dtype)
+    keys, values = normal(seed + 1, 2, KV_HEADS, slots, DIM, dtype=dtype)
+    out, lse = attend_run(query, keys, values, 0.25, causal=causal)
+    plain_out, plain_lse = matmul_attention(query, keys, values, 0.25, causal=causal)
+    assert out.shape == plain_out.shape and out.dtype == plain_out.dtype == dtype
+    assert lse.shape == plain_lse.shape and lse.dtype == plain_lse.dtype == torch.float32
+    assert (out.float() - plain_out.float()).abs().max() <= tolerance
+    assert (lse - plain_lse).abs().max() <= tolerance
+
+
+@given(groups, st.integers(1, 12), st.booleans(), seeds)
+def test_plain_matrix_products_are_softmax_attention(group: int, queries: int, causal: bool, seed: int) -> None:
+    slots = queries if causal else 9
+    query, (keys, values) = normal(seed, KV_HEADS * group, queries, DIM), normal(seed + 1, 2, KV_HEADS, slots, DIM)
+    out, lse = matmul_attention(query, keys, values, 0.25, causal=causal)
+    for head in range(KV_HEADS * group):
+        for i in range(queries):
+            end = i + 1 if causal else slots
+            scores = keys[head // group, :end].double() @ query[head, i].double() * 0.25
+            wanted = scores.softmax(-1) @ values[head // group, :end].double()
+            assert (out[head, i] - wanted).abs().max() <= 1e-5 and abs(lse[head, i] - scores.logsumexp(-1)) <= 1e-5
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=5), st.integers(1, 6), seeds, st.booleans(), st.booleans())
+def test_padded_runs_agree_with_each_run_alone(lengths, queries: int, seed: int, wide: bool, kernel: bool) -> None:
+    """What stands in the padding does not matter, as long as it is finite."""
+    dtype, tolerance = (torch.float32, 1e-5) if wide else (torch.bfloat16, 0.06)
+    longest = max(lengths)
+    query = normal(seed, len(lengths), KV_HEADS, queries, DIM, dtype=dtype)
+    keys, values = normal(seed + 1, 2, len(lengths), KV_HEADS, longest, DIM, dtype=dtype)
+    padded = torch.arange(longest)[None, :] >= torch.tensor(lengths)[:, None]
+    keys[padded[:, None].expand(-1, KV_HEADS, -1)] = 50.0
+    values[padded[:, None].expand(-1, KV_HEADS, -1)] = 1e4
+    hidden = torch.zeros(padded.shape, dtype=dtype).masked_fill(padded, float("-inf"))[:, None, None, :]
+    with pytest.MonkeyPatch.context() as patch:
+        if not kernel:
+            patch.setattr(partial, "_flash_for_cpu", None)
+        out, lse = attend_padded(query, keys, values, hidden, 0.25)
+    assert out.dtype == dtype and lse.dtype == torch.float32
+    for run, length in enumerate(lengths):
+        alone = matmul_attention(query[run], keys[run, :, :length], values[run, :, :length], 0.25, causal=False)
+        assert (out[run].float() - alone[0].float()).abs().max() <= tolerance
+        assert (lse[run] - alone[1]).abs().max() <= tolerance
+
+
+@given(shifts, shifts, seeds)
+def test_rotations_compose_and_undo_each_other(one: int, two: int, seed: int) -> None:
+    vectors = normal(seed, 1, 3, DIM)
+
+    def moved(start: Tensor, by: int) -> Tensor:
+        return ROTATION.apply(start, *ROTATION.cos_sin(torch.tensor([by])))
+
+    assert (moved(moved(vectors, one), two) - moved(vectors, one + two)).abs().max() <= 1e-5
+    assert (moved(moved(vectors, one), -one) - vectors).abs().max() <= 1e-5
+    key = normal(seed + 1, 1, 3, DIM)
+    turned_query, turned_key = (moved(vectors, -one) * key).sum(-1), (vectors * moved(key, one)).sum(-1)
+    assert (turned_query - turned_key).abs().max() <= 1e-4, "rotating the query back is not moving the key on"

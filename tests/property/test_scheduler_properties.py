@@ -1,0 +1,171 @@
+"""What every plan keeps to, and that no request waits for ever."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from choreo_agents.runtime.scheduler import Limits, Plan, Running, Waiting, plan_step
+
+pending = st.one_of(st.just(1), st.integers(1, 40))
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[list[Waiting], list[Running], int, Limits]:
+    running = [Running(i, count) for i, count in enumerate(draw(st.lists(pending, max_size=6)))]
+    asked = draw(st.lists(st.tuples(st.integers(1, 60), st.booleans(), pending), max_size=6))
+    waiting = [Waiting(100 + i, *rest) for i, rest in enumerate(asked)]
+    return waiting, running, draw(st.integers(0, 120)), Limits(draw(st.integers(1, 50)), draw(st.integers(1, 12)))
+
+
+@given(situations())
+def test_admission_is_first_come_first_served_within_memory_and_rows(situation) -> None:
+    waiting, running, free, limits = situation
+    plan = plan_step(*situation)
+    ready = [request for request in waiting if request.ready]
+    admitted = ready[: len(plan.admitted)]
+    assert plan.admitted == tuple(request.number for request in admitted), "one was overtaken"
+    assert sum(request.room for request in admitted) <= free
+    assert len(running) + len(admitted) <= max(limits.rows, len(running))
+    refused = ready[len(admitted) :]
+    if refused and len(running) + len(admitted) < min(limits.rows, limits.step_tokens):
+        assert refused[0].room > free - sum(request.room for request in admitted), "it would have fitted"
+
+
+@given(situations())
+def test_a_request_is_stuck_only_if_nothing_runs(situation) -> None:
+    waiting, running, free, _ = situation
+    plan = plan_step(*situation)
+    first = next((request for request in waiting if request.ready), None)
+    stuck = first is not None and not running and first.room > free
+    assert plan.stuck == ((first.number,) if stuck else ())
+
+
+@given(situations())
+def test_the_step_is_filled_and_no_fuller_decodes_first(situation) -> None:
+    waiting, running, _, limits = situation
+    plan = plan_step(*situation)
+    admitted = [request for request in waiting if request.number in plan.admitted]
+    needs = {request.number: request.pending for request in (*running, *admitted)}
+    given_tokens = dict(plan.chunks)
+    assert len(given_tokens) == len(plan.chunks) and given_tokens.keys() <= needs.keys()
+    assert all(1 <= count <= needs[number] for number, count in plan.chunks)
+    assert sum(given_tokens.values()) == min(limits.step_tokens, sum(needs.values()))
+    in_part = [number for number, count in needs.items() if given_tokens.get(number, 0) < count]
+    decodes = [number for number, count in needs.items() if count == 1]
+    prefills = [number for number, count in needs.items() if count > 1]
+    if any(number in given_tokens for number in prefills):
+        assert not set(decodes) & set(in_part), "a prefill held a decode up"
+    for kind in (decodes, prefills):
+        served = [number for number in kind if number in given_tokens]
+        assert served == kind[: len(served)], "not in order of admission"
+        assert not set(served[:-1]) & set(in_part), "only the last may be served in part"
+
+
+@given(situations())
+def test_the_same_situation_gives_the_same_plan(situation) -> None:
+    waiting, running, free, limits = situation
+    assert plan_step(waiting, running, free, limits) == plan_step(tuple(waiting), tuple(running), free, limits)
+
+
+@dataclass
+class Job:
+    number: int
+    prompt: int
+    samples: int
+    arrives: int
+
+    @property
+    def room(self) -> int:
+        return self.prompt + self.samples
+
+
+class Loop:
+    """A simulated engine: as the real one it encodes what is planned and samples when a prompt is encoded."""
+
+    def __init__(self, memory: int, limits: Limits) -> None:
+        self.free = memory
+        self.limits = limits
+        self.waiting: list[Job] = []
+        self.running: dict[int, tuple[Job, int, int]] = {}
+        self.finished: list[int] = []
+        self.admitted: list[int] = []
+        self.served: dict[int, deque[int]] = {}
+
+    def step(self) -> Plan:
+        plan = plan_step(
+            [Waiting(job.number, job.room, pending=job.prompt) for job in self.waiting],
+            [Running(number, left) for number, (_, left, _) in self.running.items()],
+            self.free,
+            self.limits,
+        )
+        assert not plan.stuck
+        for number in plan.admitted:
+            job = next(job for job in self.waiting if job.number == number)
+            self.waiting.remove(job)
+            self.free -= job.room
+            assert self.free >= 0
+            self.running[number] = (job, job.prompt, job.samples)
+            self.admitted.append(number)
+        for number, count in plan.chunks:
+            job, left, samples = self.running[number]
+            if left > count:
+                self.running[number] = (job, left - count, samples)
+            elif samples:
+                self.running[number] = (job, 1, samples - 1)
+            else:
+                del self.running[number]
+                self.free += job.room
+                self.finished.append(number)
+        return plan
+
+
+jobs = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 8), st.integers(0, 20)), min_size=1, max_size=12)
+
+
+@given(jobs, st.integers(1, 16), st.integers(1, 6), st.integers(40, 90))
+def test_everything_finishes_in_the_time_its_tokens_take(asked, step_tokens, rows, memory) -> None:
+    """Every step with work does some: a bound on the steps follows from the tokens, whatever the limits."""
+    arriving = deque(sorted((Job(i, *rest) for i, rest in enumerate(asked)), key=lambda job: job.arrives))
+    order = [job.number for job in arriving]
+    tokens = sum(job.room for job in arriving)
+    loop = Loop(memory, Limits(step_tokens, rows))
+    for now in range(tokens + 21):
+        while arriving and arriving[0].arrives <= now:
+            loop.waiting.append(arriving.popleft())
+        loop.step()
+    assert sorted(loop.finished) == sorted(order)
+    assert loop.admitted == order
+    assert loop.free == memory
+
+
+def prefill_finishes(prompt: int, samples: int, limits: Limits, *, steps: int) -> bool:
+    """Whether one long prefill ends though short calls keep coming, as many as are served at once."""
+    loop = Loop(10_000, limits)
+    for now in range(steps):
+        number = 1000 * (now + 1)
+        loop.waiting.extend(Job(number + i, 1, samples, now) for i in range(limits.rows - len(loop.waiting)))
+        if now == 0:
+            loop.waiting.insert(limits.rows // 2, Job(0, prompt, 0, 0))
+        loop.step()
+    return 0 in loop.finished
+
+
+@given(st.integers(1, 12), st.integers(1, 60), st.integers(0, 4), st.data())
+def test_a_long_prefill_is_not_starved_by_short_calls_that_never_end(rows, prompt, samples, data) -> None:
+    assert prefill_finishes(prompt, samples, Limits(data.draw(st.integers(rows, 2 * rows)), rows), steps=prompt)
+
+
+def test_a_long_prefill_is_not_starved_when_a_step_has_fewer_tokens_than_rows() -> None:
+    """An engine serves up to 256 requests at once and lets its user set any `step_tokens`."""
+    assert prefill_finishes(20, 3, Limits(step_tokens=4, rows=8), steps=1000)
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 9)), min_size=1, max_size=8))
+def test_a_request_that_decodes_is_served_in_every_step(asked) -> None:
+    loop = Loop(1000, Limits(step_tokens=10, rows=8))
+    loop.waiting.extend(Job(i, prompt, samples, 0) for i, (prompt, samples) in enumerate(asked))
+    while loop.waiting or loop.running:
+        decoding = {number for number, (_, left, _) in loop.running.items() if left == 1}
+        assert decoding <= {number for number, _ in loop.step().chunks}

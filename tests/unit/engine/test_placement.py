@@ -1,0 +1,70 @@
+"""Where messages appear when offsets are given, omitted or wrong."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from choreo_agents.engine.placement import Placement, place
+from choreo_agents.errors import InvalidRequestError
+
+
+@pytest.mark.parametrize(
+    ("lengths", "offsets", "new_offset", "wanted"),
+    [
+        ([], None, None, Placement((), 0)),
+        ([], [], 7, Placement((), 7)),
+        ([3, 4], None, None, Placement((0, 3), 7)),
+        ([3, 4], [None, None], None, Placement((0, 3), 7)),
+        ([3, 4], [10, None], None, Placement((10, 13), 17)),
+        ([3, 4], [None, 20], None, Placement((0, 20), 24)),
+        ([3, 4], [8, 0], None, Placement((8, 0), 4)),
+        ([3, 4], [0, 0], None, Placement((0, 0), 4)),
+        ([3, 4], [0, 1], 2, Placement((0, 1), 2)),
+        ([3, 4], None, 100, Placement((0, 3), 100)),
+        ([3, 4], None, 0, Placement((0, 3), 0)),
+    ],
+    ids=str,
+)
+def test_what_is_omitted_follows_what_is_before_it(lengths, offsets, new_offset, wanted: Placement) -> None:
+    assert place(lengths, offsets, new_offset) == wanted
+
+
+@pytest.mark.parametrize("offsets", [[], [0], [0, 1, 2]])
+def test_a_wrong_number_of_offsets_is_refused(offsets: list[int]) -> None:
+    with pytest.raises(InvalidRequestError, match=f"2 parents but {len(offsets)} offsets"):
+        place([3, 4], offsets, None)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.0, True, "3"])
+def test_an_offset_that_is_no_position_is_refused_by_name(wrong) -> None:
+    with pytest.raises(InvalidRequestError, match=rf"offsets\[1\].*{wrong!r}"):
+        place([3, 4], [0, wrong], None)
+    with pytest.raises(InvalidRequestError, match=f"new_offset.*{wrong!r}"):
+        place([3, 4], None, wrong)
+
+
+def test_the_end_is_what_nothing_reaches_even_if_a_parent_reaches_furthest() -> None:
+    assert Placement((0, 3), 7).end([3, 4], 2) == 9
+    assert Placement((50, 3), 7).end([3, 4], 2) == 53
+    assert Placement((), 5).end([], 1) == 6
+
+
+def test_the_end_needs_a_length_for_each_parent() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        Placement((0, 3), 7).end([3], 2)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.none() | st.integers(0, 50)), max_size=6), st.none() | st.integers(0, 60)
+)
+def test_given_offsets_stand_and_relative_ones_survive_a_move(parents, new_offset) -> None:
+    lengths, offsets = [length for length, _ in parents], [offset for _, offset in parents]
+    placed = place(lengths, offsets, new_offset)
+    following = 0
+    for length, asked, got in zip(lengths, offsets, placed.offsets, strict=True):
+        assert got == (following if asked is None else asked)
+        following = got + length
+    assert placed.new_offset == (following if new_offset is None else new_offset)
+    moved = place(lengths, [offset + 13 for offset in placed.offsets], placed.new_offset + 13)
+    assert moved.relative() == placed.relative() == tuple(offset - placed.new_offset for offset in placed.offsets)
+    assert moved.end(lengths, 3) == placed.end(lengths, 3) + 13
