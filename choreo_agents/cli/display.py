@@ -35,6 +35,8 @@ class DebateDisplay:
     def __exit__(self, *_: object) -> None:
         self._live.update(self._table(), refresh=True)
         self._live.stop()
+        if not self._live.console.is_terminal:
+            self._live.console.print()  # without a cursor to move, the last frame ends in the middle of a line
 
     def add(self, agent: str, message_id: str, text: str) -> None:
         """Append a piece of text to an agent's message."""

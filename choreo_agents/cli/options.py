@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 
@@ -13,6 +14,8 @@ from choreo_agents.errors import ChoreoError
 from choreo_agents.models import LoadedModel, load_model
 
 MOST_AGENTS = 8
+SMALL_MODEL = 20_000_000
+"""Parameters."""
 
 ModelOption = Annotated[
     str,
@@ -38,6 +41,9 @@ def errors_as_lines(console: Console) -> Iterator[None]:
 
 
 def load(console: Console, name: str, device: str) -> LoadedModel:
-    """Load a model under a spinner."""
+    """Load a model under a spinner. A very small one gets a single thread: waking more costs more than it gains."""
     with console.status(f"loading [b]{name}[/b] ..."):
-        return load_model(name, device=device)
+        model = load_model(name, device=device)
+    if model.adapter.parameters < SMALL_MODEL:
+        torch.set_num_threads(1)
+    return model

@@ -101,7 +101,7 @@ class Ledger:
             # The same content was decoded twice: the first encoding serves both.
             self._pool.unpin(segment)
         elif segment is not None:
-            known.segment = segment
+            known.segment, known.usage = segment, message.usage
         return known
 
     def lease(self, message: Message, scope: Scope | None) -> None:

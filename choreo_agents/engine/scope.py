@@ -35,8 +35,11 @@ _innermost: ContextVar[dict[int, Scope]] = ContextVar("choreo_scopes")
 
 
 def current(engine: int) -> Scope | None:
-    """The innermost scope of an engine (its `id`) in this context."""
-    return _innermost.get({}).get(engine)
+    """The innermost open scope of an engine (its `id`) in this context; a task may outlive the one it started in."""
+    scope = _innermost.get({}).get(engine)
+    while scope is not None and scope.closed:
+        scope = scope.outer
+    return scope
 
 
 @contextmanager

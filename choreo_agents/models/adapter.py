@@ -30,6 +30,7 @@ class ModelAdapter:
         self.fingerprint = fingerprint(model)
         self.max_positions: int = config.max_position_embeddings
         self.vocabulary_size: int = config.vocab_size
+        self.parameters: int = model.num_parameters()
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.geometry = KVGeometry(config.num_hidden_layers, config.num_key_value_heads, head_dim, model.dtype)
         self.rotation = PureRotation(model.model.rotary_emb.inv_freq.float())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from choreo_agents.errors import UnsupportedModelError
 from choreo_agents.models.adapter import ModelAdapter
@@ -35,6 +38,18 @@ class LoadedModel:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=not special, clean_up_tokenization_spaces=False))
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bar for what loads in an instant."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
 def load_model(
     name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
 ) -> LoadedModel:
@@ -50,13 +65,16 @@ def load_model(
         OSError: There is no such model, or its files are damaged.
     """
     source = WEIGHTS if str(name) == EMBEDDED else name
+    if (isinstance(source, Path) or source.startswith(("/", "./", "../", "~"))) and not Path(source).is_dir():
+        raise FileNotFoundError(f"there is no folder {str(name)!r}: give one in Hugging Face's layout, or a hub name")
     device = torch.device(device)
     config = AutoConfig.from_pretrained(source)
     require_supported(config)
     chosen = dtype or (torch.float32 if device.type == "cpu" else "auto")
-    model = AutoModelForCausalLM.from_pretrained(
-        source, config=config, dtype=chosen, use_safetensors=True, attn_implementation="sdpa"
-    )
+    with _quiet() if source == WEIGHTS else nullcontext():
+        model = AutoModelForCausalLM.from_pretrained(
+            source, config=config, dtype=chosen, use_safetensors=True, attn_implementation="sdpa"
+        )
     model = model.to(device).eval().requires_grad_(False)
     if model.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise UnsupportedModelError(f"dtype {model.dtype} is not supported: use float32, bfloat16 or float16")

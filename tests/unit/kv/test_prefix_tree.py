@@ -22,7 +22,7 @@ def tree(pool: KVPool) -> PrefixTree:
 
 
 def add(tree: PrefixTree, pool: KVPool, text: str, *, first: int = 0, encoded: int | None = None) -> Segment:
-    """Insert `text` whose characters from `first` on are in a new segment; its maker's pin is kept if it is not done."""
+    """Insert `text` whose characters from `first` on are in a new segment; its maker keeps its pin while it encodes."""
     segment = pool.allocate(len(text) - first, first)
     segment.encoded = len(text) - first if encoded is None else encoded
     tree.insert(tokens(text), segment)

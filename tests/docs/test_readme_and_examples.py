@@ -1,0 +1,44 @@
+"""What the README and the examples show runs, and says what it should."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out
+
+
+def test_the_readme_shows_the_first_example() -> None:
+    assert BLOCKS[0] == EXAMPLES[0].read_text()
+    assert EXAMPLES[0].read_text().count("\n") <= 25
+
+
+def test_the_captain_learns_from_the_scout(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES[0]), run_name="__main__")
+    out = capsys.readouterr().out
+    assert "scout: Bob has 5 blue boats." in out
+    assert "captain: Bob has 5 blue boats." in out
+
+
+def test_the_readmes_engine_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    for block in BLOCKS[1:]:
+        exec(compile(block, "README.md", "exec"), {})
+    assert "Ann has 3 red kites." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda p: p.name)
+def test_links_between_pages_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text()):
+        assert (path.parent / target).exists(), f"{path.name} links to {target}"

@@ -1,0 +1,80 @@
+"""The `choreo` command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from choreo_agents.cli import app
+from choreo_agents.workflows import debate
+
+runner = CliRunner()
+
+
+def run(*arguments: str, code: int = 0) -> tuple[str, str]:
+    """stdout and stderr of a command."""
+    result = runner.invoke(app, list(arguments), env={"COLUMNS": "120"})
+    assert result.exit_code == code, result.output
+    return result.stdout, result.stderr
+
+
+def test_the_debate_is_shown_with_its_costs() -> None:
+    out, _ = run("run", "debate", "--repeats", "1")
+    for expected in ("a debate on embedded, method choreo", "Alice", "final answer (choreo)", "final answer (baseline)"):
+        assert expected in out
+    for row in ("tokens encoded", "tokens reused", "first token", "end to end"):
+        assert row in out
+
+
+def test_json_is_one_object_and_choreo_encodes_fewer_tokens() -> None:
+    out, err = run("run", "debate", "--repeats", "1", "--json", "--seed", "3", "--rounds", "2", "--agents", "4")
+    result = json.loads(out)
+    assert set(result) == {"question", "answer", "correct", "messages", "methods"}
+    assert [(m["round"], m["agent"]) for m in result["messages"][:4]] == [
+        (1, name) for name in ("Alice", "Bruno", "Clara", "David")
+    ]
+    assert len(result["messages"]) == 8
+    methods = result["methods"]
+    assert list(methods) == ["choreo", "baseline", "naive"]
+    for figures in methods.values():
+        assert set(figures) == {"tokens_encoded", "tokens_reused", "ttft_mean_s", "end_to_end_s"}
+    assert methods["choreo"]["tokens_encoded"] < methods["baseline"]["tokens_encoded"] < methods["naive"]["tokens_encoded"]
+    assert methods["naive"]["tokens_reused"] == 0
+    assert "final answer" in err
+
+
+@pytest.mark.parametrize("method", ["choreo", "baseline", "naive"])
+def test_no_compare_reports_the_method_that_ran(method: str) -> None:
+    out, _ = run("run", "debate", "--method", method, "--no-compare", "--json", "--rounds", "1")
+    assert list(json.loads(out)["methods"]) == [method]
+
+
+def test_a_model_saved_to_disk(tiny_path: Path) -> None:
+    out, _ = run("run", "debate", "--model", str(tiny_path), "--no-compare", "--json", "--rounds", "1")
+    assert len(json.loads(out)["messages"]) == 3
+
+
+def test_bench_scores_both_methods() -> None:
+    out, _ = run("bench", "debate", "--n", "2", "--json")
+    scores = json.loads(out)
+    assert set(scores) == {"choreo", "baseline"}
+    assert scores["baseline"]["final"]["count"] == 2
+    assert "final answer right" in run("bench", "debate", "--n", "1")[0]
+
+
+def test_an_unsupported_model_is_one_red_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    out, err = run("run", "debate", "--model", str(tmp_path), code=1)
+    assert "error: model type 'gpt2' is not supported" in out + err
+    assert "Traceback" not in out + err
+
+
+def test_help_teaches() -> None:
+    out, _ = run("run", "debate", "--help")
+    for expected in ("--model", "--method", "--agents", "--rounds", "--seed", "--no-compare", "--json", "Examples"):
+        assert expected in out
+    assert "choreo run debate" in run("--help")[0]
+    assert callable(debate)

@@ -1,0 +1,124 @@
+"""Models load by path, hub name or as the embedded one, or are refused with the reason."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.tiny import save_tiny_llama
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from choreo_agents import Engine, Sampling
+from choreo_agents.errors import UnsupportedModelError
+from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.models.support import plain_logits, probe_tokens, require_movable
+
+
+def change_config(folder: Path, **changes: Any) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return folder
+
+
+def test_the_embedded_model_is_small_and_loads_at_once() -> None:
+    load_model("embedded")
+    started = time.perf_counter()
+    with Engine.load("embedded") as engine:
+        assert time.perf_counter() - started < 10, "two seconds on an idle machine"
+        assert engine.model.adapter.parameters <= 6_000_000
+    folder = Path(load_model.__code__.co_filename).parent / "embedded" / "weights"
+    assert (folder / "model.safetensors").stat().st_size <= 12_000_000
+
+
+@pytest.mark.parametrize(
+    ("rope", "reason"),
+    [
+        ({"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, "RoPE type 'dynamic' is not supported"),
+        (
+            {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "factor": 2.0,
+                "short_factor": [1.0] * 8,
+                "long_factor": [2.0] * 8,
+                "original_max_position_embeddings": 64,
+            },
+            "RoPE type 'longrope' is not supported",
+        ),
+    ],
+)
+def test_frequencies_that_change_with_length_are_refused(tmp_path: Path, rope: dict[str, Any], reason: str) -> None:
+    folder = change_config(save_tiny_llama(tmp_path), rope_parameters=rope)
+    with pytest.raises(UnsupportedModelError, match=reason):
+        Engine.load(folder)
+
+
+def test_another_architecture_is_refused(tmp_path: Path) -> None:
+    GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=64)).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="model type 'gpt2' is not supported"):
+        Engine.load(tmp_path)
+
+
+def test_a_missing_model_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="there is no folder"):
+        Engine.load(tmp_path / "nowhere")
+
+
+def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
+    folder = save_tiny_llama(tmp_path)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(OSError, match="safetensors"):
+        Engine.load(folder)
+
+
+def test_the_probe_notices_positions_that_are_no_pure_rotation(tmp_path: Path) -> None:
+    """A model whose keys carry something of their absolute position passes every check of its configuration."""
+    model = load_model(save_tiny_llama(tmp_path))
+    tokens = probe_tokens(model.adapter.vocabulary_size)
+    inner = model.adapter._model.model
+    plain = inner.rotary_emb.forward
+
+    def absolute(x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        cos, sin = plain(x, position_ids)
+        return cos * (1 + 0.01 * position_ids[..., None]), sin
+
+    inner.rotary_emb.forward = absolute
+    inner.set_attn_implementation("sdpa")
+    expected = plain_logits(model.adapter._model, tokens)
+    inner.set_attn_implementation("choreo_segments")
+    with pytest.raises(UnsupportedModelError, match="not a pure rotation"):
+        require_movable(model.adapter, tokens, expected)
+
+
+def test_fingerprints_tell_weights_dtypes_and_shapes_apart(tmp_path: Path) -> None:
+    first = save_tiny_llama(tmp_path / "first")
+    fingerprints = {load_model(first).adapter.fingerprint}
+    fingerprints.add(load_model(first, dtype=torch.bfloat16).adapter.fingerprint)
+    fingerprints.add(load_model(save_tiny_llama(tmp_path / "other", seed=1)).adapter.fingerprint)
+    fingerprints.add(load_model(save_tiny_llama(tmp_path / "rope", rope="llama3")).adapter.fingerprint)
+    assert len(fingerprints) == 4
+    copy = save_tiny_llama(tmp_path / "copy")
+    assert load_model(copy).adapter.fingerprint in fingerprints
+    weights = load_file(copy / "model.safetensors")
+    weights["model.norm.weight"] += 1
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    assert load_model(copy).adapter.fingerprint not in fingerprints
+
+
+def test_the_embedded_model_recalls_from_notes(embedded: LoadedModel) -> None:
+    with Engine.load(embedded, kv_budget_bytes=1 << 23) as engine:
+        chat = engine.chat
+        notes = "Notes: Ann has 3 red kites. Bob has 5 blue boats. Cleo has 2 green drums."
+        right = 0
+        for person, answer in (("Ann", "Ann has 3 red kites."), ("Bob", "Bob has 5 blue boats."), ("Dan", "I do not know.")):
+            asked = chat.root(None) + chat.turn("system", notes) + chat.turn("user", f"What does {person} have?")
+            prompt = engine.prefill(asked)
+            handle = engine.decode(chat.header("Alice"), [prompt], sampling=Sampling(max_tokens=16))
+            right += answer in engine.text(handle)
+        assert right == 3
