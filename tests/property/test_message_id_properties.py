@@ -18,6 +18,8 @@ ingredients = st.tuples(
 @given(ingredients, ingredients)
 @example((b"", "m", (1, 23), (), ()), (b"", "m", (12, 3), (), ()))
 @example((b"", "m", (1,), (), ()), (b"", "m;1:1", (), (), ()))
+@example((b"", "m", (1,), (), ()), (b"", "m1", (), (), ()))
+@example((b"", "m", (1,), (P, Q), (0, 1)), (b"", "m", (1,), (Q, P), (0, 1)))
 @example((b"", "m", (1,), (P,), (2,)), (b"", "m", (1,), (), (2,)))
 @example((b"s", "m", (1,), (P,), (2,)), (b"s", "m", (1,), (P,), (2,)))
 def test_only_equal_ingredients_share_an_id(one: tuple, two: tuple) -> None:
