@@ -5,9 +5,9 @@
     │   ├── ContextLengthError                its view is longer than the model's context
     │   └── KVBudgetError                     it needs more KV memory than the engine's whole budget
     ├── HandleError (LookupError)
-    │   ├── UnknownHandleError                never made by this engine
+    │   ├── UnknownHandleError                never made by this engine, or under another salt
     │   ├── ReleasedHandleError               its last lease was dropped
-    │   └── ForeignHandleError                made by another model or for another tenant
+    │   └── ForeignHandleError                made by another model
     ├── VisibilityError (ValueError)          a declaration that names no node, or a read that none allows
     ├── UnsupportedModelError (ValueError)    a model whose attention or positions the engine cannot serve exactly
     ├── CapacityError                         KV memory is full for now; may be retried after a release
@@ -49,7 +49,7 @@ class ReleasedHandleError(HandleError):
 
 
 class ForeignHandleError(HandleError):
-    """A handle made by another model, or for another tenant."""
+    """A handle made by another model."""
 
 
 class VisibilityError(ChoreoError, ValueError):

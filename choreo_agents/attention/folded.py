@@ -49,6 +49,7 @@ class FoldedAttention:
         if self.moved:
             self.cos, self.sin = (part.to(backend.device) for part in backend.rotation.cos_sin(-shifts))
         self.rotation = backend.rotation
+        self.lone = len(layout.reads) == 1 and tokens.tolist() == list(range(len(layout.positions)))
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         pairs = query[self.tokens]
@@ -68,7 +69,7 @@ class FoldedAttention:
             first += count
             outs.append(out)
             lses.append(lse)
-        if len(self.tokens) == len(query) and len(outs) == 1 and self.packed is None:
+        if self.lone:
             return outs[0]
         return merge(torch.cat(outs), torch.cat(lses), self.tokens, len(query))
 

@@ -17,7 +17,6 @@ from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.embedded.language import DEBATE_RULES, DebateProblem
 from choreo_agents.sampling import Sampling
-from choreo_agents.tracing import EventList, FirstToken
 from choreo_agents.workflows import debate, final_answer
 
 OnToken = Callable[[str, str, str], None]
@@ -31,7 +30,7 @@ class Cost:
     tokens_encoded: int
     tokens_reused: int
     ttft_mean_s: float
-    """Mean seconds from a decode's submission to its first token, re-encoding of its view included."""
+    """Mean seconds from a node's start to its first token: encoding of whatever was not encoded yet included."""
     end_to_end_s: float
     """From the graph's start to its end."""
     rows_per_step: float
@@ -82,7 +81,6 @@ def hold(
         on_token: Sees the words as they come.
     """
     problem = setting.problem
-    sink = EventList()
     graph = debate(
         dict(zip(problem.agents, problem.notes, strict=True)),
         rounds=setting.rounds,
@@ -90,11 +88,11 @@ def hold(
         sampling=setting.sampling,
     )
     budget = setting.kv_budget_bytes
-    with Engine.load(setting.model, method=method, kv_budget_bytes=budget, seed=setting.seed, sink=sink) as engine:
+    with Engine.load(setting.model, method=method, kv_budget_bytes=budget, seed=setting.seed) as engine:
         app = graph.compile(engine=engine)
         config: dict[str, Any] = {"configurable": {"replay": replay}, "max_concurrency": len(problem.agents)}
         started = time.perf_counter()
-        state = _run(app, {"messages": [("user", problem.question)]}, config, on_token)
+        state, waits = _run(app, {"messages": [("user", problem.question)]}, config, on_token)
         elapsed = time.perf_counter() - started
         stats = engine.stats()
         said = {
@@ -103,23 +101,26 @@ def hold(
             if entry["author"] in problem.agents
         }
     answer = final_answer(state["messages"], problem.agents)
-    waits = [event.waited_s for event in sink.events if isinstance(event, FirstToken)]
     cost = Cost(stats.tokens_encoded, stats.tokens_reused, mean(waits), elapsed, stats.rows_per_step)
     return DebateRun(_utterances(state["messages"]), answer, problem.is_correct(answer), cost, said)
 
 
-def _run(app: Any, inputs: dict[str, Any], config: dict[str, Any], on_token: OnToken | None) -> Mapping[str, Any]:
-    if on_token is None:
-        end: Mapping[str, Any] = app.invoke(inputs, config)
-        return end
+def _run(
+    app: Any, inputs: dict[str, Any], config: dict[str, Any], on_token: OnToken | None
+) -> tuple[Mapping[str, Any], list[float]]:
+    """The end state, and every node's time to first token in seconds."""
     state: Mapping[str, Any] = {}
-    for mode, item in app.stream(inputs, config, stream_mode=["messages", "values"]):
+    waits: list[float] = []
+    modes = ["custom", "values", *(["messages"] if on_token is not None else [])]
+    for mode, item in app.stream(inputs, config, stream_mode=modes):
         if mode == "values":
             state = item
-        else:
+        elif mode == "custom":
+            waits.append(item["ttft_s"])
+        elif on_token is not None:
             message, metadata = item
             on_token(metadata["langgraph_node"], message.id, message.text)
-    return state
+    return state, waits
 
 
 def _generated(engine: Engine, entry: Any) -> tuple[int, ...]:

@@ -102,7 +102,7 @@ def cost_table(comparison: Comparison) -> RenderableType:
     note = Text(
         "choreo: views of one KV cache. baseline: text with a prefix cache. naive: text without one.\n"
         f"Times are medians of {comparison.repeats} runs of each method, taken in turn on fresh engines; "
-        "all decode the same tokens.",
+        "all decode the same tokens.\nFirst token: from a node's start, whatever it has to encode before included.",
         style="dim",
     )
     return Group(table, note)

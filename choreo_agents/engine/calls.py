@@ -43,7 +43,7 @@ class Decode:
     author: str | None = None
     closing: Content = ()
     """Tokens that the message must end with, such as the end of a chat turn. Those the model has produced itself are
-    not repeated; the first of them also stops the decode."""
+    not repeated; the first of them also stops the decode, unless `sampling` names its own stop tokens."""
     memo: str | None = None
     """Names this very call: the same name and the same call again return the first answer instead of a new one."""
 
@@ -56,7 +56,8 @@ class Usage:
     tokens_reused: int
     """Tokens that it attended to and found encoded."""
     ttft_s: float | None
-    """Seconds from submission to the first sampled token; None for a prefill."""
+    """Seconds from the decode's submission to its first token; None for a prefill. Under choreo its parents were
+    encoded before, by calls of their own."""
     duration_s: float
 
 

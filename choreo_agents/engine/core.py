@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from choreo_agents.attention.folded import FoldedBackend
 from choreo_agents.engine.calls import Decode, Prefill, Usage
-from choreo_agents.engine.intake import Intake
+from choreo_agents.engine.intake import Intake, ReadCall
 from choreo_agents.engine.ledger import Ledger, Message
 from choreo_agents.engine.methods import Job, MethodName, make_method
 from choreo_agents.engine.scope import Scope
@@ -24,7 +25,7 @@ from choreo_agents.kv.pool import KVPool
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.loop import EngineLoop
-from choreo_agents.runtime.request import Decoding, Request
+from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.scheduler import Limits
 from choreo_agents.tracing import EventSink
 
@@ -50,12 +51,17 @@ class _Order:
 
     core: EngineCore
     job: Job
-    author: str | None
-    role: str | None
     scopes: dict[Answer, Scope | None]
     encodes_end: bool
     memo: str | None = None
-    prefill_id: str | None = None
+    running: dict[str, Request] = field(default_factory=dict)
+    """Where the same call finds this request while it is under way, by `key`."""
+    key: str | None = None
+
+    def forget(self) -> None:
+        """It is no longer under way."""
+        if self.key is not None:
+            del self.running[self.key]
 
     def finish(self, request: Request) -> MessageHandle:
         return self.core.finish(self, request)
@@ -82,13 +88,17 @@ class EngineCore:
         )
         self._numbers = itertools.count()
         self._prefilling: dict[str, Request] = {}
+        self._memoising: dict[str, Request] = {}
+        # Ends the thread when the engine is dropped without being closed, and before the interpreter exits.
+        weakref.finalize(self, self.loop.close)
         self._found_reused = 0
 
     def submit_prefills(self, calls: Sequence[Prefill], scope: Scope | None) -> list[Answer]:
-        """Validate all calls, then start them as one batch; nothing is done if one of them is wrong."""
+        """Check all calls, then start them as one batch; nothing is done if one of them is wrong."""
+        read = [self._intake.read(call) for call in calls]
         with self.lock:
             self.loop.require_open()
-            jobs = [self._intake.prefill(call) for call in calls]
+            jobs = [self._intake.job(call) for call in read]
             requests: list[Request] = []
             answers = [self._prefill(job, call, scope, requests) for job, call in zip(jobs, calls, strict=True)]
             self._submit(requests)
@@ -98,13 +108,12 @@ class EngineCore:
         self, calls: Sequence[Decode], scope: Scope | None, on_token: Callable[[int], None] | None = None
     ) -> list[Answer]:
         """The same for decodes. `on_token` is called on the engine's thread and must not raise."""
+        read = [self._intake.read(call) for call in calls]
         with self.lock:
             self.loop.require_open()
-            jobs = [self._intake.decode(call) for call in calls]
+            jobs = [self._intake.job(call) for call in read]
             requests: list[Request] = []
-            answers = []
-            for (job, decoding), call in zip(jobs, calls, strict=True):
-                answers.append(self._decode(job, call, decoding, scope, requests, on_token))
+            answers = [self._decode(job, call, scope, requests, on_token) for job, call in zip(jobs, read, strict=True)]
             self._submit(requests)
             return answers
 
@@ -116,20 +125,13 @@ class EngineCore:
     def release(self, handle: MessageHandle, scope: Scope | None) -> None:
         """Drop one lease."""
         with self.lock:
-            self.ledger.release(self.find(handle))
-            if scope is not None:
-                scope.forget(handle.id)
+            self.ledger.release(self.ledger.find(handle), scope)
 
     def close_scope(self, scope: Scope) -> None:
-        """Drop all leases that a scope counts, and any that its calls take later."""
+        """Drop all leases that a scope counts; calls still under way in it will take none."""
         with self.lock:
             scope.closed = True
-            for held, count in scope.leases.items():
-                for _ in range(count):
-                    message = self.ledger.get(held)
-                    assert message is not None
-                    self.ledger.release(message)
-            scope.leases.clear()
+            self.ledger.close(scope)
 
     def stats(self) -> EngineStats:
         with self.lock:
@@ -159,14 +161,12 @@ class EngineCore:
         """Make a message of a finished request, with a lease for everyone who waits for it."""
         assert request.binding is not None
         segment = request.encoding.close(request)
+        order.forget()
         tokens = order.job.tokens + tuple(request.tokens[len(request.binding.prompt) :])
-        if order.prefill_id is not None:
-            del self._prefilling[order.prefill_id]
-        now = time.perf_counter()
         ttft = None if request.first_token_s is None else request.first_token_s - request.submitted_s
-        usage = Usage(request.encoded, request.reused, ttft, now - request.submitted_s)
-        message = self._message(order.job, tokens, order.author, order.role, usage)
-        message = self.ledger.enter(message, segment)
+        usage = Usage(request.encoded, request.reused, ttft, time.perf_counter() - request.submitted_s)
+        message = self.ledger.enter(self._message(order.job, tokens, request.author, request.role, usage), segment)
+        self._found_reused += len(tokens) * max(0, len(request.futures) - 1)
         for answer in request.futures:
             scope = order.scopes[answer]
             if scope is None or not scope.closed:
@@ -178,8 +178,7 @@ class EngineCore:
 
     def abandon(self, order: _Order, request: Request) -> None:
         """Give back all that an unfinished request holds."""
-        if order.prefill_id is not None:
-            del self._prefilling[order.prefill_id]
+        order.forget()
         segment = request.encoding.close(request)
         if segment is not None:
             self.pool.unpin(segment)
@@ -202,24 +201,20 @@ class EngineCore:
     def _prefill(self, job: Job, call: Prefill, scope: Scope | None, requests: list[Request]) -> Answer:
         identity = self._intake.identity(job, job.tokens)
         known = self.ledger.get(identity)
-        if known is None and not self.method.keeps_kv:
-            usage = Usage(0, 0, None, 0.0)
-            known = self.ledger.enter(self._message(job, job.tokens, call.author, call.role, usage), None)
-            return self._answered(known, scope)
         if known is not None:
             if self.method.keeps_kv:
                 self._found_reused += len(job.tokens)
             return self._answered(known, scope)
-        answer: Answer = Future()
+        if not self.method.keeps_kv:
+            message = self._message(job, job.tokens, call.author, call.role, Usage(0, 0, None, 0.0))
+            return self._answered(self.ledger.enter(message, None), scope)
         running = self._prefilling.get(identity)
         if running is not None:
-            assert isinstance(running.owner, _Order)
-            running.futures.append(answer)
-            running.owner.scopes[answer] = scope
-            self._found_reused += len(job.tokens)
-            return answer
-        order = _Order(self, job, call.author, call.role, {answer: scope}, encodes_end=True, prefill_id=identity)
-        request = Request(next(self._numbers), self.method.encoding(job), order, None, call.author, [answer])
+            return self._joined(running, scope)
+        answer: Answer = Future()
+        order = _Order(self, job, {answer: scope}, encodes_end=True, running=self._prefilling, key=identity)
+        encoding = self.method.encoding(job)
+        request = Request(next(self._numbers), encoding, order, None, call.author, call.role, [answer])
         self._prefilling[identity] = request
         requests.append(request)
         return answer
@@ -227,23 +222,43 @@ class EngineCore:
     def _decode(
         self,
         job: Job,
-        call: Decode,
-        decoding: Decoding,
+        read: ReadCall,
         scope: Scope | None,
         requests: list[Request],
         on_token: Callable[[int], None] | None,
     ) -> Answer:
-        memo = self._intake.memo(job, call, decoding)
+        memo = self._intake.memo(job, read)
         known = None if memo is None else self.ledger.recall(memo)
         if known is not None:
             for token in known.tokens[len(job.tokens) :] if on_token is not None else ():
                 assert on_token is not None
                 on_token(token)
             return self._answered(known, scope)
+        running = None if memo is None else self._memoising.get(memo)
+        if running is not None:
+            return self._joined(running, scope, on_token)
         answer: Answer = Future()
-        order = _Order(self, job, call.author, "assistant", {answer: scope}, self.method.keeps_kv, memo)
-        encoding = self.method.encoding(job)
-        requests.append(Request(next(self._numbers), encoding, order, decoding, call.author, [answer], on_token))
+        order = _Order(self, job, {answer: scope}, self.method.keeps_kv, memo, self._memoising, memo)
+        encoding, decoding = self.method.encoding(job), self._intake.decoding(job, read)
+        author = read.call.author
+        request = Request(next(self._numbers), encoding, order, decoding, author, "assistant", [answer])
+        if on_token is not None:
+            request.listeners.append(on_token)
+        if memo is not None:
+            self._memoising[memo] = request
+        requests.append(request)
+        return answer
+
+    def _joined(self, running: Request, scope: Scope | None, on_token: Callable[[int], None] | None = None) -> Answer:
+        """Wait for a request that is under way already."""
+        assert isinstance(running.owner, _Order)
+        answer: Answer = Future()
+        running.futures.append(answer)
+        running.owner.scopes[answer] = scope
+        if on_token is not None:
+            for token in running.sampled:
+                on_token(token)
+            running.listeners.append(on_token)
         return answer
 
     def _submit(self, requests: list[Request]) -> None:

@@ -39,7 +39,7 @@ class Engine:
         model: str | Path | LoadedModel = "embedded",
         *,
         method: MethodName = "choreo",
-        device: str | torch.device = "cpu",
+        device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         kv_budget_bytes: int = 1 << 30,
         step_tokens: int = 512,
@@ -52,7 +52,7 @@ class Engine:
         Args:
             model: `"embedded"`, a folder in Hugging Face's layout, a hub name, or a model loaded before.
             method: From the cache, or from re-encoded text (Prompt Choreography, section 3.1).
-            device: Where model and KV live.
+            device: Where model and KV live; by default the CPU.
             dtype: Of weights and KV; by default fp32 on a CPU, else the checkpoint's own.
             kv_budget_bytes: Upper bound of the KV memory.
             step_tokens: Tokens encoded in one forward pass at most; longer prefills are cut into chunks.
@@ -63,7 +63,7 @@ class Engine:
         Raises:
             UnsupportedModelError: The model cannot be served exactly. ValueError: A setting is out of range.
         """
-        loaded = model if isinstance(model, LoadedModel) else load_model(model, device=device, dtype=dtype)
+        loaded = _loaded(model, device, dtype)
         settings = {"method": method, "kv_budget_bytes": kv_budget_bytes, "step_tokens": step_tokens, "seed": seed}
         return cls(loaded, Settings.model_validate({**settings, "salt": salt, "sink": sink}))
 
@@ -101,7 +101,8 @@ class Engine:
 
     async def aprefill(self, content: Any, *args: Any, **options: Any) -> Any:
         """See `prefill`. Cancelling the awaiting task stops the request and frees its memory."""
-        return await self._await(self._prefills(content, args, options), one=_is_content(content))
+        calls, one = _calls(Prefill, content, args, options)
+        return await self._await(self._core.submit_prefills(calls, self._scope()), one=one)
 
     @overload
     def prefill(
@@ -138,7 +139,8 @@ class Engine:
             HandleError: A parent is unknown, released, or another model's.
             CapacityError: Leased messages leave no room now.
         """
-        return self._wait(self._prefills(content, args, options), one=_is_content(content))
+        calls, one = _calls(Prefill, content, args, options)
+        return self._wait(self._core.submit_prefills(calls, self._scope()), one=one)
 
     @overload
     async def adecode(
@@ -159,7 +161,8 @@ class Engine:
 
     async def adecode(self, header: Any, *args: Any, **options: Any) -> Any:
         """See `decode`. Cancelling the awaiting task stops the request and frees its memory."""
-        return await self._await(self._decodes(header, args, options), one=_is_content(header))
+        calls, one = _calls(Decode, header, args, options)
+        return await self._await(self._core.submit_decodes(calls, self._scope()), one=one)
 
     @overload
     def decode(
@@ -195,7 +198,8 @@ class Engine:
         Raises:
             See `prefill`.
         """
-        return self._wait(self._decodes(header, args, options), one=_is_content(header))
+        calls, one = _calls(Decode, header, args, options)
+        return self._wait(self._core.submit_decodes(calls, self._scope()), one=one)
 
     def astream(self, header: Content, *args: Any, **options: Any) -> AsyncGenerator[StreamedToken | MessageHandle]:
         """Decode one message, yielding each token as it comes and the handle last. Arguments as for `decode`.
@@ -220,9 +224,9 @@ class Engine:
         """What the call that made a message cost."""
         return self._core.find(handle).usage
 
-    def ancestors(self, handle: MessageHandle) -> list[MessageHandle]:
-        """All that a message's encoding has ever attended to, nearest first, released ones included."""
-        return [message.handle for message in self._core.find(handle).ancestors()]
+    def ancestors(self, handle: MessageHandle) -> dict[MessageHandle, str | None]:
+        """All that a message's encoding has ever attended to, with authors: nearest first, released ones included."""
+        return {message.handle: message.author for message in self._core.find(handle).ancestors()}
 
     def release(self, handle: MessageHandle) -> None:
         """Drop one lease. After the last one the message's KV is freed, and the handle is refused."""
@@ -258,12 +262,6 @@ class Engine:
     def _scope(self) -> Scope | None:
         return current(id(self))
 
-    def _prefills(self, content: Any, args: tuple[Any, ...], options: dict[str, Any]) -> list[Answer]:
-        return self._core.submit_prefills(_calls(Prefill, content, args, options), self._scope())
-
-    def _decodes(self, header: Any, args: tuple[Any, ...], options: dict[str, Any]) -> list[Answer]:
-        return self._core.submit_decodes(_calls(Decode, header, args, options), self._scope())
-
     def _wait(self, answers: list[Answer], *, one: bool) -> Any:
         with self._core.given_up_if_left(answers, self._scope()):
             handles = [answer.result() for answer in answers]
@@ -275,16 +273,24 @@ class Engine:
         return handles[0] if one else handles
 
 
-def _is_content(content: Any) -> bool:
-    """Whether this is one message's content rather than a list of calls."""
-    return isinstance(content, str) or not content or not isinstance(content[0], Prefill | Decode)
+def _loaded(
+    model: str | Path | LoadedModel, device: str | torch.device | None, dtype: torch.dtype | None
+) -> LoadedModel:
+    if not isinstance(model, LoadedModel):
+        return load_model(model, device=device or "cpu", dtype=dtype)
+    if device is not None or dtype is not None:
+        raise InvalidRequestError("the model is loaded already: give device and dtype to load_model")
+    return model
 
 
-def _calls(kind: type, content: Any, args: tuple[Any, ...], options: dict[str, Any]) -> list[Any]:
-    """The calls of a batch, or the one that the arguments spell out."""
-    if _is_content(content):
-        return [kind(content, *args, **options)]
-    for call in content:
+def _calls(kind: type, content: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[list[Any], bool]:
+    """The calls of a batch, or the one that the arguments spell out; and whether it is one."""
+    calls = content if isinstance(content, list | tuple) else []
+    if not any(isinstance(call, Prefill | Decode) for call in calls):
+        return [kind(content, *args, **options)], True
+    if args or options:
+        raise InvalidRequestError(f"a batch of {kind.__name__} calls takes no other arguments: give them to each call")
+    for call in calls:
         if not isinstance(call, kind):
             raise InvalidRequestError(f"a batch holds {kind.__name__} calls only, not {call!r}")
-    return list(content)
+    return list(calls), False

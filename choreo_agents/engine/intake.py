@@ -4,20 +4,40 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import operator
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from choreo_agents.engine.calls import Content, Decode, Prefill
 from choreo_agents.engine.ledger import Ledger
 from choreo_agents.engine.methods import Job, Method
 from choreo_agents.engine.placement import place
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, KVBudgetError
-from choreo_agents.kv.handle import message_id
+from choreo_agents.kv.handle import MessageHandle, message_id
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.request import Decoding
 from choreo_agents.sampling import Sampling, TokenSampler
 
 _REMEMBERED_CALLS = 65_536
+
+
+@dataclass(frozen=True)
+class ReadCall:
+    """A call whose texts are tokens."""
+
+    call: Prefill | Decode
+    tokens: tuple[int, ...]
+    closing: tuple[int, ...]
+
+    @property
+    def longest(self) -> int:
+        """Tokens that it can add to these at most."""
+        if isinstance(self.call, Prefill):
+            return 0
+        return self.call.sampling.longest + len(self.closing)
 
 
 class Intake:
@@ -43,53 +63,65 @@ class Intake:
         self._key = hmac.new(b"choreo", salt, hashlib.sha256).digest()
         self._repeats: OrderedDict[str, int] = OrderedDict()
 
-    def prefill(self, call: Prefill) -> Job:
-        """The job of a prefill; raises what `Engine.prefill` raises."""
-        job = self._job(call.content, call, "nothing to prefill: the content is empty")
-        self._require_fit(job, 0)
+    def read(self, call: Prefill | Decode) -> ReadCall:
+        """Check and tokenize a call by itself. Needs no lock: long texts take long."""
+        if isinstance(call, Prefill):
+            tokens = self._tokens(call.content, "content")
+            if not tokens:
+                raise InvalidRequestError("nothing to prefill: the content is empty")
+            return ReadCall(call, tokens, ())
+        tokens = self._tokens(call.header, "header")
+        if not tokens:
+            raise InvalidRequestError(
+                "the header is empty: the first token is sampled from what its last token encodes"
+            )
+        if not isinstance(call.sampling, Sampling):
+            raise InvalidRequestError(f"sampling must be a Sampling, not {call.sampling!r}")
+        self._tokens(call.sampling.forced or (), "sampling.forced")
+        return ReadCall(call, tokens, self._tokens(call.closing, "closing"))
+
+    def job(self, read: ReadCall) -> Job:
+        """Find and place the parents; raises what `Engine.prefill` raises, before any work is done."""
+        parents = tuple(self._ledger.find(parent) for parent in _listed(read.call.parents, "parents"))
+        offsets = None if read.call.offsets is None else _listed(read.call.offsets, "offsets")
+        lengths = [len(parent.tokens) for parent in parents]
+        job = Job(read.tokens, parents, place(lengths, offsets, read.call.new_offset))
+        self._require_fit(job, read.longest)
         return job
 
-    def decode(self, call: Decode) -> tuple[Job, Decoding]:
-        """The job of a decode and how it samples; raises what `Engine.decode` raises."""
-        job = self._job(
-            call.header, call, "the header is empty: the first token is sampled from what its last token encodes"
-        )
-        sampling, closing = call.sampling, self._tokens(call.closing)
-        self._tokens(sampling.forced or ())
+    def decoding(self, job: Job, read: ReadCall) -> Decoding:
+        """How a decode samples. Derives its seed, so that it must be called once for each that really runs."""
+        assert isinstance(read.call, Decode)
+        sampling = read.call.sampling
         stops = sampling.stop_tokens
         if stops is None:
-            stops = (*self._model.adapter.end_tokens, *closing[:1])
+            stops = (*self._model.adapter.end_tokens, *read.closing[:1])
         seed = self._call_seed(job, sampling) if sampling.seed is None else sampling.seed
-        decoding = Decoding(sampling, TokenSampler(sampling, seed), frozenset(stops), closing)
-        self._require_fit(job, decoding.longest)
-        return job, decoding
+        return Decoding(sampling, TokenSampler(sampling, seed), frozenset(stops), read.closing)
 
     def identity(self, job: Job, tokens: tuple[int, ...]) -> str:
         """The id of the message that these tokens make in the job's place."""
         parents = [parent.handle.id for parent in job.parents]
         return message_id(self._key, self._model.adapter.fingerprint, tokens, parents, job.placement.relative())
 
-    def memo(self, job: Job, call: Decode, decoding: Decoding) -> str | None:
+    def memo(self, job: Job, read: ReadCall) -> str | None:
         """Under which the answer to this very call is remembered."""
-        if call.memo is None:
+        assert isinstance(read.call, Decode)
+        if read.call.memo is None:
             return None
-        closing = ",".join(map(str, decoding.closing))
-        return f"{call.memo} {self.identity(job, job.tokens)} {call.sampling.model_dump_json()} {closing}"
+        closing = ",".join(map(str, read.closing))
+        return f"{read.call.memo} {self.identity(job, job.tokens)} {read.call.sampling.model_dump_json()} {closing}"
 
-    def _job(self, content: Content, call: Prefill | Decode, if_empty: str) -> Job:
-        tokens = self._tokens(content)
-        if not tokens:
-            raise InvalidRequestError(if_empty)
-        parents = tuple(self._ledger.find(parent) for parent in call.parents)
-        return Job(tokens, parents, place([len(parent.tokens) for parent in parents], call.offsets, call.new_offset))
-
-    def _tokens(self, content: Content) -> tuple[int, ...]:
-        tokens = tuple(self._model.encode(content) if isinstance(content, str) else content)
+    def _tokens(self, content: Content, what: str) -> tuple[int, ...]:
+        if isinstance(content, str):
+            try:
+                return tuple(self._model.encode(content))
+            except (TypeError, UnicodeError) as error:
+                raise InvalidRequestError(f"the {what} cannot be tokenized: {error}") from error
+        if isinstance(content, bytes | bytearray | Mapping):
+            raise InvalidRequestError(f"the {what} must be text or token ids, not {type(content).__name__}")
         size = self._model.adapter.vocabulary_size
-        for token in tokens:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
-                raise InvalidRequestError(f"{token!r} is no token: ids run from 0 to {size - 1}")
-        return tokens
+        return tuple(_token(item, size) for item in _listed(content, what))
 
     def _require_fit(self, job: Job, added: int) -> None:
         end, most = self._method.reach(job, added), self._model.adapter.max_positions
@@ -98,10 +130,11 @@ class Intake:
                 f"the view and its new message reach position {end}, the model's context ends at {most}: "
                 "show fewer or shorter messages, or lower max_tokens"
             )
-        room = self._pool.rounded(self._method.room(job, added))
+        room = self._method.room(job, added)
         if room > self._pool.total_tokens:
             raise KVBudgetError(
-                f"the call needs KV memory for {room} tokens, the engine has {self._pool.total_tokens} in all: "
+                f"the call and what it reads need KV memory for {room} tokens, "
+                f"the engine has {self._pool.total_tokens} in all: "
                 "load it with a larger kv_budget_bytes, or lower max_tokens"
             )
 
@@ -114,3 +147,20 @@ class Intake:
             self._repeats.popitem(last=False)
         digest = hashlib.sha256(f"{self._seed} {repeat} {call}".encode()).digest()
         return int.from_bytes(digest[:7], "big")
+
+
+def _token(item: Any, size: int) -> int:
+    """A token id, also as numpy and torch write integers."""
+    try:
+        token = operator.index(item)
+    except TypeError:
+        token = -1
+    if isinstance(item, bool) or not 0 <= token < size:
+        raise InvalidRequestError(f"{item!r} is no token: ids run from 0 to {size - 1}")
+    return token
+
+
+def _listed(items: Any, what: str) -> list[Any]:
+    if isinstance(items, MessageHandle | str) or not isinstance(items, Iterable):
+        raise InvalidRequestError(f"{what} must be a list, not {items!r}")
+    return list(items)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
@@ -35,6 +35,8 @@ class Message:
     segment: Segment | None = None
     """Its KV while it is leased; None once released, and always under a method that keeps text only."""
     leases: int = 0
+    scoped: Counter[Scope] = field(default_factory=Counter)
+    """Which of the leases end with a scope."""
     memos: set[str] = field(default_factory=set)
 
     def ancestors(self) -> Iterator[Message]:
@@ -97,11 +99,12 @@ class Ledger:
         known = self._known.get(message.handle.id)
         if known is None:
             self._known[message.handle.id] = known = message
+        known.usage = message.usage
         if known.segment is not None and segment is not None:
             # The same content was decoded twice: the first encoding serves both.
             self._pool.unpin(segment)
         elif segment is not None:
-            known.segment, known.usage = segment, message.usage
+            known.segment = segment
         return known
 
     def lease(self, message: Message, scope: Scope | None) -> None:
@@ -110,13 +113,27 @@ class Ledger:
         self._leased[message.handle.id] = message
         self._released.pop(message.handle.id, None)
         if scope is not None:
-            scope.leases[message.handle.id] += 1
+            message.scoped[scope] += 1
 
-    def release(self, message: Message) -> None:
-        """Drop a lease. The last one frees the message's KV as soon as no running request reads it."""
+    def release(self, message: Message, scope: Scope | None) -> None:
+        """Drop a lease: one of the caller's scope or those around it, else one of no scope, else any.
+
+        The last one frees the message's KV as soon as no running request reads it.
+        """
         assert message.leases > 0
+        mine = next((held for held in scope.chain() if message.scoped[held]), None) if scope is not None else None
+        if mine is None and message.scoped.total() == message.leases:
+            mine = next(held for held, count in message.scoped.items() if count)
+        if mine is not None:
+            message.scoped[mine] -= 1
         message.leases -= 1
         self.drop_if_unleased(message)
+
+    def close(self, scope: Scope) -> None:
+        """Drop all leases that a scope counts."""
+        for message in self.messages():
+            message.leases -= message.scoped.pop(scope, 0)
+            self.drop_if_unleased(message)
 
     def drop_if_unleased(self, message: Message) -> None:
         """Free a message that nobody leases."""
@@ -127,7 +144,7 @@ class Ledger:
             message.segment = None
         self._leased.pop(message.handle.id, None)
         for memo in message.memos:
-            self._memos.pop(memo, None)
+            del self._memos[memo]
         message.memos.clear()
         self._released[message.handle.id] = None
         while len(self._released) > _REMEMBERED_RELEASES:
@@ -149,6 +166,7 @@ class Ledger:
         """Assert that leases, segments and memos agree."""
         for message_id, message in self._leased.items():
             assert message.handle.id == message_id and message.leases > 0
+            assert message.scoped.total() <= message.leases and not any(scope.closed for scope in message.scoped)
             assert message.handle.length == len(message.tokens)
             if message.segment is not None:
                 assert message.segment.pins > 0 and message.segment.encoded == len(message.tokens)

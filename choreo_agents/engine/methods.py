@@ -50,7 +50,7 @@ class Method(Protocol):
         ...
 
     def room(self, job: Job, added: int) -> int:
-        """Tokens of KV that it can need at most."""
+        """Tokens of KV that must be there at once for it: what it reads, and at most what it writes."""
         ...
 
     def evictable_tokens(self) -> int: ...
@@ -76,7 +76,9 @@ class ChoreoMethod:
         return job.placement.end([len(parent.tokens) for parent in job.parents], len(job.tokens) + added)
 
     def room(self, job: Job, added: int) -> int:
-        return len(job.tokens) + added
+        parents = {parent.handle.id: len(parent.tokens) for parent in job.parents}
+        own = len(job.tokens) + added
+        return sum(self._pool.rounded(length) for length in (*parents.values(), own))
 
     def evictable_tokens(self) -> int:
         return 0
@@ -106,7 +108,7 @@ class _FromCache:
     def prompt_tokens(self) -> int:
         return len(self.binding.prompt)
 
-    def bind(self) -> Binding:
+    def bind(self, *, reuse: bool) -> Binding:
         return self.binding
 
     def bound(self, segment: Segment) -> None: ...
@@ -141,7 +143,7 @@ class TextMethod:
         return len(job.text()) + added
 
     def room(self, job: Job, added: int) -> int:
-        return len(job.text()) + added
+        return self._pool.rounded(len(job.text()) + added)
 
     def evictable_tokens(self) -> int:
         return 0 if self._tree is None else self._tree.evictable_tokens()
@@ -173,8 +175,8 @@ class _FromText:
         reused = 0 if self.tree is None else self.tree.match(self.text, self.longest).encoded
         return len(self.text) - reused
 
-    def bind(self) -> Binding:
-        if self.tree is None:
+    def bind(self, *, reuse: bool) -> Binding:
+        if self.tree is None or not reuse:
             return Binding((), self.text, 0)
         match = self.tree.match(self.text, self.longest)
         for piece in match.pieces:

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(eq=False)
 class Scope:
-    """Counts the leases taken inside a `with engine.scope():` block, by message id.
+    """A `with engine.scope():` block. Each message counts the leases that were taken in it.
 
     Threads and tasks started inside inherit it where they copy the context, as asyncio and LangGraph do.
     """
 
     outer: Scope | None
-    leases: Counter[str] = field(default_factory=Counter)
     closed: bool = False
 
-    def forget(self, message_id: str) -> None:
-        """A lease was dropped by hand: take it off the innermost open scope that counts it."""
+    def chain(self) -> Iterator[Scope]:
+        """This scope and those around it, innermost first."""
         scope: Scope | None = self
         while scope is not None:
-            if scope.leases[message_id] > 0:
-                scope.leases[message_id] -= 1
-                return
+            yield scope
             scope = scope.outer
 
 
@@ -37,9 +33,7 @@ _innermost: ContextVar[dict[int, Scope]] = ContextVar("choreo_scopes")
 def current(engine: int) -> Scope | None:
     """The innermost open scope of an engine (its `id`) in this context; a task may outlive the one it started in."""
     scope = _innermost.get({}).get(engine)
-    while scope is not None and scope.closed:
-        scope = scope.outer
-    return scope
+    return None if scope is None else next((open_ for open_ in scope.chain() if not open_.closed), None)
 
 
 @contextmanager
@@ -50,4 +44,6 @@ def entered(engine: int) -> Iterator[Scope]:
     try:
         yield scope
     finally:
-        _innermost.reset(token)
+        # Left in another context, as fixtures that are generators may be: the block's own has ended with it.
+        with suppress(ValueError):
+            _innermost.reset(token)

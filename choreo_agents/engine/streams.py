@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import suppress
 from typing import Any
 
 from choreo_agents.engine.calls import Decode, StreamedToken
@@ -24,8 +25,7 @@ async def stream_async(
     arrived: asyncio.Queue[Any] = asyncio.Queue()
 
     def hand_over(item: Any) -> None:
-        # A loop that was closed meanwhile has nobody left to read.
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # the loop was closed: nobody is left to read
             loop.call_soon_threadsafe(arrived.put_nowait, item)
 
     [answer] = core.submit_decodes([call], scope, hand_over)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
+import time
 import uuid
 from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import asdict
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage
@@ -17,7 +17,7 @@ from langgraph.config import get_stream_writer
 
 from choreo_agents.engine import Engine, Prefill
 from choreo_agents.errors import InvalidRequestError, VisibilityError
-from choreo_agents.graph.inputs import turn_of
+from choreo_agents.graph.inputs import turn_of, with_ids
 from choreo_agents.graph.run import RunPlace, run_coroutine
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.streaming import DecodeRun
@@ -91,13 +91,14 @@ class _Turn:
     """One execution of an agent."""
 
     def __init__(self, agent: Agent, engine: Engine, state: Any, config: RunnableConfig) -> None:
+        self.started_s = time.perf_counter()
         self.agent = agent
         self.engine = engine
         self.config = config
         self.place = RunPlace.of(config, agent.name)
         self.rules = with_input(agent.rules)
         self.entries: list[HandleEntry] = list(_channel(state, "handles"))
-        self.messages: list[BaseMessage] = list(_channel(state, "messages"))
+        self.messages: list[BaseMessage] = with_ids(_channel(state, "messages"))
 
     async def speak(self) -> dict[str, Any]:
         root = await self._root()
@@ -134,31 +135,31 @@ class _Turn:
 
     async def _view(self, view: list[MessageHandle], entries: list[HandleEntry]) -> list[MessageHandle]:
         """Append what the reader may see; re-encoded words attend to the view before them."""
-        private = self._private_ids(entries)
         for entry, mode in visible(entries, self.place.node, self.rules):
             handle = MessageHandle.model_validate(entry["handle"])
             if mode == "reencoded":
                 tokens = self.engine.tokens(handle)
                 handle = await self.engine.aprefill(tokens, view, author=entry["author"])
             else:
-                self._require_no_descent(handle, entry["author"], private)
+                self._require_no_descent(handle, entry["author"], entries)
             view = [*view, handle]
         return view
 
-    def _private_ids(self, entries: list[HandleEntry]) -> dict[str, str]:
-        """Author by handle id, for all that was declared private to this reader."""
-        hidden = {source for source, rule in self.rules.items() if rule.mode == "private"}
-        return {entry["handle"]["id"]: entry["author"] for entry in entries if entry["author"] in hidden}
+    def _require_no_descent(self, handle: MessageHandle, author: str, entries: list[HandleEntry]) -> None:
+        """A private source stays private through others: no shared encoding may have attended to its words.
 
-    def _require_no_descent(self, handle: MessageHandle, author: str, private: dict[str, str]) -> None:
-        """A private source stays private through others: no shared encoding may have attended to it."""
-        if not private or self.engine.method != "choreo":
+        Neither to the source's own encoding, nor to a copy that was re-encoded for another reader.
+        """
+        hidden = {source for source, rule in self.rules.items() if rule.mode == "private"}
+        if not hidden or self.engine.method != "choreo":
             return
-        for ancestor in self.engine.ancestors(handle):
-            if ancestor.id in private:
+        authors = {entry["handle"]["id"]: entry["author"] for entry in entries}
+        for ancestor, encoded_as in self.engine.ancestors(handle).items():
+            source = authors.get(ancestor.id, encoded_as)
+            if source in hidden:
                 raise VisibilityError(
-                    f"{private[ancestor.id]!r} is declared private to {self.place.node!r}, but the encoding that "
-                    f"{author!r} shares with it attended to it: declare {author!r} to {self.place.node!r} 'reencoded'"
+                    f"{source!r} is declared private to {self.place.node!r}, but the encoding that {author!r} shares "
+                    f"with it attended to it: declare {author!r} to {self.place.node!r} 'reencoded'"
                 )
 
     async def _decode(self, view: list[MessageHandle], superstep: int) -> tuple[AIMessage, MessageHandle]:
@@ -175,13 +176,15 @@ class _Turn:
             closing=engine.chat.turn_end,
             memo=self.place.call_name(0),
         )
-        handle, shown = None, ""
+        handle, shown, first_token_s = None, "", None
         try:
             async with aclosing(stream):
                 async for item in stream:
                     if isinstance(item, MessageHandle):
                         handle = item
-                    elif item.text:
+                        continue
+                    first_token_s = first_token_s or time.perf_counter()
+                    if item.text:
                         shown += item.text
                         await run.token(item.text)
         except BaseException as error:
@@ -194,7 +197,7 @@ class _Turn:
         words = said.removesuffix(engine.chat.turn_end).strip()
         message = self._message(words, handle, message_id, sum(h.length for h in view), len(header))
         await run.end(message)
-        self._report(handle, words)
+        self._report(handle, words, first_token_s or time.perf_counter())
         return message, handle
 
     def _header(self) -> str:
@@ -226,14 +229,26 @@ class _Turn:
             ),
         )
 
-    def _report(self, handle: MessageHandle, words: str) -> None:
-        """Tell `stream_mode="custom"` what this decode cost."""
+    def _report(self, handle: MessageHandle, words: str, first_token_s: float) -> None:
+        """Tell `stream_mode="custom"` what this decode cost. Times count from the node's start: what it had to
+        prefill before is part of them."""
         try:
             writer = get_stream_writer()
         except RuntimeError:
             return  # outside a graph there is no stream
-        usage = asdict(self.engine.usage(handle))
-        writer({"type": "choreo.decode", "agent": self.place.node, "handle": handle.id, "words": words, **usage})
+        usage = self.engine.usage(handle)
+        writer(
+            {
+                "type": "choreo.decode",
+                "agent": self.place.node,
+                "handle": handle.id,
+                "words": words,
+                "tokens_encoded": usage.tokens_encoded,
+                "tokens_reused": usage.tokens_reused,
+                "ttft_s": first_token_s - self.started_s,
+                "duration_s": time.perf_counter() - self.started_s,
+            }
+        )
 
     def _message_id(self, superstep: int) -> str:
         """The same again if LangGraph reruns the node; never shared by two branches."""

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, convert_to_messages
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.models import ChatFormat
+
+
+def with_ids(messages: Sequence[Any]) -> list[BaseMessage]:
+    """Messages in any form that LangChain takes. Those without an id, which LangGraph would have given, get one that
+    is the same for every reader."""
+    found = convert_to_messages(messages)
+    for place, message in enumerate(found):
+        if message.id is None:
+            message.id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{place} {message.type} {message.text}"))
+    return found
 
 
 def turn_of(message: BaseMessage, chat: ChatFormat) -> tuple[str, str]:

@@ -33,8 +33,11 @@ class KVPool:
         self.geometry = geometry
         self.block_tokens = block_tokens
         shape = (geometry.kv_heads, blocks * block_tokens, geometry.head_dim)
-        self.keys = [torch.empty(shape, dtype=geometry.dtype, device=device) for _ in range(geometry.layers)]
-        self.values = [torch.empty(shape, dtype=geometry.dtype, device=device) for _ in range(geometry.layers)]
+        try:
+            self.keys = [torch.empty(shape, dtype=geometry.dtype, device=device) for _ in range(geometry.layers)]
+            self.values = [torch.empty(shape, dtype=geometry.dtype, device=device) for _ in range(geometry.layers)]
+        except RuntimeError as error:
+            raise KVBudgetError(f"{device} has no room for a KV budget of {budget_bytes!r} bytes: {error}") from error
         self._allocator = BlockAllocator(blocks)
         self._live: set[Segment] = set()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Piece, Segment
@@ -103,20 +104,23 @@ class PrefixTree:
 
     def evict(self, tokens: int) -> None:
         """Drop least recently used leaves until the pool has room for `tokens`, or nothing can be dropped."""
-        while self._pool.free_tokens < tokens:
-            pins = self._pins()
-            leaves = [
-                node
-                for node in self._nodes()
-                if not node.children and node.segment is not None and node.segment.pins == pins[node.segment]
-            ]
-            if not leaves:
-                return
-            self._remove(min(leaves, key=lambda node: node.used))
+        if self._pool.free_tokens >= tokens:
+            return
+        pins = self._pins()
 
-    def clear(self) -> None:
-        """Drop everything that no running request reads."""
-        self.evict(self._pool.total_tokens + 1)
+        def droppable(node: _Node) -> bool:
+            segment = node.segment
+            return not node.children and segment is not None and segment.pins == pins[segment]
+
+        leaves = [(node.used, id(node), node) for node in self._nodes() if droppable(node)]
+        heapify(leaves)
+        while leaves and self._pool.free_tokens < tokens:
+            _, _, node = heappop(leaves)
+            assert node.segment is not None and node.parent is not None
+            pins[node.segment] -= 1
+            self._remove(node)
+            if droppable(node.parent):
+                heappush(leaves, (node.parent.used, id(node.parent), node.parent))
 
     def check(self) -> None:
         """Assert that edges start with distinct tokens, are not empty, and lie inside their segments."""

@@ -15,6 +15,8 @@ from choreo_agents.attention.step import StepAttention
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.models.hook import IMPLEMENTATION
 
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 
 class ModelAdapter:
     """One forward pass over a packed row of tokens whose attention the engine decides.
@@ -65,15 +67,17 @@ class ModelAdapter:
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """16 hex digits that tell models apart: architecture, dtype, and a sample of every tensor."""
+    """16 hex digits that tell models apart: architecture, dtype, and every row of every tensor."""
     settings = model.config.to_diff_dict()
     for cosmetic in ("_name_or_path", "transformers_version", "_attn_implementation_internal", "dtype", "torch_dtype"):
         settings.pop(cosmetic, None)
     code = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     code.update(str(model.dtype).encode())
     for name, tensor in sorted(model.state_dict().items()):
-        flat = tensor.detach().flatten()
-        sample = flat[:: max(1, flat.numel() // 4096)][:4096].float().cpu().contiguous()
         code.update(f"{name}{tuple(tensor.shape)}".encode())
-        code.update(sample.numpy().tobytes())
+        # Sums of bit patterns: every weight counts, one pass over memory, and exact whatever the order of addition.
+        bits = tensor.detach().contiguous().view(_BITS[tensor.element_size()])
+        rows = bits.sum(dim=-1, dtype=torch.int64) if bits.ndim else bits.to(torch.int64)
+        code.update(rows.cpu().numpy().tobytes())
+        code.update(bits.flatten()[:: max(1, bits.numel() // 4096)][:4096].cpu().numpy().tobytes())
     return code.hexdigest()[:16]

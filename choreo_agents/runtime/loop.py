@@ -13,7 +13,7 @@ from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.scheduler import Limits, Running, Waiting, plan_step
 from choreo_agents.runtime.step import Row, Step, make_step
-from choreo_agents.tracing import EventSink, FirstToken, RequestFinished, RequestSubmitted, StepRan
+from choreo_agents.tracing import EventSink, FirstToken, RequestFinished, RequestSubmitted, StepRan, guarded
 
 
 class Reclaimer(Protocol):
@@ -44,7 +44,7 @@ class EngineLoop:
         self.counters = Counters()
         self._lock = lock
         self._limits = limits
-        self._sink = sink
+        self._emit = guarded(sink)
         self._reclaimer = reclaimer
         self._waiting: list[Request] = []
         self._running: dict[int, Request] = {}
@@ -60,8 +60,8 @@ class EngineLoop:
         """
         with self._lock:
             self.require_open()
-            for request in requests:
-                self._sink(RequestSubmitted(request.submitted_s, request.number, request.kind, request.author))
+            for r in requests:
+                self._emit(RequestSubmitted(r.submitted_s, r.number, r.kind, r.author, r.role))
             self._waiting.extend(requests)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="choreo-engine", daemon=True)
@@ -87,23 +87,30 @@ class EngineLoop:
             thread.join()
 
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                while not self._closed and not self._waiting and not self._running:
-                    self._wake.wait()
-                if self._closed:
-                    closed = EngineClosedError("the engine was closed before this call was done")
-                    for request in [*self._waiting, *self._running.values()]:
-                        self._drop(request, "failed", closed)
-                    return
+        while self._wait_for_work():
             try:
                 self._step()
             except Exception as cause:
                 with self._lock:
-                    for request in [*self._waiting, *self._running.values()]:
+                    for request in self._unfinished():
                         error = EngineFailedError(f"a step of the engine failed: {cause!r}")
                         error.__cause__ = cause
                         self._drop(request, "failed", error)
+
+    def _wait_for_work(self) -> bool:
+        """Sleep until there is a request; False once the engine was closed and its requests have been failed."""
+        with self._lock:
+            while not self._closed and not self._waiting and not self._running:
+                self._wake.wait()
+            if not self._closed:
+                return True
+            error = EngineClosedError("the engine was closed before this call was done")
+            for request in self._unfinished():
+                self._drop(request, "failed", error)
+            return False
+
+    def _unfinished(self) -> list[Request]:
+        return [*self._waiting, *self._running.values()]
 
     def _step(self) -> None:
         """Schedule, run, account."""
@@ -122,7 +129,7 @@ class EngineLoop:
             self._account(step, chosen, started, unfinished)
 
     def _schedule(self) -> tuple[Step, int]:
-        for request in [*self._waiting, *self._running.values()]:
+        for request in self._unfinished():
             if request.cancelled():
                 self._drop(request, "cancelled", None)
         unfinished = self.unfinished()
@@ -160,12 +167,18 @@ class EngineLoop:
         if not request.encoding.ready():
             return False
         pool = self.executor.pool
-        binding = request.encoding.bind()
-        needed = len(binding.prompt) + (0 if request.decoding is None else request.decoding.longest)
-        self._reclaimer.evict(pool.rounded(needed))
-        segment = pool.allocate(needed, binding.position)
-        if segment is None:
+        for reuse in (True, False):
+            binding = request.encoding.bind(reuse=reuse)
+            needed = len(binding.prompt) + (0 if request.decoding is None else request.decoding.longest)
+            self._reclaimer.evict(pool.rounded(needed))
+            segment = pool.allocate(needed, binding.position)
+            if segment is not None:
+                break
             request.encoding.unbind(binding)
+            if self._running:
+                return False
+            # Nothing will give memory back: what it would reuse may itself be in the way.
+        else:
             return False
         request.binding, request.segment, request.tokens = binding, segment, list(binding.prompt)
         request.ended = request.decoding is None
@@ -197,13 +210,13 @@ class EngineLoop:
             row.segment.encoded += len(row.tokens)
             if row.number in chosen:
                 if request.first_token_s is None:
-                    self._sink(FirstToken(now, request.number, now - request.submitted_s))
+                    self._emit(FirstToken(now, request.number, now - request.submitted_s))
                 request.take(chosen[row.number])
-                if request.on_token is not None:
-                    request.on_token(chosen[row.number])
+                for listener in request.listeners:
+                    listener(chosen[row.number])
             if request.done():
                 self._finish(request)
-        self._sink(StepRan(now, now - started, len(step.rows), len(chosen), len(step.tokens), unfinished))
+        self._emit(StepRan(now, now - started, len(step.rows), len(chosen), len(step.tokens), unfinished))
 
     def _finish(self, request: Request) -> None:
         assert request.binding is not None and request.segment is not None
@@ -224,6 +237,8 @@ class EngineLoop:
         if request in self._waiting:
             self._waiting.remove(request)
         self._running.pop(request.number, None)
+        if request.segment is not None:
+            self.executor.pool.complete(request.segment)
         if request.binding is not None:
             request.encoding.unbind(request.binding)
         request.owner.abandon(request)
@@ -238,4 +253,4 @@ class EngineLoop:
 
     def _emit_end(self, request: Request, outcome: str) -> None:
         encoded = request.encoded
-        self._sink(RequestFinished(time.perf_counter(), request.number, outcome, encoded, request.reused))
+        self._emit(RequestFinished(time.perf_counter(), request.number, outcome, encoded, request.reused))

@@ -35,8 +35,8 @@ class Encoding(Protocol):
         """How many tokens it would have to encode before the first sample, were it admitted now."""
         ...
 
-    def bind(self) -> Binding:
-        """Settle view and prompt, and pin the view's segments."""
+    def bind(self, *, reuse: bool) -> Binding:
+        """Settle view and prompt, and pin the view's segments; without `reuse`, only those it cannot do without."""
         ...
 
     def bound(self, segment: Segment) -> None:
@@ -80,8 +80,7 @@ class Decoding:
     @property
     def longest(self) -> int:
         """Tokens that it can add at most, closing ones included."""
-        forced = self.sampling.forced
-        return (self.sampling.max_tokens if forced is None else len(forced)) + len(self.closing)
+        return self.sampling.longest + len(self.closing)
 
     def ends(self, sampled: list[int]) -> bool:
         """Whether these are all the tokens to sample."""
@@ -110,9 +109,11 @@ class Request:
     owner: Owner
     decoding: Decoding | None
     author: str | None
+    role: str | None
     futures: list[Future[Any]]
     """Who waits for it: several if the same prefill was asked for while it was under way."""
-    on_token: Callable[[int], None] | None = None
+    listeners: list[Callable[[int], None]] = field(default_factory=list)
+    """Called with every sampled token, on the engine's thread; they must not raise."""
     submitted_s: float = field(default_factory=time.perf_counter)
     first_token_s: float | None = None
     binding: Binding | None = None

@@ -11,7 +11,7 @@ class Limits:
     """Bounds of one step."""
 
     step_tokens: int = 512
-    """Tokens encoded in one step at most."""
+    """Tokens encoded in one step at most, and so requests too: each gets at least one."""
     rows: int = 256
     """Requests served at once at most."""
 
@@ -52,9 +52,9 @@ class Plan:
 def plan_step(waiting: Sequence[Waiting], running: Sequence[Running], free_tokens: int, limits: Limits) -> Plan:
     """Admit first come first served while memory lasts, then share the step's tokens.
 
-    Requests with one token to encode (decodes) are served first, so that long prefills never hold them up; what is
-    left goes to prefills in order, the last one perhaps in part. A ready request that does not fit keeps later ones
-    from overtaking it, so that it cannot starve.
+    Every admitted request gets a token of each step, so that neither decodes nor prefills starve; what is left goes to
+    prefills in order, the last one perhaps in part. A ready request that does not fit keeps later ones from overtaking
+    it, unless nothing runs: then one that fits may go first, since it gives memory back when it ends.
 
     Args:
         waiting: In order of arrival.
@@ -63,24 +63,27 @@ def plan_step(waiting: Sequence[Waiting], running: Sequence[Running], free_token
         limits: Bounds of a step.
     """
     admitted: list[Waiting] = []
-    stuck: tuple[int, ...] = ()
+    blocked: Waiting | None = None
     for request in waiting:
-        if len(running) + len(admitted) >= limits.rows:
+        if len(running) + len(admitted) >= min(limits.rows, limits.step_tokens):
             break
         if not request.ready:
             continue
-        if request.room > free_tokens:
-            if not running and not admitted:
-                stuck = (request.number,)
-            break
-        free_tokens -= request.room
-        admitted.append(request)
+        if request.room <= free_tokens:
+            free_tokens -= request.room
+            admitted.append(request)
+            if blocked is not None:
+                break
+        else:
+            blocked = blocked or request
+            if running or admitted:
+                break
+    stuck = (blocked.number,) if blocked is not None and not running and not admitted else ()
     active = [(r.number, r.pending) for r in running] + [(r.number, r.pending) for r in admitted]
+    left = limits.step_tokens - len(active)
     chunks: list[tuple[int, int]] = []
-    left = limits.step_tokens
-    for number, pending in sorted(active, key=lambda pair: pair[1] != 1):
-        count = min(pending, left)
-        if count > 0:
-            chunks.append((number, count))
-            left -= count
+    for number, pending in active:
+        more = min(pending - 1, left)
+        chunks.append((number, 1 + more))
+        left -= more
     return Plan(tuple(r.number for r in admitted), stuck, tuple(chunks))

@@ -24,5 +24,9 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
 
 
 def apply_filters(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
-    """Temperature, then top-k, then top-p, as Hugging Face orders them. Takes and returns [vocabulary] fp32."""
-    return keep_top_p(keep_top_k(logits.to(torch.float32) / temperature, top_k), top_p)
+    """Temperature, then top-k, then top-p, as Hugging Face orders them. Takes [vocabulary], returns it in fp64.
+
+    The highest logit becomes 0 first: a temperature near 0 then sends the others to -inf instead of all to inf.
+    """
+    wide = logits.to(torch.float64)
+    return keep_top_p(keep_top_k((wide - wide.max()) / temperature, top_k), top_p)

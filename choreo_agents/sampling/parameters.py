@@ -24,3 +24,8 @@ class Sampling(BaseModel):
     """Tokens after which the message ends; they are part of it. None: the model's own end tokens."""
     forced: tuple[int, ...] | None = Field(default=None, min_length=1)
     """Take exactly these tokens instead of sampling, at the full price of every step (for fair timing)."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens that it lets a decode sample at most."""
+        return self.max_tokens if self.forced is None else len(self.forced)

@@ -32,4 +32,4 @@ class TokenSampler:
         kept = apply_filters(logits.cpu(), sampling.temperature, sampling.top_k, sampling.top_p)
         uniform = torch.rand(kept.shape, generator=self._generator, dtype=torch.float64)
         noise = -(-(uniform.clamp_min(1e-300)).log()).log()
-        return int((kept.double() + noise).argmax())
+        return int((kept + noise).argmax())

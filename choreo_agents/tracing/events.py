@@ -13,6 +13,7 @@ class RequestSubmitted:
     request_id: int
     kind: str
     author: str | None
+    role: str | None
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from choreo_agents.tracing.events import Event
 
 EventSink = Callable[[Event], None]
-"""Called on the engine's thread for every event: it must be quick and must not raise."""
+"""Called for every event, by the engine's thread or a caller's, under the engine's lock: it must be quick."""
 
 
 def discard(event: Event) -> None:
     """The default sink."""
+
+
+def guarded(sink: EventSink) -> EventSink:
+    """A sink whose failures are logged, once, and go no further: watching must not stop what is watched."""
+    failed = False
+
+    def emit(event: Event) -> None:
+        nonlocal failed
+        try:
+            sink(event)
+        except Exception:
+            if not failed:
+                logging.getLogger(__name__).exception(
+                    "an event sink failed on %r; further failures are not logged", event
+                )
+            failed = True
+
+    return emit
 
 
 class EventList:

@@ -23,7 +23,12 @@ def run(*arguments: str, code: int = 0) -> tuple[str, str]:
 
 def test_the_debate_is_shown_with_its_costs() -> None:
     out, _ = run("run", "debate", "--repeats", "1")
-    for expected in ("a debate on embedded, method choreo", "Alice", "final answer (choreo)", "final answer (baseline)"):
+    for expected in (
+        "a debate on embedded, method choreo",
+        "Alice",
+        "final answer (choreo)",
+        "final answer (baseline)",
+    ):
         assert expected in out
     for row in ("tokens encoded", "tokens reused", "first token", "end to end"):
         assert row in out
@@ -41,7 +46,9 @@ def test_json_is_one_object_and_choreo_encodes_fewer_tokens() -> None:
     assert list(methods) == ["choreo", "baseline", "naive"]
     for figures in methods.values():
         assert set(figures) == {"tokens_encoded", "tokens_reused", "ttft_mean_s", "end_to_end_s"}
-    assert methods["choreo"]["tokens_encoded"] < methods["baseline"]["tokens_encoded"] < methods["naive"]["tokens_encoded"]
+    assert (
+        methods["choreo"]["tokens_encoded"] < methods["baseline"]["tokens_encoded"] < methods["naive"]["tokens_encoded"]
+    )
     assert methods["naive"]["tokens_reused"] == 0
     assert "final answer" in err
 

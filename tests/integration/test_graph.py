@@ -107,6 +107,21 @@ def test_private_holds_through_others_unless_words_are_reencoded(engine: Engine)
     assert handle_of(state, "pro") not in engine.ancestors(third)
 
 
+def test_private_holds_through_copies_that_were_reencoded_for_others(engine: Engine) -> None:
+    """The judge saw a copy of pro's words only; sharing the judge's encoding would still hand them on."""
+    graph = pair("reencoded")
+    graph.add_node(agent("third"))
+    graph.add_edge("judge", "third").share("pro", "third", "private")
+    with pytest.raises(VisibilityError, match="'pro' is declared private to 'third'"):
+        graph.compile(engine=engine).invoke(QUESTION)
+
+
+def test_an_agent_speaks_outside_langgraph_too(engine: Engine) -> None:
+    update = agent("alone", engine=engine).invoke({"messages": [("user", "What does Ann have?"), ("user", "And Bob?")]})
+    assert [entry["author"] for entry in update["handles"]] == [START, START, "alone"]
+    assert len({entry["message_id"] for entry in update["handles"]}) == 3
+
+
 def test_input_can_be_declared_private(engine: Engine) -> None:
     graph = pair("reencoded")
     graph.share(START, "judge", "private")

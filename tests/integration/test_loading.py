@@ -116,7 +116,11 @@ def test_the_embedded_model_recalls_from_notes(embedded: LoadedModel) -> None:
         chat = engine.chat
         notes = "Notes: Ann has 3 red kites. Bob has 5 blue boats. Cleo has 2 green drums."
         right = 0
-        for person, answer in (("Ann", "Ann has 3 red kites."), ("Bob", "Bob has 5 blue boats."), ("Dan", "I do not know.")):
+        for person, answer in (
+            ("Ann", "Ann has 3 red kites."),
+            ("Bob", "Bob has 5 blue boats."),
+            ("Dan", "I do not know."),
+        ):
             asked = chat.root(None) + chat.turn("system", notes) + chat.turn("user", f"What does {person} have?")
             prompt = engine.prefill(asked)
             handle = engine.decode(chat.header("Alice"), [prompt], sampling=Sampling(max_tokens=16))
