@@ -11,10 +11,10 @@
     ├── VisibilityError (ValueError)          a declaration that names no node, or a read that none allows
     ├── UnsupportedModelError (ValueError)    a model whose attention or positions the engine cannot serve exactly
     ├── CapacityError                         KV memory is full for now; may be retried after a release
-    ├── EngineClosedError                     the engine was closed
+    ├── EngineClosedError (RuntimeError)      the engine was closed
     └── EngineFailedError                     a step of the engine failed; the cause is chained
 
-Permanent errors are also `ValueError` or `LookupError`, which LangGraph's default retry policy does not retry.
+Permanent errors are also `ValueError`, `LookupError` or `RuntimeError`, which LangGraph does not retry by default.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class CapacityError(ChoreoError):
     """The KV pool has no room now; a release or a finished request may make some."""
 
 
-class EngineClosedError(ChoreoError):
+class EngineClosedError(ChoreoError, RuntimeError):
     """The engine was closed before or during the call."""
 
 

@@ -122,10 +122,12 @@ class EngineCore:
         with self.lock:
             return self.ledger.find(handle)
 
-    def release(self, handle: MessageHandle, scope: Scope | None) -> None:
-        """Drop one lease."""
+    def release(self, handle: MessageHandle, scope: Scope | None, *, spare_only: bool) -> None:
+        """Drop one lease; with `spare_only`, unless it is the last."""
         with self.lock:
-            self.ledger.release(self.ledger.find(handle), scope)
+            message = self.ledger.find(handle)
+            if not spare_only or message.leases > 1:
+                self.ledger.release(message, scope)
 
     def close_scope(self, scope: Scope) -> None:
         """Drop all leases that a scope counts; calls still under way in it will take none."""
@@ -196,7 +198,7 @@ class EngineCore:
 
     def _return_lease(self, answer: Answer, scope: Scope | None) -> None:
         if not answer.cancelled() and answer.exception() is None and not (scope is not None and scope.closed):
-            self.release(answer.result(), scope)
+            self.release(answer.result(), scope, spare_only=False)
 
     def _prefill(self, job: Job, call: Prefill, scope: Scope | None, requests: list[Request]) -> Answer:
         identity = self._intake.identity(job, job.tokens)

@@ -228,9 +228,9 @@ class Engine:
         """All that a message's encoding has ever attended to, with authors: nearest first, released ones included."""
         return {message.handle: message.author for message in self._core.find(handle).ancestors()}
 
-    def release(self, handle: MessageHandle) -> None:
-        """Drop one lease. After the last one the message's KV is freed, and the handle is refused."""
-        self._core.release(handle, self._scope())
+    def release(self, handle: MessageHandle, *, spare_only: bool = False) -> None:
+        """Drop one lease; with `spare_only`, unless it is the last, after which KV is freed and the handle refused."""
+        self._core.release(handle, self._scope(), spare_only=spare_only)
 
     @contextmanager
     def scope(self) -> Iterator[None]:

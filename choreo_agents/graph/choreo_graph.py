@@ -5,18 +5,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langchain_core.runnables.base import RunnableBinding
 from langchain_core.runnables.graph import Edge, Graph
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.pregel import Pregel
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
+from choreo_agents.graph.inputs import sign
 from choreo_agents.graph.state import ChoreoState
-from choreo_agents.graph.visibility import History, Mode, Rule, VisibilityTable
+from choreo_agents.graph.visibility import History, Mode, Rule, VisibilityTable, rule_of
 
 Self = TypeVar("Self", bound="ChoreoGraph")
 
@@ -36,9 +40,18 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         self._visibility = VisibilityTable()
 
     def add_node(self: Self, node: Any, action: Any = None, **options: Any) -> Self:
-        """Add a node, as `StateGraph.add_node` does. An `Agent` brings its name and its `reads`."""
-        super().add_node(node, action, **options)
+        """Add a node, as `StateGraph.add_node` does. An `Agent` brings its name and its `reads`.
+
+        Raises:
+            InvalidRequestError: An agent is wrapped, by `with_retry` or `with_config`, say.
+        """
         agent = node if action is None else action
+        if isinstance(agent, RunnableBinding) and isinstance(agent.bound, Agent):
+            raise InvalidRequestError(
+                f"agent {agent.bound.name!r} is wrapped, so that its declarations cannot be read: add the agent "
+                "itself, and give retries, caching and timeouts to add_node"
+            )
+        super().add_node(node, action, **options)
         if isinstance(agent, Agent):
             for source, rule in agent.rules.items():
                 self._visibility.declare(source, node if isinstance(node, str) else agent.name, rule)
@@ -49,7 +62,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         start_key: str | list[str],
         end_key: str,
         *,
-        visibility: Mode | Mapping[str, Mode] | None = None,
+        visibility: Mode | Rule | Mapping[str, Mode | Rule] | None = None,
         history: History | None = None,
     ) -> Self:
         """Add an edge and say what the node at its end sees of the node at its start.
@@ -57,8 +70,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         Args:
             start_key: One node, or several that must all be done.
             end_key: The reader.
-            visibility: `"shared"` (the default), `"private"` or `"reencoded"`; or a dict from source to mode, which
-                may name other nodes than those at the start.
+            visibility: `"shared"` (the default), `"private"` or `"reencoded"`; a `Rule`; or a dict from source to
+                either, which may name other nodes than those at the start.
             history: `"all"` messages (the default), those of the `"last"` superstep, or of the last k.
 
         Raises:
@@ -67,18 +80,25 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         explicit = visibility is not None or history is not None
         if end_key == END and explicit:
             raise VisibilityError("END sees nothing: leave visibility and history out")
-        starts = [start_key] if isinstance(start_key, str) else list(start_key)
-        modes = visibility if isinstance(visibility, Mapping) else {}
-        rules = {source: Rule(mode, history or "all") for source, mode in modes.items()}
-        default: Mode = visibility if isinstance(visibility, str) else "shared"
+        named = dict(visibility) if isinstance(visibility, Mapping) else {}
+        rules = {source: rule_of(spelling, history) for source, spelling in named.items()}
+        default = rule_of(None if isinstance(visibility, Mapping) else visibility, history)
         super().add_edge(start_key, end_key)
         if end_key != END:
-            for source in starts:
-                if source not in rules:
-                    rule = Rule(default, history or "all")
-                    self._visibility.declare(source, end_key, rule, explicit=explicit)
+            for source in [start_key] if isinstance(start_key, str) else start_key:
+                if source not in rules and source != end_key:
+                    self._visibility.declare(source, end_key, default, explicit=explicit and not named)
             for source, rule in rules.items():
                 self._visibility.declare(source, end_key, rule)
+        return self
+
+    def add_conditional_edges(self: Self, source: str, path: Any, path_map: Any = None) -> Self:
+        """As `StateGraph.add_conditional_edges`; targets that are known beforehand see the source, as over an edge."""
+        super().add_conditional_edges(source, path, path_map)
+        for branch in self.branches[source].values():
+            for target in (branch.ends or {}).values():
+                if target not in (END, source):
+                    self._visibility.declare(source, target, Rule(), explicit=False)
         return self
 
     def share(self: Self, source: str, reader: str, mode: Mode = "shared", *, history: History = "all") -> Self:
@@ -101,11 +121,12 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         """
         self._visibility.require_nodes(self.nodes)
         bound = copy.copy(self)
+        bound._visibility = copy.deepcopy(self._visibility)
         bound.nodes = {}
         for name, spec in self.nodes.items():
             reads = self._visibility.reads(name)
             choreo = {"reads": {source: rule.mode for source, rule in reads.items()}}
-            agent = spec.runnable
+            agent: Any = spec.runnable
             if isinstance(agent, Agent):
                 if engine is None and agent.engine is None:
                     raise InvalidRequestError(
@@ -114,8 +135,11 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
                 metadata = {**(spec.metadata or {}), "choreo": choreo}
                 agent = agent.bound(engine, reads, self.system)
                 bound.nodes[name] = replace(spec, runnable=agent, metadata=metadata)
-            else:
+            elif isinstance(agent, Pregel):
                 bound.nodes[name] = replace(spec)
+            else:
+                signed = agent | RunnableLambda(partial(sign, name), name=f"sign {name}")
+                bound.nodes[name] = replace(spec, runnable=signed)
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
         # StateGraph.compile names its result's class; only the drawing differs, so the finished object is relabelled.
         compiled.__class__ = CompiledChoreoGraph

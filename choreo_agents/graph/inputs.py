@@ -1,16 +1,41 @@
-"""Chat messages that no agent decoded, as turns to encode."""
+"""Chat messages that no agent decoded: who said them, and the turns to encode."""
 
 from __future__ import annotations
 
+import hashlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, convert_to_messages
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, convert_to_messages
+from langgraph.types import Command
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.models import ChatFormat
+
+_SIGNATURE = "choreo_source"
+
+
+def sign(node: str, output: Any) -> Any:
+    """A plain node's output, with its name on the messages that it adds: they are its own, not input."""
+    if isinstance(output, Command):
+        return replace(output, update=sign(node, output.update))
+    if isinstance(output, list) and any(isinstance(part, Command) for part in output):
+        return [sign(node, part) for part in output]
+    if not isinstance(output, Mapping) or not output.get("messages"):
+        return output
+    added = output["messages"]
+    messages = convert_to_messages(added if isinstance(added, list) else [added])
+    return {**output, "messages": [_signed(message, node) for message in messages]}
+
+
+def _signed(message: BaseMessage, node: str) -> BaseMessage:
+    if message.type == "remove":
+        return message
+    kwargs = {_SIGNATURE: node, **message.additional_kwargs}
+    return message.model_copy(update={"additional_kwargs": kwargs})
 
 
 def with_ids(messages: Sequence[Any]) -> list[BaseMessage]:
@@ -23,8 +48,13 @@ def with_ids(messages: Sequence[Any]) -> list[BaseMessage]:
     return found
 
 
-def turn_of(message: BaseMessage, chat: ChatFormat) -> tuple[str, str]:
-    """Source and chat turn of a message from outside: a person's, a tool's, or a plain node's.
+def source_of(message: BaseMessage) -> str:
+    """The plain node that wrote a message; input otherwise."""
+    return str(message.additional_kwargs.get(_SIGNATURE, START_SOURCE))
+
+
+def turn_of(message: BaseMessage, chat: ChatFormat) -> str:
+    """A message as a chat turn.
 
     Raises:
         InvalidRequestError: It holds anything but text.
@@ -34,10 +64,12 @@ def turn_of(message: BaseMessage, chat: ChatFormat) -> tuple[str, str]:
         raise InvalidRequestError(f"message {message.id!r} holds more than text: only text can be encoded")
     words = str(message.text)
     if isinstance(message, SystemMessage):
-        return START_SOURCE, chat.turn("system", words)
-    if isinstance(message, HumanMessage):
-        return START_SOURCE, chat.turn("user", words, message.name)
-    author = message.name or message.type
+        return chat.turn("system", words)
     if isinstance(message, AIMessage):
-        return author, chat.turn("assistant", words, message.name)
-    return author, chat.turn("user", words, message.name)
+        return chat.turn("assistant", words, message.name)
+    return chat.turn("user", words, message.name)
+
+
+def digest_of(message: BaseMessage) -> str:
+    """Tells whether a message's words have changed since they were encoded."""
+    return hashlib.sha256(str(message.text).encode("utf-8", "replace")).hexdigest()[:16]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import hashlib
+import itertools
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from langchain_core.runnables import RunnableConfig
 
@@ -20,45 +22,75 @@ Replay = Mapping[tuple[str, int, int], tuple[int, ...]]
 """Tokens by (node, superstep, branch): a run given one decodes exactly these, at the full price of every step."""
 
 
+_counts: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()
+"""The calls of each task so far, by an object that LangGraph makes anew whenever it runs a task."""
+_counts_lock = threading.Lock()
+
+
 @dataclass(frozen=True)
 class RunPlace:
-    """Names one execution of one node; the same again if LangGraph reruns it."""
+    """Names one call in one execution of one node; the same again if LangGraph reruns the node."""
 
-    node: str
+    agent: str
+    author: str
+    """The node, behind the subgraphs that it stands in: `team|judge`."""
     thread: str
     task: str
-    """LangGraph's task, with the path of its graph if that is a subgraph."""
+    """LangGraph's task, behind those of the graphs around it."""
     branch: int
+    call: int
+    """Which call this is of those that the node makes."""
     seed: int | None
     """Run seed, from `config["configurable"]["seed"]`."""
     replay: Replay | None
     """Tokens to force, from `config["configurable"]["replay"]`."""
 
     @classmethod
-    def of(cls, config: RunnableConfig, default_node: str) -> RunPlace:
+    def of(cls, config: RunnableConfig, agent: str) -> RunPlace:
         """Read it from a node's config; outside LangGraph all of it is default."""
         metadata = config.get("metadata") or {}
         configurable = config.get("configurable") or {}
         path: Sequence[Any] = metadata.get("langgraph_path") or ()
         branch = path[1] if len(path) > 1 else None
+        task = str(metadata.get("langgraph_checkpoint_ns", ""))
+        nodes = [part.split(":")[0] for part in task.split("|") if ":" in part]
         return cls(
-            node=str(metadata.get("langgraph_node", default_node)),
+            agent=agent,
+            author="|".join(nodes) or str(metadata.get("langgraph_node", agent)),
             thread=str(configurable.get("thread_id", "")),
-            task=str(metadata.get("langgraph_checkpoint_ns", "")),
+            task=task,
             branch=branch if isinstance(branch, int) else 0,
+            call=_next_call(configurable.get("__pregel_read")),
             seed=configurable.get("seed"),
             replay=configurable.get("replay"),
         )
 
-    def call_seed(self, engine_seed: int, superstep: int, call: int) -> int:
-        """Seed of a node's `call`-th decode: the same in every run of the same graph with the same run seed."""
+    @property
+    def node(self) -> str:
+        """The node's own name."""
+        return self.author.split("|")[-1]
+
+    def call_seed(self, engine_seed: int, superstep: int) -> int:
+        """Seed of the call: the same in every run of the same graph with the same run seed.
+
+        Inside a subgraph it also depends on the tasks around, whose ids differ from run to run: LangGraph does not
+        tell a subgraph which of several `Send` branches it is, and branches must not all draw the same.
+        """
         run_seed = engine_seed if self.seed is None else self.seed
-        place = f"{run_seed} {self.node} {superstep} {self.branch} {call}"
+        around = self.task.rpartition("|")[0]
+        place = f"{run_seed} {around} {self.author} {self.agent} {superstep} {self.branch} {self.call}"
         return int.from_bytes(hashlib.sha256(place.encode()).digest()[:7], "big")
 
-    def call_name(self, call: int) -> str | None:
-        """Names a node's `call`-th decode, so that a rerun finds its answer; None outside LangGraph."""
-        return f"{self.thread} {self.task} {call}" if self.task else None
+    def call_name(self) -> str | None:
+        """Names the call, so that a rerun finds its answer; None outside LangGraph."""
+        return f"{self.thread} {self.task} {self.agent} {self.call}" if self.task else None
+
+
+def _next_call(task: Any) -> int:
+    if task is None:
+        return 0
+    with _counts_lock:
+        return next(_counts.setdefault(task, itertools.count()))
 
 
 def run_coroutine(work: Coroutine[Any, Any, T]) -> T:

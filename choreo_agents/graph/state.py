@@ -15,14 +15,16 @@ class HandleEntry(TypedDict):
     handle: dict[str, Any]
     """A `MessageHandle`, as its `plain()` gives it."""
     author: str
-    """The node that said it; LangGraph's START for input text."""
+    """The node that said it, behind the subgraphs it stands in (`team|judge`); LangGraph's START for input text."""
     superstep: int
     """When: larger than that of everything its author could have seen."""
     branch: int
-    """Which of several `Send` branches of its author, in the order in which they were sent."""
+    """Which of several `Send` branches of its author, in the order in which they were sent; of input, its place."""
     confidential: bool
     message_id: str
     """The message in the `messages` channel that mirrors its words."""
+    digest: str
+    """Of these words: a message that was edited since is encoded again."""
 
 
 def merge_entries(left: list[HandleEntry] | None, right: list[HandleEntry] | None) -> list[HandleEntry]:

@@ -27,7 +27,7 @@ class Rule:
     history: History = "all"
 
     def __post_init__(self) -> None:
-        if self.mode not in get_args(Mode):
+        if not isinstance(self.mode, str) or self.mode not in get_args(Mode):
             modes = ", ".join(repr(mode) for mode in get_args(Mode))
             raise VisibilityError(f"there is no visibility {self.mode!r}: use one of {modes}")
         counted = isinstance(self.history, int) and not isinstance(self.history, bool) and self.history >= 1
@@ -50,8 +50,10 @@ class VisibilityTable:
         """Set how `reader` sees `source`. What was said explicitly beats an edge's default.
 
         Raises:
-            VisibilityError: Two explicit declarations of the pair differ.
+            VisibilityError: Two explicit declarations of the pair differ, or it is no pair.
         """
+        if source == reader:
+            raise VisibilityError(f"{reader!r} always sees its own messages: leave the rule out")
         rules = self.rules.setdefault(reader, {})
         if (source, reader) in self._explicit:
             if explicit and rules[source] != rule:
@@ -72,8 +74,8 @@ class VisibilityTable:
         known = set(nodes)
         for reader, rules in self.rules.items():
             for source in rules:
-                for name in (reader, source):
-                    if name not in known and not (name == source == START_SOURCE):
+                for name, allowed in ((reader, known), (source, known | {START_SOURCE})):
+                    if name not in allowed:
                         names = ", ".join(sorted(known))
                         raise VisibilityError(
                             f"the visibility {source!r} to {reader!r} names no node: {name!r}. Nodes: {names}"
@@ -85,6 +87,19 @@ def with_input(rules: Mapping[str, Rule]) -> dict[str, Rule]:
     return {START_SOURCE: Rule(), **rules}
 
 
+def rule_of(spelling: Mode | Rule | None, history: History | None = None) -> Rule:
+    """A rule as users spell it: a mode, a `Rule`, or None for the default.
+
+    Raises:
+        VisibilityError: It is neither, or a history is given twice.
+    """
+    if isinstance(spelling, Rule):
+        if history is not None:
+            raise VisibilityError(f"history {history!r} is given beside {spelling}, which has its own")
+        return spelling
+    return Rule("shared" if spelling is None else spelling, "all" if history is None else history)
+
+
 def rules_of(reads: Reads) -> dict[str, Rule]:
     """Spelled-out rules of a `reads=` argument."""
-    return {source: rule if isinstance(rule, Rule) else Rule(rule) for source, rule in reads.items()}
+    return {source: rule_of(rule) for source, rule in reads.items()}

@@ -20,7 +20,7 @@ MODERATOR = "moderator"
 
 
 class DebateState(ChoreoState, total=False):
-    """A debate's channels: handles, messages, and how many rounds are over."""
+    """A debate's channels: handles, messages, and how many rounds of it are over: 0 again at its end."""
 
     rounds_over: int
 
@@ -57,10 +57,10 @@ def debate(
         graph.add_edge(START, name)
 
     def count_round(state: DebateState) -> dict[str, int]:
-        return {"rounds_over": state.get("rounds_over", 0) + 1}
+        return {"rounds_over": (state.get("rounds_over", 0) + 1) % rounds}
 
     def next_round(state: DebateState) -> Sequence[str] | Literal["__end__"]:
-        return "__end__" if state.get("rounds_over", 0) >= rounds else names
+        return "__end__" if state.get("rounds_over", 0) == 0 else names
 
     graph.add_node(MODERATOR, count_round)
     graph.add_edge(names, MODERATOR)

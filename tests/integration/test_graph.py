@@ -240,14 +240,14 @@ def test_a_choreo_graph_as_a_subgraph(engine: Engine) -> None:
     inner = pair().compile(engine=engine)
     outer = StateGraph(ChoreoState)
     outer.add_node("team", inner)
-    outer.add_node("closer", agent("closer", engine=engine, reads={"judge": "shared"}))
+    outer.add_node("closer", agent("closer", engine=engine, reads={"team": "shared"}))
     outer.add_edge(START, "team")
     outer.add_edge("team", "closer")
     app = outer.compile()
     state = app.invoke(QUESTION)
-    assert [e["author"] for e in state["handles"]] == [START, "pro", "judge", "closer"]
+    assert [e["author"] for e in state["handles"]] == [START, "team|pro", "team|judge", "closer"]
     assert [e["superstep"] for e in state["handles"]] == [0, 1, 2, 3]
-    assert "judge" in authors_seen(engine, handle_of(state, "closer"))
+    assert authors_seen(engine, handle_of(state, "closer")) == {"public root", START, "team|pro", "team|judge"}
     assert "shared" in app.get_graph(xray=True).draw_mermaid()
 
 

@@ -95,8 +95,8 @@ class TreeMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.running)
     @rule()
-    def clear(self) -> None:
-        self.tree.clear()
+    def evict_everything(self) -> None:
+        self.tree.evict(TOKENS + 1)
         assert self.pool.free_tokens == self.pool.total_tokens and self.pool.live_segments() == 0
         self.owner.clear()
 

@@ -22,7 +22,9 @@ def histories(draw: st.DrawFn, ids: st.SearchStrategy[str] | None = None) -> lis
     said = draw(st.lists(what, max_size=12))
     names = [str(i) for i in range(len(said))] if ids is None else [draw(ids) for _ in said]
     return [
-        HandleEntry(handle={}, author=author, superstep=superstep, branch=branch, confidential=False, message_id=name)
+        HandleEntry(
+            handle={}, author=author, superstep=superstep, branch=branch, confidential=False, message_id=name, digest=""
+        )
         for (author, superstep, branch), name in zip(said, names, strict=True)
     ]
 

@@ -11,7 +11,7 @@ def entry(author: str, superstep: int = 0, branch: int = 0, message_id: str | No
     name = f"{author}{superstep}{branch}" if message_id is None else message_id
     handle = {"id": "0" * 32, "model": "m", "length": 1}
     return HandleEntry(
-        handle=handle, author=author, superstep=superstep, branch=branch, confidential=False, message_id=name
+        handle=handle, author=author, superstep=superstep, branch=branch, confidential=False, message_id=name, digest=""
     )
 
 

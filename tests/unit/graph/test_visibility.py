@@ -94,9 +94,14 @@ def test_input_is_a_source_and_needs_no_node() -> None:
 @pytest.mark.parametrize("source", ["b", START_SOURCE])
 def test_input_is_no_reader(source: str) -> None:
     table = VisibilityTable()
-    table.declare(source, START_SOURCE, SHARED)
-    with pytest.raises(VisibilityError, match="names no node"):
+    with pytest.raises(VisibilityError):
+        table.declare(source, START_SOURCE, SHARED)
         table.require_nodes(["b"])
+
+
+def test_a_rule_about_ones_own_messages_is_refused() -> None:
+    with pytest.raises(VisibilityError, match="'a' always sees its own"):
+        VisibilityTable().declare("a", "a", PRIVATE)
 
 
 def test_a_reads_argument_may_mix_modes_and_rules() -> None:

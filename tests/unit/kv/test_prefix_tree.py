@@ -128,16 +128,16 @@ def test_what_a_request_reads_is_not_evicted(tree: PrefixTree, pool: KVPool) -> 
     add(tree, pool, "bbbb")
     pool.pin(read)
     assert tree.evictable_tokens() == 4
-    tree.clear()
+    tree.evict(pool.total_tokens + 1)
     assert (found(tree, "aaaa")[1], found(tree, "bbbb")[1]) == (4, 0)
     pool.unpin(read)
     assert tree.evictable_tokens() == 4
 
 
-def test_clear_frees_everything_that_nobody_reads(tree: PrefixTree, pool: KVPool) -> None:
+def test_evicting_more_than_the_pool_has_frees_everything_that_nobody_reads(tree: PrefixTree, pool: KVPool) -> None:
     for text in ("abcd", "abxy", "q"):
         add(tree, pool, text)
-    tree.clear()
+    tree.evict(pool.total_tokens + 1)
     assert pool.used_bytes == 0
     assert found(tree, "abcd") == ([], 0, 0)
 

@@ -11,14 +11,14 @@ from choreo_agents.runtime.scheduler import Limits, Plan, Running, Waiting, plan
 LIMITS = Limits(step_tokens=10, rows=4)
 
 
-def test_decodes_are_served_before_a_prefill_that_came_first() -> None:
-    plan = plan_step([], [Running(0, 100), Running(1, 1), Running(2, 1)], 0, LIMITS)
-    assert plan.chunks == ((1, 1), (2, 1), (0, 8))
+def test_a_long_prefill_leaves_a_token_to_everyone_after_it() -> None:
+    plan = plan_step([], [Running(0, 100), Running(1, 1), Running(2, 100)], 0, LIMITS)
+    assert plan.chunks == ((0, 8), (1, 1), (2, 1))
 
 
 def test_prefills_share_what_is_left_in_order() -> None:
-    plan = plan_step([], [Running(0, 6), Running(1, 6), Running(2, 6)], 0, LIMITS)
-    assert plan.chunks == ((0, 6), (1, 4))
+    plan = plan_step([], [Running(0, 4), Running(1, 6), Running(2, 6)], 0, LIMITS)
+    assert plan.chunks == ((0, 4), (1, 5), (2, 1))
 
 
 def test_an_admitted_request_is_served_in_the_same_step() -> None:
@@ -36,23 +36,28 @@ def test_a_request_that_is_not_ready_is_passed_over_whatever_it_needs() -> None:
     assert plan.admitted == (1,)
 
 
+def test_when_nothing_runs_one_that_fits_goes_first_alone() -> None:
+    """It gives memory back when it ends; two at once could keep the first waiting for ever."""
+    plan = plan_step([Waiting(0, 48), Waiting(1, 64), Waiting(2, 16), Waiting(3, 16)], [], 32, LIMITS)
+    assert plan.admitted == (2,) and plan.stuck == ()
+    assert plan_step([Waiting(0, 48), Waiting(2, 16)], [Running(9, 1)], 32, LIMITS).admitted == ()
+
+
 def test_a_request_is_stuck_only_when_nothing_gives_memory_back() -> None:
     assert plan_step([Waiting(3, 48)], [], 32, LIMITS).stuck == (3,)
     assert plan_step([Waiting(3, 48)], [Running(1, 1)], 32, LIMITS).stuck == ()
     assert plan_step([Waiting(1, 16), Waiting(3, 48)], [], 32, LIMITS).stuck == ()
+    assert plan_step([Waiting(3, 48), Waiting(4, 64)], [], 32, LIMITS).stuck == (3,)
 
 
 def test_no_more_rows_are_served_than_allowed() -> None:
     waiting = [Waiting(number, 16) for number in range(9)]
     assert plan_step(waiting, [Running(20, 1)], 1000, LIMITS).admitted == (0, 1, 2)
+    assert plan_step(waiting, [Running(20, 1)], 1000, Limits(step_tokens=2, rows=4)).admitted == (0,)
 
 
 def test_an_idle_engine_plans_nothing() -> None:
     assert plan_step([], [], 100, LIMITS) == Plan((), (), ())
-
-
-def test_a_request_with_nothing_to_encode_gets_no_chunk() -> None:
-    assert plan_step([], [Running(0, 0), Running(1, 2)], 0, LIMITS).chunks == ((1, 2),)
 
 
 @pytest.mark.parametrize("room", ["torch", "numpy", "transformers"])

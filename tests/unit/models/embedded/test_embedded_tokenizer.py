@@ -28,6 +28,10 @@ def test_punctuation_is_one_token_without_a_space(tokenizer: PreTrainedTokenizer
     assert all(pieces(tokenizer, mark) == [mark] for mark in vocabulary.PUNCTUATION)
 
 
+def test_digits_are_tokens_of_their_own(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert pieces(tokenizer, " 12 kites") == [" 1", "2", " kites"]
+
+
 def test_special_tokens_are_one_token_each_with_ids_that_the_model_expects(tokenizer: PreTrainedTokenizerFast) -> None:
     text = "".join(vocabulary.SPECIAL_TOKENS)
     assert tokenizer.encode(text, add_special_tokens=False) == list(range(len(vocabulary.SPECIAL_TOKENS)))
