@@ -39,7 +39,6 @@ $(STAMP): pyproject.toml constraints.txt
 		{ echo "choreo-agents needs Python 3.11 or newer: make PYTHON=/path/to/python $(MAKECMDGOALS)"; exit 1; }
 	@echo "setting up .venv (a few minutes the first time) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' 2>&1 | \
-		{ grep -v '^WARNING: Location' || true; }
-	@$(BIN)/python -c 'import choreo_agents'
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@cd .venv && bin/choreo --help > /dev/null
 	@touch $(STAMP)

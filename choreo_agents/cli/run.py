@@ -44,9 +44,9 @@ def debate(
 ) -> None:
     """Agents with unequal notes debate a question in parallel rounds (MADpar).
 
-    Each agent has its own notes as a private system prompt; a minority's notes are wrong. In every round all of them
-    speak at once, seeing what the others said last. The debate is then repeated, word for word, under all three
-    methods, and a table shows what each had to encode.
+    Each agent has its own notes as a private system prompt; a minority's notes are wrong (of two agents, nobody's). In
+    every round all of them speak at once, seeing what the others said last. Then the debate as the baseline holds it
+    is repeated, word for word, under all three methods, and a table shows what each had to encode.
 
     [dim]The embedded model was never trained to read caches, so sharing them costs it accuracy: compare
     the two final answers, or run [b]choreo bench debate[/b].[/dim]

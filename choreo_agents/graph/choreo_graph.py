@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from langchain_core.runnables import RunnableConfig, RunnableLambda
-from langchain_core.runnables.base import RunnableBinding
+from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.graph import Edge, Graph
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
@@ -46,7 +46,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
             InvalidRequestError: An agent is wrapped, by `with_retry` or `with_config`, say.
         """
         agent = node if action is None else action
-        if isinstance(agent, RunnableBinding) and isinstance(agent.bound, Agent):
+        if isinstance(agent, RunnableBindingBase) and isinstance(agent.bound, Agent):
             raise InvalidRequestError(
                 f"agent {agent.bound.name!r} is wrapped, so that its declarations cannot be read: add the agent "
                 "itself, and give retries, caching and timeouts to add_node"

@@ -136,15 +136,16 @@ class Turn:
         hidden = {source for source, rule in self.rules.items() if rule.mode == "private"}
         if not hidden or self.engine.method != "choreo":
             return
-        authors = {entry["handle"]["id"]: entry["author"] for entry in entries}
         for ancestor, encoded_as in self.engine.ancestors(handle).items():
-            encoded_by = authors.get(ancestor.id, encoded_as)
-            source = None if encoded_by is None else source_of_author(encoded_by, self.place.author)
-            if source in hidden:
-                raise VisibilityError(
-                    f"{source!r} is declared private to {self.place.node!r}, but the encoding that {author!r} shares "
-                    f"with it attended to it: declare {author!r} to {self.place.node!r} 'reencoded'"
-                )
+            # Equal words in an equal place are one message, whoever else said them too.
+            said_by = {entry["author"] for entry in entries if entry["handle"]["id"] == ancestor.id} or {encoded_as}
+            for author_of_ancestor in said_by - {None}:
+                source = source_of_author(str(author_of_ancestor), self.place.author)
+                if source in hidden:
+                    raise VisibilityError(
+                        f"{source!r} is declared private to {self.place.node!r}, but the encoding that {author!r} "
+                        f"shares with it attended to it: declare {author!r} to {self.place.node!r} 'reencoded'"
+                    )
 
     async def _decode(
         self, view: list[MessageHandle], seen: list[BaseMessage], superstep: int

@@ -13,6 +13,7 @@ from choreo_agents.errors import UnsupportedModelError
 Role = Literal["system", "user", "assistant"]
 _WORDS = "\u241fwords\u241f"
 """Stands for a message's words while the template is taken apart."""
+_INSTRUCTION = "\u241finstruction\u241f"
 _NAME = "\u241fname\u241f"
 
 
@@ -58,18 +59,17 @@ class ChatFormat:
             return cls(bos, system, user, assistant)
         template = _Template(tokenizer, bos)
         question = {"role": "user", "content": "u"}
-        instruction = {"role": "system", "content": "s"}
+        instruction = {"role": "system", "content": _INSTRUCTION}
         try:
-            return cls(
-                bos,
-                template.turn([instruction], "system"),
-                template.turn([instruction], "user"),
-                template.turn([instruction, question], "assistant"),
-            )
-        except TemplateError:
-            # Some templates refuse system turns: instructions then come as the user's.
-            user = template.turn([], "user")
-            return cls(bos, user, user, template.turn([question], "assistant"))
+            system = template.turn([instruction], "system")
+            user = template.turn([instruction], "user")
+            assistant = template.turn([instruction, question], "assistant")
+        except (TemplateError, _FoldedError):
+            # Some templates refuse system turns, others write them into the user's: then they come as the user's.
+            system = user = template.turn([], "user")
+            assistant = template.turn([question], "assistant")
+            return cls(template.start("user", user), system, user, assistant)
+        return cls(template.start("system", system), system, user, assistant)
 
     def root(self, system: str | None) -> str:
         """The public root: begin of sequence, and the public system turn if there is one."""
@@ -93,6 +93,10 @@ class ChatFormat:
         return self.assistant.after
 
 
+class _FoldedError(Exception):
+    """The template writes the system's words into another turn."""
+
+
 class _Template:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, bos: str) -> None:
         self.tokenizer = tokenizer
@@ -105,15 +109,26 @@ class _Template:
         opening, _, after = plain.partition(_WORDS)
         return TurnFormat(opening, named.partition(_WORDS)[0] if _NAME in named else None, after)
 
+    def start(self, role: Role, turn: TurnFormat) -> str:
+        """What the template writes before a first turn that it does not write before a later one."""
+        first = self._render([{"role": role, "content": _WORDS}])
+        later = f"{turn.plain}{_WORDS}{turn.after}"
+        if first.endswith(later):
+            return first.removesuffix(later)
+        return self.bos if first.startswith(self.bos) and not later.startswith(self.bos) else ""
+
     def _added(self, before: list[dict[str, Any]], message: dict[str, Any]) -> str:
         whole = self._render([*before, message])
-        prefix = self._render(before) if before else self.bos
-        if not whole.startswith(prefix) or _WORDS not in whole[len(prefix) :]:
+        prefix = self._render(before) if before else self.bos if whole.startswith(self.bos) else ""
+        added = whole.removeprefix(prefix)
+        if _INSTRUCTION in added:
+            raise _FoldedError
+        if not whole.startswith(prefix) or _WORDS not in added:
             raise UnsupportedModelError(
                 "the chat template rewrites earlier messages when another follows: "
                 "its turns cannot be encoded as spans of their own"
             )
-        return whole[len(prefix) :]
+        return added
 
     def _render(self, messages: list[dict[str, Any]]) -> str:
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False))

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from choreo_agents.errors import UnsupportedModelError
+from choreo_agents.errors import InvalidRequestError, UnsupportedModelError
 from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.models.chat import ChatFormat
 from choreo_agents.models.embedded import WEIGHTS
@@ -50,6 +51,13 @@ def _quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+def _usable(device: str | torch.device) -> torch.device:
+    try:
+        return torch.empty(0, device=torch.device(device)).device
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidRequestError(f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from error
+
+
 def load_model(
     name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
 ) -> LoadedModel:
@@ -62,19 +70,23 @@ def load_model(
 
     Raises:
         UnsupportedModelError: The architecture or its positions cannot be served exactly; says why.
+        InvalidRequestError: The device cannot be used.
         OSError: There is no such model, or its files are damaged.
     """
     source = WEIGHTS if str(name) == EMBEDDED else name
     if (isinstance(source, Path) or source.startswith(("/", "./", "../", "~"))) and not Path(source).is_dir():
         raise FileNotFoundError(f"there is no folder {str(name)!r}: give one in Hugging Face's layout, or a hub name")
-    device = torch.device(device)
+    device = _usable(device)
     config = AutoConfig.from_pretrained(source)
     require_supported(config)
     chosen = dtype or (torch.float32 if device.type == "cpu" else "auto")
     with _quiet() if source == WEIGHTS else nullcontext():
-        model = AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=chosen, use_safetensors=True, attn_implementation="sdpa"
-        )
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                source, config=config, dtype=chosen, use_safetensors=True, attn_implementation="sdpa"
+            )
+        except SafetensorError as error:
+            raise OSError(f"the weights of {str(name)!r} are damaged: {error}") from error
     model = model.to(device).eval().requires_grad_(False)
     if model.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise UnsupportedModelError(f"dtype {model.dtype} is not supported: use float32, bfloat16 or float16")

@@ -192,7 +192,7 @@ def test_settings_out_of_range_are_refused(tiny: LoadedModel) -> None:
         {"kv_budget_bytes": 100},
         {"kv_budget_bytes": 1 << 62},
     ):
-        with pytest.raises(ValueError, match="step_tokens|kv_budget_bytes|KV budget"):
+        with pytest.raises(ValueError, match=r"step_tokens|kv_budget_bytes|KV budget"):
             Engine.load(tiny, **settings)
     with pytest.raises(InvalidRequestError, match="loaded already"):
         Engine.load(tiny, dtype=torch.bfloat16)

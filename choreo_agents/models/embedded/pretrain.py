@@ -157,6 +157,8 @@ def train(recipe: Recipe, out: Path, checkpoint: Path) -> None:
     step, seen, elapsed = 0, 0, 0.0
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
+        if state["recipe"] != json.dumps(asdict(recipe)):
+            raise SystemExit(f"{checkpoint} was made by another recipe: remove it, or name another with --checkpoint")
         model.load_state_dict(state["model"])
         for part, saved in zip(parts, state["parts"], strict=True):
             part.load_state_dict(saved)
@@ -185,7 +187,7 @@ def train(recipe: Recipe, out: Path, checkpoint: Path) -> None:
             if step % (recipe.bucket_batches * 25) == 0 or step >= recipe.total_steps:
                 scores = {task: accuracy(model, tokenizer, task, 64, step) for task in TASKS}
                 elapsed = time.perf_counter() - started
-                state = {"step": step, "seen": seen, "elapsed": elapsed}
+                state = {"recipe": json.dumps(asdict(recipe)), "step": step, "seen": seen, "elapsed": elapsed}
                 state |= {"model": model.state_dict(), "parts": [part.state_dict() for part in parts]}
                 checkpoint.parent.mkdir(parents=True, exist_ok=True)
                 torch.save(state, checkpoint.with_suffix(".partial"))

@@ -116,10 +116,12 @@ def test_a_template_that_rewrites_earlier_messages_is_refused() -> None:
         format_of(STRIPS_EARLIER)
 
 
-def test_a_template_that_writes_system_words_into_the_users_turn_is_refused() -> None:
+def test_where_system_words_are_written_into_the_users_turn_they_come_as_a_turn_of_their_own() -> None:
     """Else what the template was probed with would stand in every user's turn."""
-    with pytest.raises(UnsupportedModelError):
-        format_of(FOLDS_SYSTEM)
+    chat = format_of(FOLDS_SYSTEM)
+    assert chat.turn("user", "u") == "[INST] u [/INST]"
+    assert chat.root("s") == "<s>[INST] s [/INST]"
+    assert chat.turn("assistant", "a") == " a</s>"
 
 
 def test_words_and_names_are_never_taken_for_template_code() -> None:
