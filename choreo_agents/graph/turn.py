@@ -138,10 +138,9 @@ class Turn:
             return
         for ancestor, encoded_as in self.engine.ancestors(handle).items():
             # Equal words in an equal place are one message, whoever else said them too.
-            said_by = {entry["author"] for entry in entries if entry["handle"]["id"] == ancestor.id} or {encoded_as}
-            for author_of_ancestor in said_by - {None}:
-                source = source_of_author(str(author_of_ancestor), self.place.author)
-                if source in hidden:
+            said_by = [entry["author"] for entry in entries if entry["handle"]["id"] == ancestor.id]
+            for name in said_by or [encoded_as or ""]:
+                if (source := source_of_author(name, self.place.author)) in hidden:
                     raise VisibilityError(
                         f"{source!r} is declared private to {self.place.node!r}, but the encoding that {author!r} "
                         f"shares with it attended to it: declare {author!r} to {self.place.node!r} 'reencoded'"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -20,6 +21,8 @@ class _Node:
     parent: _Node | None
     children: dict[int, _Node] = field(default_factory=dict)
     used: int = 0
+    number: int = field(default_factory=itertools.count().__next__)
+    """Decides between leaves that were last used together, the same way in every run."""
 
     def encoded(self) -> int:
         """How many of its tokens have been encoded; the rest are on their way."""
@@ -112,7 +115,7 @@ class PrefixTree:
             segment = node.segment
             return not node.children and segment is not None and segment.pins == pins[segment]
 
-        leaves = [(node.used, id(node), node) for node in self._nodes() if droppable(node)]
+        leaves = [(node.used, node.number, node) for node in self._nodes() if droppable(node)]
         heapify(leaves)
         while leaves and self._pool.free_tokens < tokens:
             _, _, node = heappop(leaves)
@@ -120,7 +123,7 @@ class PrefixTree:
             pins[node.segment] -= 1
             self._remove(node)
             if droppable(node.parent):
-                heappush(leaves, (node.parent.used, id(node.parent), node.parent))
+                heappush(leaves, (node.parent.used, node.parent.number, node.parent))
 
     def check(self) -> None:
         """Assert that edges start with distinct tokens, are not empty, and lie inside their segments."""

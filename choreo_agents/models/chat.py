@@ -66,7 +66,7 @@ class ChatFormat:
             assistant = template.turn([instruction, question], "assistant")
         except (TemplateError, _FoldedError):
             # Some templates refuse system turns, others write them into the user's: then they come as the user's.
-            system = user = template.turn([], "user")
+            system = user = template.turn([question, {"role": "assistant", "content": "a"}], "user")
             assistant = template.turn([question], "assistant")
             return cls(template.start("user", user), system, user, assistant)
         return cls(template.start("system", system), system, user, assistant)

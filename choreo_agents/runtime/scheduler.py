@@ -81,6 +81,7 @@ def plan_step(waiting: Sequence[Waiting], running: Sequence[Running], free_token
     stuck = (blocked.number,) if blocked is not None and not running and not admitted else ()
     active = [(r.number, r.pending) for r in running] + [(r.number, r.pending) for r in admitted]
     left = limits.step_tokens - len(active)
+    assert left >= 0 and all(pending >= 1 for _, pending in active)
     chunks: list[tuple[int, int]] = []
     for number, pending in active:
         more = min(pending - 1, left)

@@ -14,11 +14,12 @@ pending = st.one_of(st.just(1), st.integers(1, 40))
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[list[Waiting], list[Running], int, Limits]:
     """No more are running than a step can serve, as earlier plans have left it."""
-    limits = Limits(draw(st.integers(1, 50)), draw(st.integers(1, 12)))
-    counts = draw(st.lists(pending, max_size=min(limits.rows, limits.step_tokens, 6)))
-    asked = draw(st.lists(st.tuples(st.integers(1, 60), st.booleans(), pending), max_size=6))
+    limits = Limits(draw(st.integers(1, 8) | st.integers(1, 50)), draw(st.integers(1, 12)))
+    counts = draw(st.just([]) | st.lists(pending, max_size=min(limits.rows, limits.step_tokens, 6)))
+    ready = st.sampled_from([True, True, True, False])
+    asked = draw(st.lists(st.tuples(st.integers(1, 30), ready, pending), max_size=8))
     waiting = [Waiting(100 + i, *rest) for i, rest in enumerate(asked)]
-    return waiting, [Running(i, count) for i, count in enumerate(counts)], draw(st.integers(0, 120)), limits
+    return waiting, [Running(i, count) for i, count in enumerate(counts)], draw(st.integers(0, 90)), limits
 
 
 @given(situations())

@@ -79,8 +79,6 @@ def plurality(own: str | None, others: list[str]) -> str:
         return UNKNOWN
     counts = Counter(heard)
     best = max(counts.values())
-    if own is not None and own != UNKNOWN and counts[own] == best:
-        return own
     return next(answer for answer in heard if counts[answer] == best)
 
 

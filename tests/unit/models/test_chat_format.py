@@ -41,6 +41,18 @@ FOLDS_SYSTEM = (
 )
 
 
+LLAMA2 = (
+    "{% if messages[0]['role'] == 'system' %}{% set said = messages[1:] %}{% set system = messages[0]['content'] %}"
+    "{% else %}{% set said = messages %}{% set system = false %}{% endif %}{% for message in said %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('must alternate') }}{% endif %}"
+    "{% set folded = '<<SYS>>' + system + '<</SYS>>' if loop.first and system else '' %}"
+    "{% set content = folded + message['content'] %}"
+    "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content | trim + ' [/INST]' }}"
+    "{% else %}{{ ' ' + content | trim + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+"""Begins every user's turn with the begin-of-sequence token."""
+
+
 def tokenizer_with(template: str | None, bos: str | None) -> PreTrainedTokenizerFast:
     tokenizer = build_tokenizer()
     tokenizer.chat_template = template
@@ -95,6 +107,17 @@ def test_llama3() -> None:
     assert chat.turn_end == "<|eot_id|>"
 
 
+@pytest.mark.parametrize(("bos", "root"), [("<|begin_of_text|>", "<|begin_of_text|>"), ("<|start_header_id|>", "")])
+def test_what_a_template_puts_into_the_first_system_turn_only_is_left_out(bos: str, root: str) -> None:
+    """Such as the dates of Llama 3.1."""
+    words = "{{ message['content']"
+    dated = LLAMA3.replace(words, "{% if loop.first %}Today is Monday.\n\n{% endif %}" + words)
+    chat = format_of(dated if root else dated.replace("{{ bos_token }}", ""), bos)
+    assert chat.root(None) == root
+    assert chat.root("s") == f"{root}<|start_header_id|>system<|end_header_id|>\n\ns<|eot_id|>"
+    assert chat.turn("user", "u") == "<|start_header_id|>user<|end_header_id|>\n\nu<|eot_id|>"
+
+
 def test_where_system_turns_are_refused_instructions_come_as_the_users() -> None:
     chat = format_of(GEMMA, bos="<bos>")
     assert chat.root("s") == "<bos><start_of_turn>user\ns<end_of_turn>\n"
@@ -147,8 +170,8 @@ def test_a_begin_token_that_opens_every_turn_stays_with_the_turns() -> None:
 
 @pytest.mark.parametrize(
     ("template", "bos"),
-    [(CHATML, None), (LLAMA3, "<|begin_of_text|>"), (GEMMA, "<bos>")],
-    ids=["chatml", "llama3", "gemma"],
+    [(CHATML, None), (LLAMA3, "<|begin_of_text|>"), (GEMMA, "<bos>"), (FOLDS_SYSTEM, "<s>"), (LLAMA2, "<s>")],
+    ids=["chatml", "llama3", "gemma", "folds-system", "llama2"],
 )
 def test_turns_joined_are_what_the_template_renders(template: str, bos: str | None) -> None:
     tokenizer = tokenizer_with(template, bos)
