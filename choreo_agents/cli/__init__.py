@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from choreo_agents.cli.bench import bench_app
+from choreo_agents.cli.models import models_app
 from choreo_agents.cli.run import run_app
 
 app = typer.Typer(
@@ -16,6 +17,7 @@ app = typer.Typer(
 )
 app.add_typer(run_app, name="run")
 app.add_typer(bench_app, name="bench")
+app.add_typer(models_app, name="models")
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from choreo_agents.cli import app
-from choreo_agents.workflows import debate
+from choreo_agents.models.random_llama import SHAPES, LlamaShape
 
 runner = CliRunner()
 
@@ -79,9 +79,24 @@ def test_an_unsupported_model_is_one_red_line(tmp_path: Path) -> None:
     assert "Traceback" not in out + err
 
 
+def test_a_random_model_is_written_once_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "six-layers", LlamaShape(2, 64, 96, 4, 2, 500))
+    folder = str(tmp_path / "llama")
+    out, _ = run("models", "random", folder, "--like", "six-layers")
+    assert "six-layers" in out
+    out, _ = run("run", "debate", "--model", folder, "--no-compare", "--json", "--rounds", "1")
+    assert len(json.loads(out)["messages"]) == 3
+    out, err = run("models", "random", folder, code=1)
+    assert "holds files already" in out + err
+
+
+def test_a_device_that_is_not_there_is_one_red_line() -> None:
+    out, err = run("run", "debate", "--device", "nonsense", code=1)
+    assert "cannot be used" in out + err and "Traceback" not in out + err
+
+
 def test_help_teaches() -> None:
     out, _ = run("run", "debate", "--help")
     for expected in ("--model", "--method", "--agents", "--rounds", "--seed", "--no-compare", "--json", "Examples"):
         assert expected in out
     assert "choreo run debate" in run("--help")[0]
-    assert callable(debate)

@@ -29,7 +29,7 @@ from choreo_agents import (
     Send,
 )
 from choreo_agents.errors import InvalidRequestError, VisibilityError
-from choreo_agents.workflows import DebateState, debate
+from choreo_agents.workflows import debate
 
 SHORT = Sampling(max_tokens=6, stop_tokens=())
 
@@ -407,4 +407,3 @@ def test_debates_of_too_few_are_refused() -> None:
         debate({"alice": "x"})
     with pytest.raises(ValueError, match="at least one round"):
         debate({"alice": "x", "bruno": "y"}, rounds=0)
-    assert issubclass(DebateState, dict)

@@ -1,0 +1,61 @@
+"""Llamas of random weights: they say nothing sensible, and cost what real ones of their shape cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from choreo_agents.models.embedded.tokenizer import build_tokenizer
+
+
+@dataclass(frozen=True)
+class LlamaShape:
+    """What decides a Llama's cost."""
+
+    layers: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+
+
+SHAPES = {
+    "smollm2-135m": LlamaShape(30, 576, 1536, 9, 3, 49152),
+    "six-layers": LlamaShape(6, 896, 4864, 14, 2, 32000),
+}
+"""Shapes by name."""
+
+
+def save_random_llama(shape: LlamaShape, folder: Path, *, seed: int = 0) -> None:
+    """Write a random Llama with the embedded model's tokenizer, its vocabulary padded to the shape's.
+
+    Args:
+        shape: What it costs.
+        folder: Made if need be; not to exist with files in it.
+        seed: Of the weights.
+
+    Raises:
+        FileExistsError: The folder holds files.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"{str(folder)!r} holds files already: name an empty folder")
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
