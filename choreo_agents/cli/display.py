@@ -46,10 +46,10 @@ class DebateDisplay:
             self._live.update(self._table())
 
     def _table(self) -> RenderableType:
-        table = Table(box=box.SIMPLE_HEAD, expand=False, pad_edge=False)
+        table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False)
         table.add_column("round", justify="right", style="dim")
         for agent in self._problem.agents:
-            table.add_column(agent, min_width=22)
+            table.add_column(agent, ratio=1, overflow="fold")
         for number in range(self._rounds):
             said = [list(self._words[agent].values()) for agent in self._problem.agents]
             table.add_row(str(number + 1), *(self._cell(words[number : number + 1]) for words in said))
@@ -87,12 +87,12 @@ def cost_table(comparison: Comparison) -> RenderableType:
     table.add_column("")
     for method in costs:
         table.add_column(method, justify="right")
-    table.add_column("baseline / choreo", justify="right", style="bold")
-    table.add_column("naive / choreo", justify="right")
+    table.add_column("baseline/choreo", justify="right", style="bold")
+    table.add_column("naive/choreo", justify="right")
     rows: list[tuple[str, Callable[[Cost], float], str]] = [
         ("tokens encoded", lambda cost: cost.tokens_encoded, ",.0f"),
         ("tokens reused", lambda cost: cost.tokens_reused, ",.0f"),
-        ("first token, mean ms", lambda cost: cost.ttft_mean_s * 1e3, ".1f"),
+        ("first token, ms", lambda cost: cost.ttft_mean_s * 1e3, ".1f"),
         ("end to end, ms", lambda cost: cost.end_to_end_s * 1e3, ".0f"),
     ]
     for label, figure, style in rows:
@@ -102,7 +102,7 @@ def cost_table(comparison: Comparison) -> RenderableType:
     note = Text(
         "choreo: views of one KV cache. baseline: text with a prefix cache. naive: text without one.\n"
         f"Times are medians of {comparison.repeats} runs of each method, taken in turn on fresh engines; "
-        "all decode the same tokens.\nFirst token: from a node's start, whatever it has to encode before included.",
+        "all decode the same tokens.\nFirst token: mean, from a node's start, encoding of what it reads included.",
         style="dim",
     )
     return Group(table, note)

@@ -36,7 +36,7 @@ def debate(
     ] = "choreo",
     agents: AgentsOption = 3,
     rounds: RoundsOption = 3,
-    seed: Annotated[int, typer.Option(help="Draws the question and the agents' notes.")] = 5,
+    seed: Annotated[int, typer.Option(help="Draws the question and the agents' notes.")] = 31,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method in the comparison.")] = 5,
     no_compare: Annotated[bool, typer.Option("--no-compare", help="Only hold the debate.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
@@ -68,6 +68,7 @@ def debate(
         elif comparison is not None:
             if method != "baseline":
                 console.print(verdict(comparison.baseline, problem, "baseline"))
+                console.print("[dim]One debate proves little: choreo bench debate counts a hundred.[/]")
             console.print()
             console.print(cost_table(comparison))
 
