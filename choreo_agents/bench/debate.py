@@ -96,7 +96,7 @@ def hold(
         elapsed = time.perf_counter() - started
         stats = engine.stats()
         said = {
-            (entry["author"], entry["superstep"], entry["branch"]): _generated(engine, entry)
+            (entry["author"], entry["superstep"], entry["branch"], entry["call"]): _generated(engine, entry)
             for entry in state["handles"]
             if entry["author"] in problem.agents
         }

@@ -123,10 +123,10 @@ class EngineCore:
             return self.ledger.find(handle)
 
     def release(self, handle: MessageHandle, scope: Scope | None, *, spare_only: bool) -> None:
-        """Drop one lease; with `spare_only`, unless it is the last."""
+        """Drop one lease; with `spare_only`, unless it is the last that does not end with another's scope."""
         with self.lock:
             message = self.ledger.find(handle)
-            if not spare_only or message.leases > 1:
+            if not spare_only or message.leases_within(scope) > 1:
                 self.ledger.release(message, scope)
 
     def close_scope(self, scope: Scope) -> None:
@@ -268,7 +268,8 @@ class EngineCore:
             self.loop.submit(requests)
 
     def _answered(self, message: Message, scope: Scope | None) -> Answer:
-        self.ledger.lease(message, scope)
+        # A stream may be read after the scope that it was asked for in has ended.
+        self.ledger.lease(message, None if scope is not None and scope.closed else scope)
         answer: Answer = Future()
         answer.set_result(message.handle)
         return answer

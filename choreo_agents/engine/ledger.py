@@ -39,6 +39,11 @@ class Message:
     """Which of the leases end with a scope."""
     memos: set[str] = field(default_factory=set)
 
+    def leases_within(self, scope: Scope | None) -> int:
+        """Leases that last as long as a scope does: its own, those of scopes around it, and those of none."""
+        around = set() if scope is None else set(scope.chain())
+        return self.leases - sum(count for held, count in self.scoped.items() if held not in around)
+
     def ancestors(self) -> Iterator[Message]:
         """All that its encoding has ever attended to, nearest first, each once."""
         seen = {self.handle.id}
@@ -126,6 +131,7 @@ class Ledger:
             mine = next(held for held, count in message.scoped.items() if count)
         if mine is not None:
             message.scoped[mine] -= 1
+            message.scoped += Counter()  # forget scopes that count nothing any more
         message.leases -= 1
         self.drop_if_unleased(message)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 from langchain_core.runnables import RunnableConfig, RunnableLambda
@@ -13,7 +12,6 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.graph import Edge, Graph
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.pregel import Pregel
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
@@ -135,11 +133,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
                 metadata = {**(spec.metadata or {}), "choreo": choreo}
                 agent = agent.bound(engine, reads, self.system)
                 bound.nodes[name] = replace(spec, runnable=agent, metadata=metadata)
-            elif isinstance(agent, Pregel):
-                bound.nodes[name] = replace(spec)
             else:
-                signed = agent | RunnableLambda(partial(sign, name), name=f"sign {name}")
-                bound.nodes[name] = replace(spec, runnable=signed)
+                bound.nodes[name] = replace(spec, runnable=agent | RunnableLambda(sign, name=f"sign {name}"))
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
         # StateGraph.compile names its result's class; only the drawing differs, so the finished object is relabelled.
         compiled.__class__ = CompiledChoreoGraph

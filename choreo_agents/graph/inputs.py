@@ -2,40 +2,65 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, convert_to_messages
+from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command
+from pydantic import BaseModel
 
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.graph.run import author_of
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.models import ChatFormat
 
 _SIGNATURE = "choreo_source"
 
 
-def sign(node: str, output: Any) -> Any:
-    """A plain node's output, with its name on the messages that it adds: they are its own, not input."""
+def sign(output: Any, config: RunnableConfig) -> Any:
+    """A plain node's output in any form that LangGraph takes, with the node's name on the messages that it adds.
+
+    What it only hands on stays as it is: agents' messages, people's and instructions with an id, and what is signed.
+    """
+    author = author_of(config, "")
     if isinstance(output, Command):
-        return replace(output, update=sign(node, output.update))
-    if isinstance(output, list) and any(isinstance(part, Command) for part in output):
-        return [sign(node, part) for part in output]
-    if not isinstance(output, Mapping) or not output.get("messages"):
-        return output
-    added = output["messages"]
-    messages = convert_to_messages(added if isinstance(added, list) else [added])
-    return {**output, "messages": [_signed(message, node) for message in messages]}
+        return dataclasses.replace(output, update=sign(output.update, config))
+    if isinstance(output, Mapping):
+        return {**output, "messages": _all_signed(output["messages"], author)} if "messages" in output else output
+    if isinstance(output, list | tuple):
+        parts = [_pair_signed(part, author) or sign(part, config) for part in output]
+        return parts if isinstance(output, list) else tuple(parts)
+    if isinstance(output, BaseModel) and "messages" in type(output).model_fields:
+        return output.model_copy(update={"messages": _all_signed(getattr(output, "messages", []), author)})
+    if dataclasses.is_dataclass(output) and not isinstance(output, type) and hasattr(output, "messages"):
+        return dataclasses.replace(output, messages=_all_signed(output.messages, author))
+    return output
 
 
-def _signed(message: BaseMessage, node: str) -> BaseMessage:
-    if message.type == "remove":
+def _pair_signed(part: Any, author: str) -> tuple[str, Any] | None:
+    """A (channel, value) pair of the messages channel, signed; None for anything else."""
+    pair = isinstance(part, tuple) and len(part) == 2 and part[0] == "messages"
+    return ("messages", _all_signed(part[1], author)) if pair else None
+
+
+def _all_signed(added: Any, author: str) -> Any:
+    try:
+        messages = convert_to_messages(added if isinstance(added, list) else [added])
+    except (NotImplementedError, ValueError):
+        return added  # not messages, but something that the channel's reducer understands
+    return [_signed(message, author) for message in messages]
+
+
+def _signed(message: BaseMessage, author: str) -> BaseMessage:
+    handed_on = message.id is not None and message.type in ("human", "system")
+    known = _SIGNATURE in message.additional_kwargs or "choreo" in message.response_metadata
+    if message.type == "remove" or handed_on or known:
         return message
-    kwargs = {_SIGNATURE: node, **message.additional_kwargs}
-    return message.model_copy(update={"additional_kwargs": kwargs})
+    return message.model_copy(update={"additional_kwargs": {**message.additional_kwargs, _SIGNATURE: author}})
 
 
 def with_ids(messages: Sequence[Any]) -> list[BaseMessage]:
@@ -48,8 +73,8 @@ def with_ids(messages: Sequence[Any]) -> list[BaseMessage]:
     return found
 
 
-def source_of(message: BaseMessage) -> str:
-    """The plain node that wrote a message; input otherwise."""
+def writer_of(message: BaseMessage) -> str:
+    """The plain node that wrote a message, behind its subgraphs; input otherwise."""
     return str(message.additional_kwargs.get(_SIGNATURE, START_SOURCE))
 
 
@@ -72,4 +97,5 @@ def turn_of(message: BaseMessage, chat: ChatFormat) -> str:
 
 def digest_of(message: BaseMessage) -> str:
     """Tells whether a message's words have changed since they were encoded."""
-    return hashlib.sha256(str(message.text).encode("utf-8", "replace")).hexdigest()[:16]
+    words = f"{message.type} {message.name} {message.text}"
+    return hashlib.sha256(words.encode("utf-8", "replace")).hexdigest()[:16]

@@ -18,8 +18,8 @@ from langchain_core.runnables import RunnableConfig
 T = TypeVar("T")
 
 
-Replay = Mapping[tuple[str, int, int], tuple[int, ...]]
-"""Tokens by (node, superstep, branch): a run given one decodes exactly these, at the full price of every step."""
+Replay = Mapping[tuple[str, int, int, int], tuple[int, ...]]
+"""Tokens by (author, superstep, branch, call): a run given one decodes just these, at the full price of each step."""
 
 
 _counts: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()
@@ -53,10 +53,9 @@ class RunPlace:
         path: Sequence[Any] = metadata.get("langgraph_path") or ()
         branch = path[1] if len(path) > 1 else None
         task = str(metadata.get("langgraph_checkpoint_ns", ""))
-        nodes = [part.split(":")[0] for part in task.split("|") if ":" in part]
         return cls(
             agent=agent,
-            author="|".join(nodes) or str(metadata.get("langgraph_node", agent)),
+            author=author_of(config, agent),
             thread=str(configurable.get("thread_id", "")),
             task=task,
             branch=branch if isinstance(branch, int) else 0,
@@ -84,6 +83,13 @@ class RunPlace:
     def call_name(self) -> str | None:
         """Names the call, so that a rerun finds its answer; None outside LangGraph."""
         return f"{self.thread} {self.task} {self.agent} {self.call}" if self.task else None
+
+
+def author_of(config: RunnableConfig, default: str) -> str:
+    """The node that runs with this config, behind the subgraphs that it stands in: `team|judge`."""
+    metadata = config.get("metadata") or {}
+    path = str(metadata.get("langgraph_checkpoint_ns", "")).split("|")
+    return "|".join(part.split(":")[0] for part in path if ":" in part) or str(metadata.get("langgraph_node", default))
 
 
 def _next_call(task: Any) -> int:

@@ -20,6 +20,8 @@ class HandleEntry(TypedDict):
     """When: larger than that of everything its author could have seen."""
     branch: int
     """Which of several `Send` branches of its author, in the order in which they were sent; of input, its place."""
+    call: int
+    """Which of several calls that its node made."""
     confidential: bool
     message_id: str
     """The message in the `messages` channel that mirrors its words."""

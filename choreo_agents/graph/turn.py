@@ -15,7 +15,7 @@ from langgraph.config import get_stream_writer
 
 from choreo_agents.engine import Engine, Prefill
 from choreo_agents.errors import HandleError, VisibilityError
-from choreo_agents.graph.inputs import digest_of, source_of, turn_of, with_ids
+from choreo_agents.graph.inputs import digest_of, turn_of, with_ids, writer_of
 from choreo_agents.graph.run import RunPlace
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.streaming import DecodeRun
@@ -49,7 +49,7 @@ class Turn:
         self.place = RunPlace.of(config, agent.name)
         self.rules = with_input(agent.rules)
         self.messages: list[BaseMessage] = with_ids(_channel(state, "messages"))
-        self.entries = _still_said(_channel(state, "handles"), self.messages)
+        self.entries = _still_said(_channel(state, "handles"), self.messages, state)
         self.superstep = 1 + max((entry["superstep"] for entry in self.entries), default=-1)
         self.asked: list[MessageHandle] = []
         """Prefills of this turn that others ask for too: one lease of each stays."""
@@ -71,7 +71,7 @@ class Turn:
                     self.engine.release(handle, spare_only=True)
                 for handle in self.copies:
                     self.engine.release(handle)
-        entry = self._entry(said, self.place.author, superstep, self.place.branch, message)
+        entry = self._entry(said, self.place.author, superstep, self.place.branch, self.place.call, message)
         return {"handles": [*inputs, entry], "messages": [message]}
 
     async def _root(self) -> list[MessageHandle]:
@@ -92,23 +92,22 @@ class Turn:
         if self.agent.system is not None:
             turn = chat.turn("system", self.agent.system)
             calls.append(Prefill(turn, root, author=f"{self.place.author}.system", role="system"))
-        authors = [before[m.id]["author"] if m.id in before else self._author(m) for m in new]
+        authors = [before[m.id]["author"] if m.id in before else writer_of(m) for m in new]
         calls += [Prefill(turn_of(m, chat), root, author=author) for m, author in zip(new, authors, strict=True)]
         handles = await self.engine.aprefill(calls) if calls else []
         self.asked.extend(handles)
         own, rest = handles[: len(calls) - len(new)], handles[len(calls) - len(new) :]
-        entries = []
+        entries: list[HandleEntry] = []
+        superstep = self.superstep
         for index, (message, author, handle) in enumerate(zip(new, authors, rest, strict=True)):
+            entry = self._entry(handle, author, superstep, index, 0, message)
             edited = before.get(str(message.id))
-            superstep, branch = (edited["superstep"], edited["branch"]) if edited else (self.superstep, index)
-            entries.append(self._entry(handle, author, superstep, branch, message))
+            if edited is not None:
+                entry |= {"superstep": edited["superstep"], "branch": edited["branch"], "call": edited.get("call", 0)}
+            elif entries and author != entries[-1]["author"]:
+                superstep = entry["superstep"] = superstep + 1  # what others said in between stays in between
+            entries.append(entry)
         return own, entries
-
-    def _author(self, message: BaseMessage) -> str:
-        """The full name of a plain node that stands beside this one, or input."""
-        home, _, _ = self.place.author.rpartition("|")
-        source = source_of(message)
-        return f"{home}|{source}" if home and source in self.rules and not source.startswith("__") else source
 
     async def _view(
         self, view: list[MessageHandle], entries: list[HandleEntry]
@@ -193,7 +192,7 @@ class Turn:
         """The agent's, with a seed of this very call, or with the tokens that the run replays."""
         sampling, place = self.agent.sampling, self.place
         if place.replay is not None:
-            forced = place.replay[place.author, superstep, place.branch]
+            forced = place.replay[place.author, superstep, place.branch, place.call]
             return sampling.model_copy(update={"forced": forced})
         if sampling.seed is None:
             return sampling.model_copy(update={"seed": place.call_seed(self.engine.seed, superstep)})
@@ -244,13 +243,14 @@ class Turn:
         return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{name} {superstep} {place.branch}"))
 
     def _entry(
-        self, handle: MessageHandle, author: str, superstep: int, branch: int, message: BaseMessage
+        self, handle: MessageHandle, author: str, superstep: int, branch: int, call: int, message: BaseMessage
     ) -> HandleEntry:
         return HandleEntry(
             handle=handle.plain(),
             author=author,
             superstep=superstep,
             branch=branch,
+            call=call,
             confidential=False,
             message_id=str(message.id),
             digest=digest_of(message),
@@ -262,14 +262,15 @@ def _channel(state: Any, name: str) -> list[Any]:
     return value or []
 
 
-def _still_said(entries: list[HandleEntry], messages: list[BaseMessage]) -> list[HandleEntry]:
-    """Entries whose message was not removed since. A `Send` may leave the messages out: then all of them stand."""
+def _still_said(entries: list[HandleEntry], messages: list[BaseMessage], state: Any) -> list[HandleEntry]:
+    """Entries whose message was not removed since. A `Send` may leave the channel out: then all of them stand."""
+    if isinstance(state, Mapping) and "messages" not in state:
+        return list(entries)
     present = {message.id for message in messages}
-    mirrored = [entry for entry in entries if entry["message_id"] in present]
-    return mirrored if mirrored or present else list(entries)
+    return [entry for entry in entries if entry["message_id"] in present]
 
 
 def _encoded(message: BaseMessage, entries: Mapping[str, HandleEntry]) -> bool:
     """Whether an entry stands for the message as it now reads."""
     entry = entries.get(str(message.id))
-    return entry is not None and entry["digest"] == digest_of(message)
+    return entry is not None and entry.get("digest") in (None, digest_of(message))

@@ -53,7 +53,7 @@ def _recent(said: list[HandleEntry], rule: Rule) -> list[HandleEntry]:
     return [entry for entry in said if entry["superstep"] in supersteps]
 
 
-def _place(item: tuple[int, HandleEntry, Mode]) -> tuple[int, int, str, int, str]:
+def _place(item: tuple[int, HandleEntry, Mode]) -> tuple[int, int, str, int, int, str]:
     """What decides where an entry stands; the message id only between what nothing else tells apart."""
     rank, entry, _ = item
-    return entry["superstep"], rank, entry["author"], entry["branch"], entry["message_id"]
+    return entry["superstep"], rank, entry["author"], entry["branch"], entry.get("call", 0), entry["message_id"]

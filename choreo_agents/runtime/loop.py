@@ -87,15 +87,21 @@ class EngineLoop:
             thread.join()
 
     def _run(self) -> None:
-        while self._wait_for_work():
-            try:
-                self._step()
-            except Exception as cause:
-                with self._lock:
-                    for request in self._unfinished():
-                        error = EngineFailedError(f"a step of the engine failed: {cause!r}")
-                        error.__cause__ = cause
-                        self._drop(request, "failed", error)
+        try:
+            while self._wait_for_work():
+                try:
+                    self._step()
+                except Exception as cause:
+                    with self._lock:
+                        for request in self._unfinished():
+                            self._drop(request, "failed", _failed(cause))
+        except BaseException as cause:
+            # The bookkeeping itself failed, so that nothing can go on; but nobody may wait for ever.
+            with self._lock:
+                self._closed = True
+                for request in self._unfinished():
+                    _resolve(request, _failed(cause))
+            raise
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is a request; False once the engine was closed and its requests have been failed."""
@@ -226,7 +232,12 @@ class EngineLoop:
         self.executor.pool.complete(request.segment)
         # From here on a waiting caller can no longer cancel; one that already has takes no lease.
         request.futures = [future for future in request.futures if future.set_running_or_notify_cancel()]
-        result = request.owner.finish(request)
+        try:
+            result = request.owner.finish(request)
+        except Exception as cause:
+            for future in request.futures:
+                future.set_exception(_failed(cause))
+            raise
         request.encoding.unbind(request.binding)
         self._emit_end(request, "done")
         for future in request.futures:
@@ -237,20 +248,33 @@ class EngineLoop:
         if request in self._waiting:
             self._waiting.remove(request)
         self._running.pop(request.number, None)
-        if request.segment is not None:
-            self.executor.pool.complete(request.segment)
-        if request.binding is not None:
-            request.encoding.unbind(request.binding)
-        request.owner.abandon(request)
-        if outcome == "cancelled":
-            self.counters.cancelled += 1
-        else:
-            self.counters.failed += 1
-        self._emit_end(request, outcome)
-        for future in request.futures:
-            if future.set_running_or_notify_cancel() and error is not None:
-                future.set_exception(error)
+        try:
+            if request.segment is not None:
+                self.executor.pool.complete(request.segment)
+            if request.binding is not None:
+                request.encoding.unbind(request.binding)
+            request.owner.abandon(request)
+            if outcome == "cancelled":
+                self.counters.cancelled += 1
+            else:
+                self.counters.failed += 1
+            self._emit_end(request, outcome)
+        finally:
+            _resolve(request, error)
 
     def _emit_end(self, request: Request, outcome: str) -> None:
         encoded = request.encoded
         self._emit(RequestFinished(time.perf_counter(), request.number, outcome, encoded, request.reused))
+
+
+def _failed(cause: BaseException) -> EngineFailedError:
+    error = EngineFailedError(f"a step of the engine failed: {cause!r}")
+    error.__cause__ = cause
+    return error
+
+
+def _resolve(request: Request, error: ChoreoError | None) -> None:
+    """Tell everyone who waits for a request that it ended without a result."""
+    for future in request.futures:
+        if future.set_running_or_notify_cancel() and error is not None:
+            future.set_exception(error)

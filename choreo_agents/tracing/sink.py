@@ -8,7 +8,8 @@ from collections.abc import Callable
 from choreo_agents.tracing.events import Event
 
 EventSink = Callable[[Event], None]
-"""Called for every event, by the engine's thread or a caller's, under the engine's lock: it must be quick."""
+"""Called for every event, by the engine's thread or a caller's, under the engine's lock: it must be quick, and
+must not call the engine."""
 
 
 def discard(event: Event) -> None:

@@ -18,7 +18,7 @@ from conftest import MakeEngine
 from support.tiny import save_tiny_llama
 
 from choreo_agents import Decode, Engine, Prefill, Sampling
-from choreo_agents.errors import InvalidRequestError, KVBudgetError
+from choreo_agents.errors import EngineFailedError, InvalidRequestError, KVBudgetError
 from choreo_agents.models import LoadedModel, load_model
 
 TOKEN_BYTES = 3 * 64 * 4
@@ -251,3 +251,25 @@ def test_the_engine_thread_never_holds_its_lock_during_a_forward_pass(
     assert engine._core.lock.acquire(timeout=0.2)
     engine._core.lock.release()
     thread.join()
+
+
+async def test_a_call_that_outlives_its_scope_takes_no_lease(engine: Engine) -> None:
+    with engine.scope():
+        task = asyncio.create_task(engine.adecode([7], sampling=Sampling(max_tokens=50, stop_tokens=())))
+        while engine.stats().decode_steps < 2:
+            await asyncio.sleep(0.001)
+    await task
+    assert (engine.stats().leases, engine.stats().messages, engine.stats().kv_bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("broken", ["finish", "abandon"])
+def test_nobody_waits_for_ever_when_the_bookkeeping_itself_fails(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    with Engine.load(tiny, kv_budget_bytes=1 << 22) as engine:
+        monkeypatch.setattr(engine._core, broken, lambda *_: 1 / 0)
+        if broken == "abandon":
+            monkeypatch.setattr(engine._core.loop.executor, "run", lambda *_: 1 / 0)
+        with pytest.raises(EngineFailedError, match="ZeroDivisionError"):
+            engine.decode([7], sampling=SHORT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from typing import Any
 
@@ -14,9 +15,22 @@ from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
+from pydantic import BaseModel
 from support.graphs import QUESTION
 
-from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Engine, MessageHandle, Rule, Sampling, Send
+from choreo_agents import (
+    END,
+    START,
+    Agent,
+    ChoreoGraph,
+    ChoreoState,
+    Command,
+    Engine,
+    MessageHandle,
+    Rule,
+    Sampling,
+    Send,
+)
 from choreo_agents.bench import comparison
 from choreo_agents.bench.debate import DebateRun, DebateSetting, hold
 from choreo_agents.errors import InvalidRequestError, VisibilityError
@@ -101,7 +115,7 @@ def test_private_is_not_bypassed_by_a_send_that_leaves_the_entries_out(engine: E
     graph.share("judge", "press").share("pro", "press", "private")
 
     def only_the_judge(state: Any) -> list[Send]:
-        return [Send("press", {"messages": [], "handles": state["handles"][-1:]})]
+        return [Send("press", {"handles": state["handles"][-1:]})]
 
     graph.add_conditional_edges("judge", only_the_judge, ["press"])
     with pytest.raises(VisibilityError, match="'pro' is declared private to 'press'"):
@@ -122,6 +136,147 @@ def test_what_a_plain_node_writes_is_its_own(engine: Engine, message: Any, mode:
     state = graph.compile(engine=engine).invoke(QUESTION)
     secrets = [author for author, text in seen_by(engine, state, "reader") if "SECRET" in text]
     assert secrets == (["plain"] if mode == "shared" else [])
+
+
+@dataclasses.dataclass
+class Update:
+    messages: list[Any]
+
+
+class Model(BaseModel):
+    messages: list[Any]
+
+
+SECRET = [AIMessage("SECRET")]
+FORMS = {
+    "a dataclass": lambda: Update(list(SECRET)),
+    "a pydantic model": lambda: Model(messages=list(SECRET)),
+    "a command": lambda: Command(update={"messages": list(SECRET)}),
+    "a command of pairs": lambda: Command(update=[("messages", list(SECRET))]),
+    "a list of commands": lambda: [Command(update={"messages": list(SECRET)})],
+    "one message": lambda: {"messages": SECRET[0]},
+    "a raw message": lambda: {"messages": [("ai", "SECRET")]},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("mode", ["shared", "private"])
+def test_plain_nodes_may_return_what_langgraph_takes(engine: Engine, form: str, mode: str) -> None:
+    graph = ChoreoGraph()
+    graph.add_node("plain", lambda _: FORMS[form]())
+    graph.add_node(agent("reader"))
+    graph.add_edge(START, "plain")
+    graph.add_edge("plain", "reader", visibility=mode)
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    secrets = [author for author, text in seen_by(engine, state, "reader") if "SECRET" in text]
+    assert secrets == (["plain"] if mode == "shared" else [])
+
+
+def test_what_a_stock_subgraph_says_is_said_by_its_node(engine: Engine) -> None:
+    inner = StateGraph(ChoreoState)
+    inner.add_node("search", lambda _: {"messages": list(SECRET)})
+    inner.add_edge(START, "search")
+    for mode, wanted in (("shared", ["team"]), ("private", [])):
+        outer = ChoreoGraph()
+        outer.add_node("team", inner.compile())
+        outer.add_node(agent("reader"))
+        outer.add_edge(START, "team")
+        outer.add_edge("team", "reader", visibility=mode)
+        state = outer.compile(engine=engine).invoke(QUESTION)
+        assert [author for author, text in seen_by(engine, state, "reader") if "SECRET" in text] == wanted
+
+
+def test_plain_nodes_of_subgraphs_are_told_from_those_outside(engine: Engine) -> None:
+    inner = ChoreoGraph()
+    inner.add_node("search", lambda _: {"messages": [AIMessage("INNER")]})
+    inner.add_node(agent("reader"))
+    inner.add_edge(START, "search")
+    inner.add_edge("search", "reader")
+    outer = ChoreoGraph()
+    outer.add_node("search", lambda _: {"messages": [AIMessage("OUTER")]})
+    outer.add_node("team", inner.compile(engine=engine))
+    outer.add_node(agent("closer"))
+    outer.add_edge(START, "search")
+    outer.add_edge("search", "team")
+    outer.add_edge("team", "closer")
+    state = outer.compile(engine=engine).invoke(QUESTION)
+    assert authors_seen(engine, state, "team|reader") == ["public root", START, "team|search"]
+    assert authors_seen(engine, state, "closer") == ["public root", START, "team|search", "team|reader"]
+
+
+def test_a_plain_node_that_hands_on_the_whole_list_takes_nobodys_words(engine: Engine) -> None:
+    graph = ChoreoGraph()
+    graph.add_node("plain", lambda state: {"messages": [*state["messages"], AIMessage("context")]})
+    graph.add_node(agent("reader"))
+    graph.add_edge(START, "plain")
+    graph.add_edge("plain", "reader", visibility="private")
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    assert authors_seen(engine, state, "reader") == ["public root", START]
+
+
+def test_turns_that_plain_nodes_answered_stay_in_order(engine: Engine) -> None:
+    graph = ChoreoGraph()
+    graph.add_node("faq", lambda state: {"messages": [AIMessage(f"canned {len(state['messages'])}")]})
+    graph.add_node(agent("reader"))
+
+    def router(state: Any) -> str:
+        return "reader" if "agent" in str(state["messages"][-1].text) else "faq"
+
+    graph.add_conditional_edges(START, router, ["faq", "reader"])
+    graph.share("faq", "reader")
+    app = graph.compile(InMemorySaver(), engine=engine)
+    config: Any = {"configurable": {"thread_id": "t"}}
+    for words in ("one", "two", "agent"):
+        state = app.invoke({"messages": [("user", words)]}, config)
+    texts = [text.strip() for _, text in seen_by(engine, state, "reader")[1:]]
+    assert texts == ["one", "canned 1", "two", "canned 3", "agent"]
+
+
+def test_removing_all_messages_inside_a_graph_empties_the_views(engine: Engine) -> None:
+    graph = ChoreoGraph()
+    graph.add_node(agent("a"))
+    graph.add_node("forget", lambda _: {"messages": [RemoveMessage(REMOVE_ALL_MESSAGES)]})
+    graph.add_node(agent("b", reads={"a": "shared"}))
+    for start, end in ((START, "a"), ("a", "forget"), ("forget", "b")):
+        graph.add_edge(start, end)
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    assert authors_seen(engine, state, "b") == ["public root"]
+
+
+async def test_the_end_of_one_requests_scope_takes_nothing_from_another(engine: Engine) -> None:
+    app = chain("a", "b", "c").compile(engine=engine)
+    first_done = asyncio.Event()
+
+    async def short() -> None:
+        with engine.scope():
+            await app.ainvoke(QUESTION)
+        first_done.set()
+
+    async def long() -> None:
+        with engine.scope():
+            async for _ in app.astream(QUESTION, stream_mode="updates"):
+                await asyncio.wait_for(first_done.wait(), 30)
+
+    await asyncio.gather(short(), long())
+    assert engine.stats().leases == 0
+
+
+def test_several_calls_of_one_node_are_seen_in_the_order_of_the_calls(engine: Engine) -> None:
+    voter = agent("voter", engine=engine, sampling=HOT)
+
+    async def node(state: ChoreoState) -> dict[str, Any]:
+        updates = [await voter.ainvoke(state) for _ in range(4)]
+        return {key: [item for update in updates for item in update[key]] for key in ("handles", "messages")}
+
+    graph = ChoreoGraph()
+    graph.add_node("votes", node)
+    graph.add_node(agent("judge"))
+    graph.add_edge(START, "votes")
+    graph.add_edge("votes", "judge")
+    state = asyncio.run(graph.compile(engine=engine).ainvoke(QUESTION))
+    said = [str(message.text) for message in state["messages"][1:5]]
+    seen = [text.removeprefix(" voter:").strip() for _, text in seen_by(engine, state, "judge")[2:]]
+    assert seen == said
 
 
 def test_a_name_does_not_make_input_somebody_elses_words(engine: Engine) -> None:
