@@ -60,7 +60,9 @@ def test_a_lease_released_by_another_thread_leaves_its_scope_intact(engine: Engi
     with engine.scope():
         handle = engine.prefill([5, 6])
         engine.prefill([9, 9])
+        engine.prefill([5, 6])
         in_thread(lambda: engine.release(handle))
+        engine.check()
     assert engine.stats().leases == 0 and engine.stats().kv_bytes == 0
     with engine.scope():
         engine.prefill([5, 6])

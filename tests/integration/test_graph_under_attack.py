@@ -244,21 +244,36 @@ def test_removing_all_messages_inside_a_graph_empties_the_views(engine: Engine) 
 
 
 async def test_the_end_of_one_requests_scope_takes_nothing_from_another(engine: Engine) -> None:
+    """The second request finds what the first has encoded, and goes on after the first one's scope has ended."""
     app = chain("a", "b", "c").compile(engine=engine)
-    first_done = asyncio.Event()
+    first_ran, second_began, first_ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def short() -> None:
+    async def first() -> None:
         with engine.scope():
-            await app.ainvoke(QUESTION)
-        first_done.set()
+            await app.ainvoke({"messages": [HumanMessage("same", id="q")]})
+            first_ran.set()
+            await asyncio.wait_for(second_began.wait(), 30)
+        first_ended.set()
 
-    async def long() -> None:
+    async def second() -> None:
+        await asyncio.wait_for(first_ran.wait(), 30)
         with engine.scope():
-            async for _ in app.astream(QUESTION, stream_mode="updates"):
-                await asyncio.wait_for(first_done.wait(), 30)
+            async for _ in app.astream({"messages": [HumanMessage("same", id="q")]}, stream_mode="updates"):
+                second_began.set()
+                await asyncio.wait_for(first_ended.wait(), 30)
 
-    await asyncio.gather(short(), long())
+    await asyncio.gather(first(), second())
     assert engine.stats().leases == 0
+
+
+def test_the_public_root_is_the_one_parent_of_system_prompts_and_input(engine: Engine) -> None:
+    graph = ChoreoGraph(system="Hear each other.")
+    graph.add_node(agent("a", system="Notes: x"))
+    graph.add_edge(START, "a")
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    root, system, question = engine._core.find(last_handle(state, "a")).parents
+    assert engine.text(root.handle) == "<s><|system|> Hear each other.<|end|>"
+    assert (system.author, system.parents, question.author, question.parents) == ("a.system", (root,), START, (root,))
 
 
 def test_several_calls_of_one_node_are_seen_in_the_order_of_the_calls(engine: Engine) -> None:
