@@ -10,7 +10,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
-from langgraph.types import Command
+from langgraph.types import Command, Overwrite
 from pydantic import BaseModel
 
 from choreo_agents.errors import InvalidRequestError
@@ -48,10 +48,15 @@ def _pair_signed(part: Any, author: str) -> tuple[str, Any] | None:
 
 
 def _all_signed(added: Any, author: str) -> Any:
+    if added is None:
+        return None
+    if isinstance(added, Overwrite):
+        return Overwrite(_all_signed(added.value, author))
     try:
         messages = convert_to_messages(added if isinstance(added, list) else [added])
-    except (NotImplementedError, ValueError):
-        return added  # not messages, but something that the channel's reducer understands
+    except (NotImplementedError, ValueError) as error:
+        # Passed on unsigned it would count as input, and be shown to those from whom its node is hidden.
+        raise InvalidRequestError(f"node {author!r} wrote to messages what is no message: {error}") from error
     return [_signed(message, author) for message in messages]
 
 

@@ -13,12 +13,11 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
-from support.graphs import QUESTION, branches
+from support.graphs import QUESTION, SHORT, agent, branches
 
 from choreo_agents import (
     END,
     START,
-    Agent,
     ChoreoGraph,
     ChoreoState,
     Command,
@@ -30,12 +29,6 @@ from choreo_agents import (
 )
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.workflows import debate
-
-SHORT = Sampling(max_tokens=6, stop_tokens=())
-
-
-def agent(name: str, **options: Any) -> Agent:
-    return Agent(name, **({"sampling": SHORT} | options))
 
 
 def pair(mode: Any = None, **options: Any) -> ChoreoGraph:

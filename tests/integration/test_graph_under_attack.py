@@ -15,13 +15,13 @@ from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
+from langgraph.types import Overwrite
 from pydantic import BaseModel
-from support.graphs import QUESTION
+from support.graphs import QUESTION, SHORT, agent
 
 from choreo_agents import (
     END,
     START,
-    Agent,
     ChoreoGraph,
     ChoreoState,
     Command,
@@ -38,12 +38,7 @@ from choreo_agents.models import LoadedModel
 from choreo_agents.models.embedded.language import debate_problem
 from choreo_agents.workflows import debate, final_answer
 
-SHORT = Sampling(max_tokens=6, stop_tokens=())
 HOT = Sampling(max_tokens=12, stop_tokens=(), temperature=1.0)
-
-
-def agent(name: str, **options: Any) -> Agent:
-    return Agent(name, **({"sampling": SHORT} | options))
 
 
 def chain(*names: str, **edges: Any) -> ChoreoGraph:
@@ -155,6 +150,7 @@ FORMS = {
     "a command of pairs": lambda: Command(update=[("messages", list(SECRET))]),
     "a list of commands": lambda: [Command(update={"messages": list(SECRET)})],
     "one message": lambda: {"messages": SECRET[0]},
+    "an overwrite": lambda: {"messages": Overwrite(list(SECRET))},
     "a raw message": lambda: {"messages": [("ai", "SECRET")]},
 }
 
@@ -170,6 +166,14 @@ def test_plain_nodes_may_return_what_langgraph_takes(engine: Engine, form: str, 
     state = graph.compile(engine=engine).invoke(QUESTION)
     secrets = [author for author, text in seen_by(engine, state, "reader") if "SECRET" in text]
     assert secrets == (["plain"] if mode == "shared" else [])
+
+
+def test_what_is_no_message_is_refused_and_not_taken_for_input(engine: Engine) -> None:
+    graph = ChoreoGraph()
+    graph.add_node("plain", lambda _: {"messages": [object()]})
+    graph.add_edge(START, "plain")
+    with pytest.raises(InvalidRequestError, match="node 'plain' wrote to messages what is no message"):
+        graph.compile(engine=engine).invoke(QUESTION)
 
 
 def test_what_a_stock_subgraph_says_is_said_by_its_node(engine: Engine) -> None:

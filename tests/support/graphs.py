@@ -8,7 +8,13 @@ from typing import Any
 from choreo_agents import END, START, Agent, ChoreoGraph, MessageHandle, Sampling
 
 FREE = Sampling(temperature=1.0, max_tokens=24, stop_tokens=())
+SHORT = Sampling(max_tokens=6, stop_tokens=())
 QUESTION = {"messages": [("user", "What does Ann have?")]}
+
+
+def agent(name: str, **options: Any) -> Agent:
+    """An agent that says little."""
+    return Agent(name, **({"sampling": SHORT} | options))
 
 
 def branches(names: Iterable[str], sampling: Sampling = FREE) -> ChoreoGraph:
