@@ -12,7 +12,8 @@
     ├── UnsupportedModelError (ValueError)    a model whose attention or positions the engine cannot serve exactly
     ├── CapacityError                         KV memory is full for now; may be retried after a release
     ├── EngineClosedError (RuntimeError)      the engine was closed
-    └── EngineFailedError                     a step of the engine failed; the cause is chained
+    ├── EngineFailedError                     a step of the engine failed; the cause is chained
+    └── TrainingError                         a training run cannot start, or go on from its checkpoint
 
 Permanent errors are also `ValueError`, `LookupError` or `RuntimeError`, which LangGraph does not retry by default.
 """
@@ -70,3 +71,7 @@ class EngineClosedError(ChoreoError, RuntimeError):
 
 class EngineFailedError(ChoreoError):
     """A step of the engine failed; `__cause__` is the failure."""
+
+
+class TrainingError(ChoreoError):
+    """A training run cannot start or go on: its checkpoint is damaged or another run's, or it learnt nothing."""

@@ -14,8 +14,8 @@ from choreo_agents.engine import Engine
 from choreo_agents.engine.methods import MethodName
 from choreo_agents.graph.run import Replay
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.language.tasks.debate import DEBATE_RULES, DebateProblem
 from choreo_agents.models import LoadedModel
-from choreo_agents.models.embedded.language import DEBATE_RULES, DebateProblem
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows import debate, final_answer
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import typer
 
 from choreo_agents.cli.bench import bench_app
+from choreo_agents.cli.evaluate import eval_app
 from choreo_agents.cli.models import models_app
 from choreo_agents.cli.run import run_app
+from choreo_agents.cli.train import train_app
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -16,7 +18,9 @@ app = typer.Typer(
     "Start with [b]choreo run debate[/b]: three agents debate on the embedded model.",
 )
 app.add_typer(run_app, name="run")
+app.add_typer(eval_app, name="eval")
 app.add_typer(bench_app, name="bench")
+app.add_typer(train_app, name="train")
 app.add_typer(models_app, name="models")
 
 

@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from choreo_agents.bench.accuracy import Accuracy, Score, score_debates
+from choreo_agents.bench.accuracy import Accuracy, score_debates
 from choreo_agents.bench.comparison import METHODS
 from choreo_agents.cli.options import AgentsOption, DeviceOption, ModelOption, RoundsOption, errors_as_lines, load
 from choreo_agents.engine.methods import MethodName
+from choreo_agents.evaluation import Difference, Score
 
 bench_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Measure, with counts and intervals.")
 
@@ -60,15 +61,20 @@ def debate(
         if as_json:
             typer.echo(json.dumps({method: asdict(score) for method, score in scores.items()}, indent=2))
             return
-        title = f"{n} debates of {agents} agents, {rounds} rounds"
+        title = f"{n} debates of {agents} agents, {rounds} rounds; in brackets 95 % intervals"
         table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-        for column in ("method", "final answer right", "first agent's first answer right"):
+        for column in ("method", "final answer right", "first agent's first answer right", "gain"):
             table.add_column(column)
         for method, score in scores.items():
-            table.add_row(method, _words(score.final), _words(score.first_answer))
+            table.add_row(method, _words(score.final), _words(score.first_answer), _points(score.gain))
         console.print(table)
 
 
 def _words(score: Score) -> str:
     low, high = score.interval()
-    return f"{score.share:.0%}  [dim](95 % interval {low:.0%} to {high:.0%})[/]"
+    return f"{score.share:.0%}  [dim]({low:.0%} to {high:.0%})[/]"
+
+
+def _points(gain: Difference) -> str:
+    low, high = gain.interval()
+    return f"{100 * gain.share:+.0f} points  [dim]({100 * low:+.0f} to {100 * high:+.0f})[/]"

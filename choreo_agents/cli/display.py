@@ -14,7 +14,8 @@ from rich.text import Text
 from choreo_agents.bench.comparison import Comparison
 from choreo_agents.bench.debate import Cost, DebateRun
 from choreo_agents.engine.methods import MethodName
-from choreo_agents.models.embedded.language import DebateProblem, first_sentence
+from choreo_agents.language.scoring import first_sentence
+from choreo_agents.language.tasks.debate import DebateProblem
 
 TWINS: tuple[MethodName, ...] = ("baseline", "naive")
 

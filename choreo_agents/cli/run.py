@@ -14,7 +14,7 @@ from choreo_agents.bench.debate import DebateRun, DebateSetting, hold
 from choreo_agents.cli.display import DebateDisplay, cost_object, cost_table, opening, verdict
 from choreo_agents.cli.options import AgentsOption, DeviceOption, ModelOption, RoundsOption, errors_as_lines, load
 from choreo_agents.engine.methods import MethodName
-from choreo_agents.models.embedded.language import DebateProblem, debate_problem
+from choreo_agents.language.tasks.debate import DebateProblem, debate_problem
 
 run_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Run a workflow and watch it.")
 

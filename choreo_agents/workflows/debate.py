@@ -54,7 +54,8 @@ def debate(
     for name in names:
         others = {other: Rule(visibility, history="last") for other in names if other != name}
         graph.add_node(name, Agent(name, system=notes[name], sampling=sampling, reads=others))
-        graph.add_edge(START, name)
+        # Each reads the question in the light of its notes: a few tokens, without which it would not find the answer.
+        graph.add_edge(START, name, visibility="reencoded")
 
     def count_round(state: DebateState) -> dict[str, int]:
         return {"rounds_over": (state.get("rounds_over", 0) + 1) % rounds}

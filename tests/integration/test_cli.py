@@ -80,7 +80,7 @@ def test_an_unsupported_model_is_one_red_line(tmp_path: Path) -> None:
 
 
 def test_a_random_model_is_written_once_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SHAPES, "six-layers", LlamaShape(2, 64, 96, 4, 2, 500))
+    monkeypatch.setitem(SHAPES, "six-layers", LlamaShape(2, 64, 96, 4, 2, 800))
     folder = str(tmp_path / "llama")
     out, _ = run("models", "random", folder, "--like", "six-layers")
     assert "six-layers" in out
@@ -100,3 +100,49 @@ def test_help_teaches() -> None:
     for expected in ("--model", "--method", "--agents", "--rounds", "--seed", "--no-compare", "--json", "Examples"):
         assert expected in out
     assert "choreo run debate" in run("--help")[0]
+
+
+def test_tasks_are_scored_in_every_view(tmp_path: Path) -> None:
+    page = tmp_path / "new" / "language.md"
+    arguments = ["eval", "language", "--n", "2", "--task", "recall", "--task", "arithmetic", "--seed", "5"]
+    out, _ = run(*arguments, "--views", "ordinary,serial,parallel", "--out", str(page))
+    for expected in ("recall", "arithmetic", "ordinary prompts", "caches, in sequence", "vote over 8 samples", "0.98"):
+        assert expected in out
+    command = (
+        "choreo eval language --n 2 --seed 5 --split test --task recall --task arithmetic "
+        "--views ordinary,serial,parallel"
+    )
+    assert f"`{command}`" in page.read_text()
+    assert page.read_text().count("| recall |") == 1
+
+
+def test_an_evaluation_as_json_is_one_object_and_repeats() -> None:
+    arguments = ["eval", "language", "--n", "3", "--task", "two_questions", "--json"]
+    first, again = json.loads(run(*arguments)[0]), json.loads(run(*arguments)[0])
+    assert first == again
+    score = first["views"]["ordinary"]["two_questions"]
+    assert score["count"] == 3 and 0 <= score["interval"][0] <= score["share"] <= score["interval"][1] <= 1
+    assert first["arithmetic_sampled"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--task", "recal"), "there is no task 'recal': there are recall,"),
+        (("--views", "ordinary,upside"), "there is no view 'upside': there are ordinary, serial, parallel"),
+        (("--model", "/nowhere"), "there is no folder '/nowhere'"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_red_line(arguments: tuple[str, ...], message: str) -> None:
+    out, err = run("eval", "language", "--n", "1", *arguments, code=1)
+    assert message in " ".join((out + err).split()) and "Traceback" not in out + err
+
+
+def test_help_teaches_training_and_evaluation() -> None:
+    for command, words in (
+        (("eval", "language"), ("--task", "--views", "--split", "--json", "--out", "Examples")),
+        (("train", "embedded"), ("--quick", "--run", "--out", "--compile", "--threads", "Examples")),
+    ):
+        out, _ = run(*command, "--help")
+        for expected in words:
+            assert expected in out

@@ -6,7 +6,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from choreo_agents.models.embedded import vocabulary
+from choreo_agents.language import vocabulary
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>"
@@ -15,7 +15,7 @@ CHAT_TEMPLATE = (
 )
 """One self-contained span per message: `<|role|> Name: words<|end|>`."""
 
-_PIECES = Regex(r" ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]|\s")
+_PIECES = Regex(r" ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]|\s")
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:

@@ -3,7 +3,8 @@
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from choreo_agents.models.embedded import WEIGHTS, vocabulary
+from choreo_agents.language import vocabulary
+from choreo_agents.models.embedded import WEIGHTS
 from choreo_agents.models.embedded.tokenizer import build_tokenizer
 
 
@@ -28,8 +29,9 @@ def test_punctuation_is_one_token_without_a_space(tokenizer: PreTrainedTokenizer
     assert all(pieces(tokenizer, mark) == [mark] for mark in vocabulary.PUNCTUATION)
 
 
-def test_digits_are_tokens_of_their_own(tokenizer: PreTrainedTokenizerFast) -> None:
-    assert pieces(tokenizer, " 12 kites") == [" 1", "2", " kites"]
+def test_numbers_up_to_99_are_one_token_and_longer_ones_are_spelt(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert pieces(tokenizer, " 12 kites, 99 boats") == [" 12", " kites", ",", " 99", " boats"]
+    assert pieces(tokenizer, " 123 kites") == [" ", "1", "2", "3", " kites"]
 
 
 def test_special_tokens_are_one_token_each_with_ids_that_the_model_expects(tokenizer: PreTrainedTokenizerFast) -> None:

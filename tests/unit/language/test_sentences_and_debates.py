@@ -4,20 +4,19 @@ from random import Random
 
 import pytest
 
-from choreo_agents.models.embedded import vocabulary
-from choreo_agents.models.embedded.language import (
+from choreo_agents.language import vocabulary
+from choreo_agents.language.problem import split_of
+from choreo_agents.language.scoring import first_sentence
+from choreo_agents.language.sentences import (
     UNKNOWN,
-    DebateProblem,
-    Fact,
-    debate_problem,
+    Has,
     draw_facts,
-    first_sentence,
     notes_text,
     plurality,
-    question_about,
     revise,
     with_wrong_number,
 )
+from choreo_agents.language.tasks.debate import DEBATE_RULES, DebateProblem, debate_problem
 
 A, B, C = "Ann has 3 red kites.", "Ann has 4 red kites.", "Ann has 5 red kites."
 
@@ -69,16 +68,17 @@ def test_the_first_sentence_ends_with_the_first_full_stop(text: str, sentence: s
 
 
 def test_a_reply_is_correct_by_its_first_sentence() -> None:
-    problem = DebateProblem(question_about("Ann"), A, ("Alice",), (notes_text([Fact("Ann", "3", "red", "kites")]),))
+    fact = Has("Ann", "3", "red", "kites")
+    problem = DebateProblem(fact.question(), A, ("Alice",), (notes_text([fact]),))
     assert problem.is_correct(f" {A} I keep my answer.")
     assert not problem.is_correct(f"{B} {A}")
     assert not problem.is_correct("")
 
 
 def test_a_wrong_number_changes_nothing_but_the_number() -> None:
-    fact = Fact("Ann", "3", "red", "kites")
-    wrong = {with_wrong_number(Random(seed), fact) for seed in range(200)}
-    assert {w.number for w in wrong} == set(vocabulary.NUMBERS) - {"3"}
+    fact = Has("Ann", "3", "red", "kites")
+    wrong = {with_wrong_number(Random(seed), fact) for seed in range(500)}
+    assert {int(w.number) for w in wrong} == set(range(2, 21)) - {3}
     assert {(w.person, w.color, w.objects) for w in wrong} == {("Ann", "red", "kites")}
 
 
@@ -98,7 +98,13 @@ def test_an_impossible_number_of_agents_is_refused(agents: int) -> None:
         debate_problem(0, agents=agents)
 
 
-@pytest.mark.parametrize("wrong", [{"wrong": 4}, {"wrong": -1}, {"facts": 21}, {"facts": 0}], ids=str)
+@pytest.mark.parametrize("wrong", [{"wrong": 4}, {"wrong": -1}, {"facts": 65}, {"facts": 0}], ids=str)
 def test_numbers_that_cannot_be_drawn_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises((ValueError, IndexError)):
         debate_problem(0, **wrong)
+
+
+def test_a_debate_belongs_to_the_split_that_is_asked_for() -> None:
+    for split in ("train", "dev", "test"):
+        made = debate_problem(5, split=split)
+        assert split_of([DEBATE_RULES, made.question, *made.notes]) == split

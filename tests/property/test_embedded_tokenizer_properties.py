@@ -5,12 +5,13 @@ from random import Random
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from choreo_agents.language import TASKS, draw_problem, vocabulary
+from choreo_agents.language.scoring import first_sentence
+from choreo_agents.language.sentences import plurality, revise
+from choreo_agents.language.tasks.debate import debate_problem
 from choreo_agents.models.chat import ChatFormat
-from choreo_agents.models.embedded import vocabulary
-from choreo_agents.models.embedded.curriculum import TASKS
-from choreo_agents.models.embedded.language import debate_problem, first_sentence, plurality, revise
-from choreo_agents.models.embedded.pretrain import IGNORED, encode
 from choreo_agents.models.embedded.tokenizer import build_tokenizer
+from choreo_agents.training.transcripts import IGNORED, WARM_UPS, Transcript, encode, transcripts, varied
 
 TOKENIZER = build_tokenizer()
 CHAT = ChatFormat.of(TOKENIZER)
@@ -84,11 +85,21 @@ def test_agents_that_hear_each_other_agree_on_the_truth(problem) -> None:
         assert made.is_correct(said) and first_sentence(said) == made.answer
 
 
-@given(st.sampled_from(sorted(TASKS)), st.integers(0, 10**9), st.floats(0.0, 1.0))
-def test_a_transcript_is_encoded_as_the_template_writes_it_and_learnt_words_are_labelled(task, seed, hardness) -> None:
-    turns = TASKS[task](Random(seed), hardness)
-    ids, labels = encode(TOKENIZER, turns)
-    messages = [{"role": turn.role, "content": turn.text, "name": turn.name} for turn in turns]
+@st.composite
+def drawn(draw: st.DrawFn) -> Transcript:
+    """A training transcript of any task."""
+    rng = Random(draw(st.integers(0, 10**9)))
+    name = draw(st.sampled_from([*WARM_UPS, *sorted(TASKS)]))
+    if name in WARM_UPS:
+        return WARM_UPS[name](rng)
+    task = TASKS[name].varied(rng, draw(st.floats(0.0, 1.0)))
+    return varied(rng, rng.choice(transcripts(draw_problem(task, "train", rng.getrandbits(32)))))
+
+
+@given(drawn())
+def test_a_transcript_is_encoded_as_the_template_writes_it_and_learnt_words_are_labelled(turns) -> None:
+    [(ids, labels)] = encode(TOKENIZER, [turns])
+    messages = [{"role": turn.role, "content": turn.text, "name": turn.author} for turn in turns]
     assert TOKENIZER.decode(ids) == TOKENIZER.apply_chat_template(messages, tokenize=False)
     assert ids == TOKENIZER.encode(TOKENIZER.decode(ids), add_special_tokens=False)
     assert all(label in (IGNORED, token) for token, label in zip(ids, labels, strict=True))
@@ -97,17 +108,21 @@ def test_a_transcript_is_encoded_as_the_template_writes_it_and_learnt_words_are_
     assert learnt, "nothing to learn"
 
 
-@given(st.sampled_from(sorted(TASKS)), st.integers(0, 10**9), st.floats(0.0, 1.0))
-def test_what_is_learnt_follows_its_header_and_nothing_else_is_labelled(task, seed, hardness) -> None:
+@given(drawn())
+def test_what_is_learnt_follows_its_header_and_nothing_else_is_labelled(turns) -> None:
     """Turn by turn, so that a label one token off its words would be seen."""
-    turns = TASKS[task](Random(seed), hardness)
-    ids, labels = encode(TOKENIZER, turns)
+    [(ids, labels)] = encode(TOKENIZER, [turns])
     at = 1
     assert labels[0] == IGNORED
     for turn in turns:
-        header = len(TOKENIZER.encode(CHAT.turn(turn.role, "", turn.name).removesuffix(" <|end|>")))
+        header = len(TOKENIZER.encode(CHAT.turn(turn.role, "", turn.author).removesuffix(" <|end|>")))
         end = ids.index(TOKENIZER.eos_token_id, at) + 1
         assert labels[at : at + header] == [IGNORED] * header
         assert labels[at + header : end] == (ids[at + header : end] if turn.learn else [IGNORED] * (end - at - header))
         at = end
     assert at == len(ids)
+
+
+@given(st.lists(drawn(), min_size=1, max_size=4))
+def test_transcripts_encoded_together_are_those_encoded_alone(several) -> None:
+    assert encode(TOKENIZER, several) == [encode(TOKENIZER, [turns])[0] for turns in several]

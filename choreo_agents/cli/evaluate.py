@@ -1,0 +1,96 @@
+"""`choreo eval`: how often answers are right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from choreo_agents.bench.language import SAMPLED, SAMPLES, View, measure, require_tasks, require_views
+from choreo_agents.cli.language_tables import as_markdown, as_tables
+from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load
+from choreo_agents.language import Split
+
+eval_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Score answers, with intervals.")
+
+
+@eval_app.callback()
+def _eval() -> None:
+    """Score answers, with intervals."""
+
+
+@eval_app.command()
+def language(
+    model: ModelOption = "embedded",
+    n: Annotated[int, typer.Option("--n", min=1, help="Problems of each task.")] = 500,
+    task: Annotated[list[str] | None, typer.Option("--task", help="Only this task; may be repeated.")] = None,
+    views: Annotated[
+        str,
+        typer.Option(
+            "--views",
+            help="Any of these, with commas between. [b]ordinary[/b]: one prompt of text. [b]serial[/b]: messages from "
+            "the cache, one after the other, each as it was encoded apart. [b]parallel[/b]: those that have not seen "
+            "each other at one offset.",
+        ),
+    ] = "ordinary",
+    split: Annotated[Split, typer.Option(help="Which problems; the model was trained on [b]train[/b].")] = "test",
+    seed: Annotated[int, typer.Option(help="Of the first problem; the others follow.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Also write the tables to this Markdown file.")] = None,
+    device: DeviceOption = "cpu",
+) -> None:
+    """How well a model speaks the embedded language: accuracy by task, with 95 % intervals.
+
+    Temperature 0, but for arithmetic, where one sample at temperature 0.7 is compared with the vote over eight.
+
+    [b]Examples[/b]
+
+      choreo eval language --n 100
+      choreo eval language --task two_questions --views ordinary,serial,parallel
+      choreo eval language --json > language.json
+    """
+    console = Console(stderr=as_json, highlight=False)
+    with errors_as_lines(console):
+        chosen = require_views(views.split(","))
+        tasks = require_tasks(task or [])
+        loaded = load(console, model, device)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            bars: dict[str, TaskID] = {
+                name: progress.add_task(f"{name} prompts", total=n * len(tasks)) for name in chosen
+            }
+            if "ordinary" in chosen and SAMPLED in tasks:
+                bars["vote"] = progress.add_task(f"{SAMPLED} sampled", total=n * SAMPLES)
+            report = measure(
+                loaded,
+                tasks=tasks,
+                views=chosen,
+                count=n,
+                split=split,
+                seed=seed,
+                on_progress=lambda name: progress.advance(bars[name]),
+            )
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(
+                as_markdown(report, _command(model, tasks if task else [], chosen, report.count, seed, split))
+            )
+        if as_json:
+            typer.echo(json.dumps(report.as_object(), indent=2))
+            return
+        for table in as_tables(report):
+            console.print(table)
+        if out is not None:
+            console.print(f"[dim]written to {out}[/]")
+
+
+def _command(model: str, tasks: list[str], views: list[View], n: int, seed: int, split: Split) -> str:
+    """The command that measures the same again."""
+    words = ["choreo eval language", f"--n {n}", f"--seed {seed}", f"--split {split}"]
+    words += [f"--model {model}"] if model != "embedded" else []
+    words += [f"--task {name}" for name in tasks]
+    return " ".join([*words, f"--views {','.join(views)}"])

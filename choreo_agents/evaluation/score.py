@@ -1,0 +1,58 @@
+"""Counts of right answers, with intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Z = 1.96
+"""Of a 95 % interval."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Right answers out of so many."""
+
+    right: int
+    count: int
+
+    @property
+    def share(self) -> float:
+        return self.right / self.count
+
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 95 % interval of the share."""
+        n, p = self.count, self.share
+        middle = (p + Z * Z / (2 * n)) / (1 + Z * Z / n)
+        half = Z / (1 + Z * Z / n) * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
+        return middle - half, middle + half
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much more often one way is right than another, on the same problems."""
+
+    gained: int
+    """Problems that only the first gets right."""
+    lost: int
+    """Problems that only the second gets right."""
+    count: int
+
+    @classmethod
+    def of(cls, first: Sequence[bool], second: Sequence[bool]) -> Difference:
+        """Compare two ways problem by problem."""
+        pairs = list(zip(first, second, strict=True))
+        return cls(sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs), len(pairs))
+
+    @property
+    def share(self) -> float:
+        """The difference of the two shares."""
+        return (self.gained - self.lost) / self.count
+
+    def interval(self) -> tuple[float, float]:
+        """Wald's 95 % interval of a paired difference, with half a problem added to either side (Agresti and Min)."""
+        n, gained, lost = self.count + 2, self.gained + 0.5, self.lost + 0.5
+        middle = (gained - lost) / n
+        half = Z * math.sqrt(gained + lost - (gained - lost) ** 2 / n) / n
+        return middle - half, middle + half

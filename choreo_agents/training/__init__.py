@@ -1,0 +1,1 @@
+"""Training: the embedded model from scratch."""

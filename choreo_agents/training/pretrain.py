@@ -1,0 +1,182 @@
+"""Trains the embedded model from scratch.
+
+Two ingredients decide whether it learns at all: an induction warm-up before any task, and Muon on the hidden
+matrices. Each bucket of batches is drawn from (seed, bucket), so a killed run continues where its last checkpoint
+stands, and without compiled kernels ends with the same weights as one that was never stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from choreo_agents.errors import TrainingError
+from choreo_agents.models.embedded.tokenizer import build_tokenizer
+from choreo_agents.training.batches import Batch, bucket_batches
+from choreo_agents.training.checkpoints import Checkpoints
+from choreo_agents.training.progress import Progress, Report, first_choices
+from choreo_agents.training.recipe import Recipe
+
+CHECKPOINT_EVERY_S = 60.0
+
+
+class Pretraining:
+    """One training run: its model, optimisers and how far it has come."""
+
+    def __init__(self, recipe: Recipe, *, device: str = "cpu", compiled: bool = False) -> None:
+        """Start from random weights.
+
+        Args:
+            recipe: Everything that decides the weights, but the machine.
+            device: Where to train.
+            compiled: Compile the model's kernels first: faster after a minute, but a resumed run may then differ in
+                the last bits from one that was never stopped.
+        """
+        self.recipe = recipe
+        self.compiled = compiled
+        self.device = torch.device(device)
+        self.tokenizer = build_tokenizer()
+        self.model = build_model(recipe, self.tokenizer).to(self.device)
+        self.bucket, self.step, self.tokens, self.seconds = 0, 0, 0, 0.0
+        self._body: Callable[..., Any] = torch.compile(self.model.model, dynamic=True) if compiled else self.model.model
+        named = list(self.model.named_parameters())
+        hidden = [p for name, p in named if p.ndim == 2 and "embed" not in name]
+        rest = [p for name, p in named if not (p.ndim == 2 and "embed" not in name)]
+        self._optimizers: list[tuple[torch.optim.Optimizer, float]] = [
+            (_muon(hidden, recipe.muon_learning_rate), recipe.muon_learning_rate),
+            (_adamw(rest, recipe.adamw_learning_rate), recipe.adamw_learning_rate),
+        ]
+
+    def run(self, checkpoints: Checkpoints, report: Report, *, checkpoint_every_s: float = CHECKPOINT_EVERY_S) -> None:
+        """Train to the end, from the newest checkpoint if there is one.
+
+        Raises:
+            TrainingError: The newest checkpoint is damaged, or another recipe's.
+        """
+        saved = checkpoints.newest()
+        if saved is not None:
+            self._load(saved)
+        started = time.perf_counter() - self.seconds
+        written = time.perf_counter()
+        while self.bucket < self.recipe.buckets:
+            loss = self._train_bucket()
+            self.bucket += 1
+            now = time.perf_counter()
+            self.seconds = now - started
+            done = self.bucket == self.recipe.buckets
+            report.advance(Progress(self.bucket, self.recipe.buckets, self.tokens, self.seconds, loss))
+            if done or now - written >= checkpoint_every_s:
+                checkpoints.write(self.bucket, self._state())
+                written = now
+            if done or report.wants_scores(self.bucket):
+                report.scores(self.bucket, first_choices(self.model, self.tokenizer, self.recipe))
+
+    def _train_bucket(self) -> float:
+        """Run the bucket's batches; the mean loss per learnt token, in nats."""
+        batches = bucket_batches(self.recipe, self.tokenizer, self.bucket)
+        losses: list[torch.Tensor] = []
+        self.model.train()
+        for number, batch in enumerate(batches):
+            self._set_rates((self.bucket + number / len(batches)) / self.recipe.buckets)
+            losses.append(self._train_batch(batch))
+            self.step += 1
+            self.tokens += batch.ids.numel()
+        return float(torch.stack(losses).mean())
+
+    def _train_batch(self, batch: Batch) -> torch.Tensor:
+        ids, labels = batch.ids.to(self.device), batch.labels.to(self.device)
+        states = self._body(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+        # Only what is learnt goes through the output matrix: most of a prompt is not.
+        learnt = labels[:, 1:] != Batch.IGNORED
+        logits = self.model.lm_head(states[learnt])
+        loss = functional.cross_entropy(logits, labels[:, 1:][learnt], reduction="sum")
+        # Every learnt token counts alike, whether its batch has many or, of long prompts, few.
+        torch.autograd.backward(loss / self.recipe.usual_learnt_tokens)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
+        for optimizer, _ in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return loss.detach() / learnt.sum()
+
+    def _set_rates(self, done: float) -> None:
+        """Linear warm-up, then a cosine over the share of the training that is done."""
+        share = min(1.0, (self.step + 1) / self.recipe.warmup_steps) * self.recipe.phase(self.bucket).rate
+        last = self.recipe.last_learning_rate
+        share *= last + (1 - last) * 0.5 * (1 + math.cos(math.pi * done))
+        for optimizer, rate in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * share
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "recipe": recipe_json(self.recipe),
+            "counts": {"bucket": self.bucket, "step": self.step, "tokens": self.tokens, "seconds": self.seconds},
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer, _ in self._optimizers],
+        }
+
+    def _load(self, path: Path) -> None:
+        try:
+            state = torch.load(path, map_location=self.device, weights_only=True)
+        except (RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as error:
+            raise TrainingError(f"checkpoint {str(path)!r} cannot be read: remove it to go on without it") from error
+        if state["recipe"] != recipe_json(self.recipe):
+            raise TrainingError(
+                f"{str(path)!r} was written by a run with other settings: go on with those, or name another folder"
+            )
+        self.model.load_state_dict(state["model"])
+        for (optimizer, _), saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        counts = state["counts"]
+        self.bucket, self.step, self.tokens = counts["bucket"], counts["step"], counts["tokens"]
+        self.seconds = counts["seconds"]
+
+
+def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """A Llama of the recipe's shape with random weights, its vocabulary padded to a multiple of 16."""
+    torch.manual_seed(recipe.seed)
+    shape = recipe.shape
+    config = LlamaConfig(
+        vocab_size=math.ceil(len(tokenizer) / 16) * 16,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        initializer_range=shape.initializer_range,
+        max_position_embeddings=shape.longest_context,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return LlamaForCausalLM(config)
+
+
+def recipe_object(recipe: Recipe) -> dict[str, Any]:
+    """The settings as plain JSON."""
+    return asdict(recipe)
+
+
+def recipe_json(recipe: Recipe) -> str:
+    """The settings as one line, by which checkpoints are told apart."""
+    return json.dumps(recipe_object(recipe), sort_keys=True)
+
+
+def _muon(parameters: list[torch.nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    return torch.optim.Muon(parameters, lr=rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+
+
+def _adamw(parameters: list[torch.nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=rate, weight_decay=0.0, betas=(0.9, 0.95))

@@ -1,0 +1,32 @@
+"""Shares and their intervals."""
+
+import pytest
+
+from choreo_agents.evaluation import Difference, Score
+
+
+@pytest.mark.parametrize(
+    ("right", "count", "low", "high"), [(98, 100, 0.930, 0.994), (0, 10, 0.0, 0.278), (500, 500, 0.992, 1.0)]
+)
+def test_wilsons_interval(right: int, count: int, low: float, high: float) -> None:
+    score = Score(right, count)
+    assert score.share == right / count
+    assert score.interval() == pytest.approx((low, high), abs=1e-3)
+
+
+def test_a_paired_difference_counts_problems_that_only_one_way_gets_right() -> None:
+    difference = Difference.of([True] * 90 + [False] * 10, [True] * 50 + [False] * 45 + [True] * 5)
+    assert (difference.gained, difference.lost, difference.count) == (40, 5, 100)
+    assert difference.share == pytest.approx(0.35)
+    low, high = difference.interval()
+    assert 0.2 < low < 0.35 < high < 0.5
+
+
+def test_a_difference_of_nothing_includes_nothing() -> None:
+    low, high = Difference.of([True, False], [False, True]).interval()
+    assert low < 0 < high
+
+
+def test_ways_that_saw_different_numbers_of_problems_cannot_be_compared() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        Difference.of([True], [True, False])
