@@ -37,6 +37,10 @@ from choreo_agents.language.tasks import (
 
 NAMES = sorted(TASKS)
 SPLITS = ("train", "dev", "test")
+ON_THEIR_OWN = (
+    *("best_supported", "choose_by_index", "choose_by_value", "conflict", "diagnosis"),
+    *("list_union", "majority_vote", "sum_of_parts", "trajectories"),
+)
 WORDS = frozenset(vocabulary.words())
 UNKNOWN = "I do not know."
 names = st.sampled_from(NAMES)
@@ -171,6 +175,14 @@ def test_reports_that_nobody_has_heard_are_siblings_and_a_conversation_is_not() 
     roots = Problem("roots", (parallel("a"), parallel("b", said=True)), "", lambda said: 1.0)
     assert siblings(roots, ["a", "b"]) == [["a"], ["b"]]
     assert siblings(roots, []) == []
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(ON_THEIR_OWN), splits, seeds, hardnesses)
+def test_those_who_speak_on_their_own_are_siblings(name, split, seed, hardness) -> None:
+    problem = drawn(name, split, seed, hardness)
+    speakers = [message.name for message in problem.messages if message.role == "assistant" and not message.said]
+    assert speakers in siblings(problem, problem.messages[-1].parents)
 
 
 @pytest.mark.parametrize(
