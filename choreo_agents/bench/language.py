@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -74,7 +74,10 @@ class LanguageReport:
             "views": {
                 view: {
                     task: score_object(result.solved)
-                    | {"share_right": result.share_right, "bar": BARS.get(task) if view == "ordinary" else None}
+                    | {
+                        "share_right": result.share_right,
+                        "bar": BARS.get(task) if view == "ordinary" and self.model == "embedded" else None,
+                    }
                     | ({} if result.parsable is None else {"parsable": result.parsable.share})
                     for task, result in results.items()
                 }
@@ -151,6 +154,13 @@ def measure(
                     on_progress=lambda: on_progress("vote"),
                 )
     return LanguageReport(model.name, fingerprint, split, count, seed, results, vote)
+
+
+def joined(reports: Sequence[LanguageReport]) -> LanguageReport:
+    """One report of several that measured the same problems in different views."""
+    results = {view: result for report in reports for view, result in report.results.items()}
+    vote = next((report.vote for report in reports if report.vote is not None), None)
+    return replace(reports[0], results=results, vote=vote)
 
 
 def _played(on_progress: Callable[[str], None], view: View, _task: str) -> None:

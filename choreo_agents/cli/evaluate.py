@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +12,16 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from choreo_agents.bench.language import SAMPLED, SAMPLES, View, measure, require_tasks, require_views
+from choreo_agents.bench.language import (
+    SAMPLED,
+    SAMPLES,
+    LanguageReport,
+    View,
+    joined,
+    measure,
+    require_tasks,
+    require_views,
+)
 from choreo_agents.cli.language_tables import as_markdown, as_tables
 from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load
 from choreo_agents.language import Split
@@ -58,34 +69,50 @@ def language(
         chosen = require_views(views.split(","))
         tasks = require_tasks(task or [])
         loaded = load(console, model, device)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
-            bars: dict[str, TaskID] = {
-                name: progress.add_task(f"{name} prompts", total=n * len(tasks)) for name in chosen
-            }
-            if "ordinary" in chosen and SAMPLED in tasks:
-                bars["vote"] = progress.add_task(f"{SAMPLED} sampled", total=n * SAMPLES)
-            report = measure(
-                loaded,
-                tasks=tasks,
-                views=chosen,
-                count=n,
-                split=split,
-                seed=seed,
-                on_progress=lambda name: progress.advance(bars[name]),
-            )
         if out is not None:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(
-                as_markdown(report, _command(model, tasks if task else [], chosen, report.count, seed, split))
-            )
-        if as_json:
-            typer.echo(json.dumps(report.as_object(), indent=2))
-            return
-        for table in as_tables(report):
-            console.print(table)
+            _require_writable(out)
+        reports: list[LanguageReport] = []
+        try:
+            with _bars(console, chosen, tasks, n) as advance:
+                for view in chosen:
+                    reports.append(
+                        measure(loaded, tasks=tasks, views=[view], count=n, split=split, seed=seed, on_progress=advance)
+                    )
+        finally:
+            # What was measured is shown, whatever happens to the rest.
+            if reports:
+                _show(console, joined(reports), as_json=as_json)
         if out is not None:
+            report = joined(reports)
+            command = _command(model, tasks if task else [], chosen, n, seed, split)
+            out.write_text(as_markdown(report, command))
             console.print(f"[dim]written to {out}[/]")
+
+
+def _show(console: Console, report: LanguageReport, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(report.as_object(), indent=2))
+        return
+    for table in as_tables(report):
+        console.print(table)
+
+
+@contextmanager
+def _bars(console: Console, views: list[View], tasks: list[str], n: int) -> Iterator[Callable[[str], None]]:
+    """A progress bar for each view, and how to move them on."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bars: dict[str, TaskID] = {name: progress.add_task(f"{name} prompts", total=n * len(tasks)) for name in views}
+        if "ordinary" in views and SAMPLED in tasks:
+            bars["vote"] = progress.add_task(f"{SAMPLED} sampled", total=n * SAMPLES)
+        yield lambda name: progress.advance(bars[name])
+
+
+def _require_writable(out: Path) -> None:
+    """Raise an `OSError` now rather than after the measurement."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("a"):
+        pass
 
 
 def _command(model: str, tasks: list[str], views: list[View], n: int, seed: int, split: Split) -> str:

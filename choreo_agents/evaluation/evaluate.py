@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,9 @@ from choreo_agents.language import Problem, Said, Split, Task, draw_problem
 from choreo_agents.sampling import Sampling
 
 AT_ONCE = 64
-"""Problems that are played together."""
+"""Problems that are played together, ..."""
+TOKENS_EACH = 2048
+"""... as long as the engine's memory holds so many tokens for each of them."""
 LONGEST_ANSWER = 96
 """Tokens."""
 
@@ -88,10 +91,14 @@ async def aevaluate(
         on_progress: Called with the task's name after every problem.
 
     Raises:
-        ValueError: `count` is below 1, or a task has no such problems.
+        ValueError: `count` is below 1, two tasks have one name, or a task has no such problems.
     """
     if count < 1:
         raise ValueError(f"at least one problem must be played, not {count!r}")
+    tasks = list(tasks)
+    twice = [name for name, times in Counter(task.name for task in tasks).items() if times > 1]
+    if twice:
+        raise ValueError(f"several tasks are named {twice[0]!r}: give each a name of its own")
 
     async def one(task: Task, number: int) -> tuple[float, bool | None]:
         problem = draw_problem(task, split, number)
@@ -101,7 +108,7 @@ async def aevaluate(
 
     results: dict[str, TaskResult] = {}
     for task in tasks:
-        played = await at_once(partial(one, task, number) for number in range(seed, seed + count))
+        played = await at_once((partial(one, task, number) for number in range(seed, seed + count)), room(engine))
         results[task.name] = _result([score for score, _ in played], [reads for _, reads in played])
     return Evaluation(results)
 
@@ -111,9 +118,15 @@ def evaluate(engine: Engine, tasks: Iterable[Task], **options: Unpack[Options]) 
     return asyncio.run(aevaluate(engine, tasks, **options))
 
 
-async def at_once(jobs: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
-    """Run jobs, some of them at a time, and return their results in order; the first error cancels the others."""
-    gate = asyncio.Semaphore(AT_ONCE)
+def room(engine: Engine) -> int:
+    """Problems that can be played at once."""
+    tokens = engine.stats().kv_budget_bytes // engine.model.adapter.geometry.bytes_per_token
+    return min(AT_ONCE, max(1, tokens // TOKENS_EACH))
+
+
+async def at_once(jobs: Iterable[Callable[[], Awaitable[T]]], most: int) -> list[T]:
+    """Run jobs, `most` of them at a time, and return their results in order; the first error cancels the others."""
+    gate = asyncio.Semaphore(most)
 
     async def gated(job: Callable[[], Awaitable[T]]) -> T:
         async with gate:

@@ -28,12 +28,19 @@ async def play(
         engine: Encodes and decodes.
         problem: Its messages come in an order in which parents come first.
         sampling: How tokens are chosen; its seed is replaced.
-        layout: Where messages appear in views.
+        layout: Where messages appear in views; `parallel` is for engines that read caches.
         seed: Each message to be said samples by a seed made of this and its place.
 
     Returns:
-        The words of every message to be said, by name.
+        The words of every message that was said, by name: of all that are to be, unless the problem stopped early.
+
+    Raises:
+        ValueError: There is no such layout, or the engine re-encodes text, whose messages follow each other.
     """
+    if layout not in LAYOUTS:
+        raise ValueError(f"there is no layout {layout!r}: there are {', '.join(LAYOUTS)}")
+    if layout != "sequential" and engine.method != "choreo":
+        raise ValueError(f"an engine with the method {engine.method!r} cannot place messages at one offset")
     handles: dict[str, MessageHandle] = {}
     said: dict[str, str] = {}
     root: list[MessageHandle] = []
@@ -55,6 +62,9 @@ async def play(
                     closing=engine.chat.turn_end,
                 )
                 said[message.name] = _words(engine, handle, message.author)
+                if problem.stop is not None and problem.stop(said):
+                    handles[message.name] = handle
+                    break
             else:
                 turn = engine.chat.turn(message.role, message.text, message.author)
                 handle = await engine.aprefill(turn, parents, offsets, start, author=message.author, role=message.role)

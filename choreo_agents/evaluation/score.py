@@ -26,7 +26,7 @@ class Score:
         n, p = self.count, self.share
         middle = (p + Z * Z / (2 * n)) / (1 + Z * Z / n)
         half = Z / (1 + Z * Z / n) * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
-        return middle - half, middle + half
+        return max(0.0, middle - half), min(1.0, middle + half)
 
 
 @dataclass(frozen=True)
@@ -55,4 +55,4 @@ class Difference:
         n, gained, lost = self.count + 2, self.gained + 0.5, self.lost + 0.5
         middle = (gained - lost) / n
         half = Z * math.sqrt(gained + lost - (gained - lost) ** 2 / n) / n
-        return middle - half, middle + half
+        return max(-1.0, middle - half), min(1.0, middle + half)

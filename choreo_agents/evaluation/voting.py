@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any
 
 from choreo_agents.engine import Engine
-from choreo_agents.evaluation.evaluate import LONGEST_ANSWER, at_once
+from choreo_agents.evaluation.evaluate import LONGEST_ANSWER, at_once, room
 from choreo_agents.evaluation.play import play
 from choreo_agents.evaluation.score import Difference, Score
 from choreo_agents.language import Problem, Split, Task, draw_problem
-from choreo_agents.language.scoring import last_sentence
+from choreo_agents.language.scoring import LastSentence, last_sentence
 from choreo_agents.sampling import Sampling
 
 
@@ -56,7 +56,8 @@ async def asample_and_vote(
         on_progress: Called after every sample.
 
     Raises:
-        ValueError: A problem leaves several messages to be said, or `count` or `samples` is below 1.
+        ValueError: A problem leaves several messages to be said, or is not scored by its last sentence, or `count` or
+            `samples` is below 1.
     """
     if count < 1 or samples < 1:
         raise ValueError(f"at least one problem and one sample must be drawn, not {count!r} and {samples!r}")
@@ -65,6 +66,8 @@ async def asample_and_vote(
     if len(answers) != 1:
         raise ValueError(f"{task.name!r} leaves several messages to be said, {sorted(answers)!r}: samples cannot vote")
     [answer] = answers
+    if not all(isinstance(problem.scorer, LastSentence) for problem in problems):
+        raise ValueError(f"what {task.name!r} asks for is not stated in one last sentence: samples cannot vote by it")
     sampling = Sampling(temperature=temperature, max_tokens=LONGEST_ANSWER)
 
     async def one(problem: Problem, number: int) -> str:
@@ -73,7 +76,7 @@ async def asample_and_vote(
         return said[answer]
 
     numbered = [(problem, (seed + i) * samples + k) for i, problem in enumerate(problems) for k in range(samples)]
-    words = await at_once(partial(one, problem, number) for problem, number in numbered)
+    words = await at_once((partial(one, problem, number) for problem, number in numbered), room(engine))
     singles: list[bool] = []
     votes: list[bool] = []
     every = 0

@@ -38,6 +38,14 @@ class Scorer(Protocol):
         ...
 
 
+class Stop(Protocol):
+    """Decides whether a problem is over before all of it was said."""
+
+    def __call__(self, said: Said) -> bool:
+        """Whether what was said so far ends it."""
+        ...
+
+
 @dataclass(frozen=True)
 class Problem:
     """Messages in an order in which parents come first, what would be right, and how answers are scored."""
@@ -46,6 +54,10 @@ class Problem:
     messages: tuple[Message, ...]
     gold: str
     scorer: Scorer
+    key: tuple[str, ...] | None = None
+    """Texts that decide its split, where several tasks ask the same thing in different words; None: all given ones."""
+    stop: Stop | None = field(default=None, compare=False)
+    """When the rest need not be said."""
     by_name: Mapping[str, Message] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -65,7 +77,7 @@ class Problem:
         """The share of the answer that is right, from 0 to 1.
 
         Args:
-            said: The words of every message to be said, by name.
+            said: The words of every message to be said, by name; after an early stop, of those that were.
         """
         return self.scorer(said)
 
@@ -76,6 +88,8 @@ class Problem:
     @property
     def split(self) -> Split:
         """The one split this problem belongs to, by the words that are given."""
+        if self.key is not None:
+            return split_of(self.key)
         return split_of(message.text for message in self.messages if not message.said)
 
 
@@ -91,15 +105,31 @@ def split_of(given: Iterable[str]) -> Split:
 
 
 def siblings(problem: Problem, view: Iterable[str]) -> list[list[str]]:
-    """A view's messages in groups: neighbours that were encoded after the same parents stand in one group.
+    """A view's messages in groups: neighbours of one role none of which has seen another stand in one group.
 
-    Of such neighbours neither has seen the other; a parallel layout may place them at one offset.
+    A parallel layout may place them at one offset.
     """
     groups: list[list[str]] = []
     for name in view:
-        message = problem.by_name[name]
-        if groups and message.parents and problem.by_name[groups[-1][-1]].parents == message.parents:
+        role = problem.by_name[name].role
+        known = _ancestors(problem, name)
+        alike = groups and all(
+            problem.by_name[other].role == role and other not in known and name not in _ancestors(problem, other)
+            for other in groups[-1]
+        )
+        if alike:
             groups[-1].append(name)
         else:
             groups.append([name])
     return groups
+
+
+def _ancestors(problem: Problem, name: str) -> set[str]:
+    """All that a message has seen, directly or through others."""
+    found: set[str] = set()
+    queue = [name]
+    for one in queue:
+        new = [parent for parent in problem.by_name[one].parents if parent not in found]
+        found.update(new)
+        queue.extend(new)
+    return found

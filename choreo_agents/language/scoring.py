@@ -52,13 +52,13 @@ class LastSentence:
 
 @dataclass(frozen=True)
 class OneOf:
-    """Right if the message says exactly one of several right things."""
+    """Right if the message's last sentence is one of several right ones."""
 
     message: str
     gold: tuple[str, ...]
 
     def __call__(self, said: Said) -> float:
-        return float(said[self.message].strip() in self.gold)
+        return float(last_sentence(said[self.message]) in self.gold)
 
 
 @dataclass(frozen=True)
@@ -113,17 +113,18 @@ class SameItems:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The share of concepts that a merged text covers; sentences that no part said cost the point."""
+    """The share of concepts that a merged text covers; sentences that no part said cost half of the point."""
 
     message: str
     parts: tuple[str, ...]
-    concepts: frozenset[str]
+    concepts: frozenset[tuple[str, str]]
+    """Who has what; covered by the sentence that says so, if a part said it."""
 
     def __call__(self, said: Said) -> float:
         heard = sentences(said[self.message])
         offered = {sentence for part in self.parts for sentence in sentences(said[part])}
-        words = {word.strip(".,") for sentence in heard if sentence in offered for word in sentence.split()}
-        covered = len(self.concepts & words) / len(self.concepts)
+        wanted = {f"{person} has {thing}." for person, thing in self.concepts}
+        covered = len(wanted & offered & set(heard)) / len(wanted)
         return covered if all(sentence in offered for sentence in heard) else covered / 2
 
 

@@ -46,17 +46,17 @@ class Has:
 
 
 @dataclass(frozen=True)
-class Lives:
-    """Who lives where."""
+class Visits:
+    """Who visits which city."""
 
     person: str
     city: str
 
     def sentence(self) -> str:
-        return f"{self.person} lives in {self.city}."
+        return f"{self.person} visits {self.city}."
 
     def question(self) -> str:
-        return f"Where does {self.person} live?"
+        return f"What does {self.person} visit?"
 
 
 @dataclass(frozen=True)
@@ -114,12 +114,12 @@ def draw_facts(rng: random.Random, count: int, kinds: int | None = None) -> list
 
 
 def draw_about(rng: random.Random, person: str, kind: type[Fact]) -> Fact:
-    """A fact of a kind (`Has`, `Lives` or `Likes`) about a person."""
+    """A fact of a kind (`Has`, `Visits` or `Likes`) about a person."""
     if kind is Has:
         return draw_has(rng, person)
-    return (
-        Lives(person, rng.choice(vocabulary.CITIES)) if kind is Lives else Likes(person, rng.choice(vocabulary.FOODS))
-    )
+    if kind is Visits:
+        return Visits(person, rng.choice(vocabulary.CITIES))
+    return Likes(person, rng.choice(vocabulary.FOODS))
 
 
 def draw_distinct(rng: random.Random, among: Sequence[str], count: int) -> list[str]:

@@ -32,7 +32,15 @@ FOODS = (
     "apples", "beans", "bread", "cheese", "cherries", "corn", "eggs", "figs", "grapes", "honey", "lemons", "melons",
     "mint", "nuts", "olives", "onions", "peas", "plums", "rice", "soup",
 )  # fmt: skip
-GAUGES = ("heat", "flow", "noise", "power", "pressure", "speed")
+GAUGES = {
+    "Heat": ("hot", "cold"),
+    "Light": ("bright", "dark"),
+    "Noise": ("loud", "quiet"),
+    "Power": ("strong", "weak"),
+    "Pressure": ("tight", "loose"),
+    "Speed": ("fast", "slow"),
+}
+"""What each gauge shows that is not normal."""
 PARTS = ("pump", "valve", "motor", "filter", "cable", "sensor", "heater", "fan", "switch", "pipe")
 
 FUNCTION_WORDS = (
@@ -40,17 +48,19 @@ FUNCTION_WORDS = (
     "answer", "answers", "are", "as", "at",
     "best", "both", "box", "broken", "by", "call", "can", "candidate", "change", "check", "coins", "cooperate",
     "defect", "do", "does", "each", "find", "first", "follow", "following", "for", "found", "friend", "go", "good",
-    "half", "has", "have", "he", "hear", "high", "how", "I", "if", "in", "is", "it", "keep", "know", "last", "like",
-    "likes", "list", "live", "lives", "low", "make", "many", "me", "minus", "most", "my", "next", "no", "none",
-    "normal", "not", "note", "notes", "of", "on", "one", "opposite", "or", "other", "others", "our", "own", "part",
-    "parts", "plan", "plus", "points", "question", "read", "report", "result", "right", "round", "rules", "say",
+    "half", "has", "have", "he", "hear", "how", "I", "if", "in", "is", "it", "keep", "know", "last", "like",
+    "likes", "list", "make", "many", "me", "minus", "most", "my", "next", "no", "none",
+    "normal", "not", "note", "notes", "of", "on", "one", "opposite", "or", "order", "other", "others", "our", "own",
+    "part", "parts", "plan", "plus", "points", "question", "read", "report", "result", "right", "round", "rules", "say",
     "says", "see", "share", "she", "so", "start", "sum", "support", "take", "tell", "than", "that", "the", "their",
     "them", "then", "there", "these", "they", "things", "think", "to", "total", "trust", "trusts", "two", "up",
-    "vote", "was", "we", "what", "where", "which", "who", "will", "with", "write", "wrong", "yes", "you", "your",
+    "visit", "visits", "vote", "was", "we", "what", "where", "which", "who", "will", "with", "write", "wrong", "yes",
+    "you", "your",
     "Add", "Agents", "All", "And", "Answer", "Ask", "At", "Call", "Check", "Do", "Find", "Found", "Go", "How", "If",
     "In", "It", "Keep", "List", "My", "No", "None", "Notes", "On", "Part", "Parts", "Question", "Report", "Result",
-    "Rules", "Say", "Start", "Take", "Tell", "That", "The", "Then", "There", "They", "Think", "This", "Trust",
-    "Use", "Vote", "We", "What", "When", "Where", "Which", "Who", "With", "Work", "Write", "Yes", "You", "Always",
+    "Rules", "Say", "Start", "Support", "Take", "Tell", "That", "The", "Then", "There", "They", "Think", "This",
+    "Trust", "Use", "Vote", "We", "What", "When", "Where", "Which", "Who", "With", "Work", "Write", "Yes",
+    "You", "Always",
 )  # fmt: skip
 PUNCTUATION = (".", "?", ":", ",")
 
@@ -61,5 +71,6 @@ SPECIAL_TOKENS = (PAD, BOS, END, *(f"<|{role}|>" for role in ROLES))
 
 def words() -> tuple[str, ...]:
     """Every word that is one token when a space stands before it."""
-    parts = (PEOPLE, AGENTS, NUMBERS, COLORS, OBJECTS, CITIES, FOODS, GAUGES, PARTS, FUNCTION_WORDS)
+    shown = tuple(word for pair in GAUGES.values() for word in pair)
+    parts = (PEOPLE, AGENTS, NUMBERS, COLORS, OBJECTS, CITIES, FOODS, tuple(GAUGES), shown, PARTS, FUNCTION_WORDS)
     return tuple(dict.fromkeys(word for part in parts for word in part))

@@ -51,7 +51,8 @@ def _quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _usable(device: str | torch.device) -> torch.device:
+def usable_device(device: str | torch.device) -> torch.device:
+    """The device of that name; raises `InvalidRequestError` if it cannot be used here."""
     try:
         return torch.empty(0, device=torch.device(device)).device
     except (RuntimeError, AssertionError) as error:
@@ -76,7 +77,7 @@ def load_model(
     source = WEIGHTS if str(name) == EMBEDDED else name
     if (isinstance(source, Path) or source.startswith(("/", "./", "../", "~"))) and not Path(source).is_dir():
         raise FileNotFoundError(f"there is no folder {str(name)!r}: give one in Hugging Face's layout, or a hub name")
-    device = _usable(device)
+    device = usable_device(device)
     config = AutoConfig.from_pretrained(source)
     require_supported(config)
     chosen = dtype or (torch.float32 if device.type == "cpu" else "auto")

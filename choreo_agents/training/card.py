@@ -22,15 +22,21 @@ KV_BUDGET_BYTES = 1 << 29
 
 
 def save_model(run: Pretraining, out: Path) -> None:
-    """Write the weights, configuration and tokenizer in Hugging Face's ordinary files."""
+    """Write the weights, configuration and tokenizer in Hugging Face's ordinary files.
+
+    A card that is there already speaks of other weights, so it goes.
+    """
     out.mkdir(parents=True, exist_ok=True)
+    (out / CARD_FILE).unlink(missing_ok=True)
     run.tokenizer.save_pretrained(out)
     run.model.config.save_pretrained(out)
     run.model.generation_config.save_pretrained(out)
     tensors = {name: p.detach().cpu().contiguous() for name, p in run.model.state_dict().items()}
     tensors.pop("lm_head.weight")  # the embedding matrix again
-    save_file(tensors, out / WEIGHTS_FILE, metadata={"format": "pt"})
-    (out / WEIGHTS_FILE).chmod(0o644)  # it is written for the owner's eyes only
+    partial = out / f"{WEIGHTS_FILE}.partial"
+    save_file(tensors, partial, metadata={"format": "pt"})
+    partial.chmod(0o644)  # it is written for the owner's eyes only
+    partial.replace(out / WEIGHTS_FILE)
 
 
 def score_model(out: Path, tasks: Sequence[Task], count: int) -> Evaluation:
@@ -48,7 +54,6 @@ def write_card(run: Pretraining, out: Path, evaluation: Evaluation) -> Path:
         "steps": run.step,
         "minutes": round(run.seconds / 60, 1),
         "device": run.device.type,
-        "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "compiled": run.compiled,
         "test_accuracy": _accuracies(evaluation),

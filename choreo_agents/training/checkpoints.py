@@ -21,13 +21,20 @@ class Checkpoints:
         return found[-1] if found else None
 
     def write(self, number: int, state: dict[str, Any]) -> Path:
-        """Write a checkpoint, then remove all but the newest few."""
+        """Write a checkpoint, then remove all but the newest few.
+
+        Raises:
+            OSError: It cannot be written; those before it are left.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"checkpoint-{number:06}.pt"
         partial = path.with_suffix(".partial")
-        torch.save(state, partial)
+        try:
+            torch.save(state, partial)
+        except RuntimeError as error:  # what a full disk is to torch
+            raise OSError(f"checkpoint {str(partial)!r} cannot be written: {str(error).splitlines()[0]}") from error
         partial.replace(path)
-        for old in self._all()[: -self._keep]:
+        for old in [*self._all()[: -self._keep], *self._folder.glob("*.partial")]:
             old.unlink()
         return path
 

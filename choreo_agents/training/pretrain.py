@@ -7,11 +7,13 @@ stands, and without compiled kernels ends with the same weights as one that was 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -22,10 +24,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from choreo_agents.errors import TrainingError
 from choreo_agents.models.embedded.tokenizer import build_tokenizer
+from choreo_agents.models.loader import usable_device
 from choreo_agents.training.batches import Batch, bucket_batches
 from choreo_agents.training.checkpoints import Checkpoints
 from choreo_agents.training.progress import Progress, Report, first_choices
 from choreo_agents.training.recipe import Recipe
+from choreo_agents.training.team import Team, teamed
 
 CHECKPOINT_EVERY_S = 60.0
 
@@ -43,13 +47,17 @@ class Pretraining:
                 the last bits from one that was never stopped.
         """
         self.recipe = recipe
-        self.compiled = compiled
-        self.device = torch.device(device)
+        self.device = usable_device(device)
         self.tokenizer = build_tokenizer()
         self.model = build_model(recipe, self.tokenizer).to(self.device)
         self.bucket, self.step, self.tokens, self.seconds = 0, 0, 0, 0.0
-        self._body: Callable[..., Any] = torch.compile(self.model.model, dynamic=True) if compiled else self.model.model
+        self._body: Callable[..., Any] = self.model.model
+        self.compiled = compiled
+        """Whether kernels were compiled, in this process or in one before it."""
+        if compiled:
+            self._body = self._compiled_body()
         named = list(self.model.named_parameters())
+        self._parameters = [parameter for _, parameter in named]
         hidden = [p for name, p in named if p.ndim == 2 and "embed" not in name]
         rest = [p for name, p in named if not (p.ndim == 2 and "embed" not in name)]
         self._optimizers: list[tuple[torch.optim.Optimizer, float]] = [
@@ -57,43 +65,88 @@ class Pretraining:
             (_adamw(rest, recipe.adamw_learning_rate), recipe.adamw_learning_rate),
         ]
 
-    def run(self, checkpoints: Checkpoints, report: Report, *, checkpoint_every_s: float = CHECKPOINT_EVERY_S) -> None:
+    def run(
+        self,
+        checkpoints: Checkpoints,
+        report: Report,
+        *,
+        processes: int = 1,
+        checkpoint_every_s: float = CHECKPOINT_EVERY_S,
+    ) -> None:
         """Train to the end, from the newest checkpoint if there is one.
 
+        Args:
+            checkpoints: Where they are.
+            report: Hears of the progress.
+            processes: That share each step, at most as many as its batches; the weights do not depend on it.
+            checkpoint_every_s: Seconds between two.
+
         Raises:
-            TrainingError: The newest checkpoint is damaged, or another recipe's.
+            TrainingError: The newest checkpoint is damaged, or another recipe's, or a process ended.
         """
         saved = checkpoints.newest()
         if saved is not None:
             self._load(saved)
+        if self.bucket == self.recipe.buckets:
+            return
         started = time.perf_counter() - self.seconds
         written = time.perf_counter()
-        while self.bucket < self.recipe.buckets:
-            loss = self._train_bucket()
-            self.bucket += 1
-            now = time.perf_counter()
-            self.seconds = now - started
-            done = self.bucket == self.recipe.buckets
-            report.advance(Progress(self.bucket, self.recipe.buckets, self.tokens, self.seconds, loss))
-            if done or now - written >= checkpoint_every_s:
-                checkpoints.write(self.bucket, self._state())
-                written = now
-            if done or report.wants_scores(self.bucket):
-                report.scores(self.bucket, first_choices(self.model, self.tokenizer, self.recipe))
+        helper = partial(_help, self.recipe, saved, self._body is not self.model.model)
+        size = sum(parameter.numel() for parameter in self._parameters)
+        with teamed(helper, self.recipe.step_batches, size, min(processes, self.recipe.step_batches)) as team:
+            while self.bucket < self.recipe.buckets:
+                loss = self._train_bucket(team)
+                self.bucket += 1
+                now = time.perf_counter()
+                self.seconds = now - started
+                done = self.bucket == self.recipe.buckets
+                report.advance(Progress(self.bucket, self.recipe.buckets, self.tokens, self.seconds, loss))
+                if done or now - written >= checkpoint_every_s:
+                    checkpoints.write(self.bucket, self._state())
+                    written = now
+                if done or report.wants_scores(self.bucket):
+                    report.scores(self.bucket, first_choices(self.model, self.tokenizer, self.recipe))
 
-    def _train_bucket(self) -> float:
+    def help(self, team: Team, saved: Path | None) -> None:
+        """Work on a team's share of the batches until its run ends."""
+        if saved is not None:
+            self._load(saved)
+        while self.bucket < self.recipe.buckets:
+            self._train_bucket(team)
+            self.bucket += 1
+
+    def _compiled_body(self) -> Callable[..., Any]:
+        body: Callable[..., Any] = torch.compile(self.model.model, dynamic=True)
+        try:
+            body(input_ids=torch.zeros(2, 3, dtype=torch.long, device=self.device), use_cache=False)
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise TrainingError(f"kernels cannot be compiled here: {reason}. Train with --no-compile") from error
+        return body
+
+    def _train_bucket(self, team: Team) -> float:
         """Run the bucket's batches; the mean loss per learnt token, in nats."""
         batches = bucket_batches(self.recipe, self.tokenizer, self.bucket)
-        losses: list[torch.Tensor] = []
+        size = self.recipe.step_batches
+        steps = [batches[first : first + size] for first in range(0, len(batches), size)]
+        losses: list[float] = []
         self.model.train()
-        for number, batch in enumerate(batches):
-            self._set_rates((self.bucket + number / len(batches)) / self.recipe.buckets)
-            losses.append(self._train_batch(batch))
+        for number, step in enumerate(steps):
+            self._set_rates(self.recipe.done(self.bucket + number / len(steps)))
+            for index in team.mine:
+                if index < len(step):
+                    team.put(index, self._parameters, self._backward(step[index]))
+            losses.append(team.take(len(step), self._parameters))
+            torch.nn.utils.clip_grad_norm_(self._parameters, self.recipe.clip_norm)
+            for optimizer, _ in self._optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
             self.step += 1
-            self.tokens += batch.ids.numel()
-        return float(torch.stack(losses).mean())
+            self.tokens += sum(batch.ids.numel() for batch in step)
+        return sum(losses) / len(losses)
 
-    def _train_batch(self, batch: Batch) -> torch.Tensor:
+    def _backward(self, batch: Batch) -> torch.Tensor:
+        """Leave a batch's gradient on the parameters; its mean loss."""
         ids, labels = batch.ids.to(self.device), batch.labels.to(self.device)
         states = self._body(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
         # Only what is learnt goes through the output matrix: most of a prompt is not.
@@ -102,14 +155,10 @@ class Pretraining:
         loss = functional.cross_entropy(logits, labels[:, 1:][learnt], reduction="sum")
         # Every learnt token counts alike, whether its batch has many or, of long prompts, few.
         torch.autograd.backward(loss / self.recipe.usual_learnt_tokens)
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
-        for optimizer, _ in self._optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
         return loss.detach() / learnt.sum()
 
     def _set_rates(self, done: float) -> None:
-        """Linear warm-up, then a cosine over the share of the training that is done."""
+        """Linear warm-up, then a cosine over the share of the cycle that is done."""
         share = min(1.0, (self.step + 1) / self.recipe.warmup_steps) * self.recipe.phase(self.bucket).rate
         last = self.recipe.last_learning_rate
         share *= last + (1 - last) * 0.5 * (1 + math.cos(math.pi * done))
@@ -120,6 +169,8 @@ class Pretraining:
     def _state(self) -> dict[str, Any]:
         return {
             "recipe": recipe_json(self.recipe),
+            "vocabulary": vocabulary_digest(self.tokenizer),
+            "compiled": self.compiled,
             "counts": {"bucket": self.bucket, "step": self.step, "tokens": self.tokens, "seconds": self.seconds},
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer, _ in self._optimizers],
@@ -128,18 +179,40 @@ class Pretraining:
     def _load(self, path: Path) -> None:
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
-        except (RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as error:
+            if state["vocabulary"] != vocabulary_digest(self.tokenizer):
+                raise TrainingError(
+                    f"{str(path)!r} was written for another vocabulary: name another folder, or remove it"
+                )
+            if state["recipe"] != recipe_json(self.recipe):
+                raise TrainingError(
+                    f"{str(path)!r} was written by a run with other settings: go on with those, or name another folder"
+                )
+            self.model.load_state_dict(state["model"])
+            for (optimizer, _), saved in zip(self._optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
+            counts = state["counts"]
+            self.bucket, self.step, self.tokens = counts["bucket"], counts["step"], counts["tokens"]
+            self.seconds = counts["seconds"]
+            self.compiled = self.compiled or state["compiled"]
+        except (RuntimeError, EOFError, LookupError, TypeError, ValueError, AttributeError, UnpicklingError) as error:
             raise TrainingError(f"checkpoint {str(path)!r} cannot be read: remove it to go on without it") from error
-        if state["recipe"] != recipe_json(self.recipe):
-            raise TrainingError(
-                f"{str(path)!r} was written by a run with other settings: go on with those, or name another folder"
-            )
-        self.model.load_state_dict(state["model"])
-        for (optimizer, _), saved in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        counts = state["counts"]
-        self.bucket, self.step, self.tokens = counts["bucket"], counts["step"], counts["tokens"]
-        self.seconds = counts["seconds"]
+
+
+def _help(recipe: Recipe, saved: Path | None, compiled: bool, team: Team) -> None:
+    """What the other processes of a run do; they end with it."""
+    torch.set_num_threads(1)
+    try:
+        Pretraining(recipe, compiled=compiled).help(team, saved)
+    except TrainingError:
+        pass  # the run's own process ended, and tells why
+    except BaseException:
+        team.leave()
+        raise
+
+
+def vocabulary_digest(tokenizer: PreTrainedTokenizerFast) -> str:
+    """Digest of what decides token ids."""
+    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:

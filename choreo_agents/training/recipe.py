@@ -37,50 +37,48 @@ class Phase:
 
 
 MIX: Mapping[str, float] = {
-    "recall": 1.2,
-    "two_questions": 1.6,
-    "branch_solve_merge": 0.4,
-    "majority_vote": 1.0,
-    "best_supported": 0.8,
-    "list_union": 1.2,
-    "sum_of_parts": 1.1,
-    "two_hop": 0.9,
-    "conflict": 0.9,
-    "diagnosis": 1.1,
-    "multi_document": 0.8,
-    "trajectories": 0.7,
-    "summary": 0.3,
+    "confusion": 0.3,
+    "sums": 0.6,
+    "orders": 0.4,
+    "largest": 0.4,
+    "recall": 0.8,
+    "two_questions": 0.9,
+    "branch_solve_merge": 0.7,
+    "majority_vote": 1.2,
+    "best_supported": 1.5,
+    "list_union": 1.8,
+    "sum_of_parts": 1.3,
+    "two_hop": 0.5,
+    "conflict": 1.4,
+    "diagnosis": 2.0,
+    "multi_document": 1.4,
+    "trajectories": 0.6,
+    "summary": 0.4,
     "arithmetic": 1.6,
-    "check": 0.8,
-    "choose_by_value": 0.8,
-    "choose_by_index": 0.3,
-    "moderated_debate": 0.4,
+    "check": 1.2,
+    "choose_by_value": 1.6,
+    "choose_by_index": 0.15,
+    "moderated_debate": 0.35,
     "debate_turn": 1.6,
     "prisoners_dilemma": 0.15,
 }
-"""Problems of each task in the main phase, in proportion. One that is said in many messages gives many transcripts."""
+"""Problems of each task after the warm-up, in proportion. One that is said in many messages gives many transcripts."""
 
 
-HARD_MIX: Mapping[str, float] = dict(MIX) | {
-    "recall": 0.5,
-    "two_questions": 0.8,
-    "majority_vote": 0.8,
-    "best_supported": 1.0,
-    "list_union": 2.0,
-    "sum_of_parts": 1.6,
-    "two_hop": 0.4,
-    "conflict": 1.2,
-    "diagnosis": 1.0,
-    "multi_document": 1.0,
-    "trajectories": 0.8,
-    "summary": 0.5,
-    "arithmetic": 2.2,
-    "check": 1.0,
-    "choose_by_value": 0.7,
-    "choose_by_index": 0.2,
-    "moderated_debate": 0.5,
+DRILLS: Mapping[str, float] = {
+    "induction": 0.3,
+    "confusion": 0.5,
+    "recall": 0.6,
+    "two_questions": 0.3,
+    "sums": 1.0,
+    "orders": 0.6,
+    "largest": 0.4,
 }
-"""The same with more of what takes longer to learn."""
+"""What the tasks are made of: finding facts again, sums, order. Many short transcripts, nearly all of them to learn."""
+
+
+POLISH: Mapping[str, float] = {**MIX, "rules": 2.5, "reports": 1.0, "multi_document": 0.7}
+"""The same once more, with drills of what was left: rules by two words at once, and many questions on long reports."""
 
 
 @dataclass(frozen=True)
@@ -93,20 +91,24 @@ class Recipe:
     """Of the hidden matrices."""
     adamw_learning_rate: float = 3e-3
     """Of embeddings and norms."""
+    step_batches: int = 2
+    """Batches whose mean gradient makes a step; as many processes can share the work."""
     warmup_steps: int = 150
     last_learning_rate: float = 0.02
     """Share of the learning rates that is left at the end."""
     clip_norm: float = 1.0
     usual_learnt_tokens: float = 300.0
     """Of a batch: a batch's gradient is its sum over learnt tokens, divided by this."""
-    hardest_at: float = 0.35
-    """Share of the training after which problems are as hard as they get."""
+    hardest_after: int = 370
+    """Buckets from the warm-up on after which problems are as hard as they get."""
+    restarts: tuple[int, ...] = (740,)
+    """Buckets at which the learning rates, fallen to their last share, start anew."""
     phases: tuple[Phase, ...] = field(
         default=(
-            Phase(34, {"induction": 1.0}, batch_tokens=1024, batches=64),
-            Phase(56, {"recall": 0.5, "two_questions": 0.3, "confusion": 0.2}),
-            Phase(168, MIX),
-            Phase(572, HARD_MIX, rate=0.4),
+            Phase(30, {"induction": 1.0}, batch_tokens=512, batches=128),
+            Phase(70, DRILLS, batch_tokens=512, batches=128),
+            Phase(640, MIX, batch_tokens=1024, batches=64),
+            Phase(240, POLISH, batch_tokens=1024, batches=64, rate=0.5),
         )
     )
 
@@ -131,15 +133,24 @@ class Recipe:
     def hardness(self, bucket: int) -> float:
         """From 0 after the warm-up to 1."""
         first = self.phases[0].buckets
-        return min(1.0, max(0.0, (bucket - first) / (self.hardest_at * self.buckets)))
+        return min(1.0, max(0.0, (bucket - first) / self.hardest_after))
+
+    def done(self, bucket: float) -> float:
+        """The share of its cycle, from one restart of the learning rates to the next, that is done at a bucket."""
+        ends = [0, *(restart for restart in self.restarts if restart < self.buckets), self.buckets]
+        cycle = max(index for index, end in enumerate(ends[:-1]) if end <= bucket)
+        return (bucket - ends[cycle]) / (ends[cycle + 1] - ends[cycle])
 
 
 QUICK = Recipe(
     shape=Shape(hidden_size=64, intermediate_size=192, layers=3, heads=4, kv_heads=2, head_dim=16),
+    step_batches=1,
     warmup_steps=40,
+    hardest_after=75,
+    restarts=(),
     phases=(
-        Phase(70, {"induction": 1.0}, batch_tokens=1024, batches=16),
-        Phase(60, {"recall": 1.0}, batch_tokens=1024, batches=16),
+        Phase(60, {"induction": 1.0}, batch_tokens=256, batches=64),
+        Phase(90, {"recall": 1.0}, batch_tokens=256, batches=64),
     ),
 )
 """A few minutes: far from the shipped weights, but well beyond chance at recall."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations, product
 
 from transformers import PreTrainedTokenizerFast
 
-from choreo_agents.language import TASKS, Problem, draw_problem, vocabulary
+from choreo_agents.language import TASKS, Problem, Task, draw_problem, vocabulary
+from choreo_agents.language.tasks.recall import MultiDocument
 from choreo_agents.training.recipe import Recipe
 
 IGNORED = -100
@@ -51,7 +53,7 @@ def transcripts(problem: Problem) -> list[Transcript]:
 def varied(rng: random.Random, transcript: Transcript) -> Transcript:
     """Change what should not matter: the rules, names, and whether notes stand before or after what is asked."""
     turns = [turn for turn in transcript if turn.name != "rules" or rng.random() < 0.7]
-    if rng.random() < 0.35:
+    if rng.random() < 0.5:
         turns = _notes_last(turns)
     if rng.random() < 0.08:
         turns = _renamed(rng, turns)
@@ -72,7 +74,7 @@ def draw_transcripts(recipe: Recipe, bucket: int) -> list[Transcript]:
         if name in WARM_UPS:
             made = [WARM_UPS[name](rng)]
         else:
-            task = TASKS[name].varied(rng, hardness)
+            task = PRACTICE[name](rng) if name in PRACTICE else TASKS[name].varied(rng, hardness)
             problem = draw_problem(task, "train", rng.getrandbits(48))
             made = [varied(rng, transcript) for transcript in transcripts(problem)]
         drawn += made
@@ -105,8 +107,84 @@ def confusion(rng: random.Random) -> Transcript:
     return [Turn("words", "user", " ".join(words)), Turn("repeats", "assistant", " ".join(repeats), learn=True)]
 
 
-WARM_UPS: Mapping[str, Callable[[random.Random], Transcript]] = {"induction": induction, "confusion": confusion}
+def sums(rng: random.Random) -> Transcript:
+    """Small sums, several at once: what step-by-step arithmetic is made of."""
+    asked, worked = [], []
+    for _ in range(rng.randint(2, 8)):
+        one, other = rng.randint(1, 20), rng.randint(1, 9)
+        sign = rng.choice(("plus", "minus", "and")) if one >= other else "plus"
+        made = one - other if sign == "minus" else one + other
+        asked.append(f"{one} {sign} {other}")
+        worked.append(f"{one} {sign} {other} {'make' if sign == 'and' else 'is'} {made}.")
+    return [Turn("sums", "user", f"{', '.join(asked)}?"), Turn("results", "assistant", " ".join(worked), learn=True)]
+
+
+def orders(rng: random.Random) -> Transcript:
+    """Lists of things, each said again in alphabetical order and without repetitions."""
+    turns: Transcript = []
+    for number in range(rng.randint(1, 4)):
+        kinds = rng.sample(vocabulary.OBJECTS, rng.randint(2, 10))
+        listed = rng.choices(kinds, k=rng.randint(2, 10))
+        turns.append(Turn(f"list {number}", "user", f"{', '.join(listed)} in order?"))
+        turns.append(Turn(f"order {number}", "assistant", f"{', '.join(sorted(set(listed)))}.", learn=True))
+    return turns
+
+
+def largest(rng: random.Random) -> Transcript:
+    """Lists of different numbers, and the largest of each."""
+    turns: Transcript = []
+    for number in range(rng.randint(1, 6)):
+        numbers = rng.sample(range(2, 21), rng.randint(2, 6))
+        turns.append(Turn(f"numbers {number}", "user", f"{', '.join(map(str, numbers))}: which is most?"))
+        turns.append(Turn(f"most {number}", "assistant", f"{max(numbers)}.", learn=True))
+    return turns
+
+
+def rules(rng: random.Random) -> Transcript:
+    """Rules that are found by two words at once, as in `diagnosis`, and many of them looked up.
+
+    Few gauges make rules that share a word: whoever looks for one of the two finds the wrong rule.
+    """
+    gauges = rng.sample(list(vocabulary.GAUGES), rng.choice((2, 3, 3, 4, 5)))
+    conditions = [
+        f"{a} and {b}"
+        for one, other in combinations(gauges, 2)
+        for a, b in product(vocabulary.GAUGES[one], vocabulary.GAUGES[other])
+    ]
+    known = rng.sample(conditions, rng.randint(2, min(7, len(conditions))))
+    told = [
+        f"{condition}: {part} broken."
+        for condition, part in zip(known, rng.sample(vocabulary.PARTS, len(known)), strict=True)
+    ]
+    asked = rng.choices(range(len(told)), k=rng.randint(3, 8))
+    seen = ", ".join(known[index] for index in asked)
+    answers = " ".join(told[index] for index in asked)
+    return [
+        Turn("rules", "system", f"Rules: {' '.join(told)}"),
+        Turn("seen", "user", f"{seen}?"),
+        Turn("answers", "assistant", answers, learn=True),
+    ]
+
+
+WARM_UPS: Mapping[str, Callable[[random.Random], Transcript]] = {
+    "induction": induction,
+    "confusion": confusion,
+    "sums": sums,
+    "orders": orders,
+    "largest": largest,
+    "rules": rules,
+}
 """What is learnt before, and beside, the tasks: by name, as phases name them."""
+
+
+def reports(rng: random.Random) -> MultiDocument:
+    """Many questions about long reports: of a single one, hardly anything is to be learnt."""
+    facts, questions = rng.randint(4, 11), rng.randint(4, 12)
+    return MultiDocument(fewest=1, most=16, facts=facts, questions=questions, unknown=0.1)
+
+
+PRACTICE: Mapping[str, Callable[[random.Random], Task]] = {"reports": reports}
+"""Tasks with knobs that their own training does not turn: by name, as phases name them."""
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, transcripts: Sequence[Transcript]) -> list[Encoded]:

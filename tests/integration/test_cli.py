@@ -141,7 +141,7 @@ def test_what_cannot_be_evaluated_is_one_red_line(arguments: tuple[str, ...], me
 def test_help_teaches_training_and_evaluation() -> None:
     for command, words in (
         (("eval", "language"), ("--task", "--views", "--split", "--json", "--out", "Examples")),
-        (("train", "embedded"), ("--quick", "--run", "--out", "--compile", "--threads", "Examples")),
+        (("train", "embedded"), ("--quick", "--run", "--out", "--compile", "--processes", "Examples")),
     ):
         out, _ = run(*command, "--help")
         for expected in words:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -64,12 +64,15 @@ async def test_at_one_offset_what_follows_starts_after_the_longest(
     make_engine: MakeEngine, two_questions: Problem
 ) -> None:
     recorder = Recorder(make_engine())
-    await play(recorder, two_questions, sampling=SHORT, layout="parallel")  # type: ignore[arg-type]
+    [first_question] = [message for message in two_questions.messages if message.name == "question 1"]
+    longer = replace(first_question, text=f"{first_question.text} And what else?")
+    messages = tuple(longer if message is first_question else message for message in two_questions.messages)
+    await play(recorder, replace(two_questions, messages=messages), sampling=SHORT, layout="parallel")  # type: ignore[arg-type]
     _, parents, offsets, start = recorder.calls[-1]
     root, rules, notes, first, second = (len(recorder.model.encode(text)) for text in parents)
     at = root + rules + notes
     assert offsets == [0, root, root + rules, at, at]
-    assert start == at + max(first, second)
+    assert first > second and start == at + first
 
 
 async def test_everything_is_given_back_whatever_happens(make_engine: MakeEngine, two_questions: Problem) -> None:
@@ -122,7 +125,7 @@ def test_scores_do_not_depend_on_who_is_played_beside(make_engine: MakeEngine, e
 
 
 def test_problems_share_the_engines_steps(make_engine: MakeEngine, embedded: LoadedModel) -> None:
-    engine = make_engine(embedded, method="baseline")
+    engine = make_engine(embedded, method="baseline", kv_budget_bytes=1 << 27)
     evaluate(engine, [TASKS["two_questions"]], count=16)
     assert engine.stats().rows_per_step > 4
 
@@ -170,7 +173,7 @@ async def test_the_first_error_ends_the_others() -> None:
         return number
 
     with pytest.raises(LookupError, match="two"):
-        await at_once([lambda number=number: job(number) for number in range(200)])
+        await at_once([lambda number=number: job(number) for number in range(200)], 64)
     assert len(started) < 200
 
 

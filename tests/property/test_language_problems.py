@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from random import Random
 from typing import Any
 
@@ -142,18 +142,16 @@ def test_about_a_tenth_of_problems_is_held_out_for_development_and_another_for_t
 @settings(max_examples=400)
 @given(names, splits, seeds, hardnesses)
 def test_every_word_is_one_of_the_vocabulary(name, split, seed, hardness) -> None:
-    spelt = spelt_out(drawn(name, split, seed, hardness))
-    assert all(re.fullmatch(r"-\d", word) for word in spelt), "see the test below"
+    assert not spelt_out(drawn(name, split, seed, hardness))
 
 
-@pytest.mark.xfail(strict=True, reason="two slips near 1 lead below zero, and `-1` is no word of the vocabulary")
 def test_slips_lead_to_no_word_outside_the_vocabulary() -> None:
     assert not [word for seed in range(300) for word in spelt_out(Choose(slip=0.5).draw(Random(seed)))]
 
 
 @settings(max_examples=300)
 @given(names, splits, seeds, hardnesses, st.randoms(use_true_random=False))
-def test_siblings_part_a_view_in_order_into_the_longest_groups_of_equal_parents(
+def test_siblings_part_a_view_in_order_into_the_longest_groups_that_have_not_seen_each_other(
     name, split, seed, hardness, random
 ) -> None:
     problem = drawn(name, split, seed, hardness)
@@ -161,11 +159,20 @@ def test_siblings_part_a_view_in_order_into_the_longest_groups_of_equal_parents(
     view = [parent for parent in last if random.random() < 0.8] if random.random() < 0.5 else list(last)
     groups = siblings(problem, view)
     assert [member for group in groups for member in group] == view
-    parents = [[problem.by_name[member].parents for member in group] for group in groups]
-    for held in parents:
-        assert held and (len(held) == 1 or held[0]) and all(other == held[0] for other in held)
-    for one, other in pairwise(parents):
-        assert one[-1] != other[0] or not other[0]
+
+    def apart(one: str, other: str) -> bool:
+        unseen = one not in has_seen(problem, other) and other not in has_seen(problem, one)
+        return unseen and problem.by_name[one].role == problem.by_name[other].role
+
+    assert all(apart(one, other) for group in groups for one, other in combinations(group, 2))
+    for group, following in pairwise(groups):
+        assert not all(apart(one, following[0]) for one in group)
+
+
+def has_seen(problem: Problem, name: str) -> set[str]:
+    """Everything that a message's author has seen, and what its authors had."""
+    parents = problem.by_name[name].parents
+    return set(parents).union(*(has_seen(problem, parent) for parent in parents))
 
 
 def test_reports_that_nobody_has_heard_are_siblings_and_a_conversation_is_not() -> None:
@@ -173,7 +180,7 @@ def test_reports_that_nobody_has_heard_are_siblings_and_a_conversation_is_not() 
     reports = ["report 1", "report 2", "report 3"]
     assert siblings(problem, problem.by_name["answer 1"].parents) == [["rules"], reports, ["question 1"]]
     roots = Problem("roots", (parallel("a"), parallel("b", said=True)), "", lambda said: 1.0)
-    assert siblings(roots, ["a", "b"]) == [["a"], ["b"]]
+    assert siblings(roots, ["a", "b"]) == [["a", "b"]]
     assert siblings(roots, []) == []
 
 
@@ -181,7 +188,8 @@ def test_reports_that_nobody_has_heard_are_siblings_and_a_conversation_is_not() 
 @given(st.sampled_from(ON_THEIR_OWN), splits, seeds, hardnesses)
 def test_those_who_speak_on_their_own_are_siblings(name, split, seed, hardness) -> None:
     problem = drawn(name, split, seed, hardness)
-    speakers = [message.name for message in problem.messages if message.role == "assistant" and not message.said]
+    heard = [message for message in problem.messages if message.role == "assistant" and not message.said]
+    speakers = [message.name for message in heard if message.parents == heard[-1].parents]
     assert speakers in siblings(problem, problem.messages[-1].parents)
 
 
@@ -283,7 +291,7 @@ KNOBS: list[tuple[Task, str, Callable[[Problem], object], set[object]]] = [
     (SeveralQuestions(facts=9), "facts", told("notes", r"\."), {9}),
     (SeveralQuestions(elliptic=1.0), "elliptic", told("question 2", "^And "), {1}),
     (SeveralQuestions(kinds=1), "kinds", lambda p: len(set(re.findall(r"has ([^.]+)", " ".join(given_texts(p))))), {1}),
-    (BranchSolveMerge(concepts=8), "concepts", lambda p: len(re.split(", | and ", p.by_name["problem"].text)), {8}),
+    (BranchSolveMerge(size=3), "size", lambda p: p.by_name["problem"].text.count("with"), {9}),
     (BranchSolveMerge(branches=4), "branches", count("branch", said=True), {4}),
     (MajorityVote(voters=7), "voters", lambda problem: len(voices(problem)), {7}),
     (MajorityVote(answers=1), "answers", lambda problem: len(set(voices(problem))), {1}),
@@ -291,7 +299,7 @@ KNOBS: list[tuple[Task, str, Callable[[Problem], object], set[object]]] = [
     (BestSupported(largest=5), "largest", lambda problem: max(numbers(text)[0] for text in voices(problem)), {5}),
     (ListUnion(workers=5), "workers", lambda problem: len(voices(problem)), {5}),
     (ListUnion(items=5), "items", lambda p: {len(re.split(", | and ", text)) for text in voices(p)} == {5}, {True}),
-    (ListUnion(kinds=3), "kinds", lambda problem: len(re.split(", | and ", problem.gold)), {3}),
+    (ListUnion(kinds=3), "kinds", lambda problem: len(problem.gold.split(", ")), {3}),
     (SumOfParts(workers=5), "workers", lambda problem: len(voices(problem)), {5}),
     (SumOfParts(largest=2), "largest", lambda problem: sum(numbers(problem.gold)), {6}),
     (TwoHop(people=8), "people", told("notes 1", r"\."), {8}),
@@ -305,9 +313,9 @@ KNOBS: list[tuple[Task, str, Callable[[Problem], object], set[object]]] = [
     (MultiDocument(facts=11), "facts", told("report 4", r"\."), {11}),
     (MultiDocument(questions=3), "questions", count("answer"), {3}),
     (MultiDocument(unknown=1.0), "unknown", lambda problem: problem.gold, {UNKNOWN}),
-    (Trajectories(branches=5), "branches", lambda problem: len(voices(problem)), {5}),
+    (Trajectories(branches=2), "branches", lambda problem: len(voices(problem)), {2}),
     (Trajectories(calls=10), "calls", lambda problem: {text.count(".") for text in voices(problem)} == {10}, {True}),
-    (Trajectories(lost=1.0), "lost", lambda problem: problem.gold, {UNKNOWN}),
+    (Trajectories(lost=0.0), "lost", lambda p: sum(text.count("none") for text in voices(p)), {0}),
     (Trajectories(questions=3), "questions", count("answer"), {3}),
     (
         Trajectories(short=True),
@@ -316,6 +324,7 @@ KNOBS: list[tuple[Task, str, Callable[[Problem], object], set[object]]] = [
         {False},
     ),
     (Summary(calls=10), "calls", lambda problem: voices(problem)[0].count("."), {10}),
+    (Summary(lost=1.0), "lost", lambda problem: problem.gold.count("."), {1}),
     (Arithmetic(steps=6), "steps", told("answer", "plus|minus"), {6}),
     (Arithmetic(slip=1.0, steps=3), "slip", lambda problem: problem.score(problem.gold_said()), {0.0}),
     (Check(steps=6), "steps", lambda problem: len(re.findall("plus|minus", voices(problem)[0])), {6}),
@@ -331,7 +340,8 @@ KNOBS: list[tuple[Task, str, Callable[[Problem], object], set[object]]] = [
         {True},
     ),
     (ModeratedDebate(steps=6), "steps", told("affirmative 1", "plus|minus"), {6}),
-    (ModeratedDebate(slip=1.0), "slip", count("moderator"), {3}),
+    (ModeratedDebate(slip=1.0), "slip", told("moderator 1", "Go on"), {1}),
+    (ModeratedDebate(rounds=2), "rounds", count("moderator"), {2}),
     (Debate(agents=5), "agents", count("notes"), {5}),
     (Debate(rounds=4), "rounds", count("Alice"), {4}),
     (Debate(facts=7), "facts", told("notes Alice", r"\."), {7}),

@@ -17,7 +17,7 @@ Said = Mapping[str, str]
 UNKNOWN = "I do not know."
 ANSWERS_BY_QUESTION = {
     r"What does (\w+) have\?": r"\b{} has \d+ \w+ \w+\.",
-    r"Where does (\w+) live\?": r"\b{} lives in \w+\.",
+    r"What does (\w+) visit\?": r"\b{} visits \w+\.",
     r"What does (\w+) like\?": r"\b{} likes \w+\.",
     r"Who is the friend of (\w+)\?": r"\bThe friend of {} is \w+\.",
 }
@@ -100,16 +100,18 @@ def worked_out(question: str) -> str:
 
 
 def checked(question: str, solution: str) -> str:
-    """A solution's steps up to the first wrong one, each with a verdict, and the verdict on the result."""
+    """A solution's steps worked out again up to the first wrong one, and the verdict on the result."""
     value, said = int(re.findall(r"Start at (\d+)\.", question)[0]), []
     assert re.findall(r"plus \d+|minus \d+", solution) == re.findall(r"plus \d+|minus \d+", worked_out(question))
-    for step, left, change, made in re.findall(r"((-?\d+) (\w+ \d+) is (-?\d+))\.", solution):
-        right = int(left) == value and int(made) - value == int(change.replace("plus ", "").replace("minus ", "-"))
-        said.append(f"{step}, {'right' if right else 'wrong'}.")
-        if not right:
-            return " ".join([*said, "The result is wrong."])
-        value = int(made)
-    return " ".join([*said, f"The result is {'right' if last(solution) == f'The result is {value}.' else 'wrong'}."])
+    for left, change, made in re.findall(r"(\d+) (\w+ \d+) is (\d+)\.", solution):
+        assert int(left) == value, "a solution goes on from what it made"
+        should = value + int(change.replace("plus ", "").replace("minus ", "-"))
+        if should != int(made):
+            return " ".join([*said, f"{left} {change} is {should}, not {made}. The result is wrong."])
+        said.append(f"{left} {change} is {should}, right.")
+        value = should
+    assert last(solution) == f"The result is {value}.", "a result is what the last step made"
+    return " ".join([*said, "The result is right."])
 
 
 def declared(words: str) -> str | None:
@@ -185,17 +187,24 @@ class Solver:
 
     def branch_solve_merge(self) -> Solution:
         """The merged text covers every thing with sentences that branches wrote."""
-        [(things, count)] = re.findall(r"^Write about (.*) in (\d+) parts\.$", self.messages["problem"].text)
+        [(concepts, size)] = re.findall(r"^Write about (.*) in parts of (\d+)\.$", self.messages["problem"].text)
+        wanted = re.findall(r"(\w+) with (\w+ \w+)", concepts)
+        assert len(wanted) == concepts.count("with") == int(size) * len(self.begun("branch "))
 
         def covers(merged: str, said: Said) -> bool:
             offered = {sentence for branch in self.begun("branch ") for sentence in sentences(said[branch])}
-            return set(re.findall(r"\w+", merged)) >= set(items(things)) and set(sentences(merged)) <= offered
+            told = {*sentences(merged)}
+            return told <= offered and told >= {f"{person} has {thing}." for person, thing in wanted}
 
         def faultless(said: Said) -> bool:
-            shares = [items(share) for share in re.findall(r"Part \d+: ([\w, ]+)\.", said["plan"])]
             branches = [said[branch] for branch in self.begun("branch ")]
-            told = [re.findall(r"\w+ has \d+ \w+ (\w+)\.", words) for words in branches]
-            as_planned = told == shares and len(told) == int(count) and [*chain(*told)] == items(things)
+            parts = [branch.split()[-1] for branch in self.begun("branch ")]
+            shares = re.findall(r"Part \d+: ([\w, ]+)\.", said["plan"])
+            planned = [re.findall(r"(\w+) with (\w+ \w+)", share) for share in shares]
+            told = [re.findall(r"(\w+) has (\w+ \w+)\.", words) for words in branches]
+            asked = [self.given(branch, "user")[-1] for branch in self.begun("branch ")]
+            assert asked == [f"Write part {part}." for part in parts]
+            as_planned = told == planned == [wanted[at : at + int(size)] for at in range(0, len(wanted), int(size))]
             return as_planned and said["merged"] == " ".join(branches)
 
         return Solution(lambda said: covers(said["merged"], said), faultless, covers)
@@ -207,7 +216,7 @@ class Solver:
 
     def best_supported(self) -> Solution:
         """The answer with the largest number before it is right."""
-        notes = {words: int(re.findall(r"^(\d+) notes say \d+ \w+ \w+\.$", words)[0]) for words in self.voices.values()}
+        notes = {words: int(re.findall(r"^Support (\d+): \d+ \w+ \w+\.$", words)[0]) for words in self.voices.values()}
         [best] = [words for words, number in notes.items() if number == max(notes.values())]
         return self.one(first, best)
 
@@ -241,34 +250,38 @@ class Solver:
     def conflict(self) -> Solution:
         """Who has most points is right."""
         [trust] = self.given(self.end, "system")
-        points = {agent: int(number) for agent, number in re.findall(r"(\w+) has (\d+) points\.", trust)}
+        points = {agent: int(number) for number, agent in re.findall(r"(\d+) points for (\w+)\.", trust)}
         [best] = [agent for agent, number in points.items() if number == max(points.values())]
         assert points.keys() == self.voices.keys()
-        return self.one(first, f"I trust {best}: {self.voices[best]}")
+        return self.one(first, f"{points[best]} points for {best}: {self.voices[best]}")
 
     def diagnosis(self) -> Solution:
-        """The one rule whose two conditions are reported names what is broken."""
+        """The one rule whose two conditions were last reported names what is broken."""
         [handbook] = self.given(self.end, "system")
-        reported = [words.removeprefix("I see ").removesuffix(".") for words in self.voices.values()]
-        rules = re.findall(r"(With (\w+ \w+) and (\w+ \w+) the \w+ is broken\.)", handbook)
-        [wanted] = [rule for rule, one, other in rules if one in reported and other in reported]
-        return self.one(last, wanted)
+        rules = re.findall(r"((\w+) and (\w+): \w+ broken\.)", handbook)
+        assert len(rules) == handbook.count(".")
+        wanted = {}
+        for name in self.to_say:
+            reports = [re.findall(r"^([A-Z]\w+): (\w+)\.$", words)[0] for words in self.given(name, "assistant")]
+            shown = set(dict(reports).values())
+            [rule] = [rule for rule, one, other in rules if one in shown and other in shown]
+            wanted[name] = f"We see {rule}"
+        return self.each(last, wanted)
 
     def trajectories(self) -> Solution:
-        """A thing is in the box where somebody found it."""
+        """A thing is in the box where its branch found it, or in none."""
         answers = {}
         for name in self.to_say:
             asked = re.findall(r"^Where are the (\w+)\?$", self.given(name)[-1])[0]
             heard = self.given(name, "assistant")
-            boxes = [box for text in heard for box in re.findall(rf"Find {asked}: (box \d+)\.", text)]
-            assert len(boxes) < 2
-            answers[name] = f"The {asked}: {boxes[0]}." if boxes else UNKNOWN
+            [box] = [box for text in heard for box in re.findall(rf"Find {asked}: (\d+|none)\.", text)]
+            answers[name] = f"The {asked}: {box}."
         return self.each(first, answers)
 
     def summary(self) -> Solution:
         """What the trajectory found, in its order."""
         [trajectory] = self.voices.values()
-        return self.one(str.strip, " ".join(re.findall(r"Find \w+: box \d+\.", trajectory)) or "Find none.")
+        return self.one(str.strip, " ".join(re.findall(r"Find \w+: \d+\.", trajectory)) or "Find none.")
 
     def arithmetic(self) -> Solution:
         """The last sentence states the result."""
@@ -282,25 +295,32 @@ class Solver:
 
     def choose_by_value(self) -> Solution:
         """The vote is for the right result, or for anybody who has it."""
-        result = last(worked_out(self.messages["problem"].text))
+        solution = worked_out(self.messages["problem"].text)
+        result = last(solution)
         authors = [author for author, words in self.voices.items() if last(words) == result]
         assert authors
         named = authors if self.task == "choose_by_index" else [result.split()[-1].rstrip(".")]
-        return self.judged(lambda words: words.strip() in [f"I vote for {name}." for name in named])
+        votes = [f"I vote for {name}." for name in named]
+        steps = solution.removesuffix(result)
+        any_of_them = self.judged(lambda words: last(words) in votes)
+        return replace(any_of_them, faultless=lambda said: said[self.end] in [steps + vote for vote in votes])
 
     choose_by_index = choose_by_value
 
     def moderated_debate(self) -> Solution:
-        """The first result that the moderator names is right; a faultless debate has one round."""
+        """The first result that the moderator names is right; a faultless debate says the same in every round."""
         question = self.messages["problem"].text
         solution = worked_out(question)
-        words = {"affirmative 1": solution, "negative 1": checked(question, solution), "moderator 1": last(solution)}
+        words = {"affirmative": solution, "negative": checked(question, solution), "moderator": last(solution)}
 
         def right(said: Said) -> bool:
             verdicts = [last(said[name]) for name in self.begun("moderator ")]
             return [verdict for verdict in verdicts if verdict != "Go on."][:1] == [last(solution)]
 
-        return Solution(right, lambda said: said == words, lambda gold, _: gold == last(solution))
+        def faultless(said: Said) -> bool:
+            return all(text == words[name.split()[0]] for name, text in said.items())
+
+        return Solution(right, faultless, lambda gold, _: gold == last(solution))
 
     def debate(self) -> Solution:
         """The truth is what most notes say; most agents are to end with it."""

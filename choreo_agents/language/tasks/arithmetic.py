@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal, Self
 
 from choreo_agents.language.problem import Problem
@@ -43,33 +44,46 @@ class Sum:
     def result(self) -> int:
         return self.start + sum(self.steps)
 
-    def solution(self, slips: Sequence[int] = ()) -> str:
-        """The steps in sentences and the result; each slip is added to what its step makes, and carried on."""
+    def draw_slips(self, rng: random.Random, share: float) -> list[int]:
+        """Which steps are off by one, and to which side; none of them leads below zero."""
+        while True:
+            slips = [rng.choice((-1, 1)) if rng.random() < share else 0 for _ in self.steps]
+            changes = (step + slip for step, slip in zip(self.steps, slips, strict=True))
+            if min(accumulate(changes, initial=self.start)) >= 0:
+                return slips
+
+    def worked(self, slips: Sequence[int] = ()) -> str:
+        """The steps in sentences; each slip is added to what its step makes, and carried on."""
         value, words = self.start, []
         for step, slip in zip(self.steps, list(slips) + [0] * len(self.steps), strict=False):
             made = value + step + slip
             words.append(f"{value} {'plus' if step > 0 else 'minus'} {abs(step)} is {made}.")
             value = made
-        return " ".join([*words, result_words(value)])
+        return " ".join(words)
+
+    def solution(self, slips: Sequence[int] = ()) -> str:
+        """The same, and the result."""
+        return f"{self.worked(slips)} {result_words(self.result() + sum(slips))}"
+
+
+def taught_slip(hardness: float) -> float:
+    """Slips in the training text: sums have to be known before one can be careless with them."""
+    return SLIP if hardness >= 1.0 else 0.0
 
 
 def result_words(value: int | str) -> str:
     return f"The result is {value}."
 
 
-def draw_slips(rng: random.Random, steps: int, share: float) -> list[int]:
-    """Which steps are off by one, and to which side."""
-    return [rng.choice((-1, 1)) if rng.random() < share else 0 for _ in range(steps)]
-
-
 def check_words(solution: str) -> str:
-    """Every step of a solution, each said to be right or wrong, up to the first that is wrong; then the verdict."""
+    """Every step of a solution worked out again, up to the first that is wrong; then the verdict."""
     said: list[str] = []
     for sentence in solution.split(".")[:-2]:
         left, sign, right, _, made = sentence.split()
-        correct = int(left) + (int(right) if sign == "plus" else -int(right)) == int(made)
-        said.append(f"{sentence.strip()}, {'right' if correct else 'wrong'}.")
-        if not correct:
+        correct = int(left) + (int(right) if sign == "plus" else -int(right))
+        wrong = correct != int(made)
+        said.append(f"{left} {sign} {right} is {correct}, {f'not {made}' if wrong else 'right'}.")
+        if wrong:
             return " ".join([*said, "The result is wrong."])
     return " ".join([*said, "The result is right."])
 
@@ -85,16 +99,16 @@ class Arithmetic:
 
     def draw(self, rng: random.Random) -> Problem:
         problem = Sum.draw(rng, self.steps)
-        slips = draw_slips(rng, self.steps, self.slip)
+        slips = problem.draw_slips(rng, self.slip)
         draft = Draft(CALCULATE)
         draft.add("problem", "user", problem.question())
         [author] = draw_agents(rng, 1)
         gold = result_words(problem.result())
         answer = draft.say("answer", problem.solution(slips), author)
-        return draft.done(self.name, gold, LastSentence(answer, gold))
+        return draft.done(self.name, gold, LastSentence(answer, gold), key=(problem.question(),))
 
     def varied(self, rng: random.Random, hardness: float) -> Self:
-        return replace(self, steps=up_to(rng, 1, 5, hardness), slip=SLIP)
+        return replace(self, steps=up_to(rng, 1, 5, hardness), slip=taught_slip(hardness))
 
 
 @dataclass(frozen=True)
@@ -118,7 +132,7 @@ class Check:
         draft.add("ask", "user", "Check it.")
         gold = check_words(problem.solution(slips))
         answer = draft.say("answer", gold, checker)
-        return draft.done(self.name, gold, EachExact(((answer, gold),)))
+        return draft.done(self.name, gold, EachExact(((answer, gold),)), key=(problem.question(),))
 
     def varied(self, rng: random.Random, hardness: float) -> Self:
         return replace(self, steps=up_to(rng, 1, 5, hardness))
@@ -128,7 +142,7 @@ class Check:
 class Choose:
     """Careless solutions side by side, at least one right: the right one is to be chosen (a voter of a tree).
 
-    By value, a vote names the result; by index, it names who found it.
+    The voter works the sum out; by value, its vote names the result, by index who found it.
     """
 
     candidates: int = 4
@@ -140,7 +154,7 @@ class Choose:
     def draw(self, rng: random.Random) -> Problem:
         problem = Sum.draw(rng, self.steps)
         while True:
-            drawn = [problem.solution(draw_slips(rng, self.steps, self.slip)) for _ in range(self.candidates)]
+            drawn = [problem.solution(problem.draw_slips(rng, self.slip)) for _ in range(self.candidates)]
             right = [words.endswith(result_words(problem.result())) for words in drawn]
             if any(right):
                 break
@@ -154,8 +168,8 @@ class Choose:
         else:
             draft.add("ask", "user", "Who is right?")
             votes = [f"I vote for {author}." for author, good in zip(authors, right, strict=True) if good]
-        answer = draft.say("answer", rng.choice(votes), voter)
-        return draft.done(self.name, votes[0], OneOf(answer, tuple(votes)))
+        answer = draft.say("answer", f"{problem.worked()} {rng.choice(votes)}", voter)
+        return draft.done(self.name, votes[0], OneOf(answer, tuple(votes)), key=(problem.question(),))
 
     def varied(self, rng: random.Random, hardness: float) -> Self:
         return replace(self, candidates=up_to(rng, 2, 5, hardness), steps=rng.randint(1, 4), slip=SLIP)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, Self, runtime_checkable
 
 from choreo_agents.language import vocabulary
-from choreo_agents.language.problem import Message, Problem, Role, Scorer
+from choreo_agents.language.problem import Message, Problem, Role, Scorer, Stop
 
 
 @runtime_checkable
@@ -82,9 +82,11 @@ class Draft:
         seen = self.names if sees is None else tuple(sees)
         return [self.add(author, "assistant", words, author=author, sees=seen) for author, words in texts]
 
-    def done(self, task: str, gold: str, scorer: Scorer) -> Problem:
-        """The problem."""
-        return Problem(task, tuple(self._messages), gold, scorer)
+    def done(
+        self, task: str, gold: str, scorer: Scorer, *, key: tuple[str, ...] | None = None, stop: Stop | None = None
+    ) -> Problem:
+        """The problem; `key` and `stop` as there."""
+        return Problem(task, tuple(self._messages), gold, scorer, key, stop)
 
 
 def draw_agents(rng: random.Random, count: int) -> list[str]:

@@ -46,29 +46,29 @@ class MajorityVote:
 
 @dataclass(frozen=True)
 class BestSupported:
-    """Agents answer with so many notes behind them; the answer with the most notes is to be named."""
+    """Agents answer with so much support behind them; the answer with the most is to be named."""
 
     candidates: int = 4
-    largest: int = 20
-    """Notes behind an answer at most."""
+    largest: int = 12
+    """Support of an answer at most."""
     name: str = "best_supported"
 
     def draw(self, rng: random.Random) -> Problem:
         facts = [draw_facts(rng, 1)[0]]
         facts += [replace(draw_facts(rng, 1)[0], person=facts[0].person) for _ in range(self.candidates - 1)]
         support = rng.sample(range(2, self.largest + 1), self.candidates)
-        words = [f"{count} notes say {fact.what()}." for count, fact in zip(support, facts, strict=True)]
+        words = [f"Support {count}: {fact.what()}." for count, fact in zip(support, facts, strict=True)]
         *agents, author = draw_agents(rng, self.candidates + 1)
         draft = Draft(SPEAK)
         draft.add("problem", "user", facts[0].question())
         draft.hear(list(zip(agents, words, strict=True)))
-        draft.add("ask", "user", "Which answer has most notes?")
+        draft.add("ask", "user", "Which answer has most support?")
         gold = words[support.index(max(support))]
         answer = draft.say("answer", gold, author)
         return draft.done(self.name, gold, FirstSentence(answer, gold))
 
     def varied(self, rng: random.Random, hardness: float) -> Self:
-        return replace(self, candidates=up_to(rng, 2, 6, hardness), largest=20)
+        return replace(self, candidates=up_to(rng, 2, 5, hardness), largest=rng.choice((12, 12, 20)))
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Conflict:
     """Reports contradict each other; the reporter with the most trust is to be believed."""
 
     reports: int = 3
-    largest: int = 20
+    largest: int = 12
     """Trust at most."""
     name: str = "conflict"
 
@@ -87,17 +87,17 @@ class Conflict:
         trust = dict(zip(agents, rng.sample(range(2, self.largest + 1), self.reports), strict=True))
         # Told in another order than they report in, so that the place says nothing.
         told = rng.sample(agents, self.reports)
-        draft = Draft("Trust: " + " ".join(f"{agent} has {trust[agent]} points." for agent in told), name="trust")
+        draft = Draft("Trust: " + " ".join(f"{trust[agent]} points for {agent}." for agent in told), name="trust")
         draft.add("problem", "user", facts[0].question())
         draft.hear([(agent, f"{fact.what()}.") for agent, fact in zip(agents, facts, strict=True)])
         draft.add("ask", "user", "Who is right?")
         best = max(agents, key=trust.__getitem__)
-        gold = f"I trust {best}: {facts[agents.index(best)].what()}."
+        gold = f"{trust[best]} points for {best}: {facts[agents.index(best)].what()}."
         answer = draft.say("answer", gold, author)
         return draft.done(self.name, gold, FirstSentence(answer, gold))
 
     def varied(self, rng: random.Random, hardness: float) -> Self:
-        return replace(self, reports=up_to(rng, 2, 5, hardness), largest=20)
+        return replace(self, reports=up_to(rng, 2, 5, hardness), largest=rng.choice((12, 12, 20)))
 
 
 def _versions(rng: random.Random, count: int) -> list[Has]:

@@ -9,48 +9,53 @@ from typing import Self
 from choreo_agents.language import vocabulary
 from choreo_agents.language.problem import Problem
 from choreo_agents.language.scoring import Coverage, LastSentence, SameItems, as_list
-from choreo_agents.language.sentences import draw_distinct, draw_has
+from choreo_agents.language.sentences import draw_distinct
 from choreo_agents.language.tasks.base import Draft, draw_agents, up_to
 
 
 @dataclass(frozen=True)
 class BranchSolveMerge:
-    """Split the things to write about, write about each part apart, and merge what was written."""
+    """Split what is to be written about, write about each part apart, and merge what was written."""
 
-    concepts: int = 6
     branches: int = 3
+    size: int = 2
+    """People, each with a thing, in each part."""
     name: str = "branch_solve_merge"
 
     def draw(self, rng: random.Random) -> Problem:
-        things = draw_distinct(rng, vocabulary.OBJECTS, self.concepts)
-        shares = _shares(things, self.branches)
+        count = self.branches * self.size
+        people = draw_distinct(rng, vocabulary.PEOPLE, count)
+        things = [f"{rng.choice(vocabulary.COLORS)} {kind}" for kind in draw_distinct(rng, vocabulary.OBJECTS, count)]
+        concepts = [f"{person} with {thing}" for person, thing in zip(people, things, strict=True)]
         planner, merger, *solvers = draw_agents(rng, 2 + self.branches)
         draft = Draft("Work in parts.")
-        draft.add("problem", "user", f"Write about {as_list(things)} in {self.branches} parts.")
-        plan = " ".join(f"Part {number}: {as_list(share)}." for number, share in enumerate(shares, start=1))
+        draft.add("problem", "user", f"Write about {', '.join(concepts)} in parts of {self.size}.")
+        starts = range(0, count, self.size)
+        plan = " ".join(
+            f"Part {number}: {', '.join(concepts[start : start + self.size])}."
+            for number, start in enumerate(starts, start=1)
+        )
         draft.say("plan", plan, planner)
         planned = draft.names
         written: list[str] = []
-        for number, (share, solver) in enumerate(zip(shares, solvers, strict=True), start=1):
+        for number, (start, solver) in enumerate(zip(starts, solvers, strict=True), start=1):
             task = draft.add(f"part {number}", "user", f"Write part {number}.", sees=planned)
-            people = draw_distinct(rng, vocabulary.PEOPLE, len(share))
-            # Anybody may have any number of them: only the things are given.
-            facts = [replace(draw_has(rng, person), objects=thing) for person, thing in zip(people, share, strict=True)]
-            words = " ".join(fact.sentence() for fact in facts)
+            words = " ".join(f"{people[index]} has {things[index]}." for index in range(start, start + self.size))
             written.append(draft.say(f"branch {number}", words, solver, sees=[*planned, task]))
         draft.add("ask", "user", "Write all parts again.", sees=[*planned, *written])
         story = " ".join(draft.text(name) for name in written)
         merged = draft.say("merged", story, merger, sees=[*planned, *written, "ask"])
-        return draft.done(self.name, story, Coverage(merged, tuple(written), frozenset(things)))
+        return draft.done(
+            self.name, story, Coverage(merged, tuple(written), frozenset(zip(people, things, strict=True)))
+        )
 
     def varied(self, rng: random.Random, hardness: float) -> Self:
-        branches = up_to(rng, 2, 4, hardness)
-        return replace(self, branches=branches, concepts=rng.randint(branches, min(8, 3 * branches)))
+        return replace(self, branches=up_to(rng, 2, 4, hardness), size=rng.choice((1, 2, 2, 3)))
 
 
 @dataclass(frozen=True)
 class ListUnion:
-    """Workers list what they see; the union names everything once."""
+    """Workers list what they see; the union names everything once, in alphabetical order."""
 
     workers: int = 3
     items: int = 3
@@ -66,9 +71,9 @@ class ListUnion:
         draft = Draft("Say what you see.")
         draft.add("problem", "user", "What do you see?")
         draft.hear([(worker, f"I see {as_list(seen)}.") for worker, seen in zip(workers, lists, strict=True)])
-        draft.add("ask", "user", "What do we all see?")
-        union = list(dict.fromkeys(thing for seen in lists for thing in seen))
-        gold = f"We see {as_list(union)}."
+        draft.add("ask", "user", "What do we all see, in order?")
+        union = sorted({thing for seen in lists for thing in seen})
+        gold = f"We see {', '.join(union)}."
         answer = draft.say("answer", gold, author)
         return draft.done(self.name, gold, SameItems(answer, frozenset(union), "We see"))
 
@@ -104,11 +109,3 @@ class SumOfParts:
 
     def varied(self, rng: random.Random, hardness: float) -> Self:
         return replace(self, workers=up_to(rng, 2, 4, hardness), largest=rng.choice((5, 9, 9)))
-
-
-def _shares(things: list[str], branches: int) -> list[list[str]]:
-    """The things in `branches` parts of nearly equal size, the larger ones first."""
-    least, more = divmod(len(things), branches)
-    sizes = [least + (index < more) for index in range(branches)]
-    starts = [sum(sizes[:index]) for index in range(branches)]
-    return [things[start : start + size] for start, size in zip(starts, sizes, strict=True)]

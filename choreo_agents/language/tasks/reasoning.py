@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, product
 from typing import Self
 
 from choreo_agents.language import vocabulary
@@ -51,33 +51,32 @@ class TwoHop:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Each monitor reports its gauge; two are out of range, and the rule that names both names the broken part."""
+    """Each monitor reports its gauge; two are out of range, and the rule for those two names the broken part."""
 
     gauges: int = 5
     rules: int = 5
     name: str = "diagnosis"
 
     def draw(self, rng: random.Random) -> Problem:
-        gauges = vocabulary.GAUGES[: self.gauges]
+        gauges = list(vocabulary.GAUGES)[: self.gauges]
         conditions = [
-            (f"{at} {a}", f"{bt} {b}")
-            for a, b in combinations(gauges, 2)
-            for at in ("high", "low")
-            for bt in ("high", "low")
+            pair
+            for one, other in combinations(gauges, 2)
+            for pair in product(vocabulary.GAUGES[one], vocabulary.GAUGES[other])
         ]
         known = rng.sample(conditions, self.rules)
         parts = draw_distinct(rng, vocabulary.PARTS, self.rules)
-        rules = [f"With {a} and {b} the {part} is broken." for (a, b), part in zip(known, parts, strict=True)]
+        rules = [f"{a} and {b}: {part} broken." for (a, b), part in zip(known, parts, strict=True)]
         *monitors, author = draw_agents(rng, self.gauges + 1)
         true = rng.randrange(self.rules)
-        seen = {clause.split()[1]: clause for clause in known[true]}
         draft = Draft(f"Rules: {' '.join(rules)}", name="handbook")
         draft.add("problem", "user", "What do you see?")
-        reports = [f"I see {seen.get(gauge, f'normal {gauge}')}." for gauge in gauges]
+        shown = [next((at for at in vocabulary.GAUGES[g] if at in known[true]), "normal") for g in gauges]
+        reports = [f"{gauge}: {at}." for gauge, at in zip(gauges, shown, strict=True)]
         draft.hear(list(zip(monitors, reports, strict=True)))
         draft.add("ask", "user", "What is broken?")
-        answer = draft.say("answer", rules[true], author)
-        return draft.done(self.name, rules[true], LastSentence(answer, rules[true]))
+        gold = f"We see {rules[true]}"
+        return draft.done(self.name, gold, LastSentence(draft.say("answer", gold, author), gold))
 
     def varied(self, rng: random.Random, hardness: float) -> Self:
         gauges = rng.randint(3, 6)

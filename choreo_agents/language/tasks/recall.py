@@ -15,7 +15,7 @@ from choreo_agents.language.sentences import (
     Fact,
     Has,
     Likes,
-    Lives,
+    Visits,
     draw_about,
     draw_distinct,
     draw_facts,
@@ -58,7 +58,7 @@ class Recall:
         documents = rng.choice((1, 1, 2, 3))
         most = max(2, 12 // documents)
         facts, questions = up_to(rng, 2, most, hardness), rng.randint(1, 6)
-        return replace(self, documents=documents, facts=facts, questions=questions, unknown=0.2, kinds=_kinds(rng))
+        return replace(self, documents=documents, facts=facts, questions=questions, kinds=_kinds(rng))
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class SeveralQuestions:
 
 @dataclass(frozen=True)
 class MultiDocument:
-    """A question about many reports of people's things, homes and tastes: up to about 1,000 tokens."""
+    """A question about many reports of people's things, journeys and tastes: up to about 1,000 tokens."""
 
     fewest: int = 4
     """Documents, from so many ..."""
@@ -108,7 +108,7 @@ class MultiDocument:
     name: str = "multi_document"
 
     def draw(self, rng: random.Random) -> Problem:
-        kinds: tuple[type[Fact], ...] = (Has, Lives, Likes)
+        kinds: tuple[type[Fact], ...] = (Has, Visits, Likes)
         documents = rng.randint(self.fewest, self.most)
         pairs = [(person, kind) for person in vocabulary.PEOPLE for kind in kinds]
         facts = [draw_about(rng, *pair) for pair in rng.sample(pairs, documents * self.facts)]

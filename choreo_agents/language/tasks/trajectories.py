@@ -8,50 +8,48 @@ from typing import Self
 
 from choreo_agents.language import vocabulary
 from choreo_agents.language.problem import Problem
-from choreo_agents.language.scoring import EachExact, FirstSentence, Mean, as_list
-from choreo_agents.language.sentences import UNKNOWN, draw_distinct
+from choreo_agents.language.scoring import EachExact, FirstSentence, Mean
+from choreo_agents.language.sentences import draw_distinct
 from choreo_agents.language.tasks.base import Draft, draw_agents, up_to
 
-SEARCH = "Agents call find and read results."
+SEARCH = "Agents find things and say the box."
 Search = list[tuple[str, int | None]]
 """Things searched for, in order, and the box each was found in."""
 
 
 @dataclass(frozen=True)
 class Trajectories:
-    """Branches search for the same things in places of their own; one of them finds each thing, or none does."""
+    """Branches search for things of their own; most are found, each in a box."""
 
     branches: int = 3
     calls: int = 8
-    """Of each branch: six tokens a call at most."""
-    lost: float = 0.1
-    """Share of things that nobody finds."""
+    """Of each branch, five tokens a call. All branches together make at most 30: one for each thing there is."""
+    lost: float = 0.25
+    """Share of things that are not found."""
     questions: int = 1
     short: bool = False
     """The branches come summarised instead of whole."""
     name: str = "trajectories"
 
     def draw(self, rng: random.Random) -> Problem:
-        things = draw_distinct(rng, vocabulary.OBJECTS, self.calls)
-        searches = draw_searches(rng, things, self.branches, self.lost)
+        searches = draw_searches(rng, self.branches, self.calls, self.lost)
         *agents, author = draw_agents(rng, self.branches + 1)
         draft = Draft(SEARCH)
-        draft.add("problem", "user", f"Find {as_list(things)}.")
+        draft.add("problem", "user", "Find all things.")
         words = [summary(search) if self.short else trajectory(search) for search in searches]
         draft.hear(list(zip(agents, words, strict=True)))
         gold: list[FirstSentence] = []
         for number in range(1, self.questions + 1):
-            asked = rng.choice(things)
-            box = next((box for search in searches for thing, box in search if thing == asked and box), None)
-            answer = UNKNOWN if box is None else f"The {asked}: box {box}."
+            asked, box = rng.choice([call for search in searches for call in search if call[1] or not self.short])
+            answer = f"The {asked}: {result(box)}."
             draft.add(f"question {number}", "user", f"Where are the {asked}?")
             gold.append(FirstSentence(draft.say(f"answer {number}", answer, author), answer))
         return draft.done(self.name, " ".join(score.gold for score in gold), Mean(tuple(gold)))
 
     def varied(self, rng: random.Random, hardness: float) -> Self:
         calls = up_to(rng, 2, 10, hardness)
-        branches, questions = up_to(rng, 1, 4, hardness), rng.randint(1, 4)
-        return replace(self, branches=branches, calls=calls, questions=questions, short=rng.random() < 0.3)
+        branches = up_to(rng, 1, min(4, len(vocabulary.OBJECTS) // calls), hardness)
+        return replace(self, branches=branches, calls=calls, questions=rng.randint(1, 4), short=rng.random() < 0.3)
 
 
 @dataclass(frozen=True)
@@ -59,14 +57,15 @@ class Summary:
     """One branch says what its trajectory found."""
 
     calls: int = 8
+    lost: float = 0.25
+    """As for `Trajectories`."""
     name: str = "summary"
 
     def draw(self, rng: random.Random) -> Problem:
-        things = draw_distinct(rng, vocabulary.OBJECTS, self.calls)
-        search = draw_searches(rng, things, rng.randint(1, 3), 0.1)[0]
+        [search] = draw_searches(rng, 1, self.calls, self.lost)
         [agent] = draw_agents(rng, 1)
         draft = Draft(SEARCH)
-        draft.add("problem", "user", f"Find {as_list(things)}.")
+        draft.add("problem", "user", "Find all things.")
         draft.hear([(agent, trajectory(search))])
         draft.add("ask", "user", "Say what you found.")
         gold = summary(search)
@@ -77,21 +76,24 @@ class Summary:
         return replace(self, calls=up_to(rng, 2, 10, hardness))
 
 
-def draw_searches(rng: random.Random, things: list[str], branches: int, lost: float) -> list[Search]:
-    """Each branch's search: who finds what, in which box, and in which order everybody looks."""
-    found = {thing: (rng.randrange(branches), rng.randint(1, 40)) for thing in things if rng.random() >= lost}
-    searches: list[Search] = []
-    for branch in range(branches):
-        order = rng.sample(things, len(things))
-        searches.append(
-            [(thing, found[thing][1] if thing in found and found[thing][0] == branch else None) for thing in order]
-        )
-    return searches
+def draw_searches(rng: random.Random, branches: int, calls: int, lost: float) -> list[Search]:
+    """Each branch's search for things of its own; one thing at least is found."""
+    things = draw_distinct(rng, vocabulary.OBJECTS, branches * calls)
+    found = [None if rng.random() < lost else rng.randint(1, 40) for _ in things]
+    if not any(found):
+        found[rng.randrange(len(found))] = rng.randint(1, 40)
+    made = list(zip(things, found, strict=True))
+    return [made[start : start + calls] for start in range(0, len(made), calls)]
+
+
+def result(box: int | None) -> str:
+    """What a call gives back."""
+    return str(box) if box else "none"
 
 
 def trajectory(search: Search) -> str:
     """A call and its result for each thing."""
-    return " ".join(f"Find {thing}: {f'box {box}' if box else 'none'}." for thing, box in search)
+    return " ".join(f"Find {thing}: {result(box)}." for thing, box in search)
 
 
 def summary(search: Search) -> str:

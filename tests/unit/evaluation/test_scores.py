@@ -19,7 +19,7 @@ def test_a_paired_difference_counts_problems_that_only_one_way_gets_right() -> N
     assert (difference.gained, difference.lost, difference.count) == (40, 5, 100)
     assert difference.share == pytest.approx(0.35)
     low, high = difference.interval()
-    assert 0.2 < low < 0.35 < high < 0.5
+    assert (low, high) == pytest.approx((0.2311, 0.4552), abs=1e-3)
 
 
 def test_a_difference_of_nothing_includes_nothing() -> None:
@@ -30,3 +30,11 @@ def test_a_difference_of_nothing_includes_nothing() -> None:
 def test_ways_that_saw_different_numbers_of_problems_cannot_be_compared() -> None:
     with pytest.raises(ValueError, match="zip"):
         Difference.of([True], [True, False])
+
+
+def test_intervals_stay_within_what_is_possible() -> None:
+    for count in range(1, 2000):
+        low, high = Score(0, count).interval()
+        assert f"{low:.2f}" == "0.00" and high <= 1.0
+        assert Score(count, count).interval()[1] <= 1.0
+    assert Difference(100, 0, 100).interval()[1] == 1.0 and Difference(0, 100, 100).interval()[0] == -1.0
