@@ -330,6 +330,24 @@ def test_learning_rates_fall_in_cycles() -> None:
     assert [whole.done(bucket) for bucket in (0, 5, 9.5)] == [0.0, 0.5, 0.95]
 
 
+def test_training_follows_the_cycles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a restart the rates jump up from their last share, and every restart of the recipe begins a phase."""
+    rates: list[tuple[int, float]] = []
+    set_rates = Pretraining._set_rates
+
+    def recording(self: Pretraining, done: float) -> None:
+        set_rates(self, done)
+        rates.append((self.bucket, self._optimizers[0][0].param_groups[0]["lr"]))
+
+    monkeypatch.setattr(Pretraining, "_set_rates", recording)
+    Pretraining(replace(SMALL, restarts=(3,), warmup_steps=1)).run(Checkpoints(tmp_path), Log())
+    before, after = ([rate for bucket, rate in rates if bucket == wanted] for wanted in (2, 3))
+    assert before == sorted(before, reverse=True) and after[0] == SMALL.muon_learning_rate > before[-1]
+    recipe = Recipe()
+    firsts = {sum(phase.buckets for phase in recipe.phases[:index]) for index in range(len(recipe.phases))}
+    assert set(recipe.restarts) <= firsts
+
+
 def test_the_drill_on_rules_asks_for_two_words_that_other_rules_share() -> None:
     shared = 0
     for seed in range(50):

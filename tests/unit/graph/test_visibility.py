@@ -89,6 +89,7 @@ def test_input_is_a_source_and_needs_no_node() -> None:
     table = VisibilityTable()
     table.declare(START_SOURCE, "b", SHARED)
     table.require_nodes(["b"])
+    assert table.reads("b") == {START_SOURCE: SHARED}
 
 
 @pytest.mark.parametrize("source", ["b", START_SOURCE])
