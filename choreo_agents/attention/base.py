@@ -6,13 +6,14 @@ from typing import Protocol
 
 from torch import Tensor
 
+from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout
 
 
 class PreparedAttention(Protocol):
-    """One step's attention, its indices and rotations already on the device."""
+    """One step's attention in the layers of one kind, its indices and rotations already on the device."""
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
         """Attention of one layer.
 
         Args:
@@ -20,6 +21,7 @@ class PreparedAttention(Protocol):
             keys: [kv_heads, slots, head_dim], the layer's pool, this step's keys already written.
             values: Like `keys`.
             scale: Factor on the scores.
+            sinks: [heads], a score that takes its share of each softmax and adds nothing (gpt-oss).
 
         Returns:
             [tokens, heads, head_dim].
@@ -28,6 +30,6 @@ class PreparedAttention(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """Makes a layout ready for the model's layers; it is the same in all of them."""
+    """Makes a layout ready for the layers of one kind."""
 
-    def prepare(self, layout: Layout) -> PreparedAttention: ...
+    def prepare(self, layout: Layout, kind: AttentionKind) -> PreparedAttention: ...

@@ -9,22 +9,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout, Read
 from choreo_agents.attention.packed import PackedRuns, packable
 from choreo_agents.attention.partial import Partial, attend_run
-from choreo_agents.attention.rope import PureRotation
+from choreo_agents.attention.window import windowed
 
 
 class FoldedBackend:
     """One attention call per long run of slots and one for all short ones together, on any device."""
 
-    def __init__(self, rotation: PureRotation, dtype: torch.dtype, device: torch.device) -> None:
-        self.rotation = rotation
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
         self.device = device
 
-    def prepare(self, layout: Layout) -> FoldedAttention:
-        return FoldedAttention(layout, self)
+    def prepare(self, layout: Layout, kind: AttentionKind) -> FoldedAttention:
+        return FoldedAttention(layout if kind.window is None else windowed(layout, kind.window), kind, self)
 
 
 class FoldedAttention:
@@ -33,28 +33,31 @@ class FoldedAttention:
     pairs    | packed: tokens 0 1 2 3 1 3 | read: token 0 | read, causal: tokens 4 5 6 | ...
     """
 
-    def __init__(self, layout: Layout, backend: FoldedBackend) -> None:
+    def __init__(self, layout: Layout, kind: AttentionKind, backend: FoldedBackend) -> None:
+        self.kind = kind
         short = [read for read in layout.reads if packable(read)]
         if len(short) < 2:
             short = []
-        self.packed = PackedRuns(short, backend.dtype, backend.device) if short else None
-        self.single = [read for read in layout.reads if not (short and packable(read))]
-        spans = [span for read in (*short, *self.single) for span in read.spans]
+        self.packed = PackedRuns(short, backend.dtype, backend.device, kind.softcap) if short else None
+        single = [read for read in layout.reads if not (short and packable(read))]
+        self.single = [(read, _hidden(layout, read, backend)) for read in single]
+        spans = [span for read in (*short, *single) for span in read.spans]
         counts = torch.tensor([span.count for span in spans])
         starts = torch.tensor([span.first for span in spans]) - (counts.cumsum(0) - counts)
         tokens = torch.repeat_interleave(starts, counts) + torch.arange(int(counts.sum()))
-        shifts = torch.repeat_interleave(torch.tensor([span.shift for span in spans]), counts)
         self.tokens = tokens.to(backend.device)
-        self.moved = bool(shifts.any())
+        self.moved = kind.rotation is not None and any(span.shift for span in spans)
         if self.moved:
-            self.cos, self.sin = (part.to(backend.device) for part in backend.rotation.cos_sin(-shifts))
-        self.rotation = backend.rotation
+            assert kind.rotation is not None
+            shifts = torch.repeat_interleave(torch.tensor([span.shift for span in spans]), counts)
+            self.cos, self.sin = (part.to(backend.device) for part in kind.rotation.cos_sin(-shifts))
         self.lone = len(layout.reads) == 1 and tokens.tolist() == list(range(len(layout.positions)))
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
         pairs = query[self.tokens]
         if self.moved:
-            pairs = self.rotation.apply(pairs, self.cos, self.sin)
+            assert self.kind.rotation is not None
+            pairs = self.kind.rotation.apply(pairs, self.cos, self.sin)
         outs: list[Tensor] = []
         lses: list[Tensor] = []
         first = 0
@@ -63,35 +66,59 @@ class FoldedAttention:
             out, lse = self.packed.attend(pairs[:first], keys, values, scale)
             outs.append(out)
             lses.append(lse)
-        for read in self.single:
-            count = read.queries
-            out, lse = _attend_read(read, pairs[first : first + count], keys, values, scale)
-            first += count
+        for read, hidden in self.single:
+            block = pairs[first : first + read.queries]
+            first += read.queries
+            out, lse = _attend_read(read, hidden, block, keys, values, scale, self.kind.softcap)
             outs.append(out)
             lses.append(lse)
         if self.lone:
-            return outs[0]
-        return merge(torch.cat(outs), torch.cat(lses), self.tokens, len(query))
+            out, lse = outs[0], lses[0]
+        else:
+            out, lse = merge(torch.cat(outs), torch.cat(lses), self.tokens, len(query))
+        return out if sinks is None else drained(out, lse, sinks)
 
 
-def _attend_read(read: Read, block: Tensor, keys: Tensor, values: Tensor, scale: float) -> Partial:
-    """Partial attention of a read's queries [count, heads, head_dim], likewise laid out."""
-    run_keys, run_values = (
-        keys[:, read.start : read.start + read.length],
-        values[:, read.start : read.start + read.length],
-    )
+def _hidden(layout: Layout, read: Read, backend: FoldedBackend) -> Tensor | None:
+    """What a read's window hides: [queries, slots], 0 or -inf; None without one."""
+    if read.window is None:
+        return None
+    [span] = read.spans
+    positions = torch.tensor(layout.positions[span.first : span.first + span.count])
+    slots = read.position + span.shift + torch.arange(read.length)
+    hidden = positions[:, None] - slots[None, :] >= read.window
     if read.causal:
-        out, lse = attend_run(block.transpose(0, 1), run_keys, run_values, scale, causal=True)
+        hidden |= positions[:, None] < slots[None, :]
+    mask = torch.zeros(hidden.shape, dtype=backend.dtype).masked_fill(hidden, float("-inf"))
+    return mask.to(backend.device)
+
+
+def _attend_read(
+    read: Read,
+    hidden: Tensor | None,
+    block: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    softcap: float | None,
+) -> Partial:
+    """Partial attention of a read's queries [count, heads, head_dim], likewise laid out."""
+    end = read.start + read.length
+    run_keys, run_values = keys[:, read.start : end], values[:, read.start : end]
+    if read.causal or hidden is not None:
+        out, lse = attend_run(
+            block.transpose(0, 1), run_keys, run_values, scale, causal=read.causal, hidden=hidden, softcap=softcap
+        )
         return out.transpose(0, 1), lse.transpose(0, 1)
     count, heads, dim = block.shape
     kv_heads = keys.shape[0]
     folded = block.view(count, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads, -1, dim)
-    out, lse = attend_run(folded, run_keys, run_values, scale, causal=False)
+    out, lse = attend_run(folded, run_keys, run_values, scale, causal=False, softcap=softcap)
     out = out.reshape(kv_heads, count, -1, dim).transpose(0, 1).reshape(count, heads, dim)
     return out, lse.reshape(kv_heads, count, -1).transpose(0, 1).reshape(count, heads)
 
 
-def merge(outs: Tensor, lses: Tensor, tokens: Tensor, count: int) -> Tensor:
+def merge(outs: Tensor, lses: Tensor, tokens: Tensor, count: int) -> Partial:
     """Join partial softmax attentions exactly: weights are each part's share of the summed exponentials.
 
     Args:
@@ -101,7 +128,7 @@ def merge(outs: Tensor, lses: Tensor, tokens: Tensor, count: int) -> Tensor:
         count: Number of tokens.
 
     Returns:
-        [count, heads, head_dim] in the dtype of `outs`.
+        [count, heads, head_dim] in the dtype of `outs`, and the joint log-sum-exp [count, heads].
     """
     heads = lses.shape[1]
     index = tokens[:, None].expand(-1, heads)
@@ -111,4 +138,15 @@ def merge(outs: Tensor, lses: Tensor, tokens: Tensor, count: int) -> Tensor:
     total = torch.zeros_like(highest).index_add(0, tokens, weights)
     wide = torch.zeros((count, *outs.shape[1:]), device=outs.device, dtype=lses.dtype)
     wide = wide.index_add(0, tokens, outs.to(lses.dtype) * weights[..., None])
-    return (wide / total[..., None]).to(outs.dtype)
+    return (wide / total[..., None]).to(outs.dtype), highest + total.log()
+
+
+def drained(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+    """Attention whose softmax gives a share to a sink of each head, which adds nothing.
+
+    Args:
+        out: [tokens, heads, head_dim] without sinks.
+        lse: [tokens, heads].
+        sinks: [heads].
+    """
+    return (out.float() * (lse - sinks.float()).sigmoid()[..., None]).to(out.dtype)

@@ -18,13 +18,18 @@ class QuerySpan:
 class Read:
     """A run of slots and all that read it in this step: they read it together, once.
 
+    `position` is where the first slot's token was encoded, the next ones follow; a span sees them `shift` further.
     `causal` marks the tokens' own run: one span without shift, as many slots as tokens, each seeing up to itself.
+    `window` hides, for each token by itself, what lies so many positions or more before it; every token of the spans
+    is left at least one slot.
     """
 
     start: int
     length: int
+    position: int
     spans: tuple[QuerySpan, ...]
     causal: bool = False
+    window: int | None = None
 
     def __post_init__(self) -> None:
         assert self.length > 0, "an empty run crashes the attention kernel: leave it out"
@@ -44,7 +49,8 @@ class Layout:
         token       0    1    2    3          positions, write_slots: one entry a token
         reads       [slots 0-31: tokens 0, 1-2 (shifted by 7)]  [slots 64-66: token 3]  ...
 
-    Every token's view is the union of the reads whose spans hold it; each token reads at least its own slot.
+    Every token's view is the union of the reads whose spans hold it; each token reads at least its own slot. The
+    tokens of a span stand at consecutive positions.
     """
 
     positions: tuple[int, ...]

@@ -16,7 +16,8 @@ MOST_QUERIES = 32
 
 
 def packable(read: Read) -> bool:
-    return not read.causal and read.length <= LONGEST_RUN and read.queries <= MOST_QUERIES
+    masked = read.causal or read.window is not None
+    return not masked and read.length <= LONGEST_RUN and read.queries <= MOST_QUERIES
 
 
 class PackedRuns:
@@ -26,7 +27,8 @@ class PackedRuns:
     queries   [runs, most queries]      pairs that read it, the first pair again where padded
     """
 
-    def __init__(self, reads: Sequence[Read], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, reads: Sequence[Read], dtype: torch.dtype, device: torch.device, softcap: float | None) -> None:
+        self.softcap = softcap
         lengths = torch.tensor([read.length for read in reads])
         counts = torch.tensor([read.queries for read in reads])
         starts = torch.tensor([read.start for read in reads])
@@ -58,7 +60,7 @@ class PackedRuns:
         )
         key = keys.index_select(1, self.slots).view(kv_heads, runs, -1, dim).transpose(0, 1)
         value = values.index_select(1, self.slots).view(kv_heads, runs, -1, dim).transpose(0, 1)
-        out, lse = attend_padded(query, key, value, self.hidden, scale)
+        out, lse = attend_padded(query, key, value, self.hidden, scale, self.softcap)
         out = out.view(runs, kv_heads, most, group, dim).transpose(1, 2).reshape(runs * most, heads, dim)
         lse = lse.view(runs, kv_heads, most, group).transpose(1, 2).reshape(runs * most, heads)
         return out[self.real], lse[self.real]

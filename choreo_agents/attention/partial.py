@@ -15,7 +15,16 @@ _flash_for_cpu: Callable[..., Partial] | None = getattr(
 )
 
 
-def attend_run(query: Tensor, keys: Tensor, values: Tensor, scale: float, *, causal: bool) -> Partial:
+def attend_run(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    *,
+    causal: bool,
+    hidden: Tensor | None = None,
+    softcap: float | None = None,
+) -> Partial:
     """Softmax attention of [heads, queries, head_dim] over [kv_heads, slots, head_dim], as output and log-sum-exp.
 
     Args:
@@ -24,16 +33,23 @@ def attend_run(query: Tensor, keys: Tensor, values: Tensor, scale: float, *, cau
         values: Like `keys`.
         scale: Factor on the scores.
         causal: As many queries as slots, query i sees slots 0 to i.
+        hidden: [queries, slots], 0 where a query sees a slot and -inf where not, in the query's dtype; each query
+            sees at least one. Takes the place of `causal`.
+        softcap: Bounds the scores, see `AttentionKind`.
     """
     # The flash kernel takes bf16 with a single query far slower than a matrix product does.
     slow_single = query.dtype != torch.float32 and query.shape[1] == 1
-    if _flash_for_cpu is not None and query.device.type == "cpu" and not slow_single:
-        out, lse = _flash_for_cpu(query[None], keys[None], values[None], 0.0, causal, scale=scale)
+    if softcap is None and _flash_for_cpu is not None and query.device.type == "cpu" and not slow_single:
+        mask = None if hidden is None else hidden[None, None]
+        causal = causal and hidden is None
+        out, lse = _flash_for_cpu(query[None], keys[None], values[None], 0.0, causal, attn_mask=mask, scale=scale)
         return out[0], lse[0]
-    return matmul_attention(query, keys, values, scale, causal=causal)
+    return matmul_attention(query, keys, values, scale, causal=causal, hidden=hidden, softcap=softcap)
 
 
-def attend_padded(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float) -> Partial:
+def attend_padded(
+    query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float, softcap: float | None = None
+) -> Partial:
     """The same for a batch of runs: [runs, heads, queries, head_dim] over [runs, heads, slots, head_dim].
 
     Args:
@@ -42,26 +58,41 @@ def attend_padded(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, s
         values: Like `keys`.
         hidden: [runs, 1, 1, slots], 0 where a slot is real and -inf where it is padding, in the query's dtype.
         scale: Factor on the scores.
+        softcap: As for `attend_run`.
     """
-    if _flash_for_cpu is not None and query.device.type == "cpu":
+    if softcap is None and _flash_for_cpu is not None and query.device.type == "cpu":
         mask = hidden.expand(-1, 1, query.shape[2], -1)
         return _flash_for_cpu(query, keys, values, 0.0, False, attn_mask=mask, scale=scale)
-    scores = (query @ keys.transpose(2, 3)).float() * scale + hidden
+    scores = _capped((query @ keys.transpose(2, 3)).float() * scale, softcap) + hidden
     lse = scores.logsumexp(dim=-1)
     return (scores - lse[..., None]).exp().to(values.dtype) @ values, lse
 
 
-def matmul_attention(query: Tensor, keys: Tensor, values: Tensor, scale: float, *, causal: bool) -> Partial:
+def matmul_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    *,
+    causal: bool,
+    hidden: Tensor | None = None,
+    softcap: float | None = None,
+) -> Partial:
     """The same by plain matrix products, on any device and with gradients."""
     heads, queries, dim = query.shape
     kv_heads, slots, _ = keys.shape
     folded = query.reshape(kv_heads, heads // kv_heads * queries, dim)
-    scores = (folded @ keys.transpose(1, 2)).float() * scale
-    scores = scores.view(heads, queries, slots)
-    if causal:
-        hidden = torch.ones(queries, slots, dtype=torch.bool, device=query.device).triu(1)
-        scores = scores.masked_fill(hidden, float("-inf"))
+    scores = _capped((folded @ keys.transpose(1, 2)).float() * scale, softcap).view(heads, queries, slots)
+    if hidden is not None:
+        scores = scores + hidden
+    elif causal:
+        later = torch.ones(queries, slots, dtype=torch.bool, device=query.device).triu(1)
+        scores = scores.masked_fill(later, float("-inf"))
     lse = scores.logsumexp(dim=-1)
     weights = (scores - lse[..., None]).exp().to(values.dtype)
     out = weights.view(kv_heads, -1, slots) @ values
     return out.view(heads, queries, dim), lse
+
+
+def _capped(scores: Tensor, softcap: float | None) -> Tensor:
+    return scores if softcap is None else softcap * (scores / softcap).tanh()

@@ -5,47 +5,62 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from choreo_agents.attention.layout import Layout
-from choreo_agents.attention.rope import PureRotation
+from choreo_agents.attention.kind import AttentionKind
+from choreo_agents.attention.layout import Layout, QuerySpan, Read
 
 
 class ReferenceBackend:
-    """Dense attention without sharing or merging."""
+    """Dense attention without sharing, cutting or merging."""
 
-    def __init__(self, rotation: PureRotation) -> None:
-        self.rotation = rotation
-
-    def prepare(self, layout: Layout) -> ReferenceAttention:
-        return ReferenceAttention(layout, self.rotation)
+    def prepare(self, layout: Layout, kind: AttentionKind) -> ReferenceAttention:
+        return ReferenceAttention(layout, kind)
 
 
 class ReferenceAttention:
-    def __init__(self, layout: Layout, rotation: PureRotation) -> None:
+    def __init__(self, layout: Layout, kind: AttentionKind) -> None:
         self.layout = layout
-        self.rotation = rotation
+        self.kind = kind
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        rows = [self._attend_one(token, query[token], keys, values, scale) for token in range(len(query))]
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
+        rows = [self._attend_one(token, query[token], keys, values, scale, sinks) for token in range(len(query))]
         return torch.stack(rows).to(query.dtype)
 
-    def _attend_one(self, token: int, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def _attend_one(
+        self, token: int, query: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None
+    ) -> Tensor:
         """All that one token sees, concatenated: [heads, head_dim]."""
         seen_keys, seen_values = [], []
         for read in self.layout.reads:
             for span in read.spans:
-                if not span.first <= token < span.first + span.count:
-                    continue
-                end = read.start + (token - span.first + 1 if read.causal else read.length)
-                seen_keys.append(self._moved(keys[:, read.start : end].double(), span.shift))
-                seen_values.append(values[:, read.start : end].double())
+                if span.first <= token < span.first + span.count:
+                    slots = torch.tensor(self._seen(token, read, span), dtype=torch.long)
+                    seen_keys.append(self._moved(keys[:, slots].double(), span.shift))
+                    seen_values.append(values[:, slots].double())
         key, value = torch.cat(seen_keys, dim=1), torch.cat(seen_values, dim=1)
         group = query.shape[0] // key.shape[0]
         key, value = key.repeat_interleave(group, dim=0), value.repeat_interleave(group, dim=0)
         scores = torch.einsum("hd,hsd->hs", query.double(), key) * scale
-        return torch.einsum("hs,hsd->hd", scores.softmax(dim=-1), value)
+        if self.kind.softcap is not None:
+            scores = self.kind.softcap * (scores / self.kind.softcap).tanh()
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.double()[:, None]), dim=1)
+        weights = scores.softmax(dim=-1)[:, : key.shape[1]]
+        return torch.einsum("hs,hsd->hd", weights, value)
+
+    def _seen(self, token: int, read: Read, span: QuerySpan) -> list[int]:
+        """The slots of a read that a token sees."""
+        end = token - span.first + 1 if read.causal else read.length
+        seen = range(read.start, read.start + end)
+        for window in (read.window, self.kind.window):
+            if window is not None:
+                first = self.layout.positions[token] - window + 1 - span.shift - read.position
+                seen = range(max(seen.start, read.start + first), seen.stop)
+        return list(seen)
 
     def _moved(self, keys: Tensor, shift: int) -> Tensor:
         """Keys [kv_heads, slots, head_dim] as if encoded `shift` positions later."""
+        if self.kind.rotation is None:
+            return keys
         positions = torch.full((keys.shape[1],), shift, device=keys.device)
-        cos, sin = self.rotation.cos_sin(positions)
-        return self.rotation.apply(keys.transpose(0, 1), cos, sin).transpose(0, 1)
+        cos, sin = self.kind.rotation.cos_sin(positions)
+        return self.kind.rotation.apply(keys.transpose(0, 1), cos, sin).transpose(0, 1)

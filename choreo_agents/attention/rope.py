@@ -3,38 +3,59 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+Pairing = Literal["halves", "neighbours"]
+"""Dimension i turns together with i + half (Llama, GPT-NeoX), or 2i with 2i + 1 (Cohere, GPT-J)."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class PureRotation:
     """The rotation part of a model's RoPE, without any scaling of its cos and sin.
 
     A key encoded at position a and shown at b meets a query that is rotated by -(b - a): scores depend on position
     differences only, so this equals moving the key, and copies nothing. Passing twice through a model's own cos and
     sin would apply an attention scaling (YaRN) twice; this never does.
-
-    Dimensions are paired half with half (i with i + head_dim / 2), as in Llama.
     """
 
     inverse_frequencies: Tensor
-    """[head_dim / 2], radians per position."""
+    """[rotated dimensions / 2], radians per position."""
+    pairing: Pairing = "halves"
+    first: int = 0
+    """The first dimension that turns: those before it, and those after the last pair, stay as they are."""
+
+    @property
+    def dimensions(self) -> int:
+        """How many dimensions of a head turn."""
+        return 2 * len(self.inverse_frequencies)
 
     def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, [len(positions), head_dim / 2] fp32, of integer position differences."""
+        """Cosines and sines, [len(positions), dimensions / 2] fp32, of integer position differences."""
         # fp64: a product of a large difference and a frequency loses radians in fp32.
         angles = positions.double()[:, None] * self.inverse_frequencies.double()[None, :].to(positions.device)
         return angles.cos().float(), angles.sin().float()
 
-    @staticmethod
-    def apply(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotate [n, heads, head_dim] by angles given as [n, head_dim / 2].
+    def apply(self, vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotate [n, heads, head_dim] by angles given as [n, dimensions / 2].
 
         Computed in fp32 or wider, returned in the input's dtype.
         """
-        wide = torch.promote_types(vectors.dtype, cos.dtype)
-        left, right = vectors.to(wide).chunk(2, dim=-1)
+        if self.dimensions == vectors.shape[-1]:
+            return self._turned(vectors, cos, sin)
+        end = self.first + self.dimensions
+        turned = self._turned(vectors[..., self.first : end], cos, sin)
+        return torch.cat((vectors[..., : self.first], turned, vectors[..., end:]), dim=-1)
+
+    def _turned(self, vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        wide = vectors.to(torch.promote_types(vectors.dtype, cos.dtype))
         cos, sin = cos[:, None, :], sin[:, None, :]
-        return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(vectors.dtype)
+        if self.pairing == "halves":
+            left, right = wide.chunk(2, dim=-1)
+            parts = torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+        else:
+            left, right = wide[..., ::2], wide[..., 1::2]
+            parts = torch.stack((left * cos - right * sin, right * cos + left * sin), dim=-1).flatten(-2)
+        return parts.to(vectors.dtype)

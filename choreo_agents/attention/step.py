@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from choreo_agents.attention.base import AttentionBackend
+from choreo_agents.attention.base import AttentionBackend, PreparedAttention
+from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout
 from choreo_agents.kv.pool import KVPool
 
 
 class StepAttention:
-    """Handed through the model's forward to its attention layers; lives for one step."""
+    """Handed through the model's forward to its attention layers; lives for one step.
 
-    def __init__(self, layout: Layout, pool: KVPool, backend: AttentionBackend) -> None:
+    Args:
+        layout: Who attends to what.
+        pool: Where keys and values live.
+        backend: Attends.
+        kinds: How each of the model's layers attends.
+    """
+
+    def __init__(self, layout: Layout, pool: KVPool, backend: AttentionBackend, kinds: Sequence[AttentionKind]) -> None:
         self.pool = pool
+        self.kinds = kinds
         self.slots = torch.tensor(layout.write_slots, device=pool.keys[0].device)
-        self.prepared = backend.prepare(layout)
+        self.prepared: dict[AttentionKind, PreparedAttention] = {
+            kind: backend.prepare(layout, kind) for kind in dict.fromkeys(kinds)
+        }
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         """Store a layer's new keys and values ([kv_heads, tokens, head_dim]), return [tokens, heads, head_dim].
 
         `query` is [tokens, heads, head_dim]; keys and queries come rotated to their own positions.
@@ -26,4 +41,4 @@ class StepAttention:
         keys, values = self.pool.keys[layer], self.pool.values[layer]
         keys.index_copy_(1, self.slots, key)
         values.index_copy_(1, self.slots, value)
-        return self.prepared.attend(query, keys, values, scale)
+        return self.prepared[self.kinds[layer]].attend(query, keys, values, scale, sinks)

@@ -81,7 +81,7 @@ class EngineCore:
         self.pool = KVPool(adapter.geometry, settings.kv_budget_bytes, adapter.device)
         self.ledger = Ledger(self.pool, adapter.fingerprint)
         self.method = make_method(settings.method, self.pool)
-        executor = Executor(adapter, self.pool, FoldedBackend(adapter.rotation, adapter.geometry.dtype, adapter.device))
+        executor = Executor(adapter, self.pool, FoldedBackend(adapter.geometry.dtype, adapter.device))
         self.loop = EngineLoop(executor, self.lock, Limits(settings.step_tokens), settings.sink, self.method)
         self._intake = Intake(
             model, self.ledger, self.pool, self.method, seed=settings.seed, salt=settings.salt.encode()

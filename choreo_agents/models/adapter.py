@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from choreo_agents.attention.rope import PureRotation
 from choreo_agents.attention.step import StepAttention
-from choreo_agents.kv.geometry import KVGeometry
-from choreo_agents.models.hook import IMPLEMENTATION
+from choreo_agents.models.discovery import ModelAttention
+from choreo_agents.models.hook import IMPLEMENTATION, attending
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_USUAL_CONTEXT = 2048
+"""Tokens, where a configuration does not say."""
 
 
 class ModelAdapter:
@@ -23,19 +25,20 @@ class ModelAdapter:
 
     Args:
         model: A supported model (see `choreo_agents.models.support`), in eval mode on its device.
+        attention: How it attends.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        config = model.config
+    def __init__(self, model: PreTrainedModel, attention: ModelAttention) -> None:
+        config = model.config.get_text_config()
         self._model = model
+        self._chooses_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.device: torch.device = model.device
         self.fingerprint = fingerprint(model)
-        self.max_positions: int = config.max_position_embeddings
+        self.max_positions: int = max_positions(config)
         self.vocabulary_size: int = config.vocab_size
         self.parameters: int = model.num_parameters()
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.geometry = KVGeometry(config.num_hidden_layers, config.num_key_value_heads, head_dim, model.dtype)
-        self.rotation = PureRotation(model.model.rotary_emb.inv_freq.float())
+        self.geometry = attention.geometry
+        self.kinds = attention.kinds
         ends = model.generation_config.eos_token_id if model.generation_config is not None else config.eos_token_id
         self.end_tokens: tuple[int, ...] = () if ends is None else tuple(ends if isinstance(ends, list) else [ends])
         model.set_attn_implementation(IMPLEMENTATION)
@@ -55,15 +58,21 @@ class ModelAdapter:
         Returns:
             [len(wanted), vocabulary].
         """
-        out = self._model(
-            input_ids=torch.tensor([tokens], device=self.device),
-            position_ids=torch.tensor([positions], device=self.device),
-            use_cache=False,
-            logits_to_keep=torch.tensor(wanted, device=self.device, dtype=torch.long),
-            step_attention=attention,
-        )
+        kept = torch.tensor(wanted, device=self.device, dtype=torch.long)
+        with attending(attention):
+            out = self._model(
+                input_ids=torch.tensor([tokens], device=self.device),
+                position_ids=torch.tensor([positions], device=self.device),
+                use_cache=False,
+                **({"logits_to_keep": kept} if self._chooses_logits else {}),
+            )
         logits: Tensor = out.logits[0]
-        return logits
+        return logits if self._chooses_logits else logits[kept]
+
+
+def max_positions(config: PreTrainedConfig) -> int:
+    """The context length in tokens."""
+    return int(getattr(config, "max_position_embeddings", None) or _USUAL_CONTEXT)
 
 
 def fingerprint(model: PreTrainedModel) -> str:

@@ -1,7 +1,10 @@
-"""Routes a Hugging Face model's attention to the engine's."""
+"""How transformers' attention layers reach the engine: one function, registered under a name of its own."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,6 +15,21 @@ from choreo_agents.attention.step import StepAttention
 IMPLEMENTATION = "choreo_segments"
 """The name under which transformers finds the hook."""
 
+_current = threading.local()
+
+
+@contextmanager
+def attending(step: StepAttention) -> Iterator[None]:
+    """Let the attention layers that run in this thread attend as a step says.
+
+    Not a keyword of the model's forward: some families keep those from their attention layers.
+    """
+    _current.step = step
+    try:
+        yield
+    finally:
+        del _current.step
+
 
 def segment_attention(
     module: nn.Module,
@@ -19,8 +37,8 @@ def segment_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    scaling: float,
-    step_attention: StepAttention,
+    scaling: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it, over one packed row of tokens.
@@ -28,20 +46,22 @@ def segment_attention(
     Args:
         module: The model's attention layer, which knows its index.
         query: [1, heads, tokens, head_dim], already rotated; `key` and `value` [1, kv_heads, tokens, head_dim].
-        scaling: Factor on the scores.
-        step_attention: The step, passed through the model's forward.
+        scaling: Factor on the scores; None: one over the root of head_dim.
+        s_aux: [heads], attention sinks.
 
     Returns:
         [1, tokens, heads, head_dim], and no weights.
     """
     assert attention_mask is None and isinstance(module.layer_idx, int)
-    out = step_attention.attend(module.layer_idx, query[0].transpose(0, 1), key[0], value[0], scaling)
+    step: StepAttention = _current.step
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = step.attend(module.layer_idx, query[0].transpose(0, 1), key[0], value[0], scale, s_aux)
     return out[None], None
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
+def no_mask(*_: Any, **__: Any) -> None:
     """The layout says who sees what; no mask is built."""
 
 
 AttentionInterface.register(IMPLEMENTATION, segment_attention)
-AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
+AttentionMaskInterface.register(IMPLEMENTATION, no_mask)

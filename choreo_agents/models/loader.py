@@ -13,10 +13,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as transformers_logging
 
 from choreo_agents.errors import InvalidRequestError, UnsupportedModelError
-from choreo_agents.models.adapter import ModelAdapter
+from choreo_agents.models.adapter import ModelAdapter, max_positions
 from choreo_agents.models.chat import ChatFormat
+from choreo_agents.models.discovery import discover_attention
 from choreo_agents.models.embedded import WEIGHTS
-from choreo_agents.models.support import plain_logits, probe_tokens, require_movable, require_supported
+from choreo_agents.models.support import (
+    MovedLogits,
+    plain_logits,
+    probe_tokens,
+    require_movable,
+    require_supported,
+)
 
 EMBEDDED = "embedded"
 
@@ -29,6 +36,8 @@ class LoadedModel:
     adapter: ModelAdapter
     tokenizer: PreTrainedTokenizerBase
     chat: ChatFormat
+    probe: MovedLogits
+    """What moving cached keys did to its logits when it was loaded."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; none are added."""
@@ -62,7 +71,7 @@ def usable_device(device: str | torch.device) -> torch.device:
 def load_model(
     name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
 ) -> LoadedModel:
-    """Load a Llama model and check on its weights that cached messages can be moved exactly.
+    """Load a model and check on its weights that cached messages can be moved exactly.
 
     Args:
         name: `"embedded"`, a folder in Hugging Face's layout, or a hub name. Weights are read from safetensors only.
@@ -84,16 +93,21 @@ def load_model(
     with _quiet() if source == WEIGHTS else nullcontext():
         try:
             model = AutoModelForCausalLM.from_pretrained(
-                source, config=config, dtype=chosen, use_safetensors=True, attn_implementation="sdpa"
+                source, config=config, dtype=chosen, use_safetensors=True, attn_implementation="eager"
             )
         except SafetensorError as error:
             raise OSError(f"the weights of {str(name)!r} are damaged: {error}") from error
+        except ValueError as error:
+            if "Unrecognized configuration class" not in str(error):
+                raise
+            raise UnsupportedModelError(f"model type {config.model_type!r} is no causal language model") from error
     model = model.to(device).eval().requires_grad_(False)
     if model.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise UnsupportedModelError(f"dtype {model.dtype} is not supported: use float32, bfloat16 or float16")
     tokenizer = AutoTokenizer.from_pretrained(source)
-    tokens = probe_tokens(config.vocab_size)
+    tokens = probe_tokens(config.get_text_config().vocab_size)
     expected = plain_logits(model, tokens)
-    adapter = ModelAdapter(model)
-    require_movable(adapter, tokens, expected)
-    return LoadedModel(str(name), adapter, tokenizer, ChatFormat.of(tokenizer))
+    attention = discover_attention(model, max_positions(config.get_text_config()), tokens[0])
+    adapter = ModelAdapter(model, attention)
+    probe = require_movable(adapter, tokens, expected)
+    return LoadedModel(str(name), adapter, tokenizer, ChatFormat.of(tokenizer), probe)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -12,27 +15,63 @@ from choreo_agents.errors import UnsupportedModelError
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.models.adapter import ModelAdapter
 
-EXACT_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""RoPE variants whose frequencies do not depend on the length of the input: scores depend on differences only."""
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope", "su")
+"""RoPE variants whose frequencies change with the length of the input."""
+RECURRENT_LAYERS = ("mamba", "linear_attention", "recurrent", "conv", "moe_mamba", "hybrid")
 
 
 def require_supported(config: PreTrainedConfig) -> None:
-    """Raise `UnsupportedModelError` with the reason unless the engine can serve models of this configuration."""
-    if config.model_type != "llama":
-        raise UnsupportedModelError(
-            f"model type {config.model_type!r} is not supported: its attention or position scheme has not been shown "
-            "to be exact under repositioning. Supported: 'llama'."
-        )
+    """Raise `UnsupportedModelError` if the configuration alone says that the engine cannot serve the model exactly.
+
+    What it does not say is measured on the loaded model: see `discovery`.
+    """
+    config = config.get_text_config()
+    reason = _reason(config)
+    if reason is not None:
+        raise UnsupportedModelError(f"model type {config.model_type!r} is not supported: {reason}")
+
+
+def _reason(config: PreTrainedConfig) -> str | None:
+    """Why a configuration cannot be served exactly; None if nothing is known against it."""
+    kinds = [rope.get("rope_type", rope.get("type")) for rope in _ropes(config)]
+    changing = [kind for kind in kinds if kind in LENGTH_DEPENDENT_ROPE]
+    recurrent = any(kind in RECURRENT_LAYERS for kind in getattr(config, "layer_types", None) or ())
+    scaled = any(rope.get("llama_4_scaling_beta") for rope in _ropes(config))
+    reasons = (
+        (
+            getattr(config, "is_encoder_decoder", False),
+            "it is an encoder-decoder; the engine serves decoders",
+        ),
+        (
+            getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"),
+            "its scores carry ALiBi biases, which no rotation of a query can move",
+        ),
+        (
+            getattr(config, "kv_lora_rank", None),
+            "its keys and values are latent (compressed); the engine keeps keys and values by head",
+        ),
+        (
+            recurrent or getattr(config, "state_size", None) or config.model_type.startswith(("mamba", "rwkv")),
+            "it has recurrent layers, whose state cannot be assembled from messages",
+        ),
+        (
+            changing,
+            f"RoPE type {', '.join(map(repr, changing))}: its frequencies change with the length of the input, so a "
+            "cached message cannot be moved by a rotation",
+        ),
+        (
+            scaled or getattr(config, "attn_temperature_tuning", False),
+            "its queries are scaled by their absolute position",
+        ),
+    )
+    return next((reason for applies, reason in reasons if applies), None)
+
+
+def _ropes(config: PreTrainedConfig) -> list[dict[str, Any]]:
+    """RoPE parameters: one set, or one for each type of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
-    kind = rope.get("rope_type", "default")
-    if kind not in EXACT_ROPE_TYPES:
-        raise UnsupportedModelError(
-            f"RoPE type {kind!r} is not supported: its frequencies change with the length of the input, so a cached "
-            f"message cannot be moved by a rotation. Supported: {', '.join(EXACT_ROPE_TYPES)}."
-        )
-    if config.attention_dropout:
-        # Harmless in eval mode, but worth no special case: Llama checkpoints have none.
-        raise UnsupportedModelError(f"attention_dropout must be 0, not {config.attention_dropout!r}")
+    nested = [part for part in rope.values() if isinstance(part, dict)]
+    return nested or [rope]
 
 
 def plain_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
@@ -48,7 +87,17 @@ def probe_tokens(vocabulary_size: int) -> list[int]:
     return [(7919 * (i + 1)) % vocabulary_size for i in range(12)]
 
 
-def require_movable(adapter: ModelAdapter, tokens: list[int], expected: torch.Tensor) -> None:
+@dataclass(frozen=True)
+class MovedLogits:
+    """How far logits are from the plain forward's when cached keys are moved."""
+
+    error: float
+    """The largest difference."""
+    tolerance: float
+    """What rounding explains."""
+
+
+def require_movable(adapter: ModelAdapter, tokens: list[int], expected: torch.Tensor) -> MovedLogits:
     """Raise `UnsupportedModelError` unless moved segments give the logits that the plain forward gave.
 
     The prompt is encoded in two segments, each displaced from where it is shown: once all of it by one global shift,
@@ -59,33 +108,41 @@ def require_movable(adapter: ModelAdapter, tokens: list[int], expected: torch.Te
         tokens: At least four tokens.
         expected: `plain_logits` of the same tokens.
     """
-    cut = len(tokens) // 2
     span = expected.abs().max().item()
     tolerance = span * (1e-4 if adapter.geometry.dtype == torch.float32 else 0.08)
-    for shift_first, shift_rest in ((17, 17), (0, 29), (31, 0)):
-        pool = KVPool(adapter.geometry, len(tokens) * 2 * adapter.geometry.bytes_per_token, adapter.device, 1)
-        backend = FoldedBackend(adapter.rotation, adapter.geometry.dtype, adapter.device)
-        first = Layout(
-            positions=tuple(range(shift_first, shift_first + cut)),
-            write_slots=tuple(range(cut)),
-            reads=(Read(0, cut, (QuerySpan(0, cut, 0),), causal=True),),
-        )
-        rest_count = len(tokens) - cut
-        rest = Layout(
-            positions=tuple(range(shift_rest + cut, shift_rest + len(tokens))),
-            write_slots=tuple(range(cut, len(tokens))),
-            reads=(
-                Read(0, cut, (QuerySpan(0, rest_count, shift_rest - shift_first),)),
-                Read(cut, rest_count, (QuerySpan(0, rest_count, 0),), causal=True),
-            ),
-        )
-        got = [
-            adapter.logits(part, layout.positions, StepAttention(layout, pool, backend), range(len(part))).float()
-            for part, layout in ((tokens[:cut], first), (tokens[cut:], rest))
-        ]
-        error = (torch.cat(got) - expected).abs().max().item()
+    worst = 0.0
+    for shifts in ((17, 17), (0, 29), (31, 0)):
+        error = (_moved_logits(adapter, tokens, *shifts) - expected).abs().max().item()
         if not error <= tolerance:
             raise UnsupportedModelError(
-                f"the model's logits change by {error:.3g} when its cached keys are moved ({shift_first} and "
-                f"{shift_rest} positions; at most {tolerance:.3g} is rounding): its positions are not a pure rotation"
+                f"the model's logits change by {error:.3g} when its cached keys are moved ({shifts[0]} and {shifts[1]} "
+                f"positions; at most {tolerance:.3g} is rounding): its positions are not a pure rotation"
             )
+        worst = max(worst, error)
+    return MovedLogits(worst, tolerance)
+
+
+def _moved_logits(adapter: ModelAdapter, tokens: list[int], shift_first: int, shift_rest: int) -> torch.Tensor:
+    """Logits of a prompt in two segments, each encoded so many positions behind where it is shown."""
+    cut = len(tokens) // 2
+    pool = KVPool(adapter.geometry, len(tokens) * 2 * adapter.geometry.bytes_per_token, adapter.device, 1)
+    backend = FoldedBackend(adapter.geometry.dtype, adapter.device)
+    first = Layout(
+        positions=tuple(range(shift_first, shift_first + cut)),
+        write_slots=tuple(range(cut)),
+        reads=(Read(0, cut, shift_first, (QuerySpan(0, cut, 0),), causal=True),),
+    )
+    count = len(tokens) - cut
+    rest = Layout(
+        positions=tuple(range(shift_rest + cut, shift_rest + len(tokens))),
+        write_slots=tuple(range(cut, len(tokens))),
+        reads=(
+            Read(0, cut, shift_first, (QuerySpan(0, count, shift_rest - shift_first),)),
+            Read(cut, count, shift_rest + cut, (QuerySpan(0, count, 0),), causal=True),
+        ),
+    )
+    got = []
+    for part, layout in ((tokens[:cut], first), (tokens[cut:], rest)):
+        attention = StepAttention(layout, pool, backend, adapter.kinds)
+        got.append(adapter.logits(part, layout.positions, attention, range(len(part))).float())
+    return torch.cat(got)

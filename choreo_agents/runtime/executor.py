@@ -27,7 +27,7 @@ class Executor:
             step: What to run.
             samplers: By request number, for every row that samples.
         """
-        attention = StepAttention(step.layout, self.pool, self.backend)
+        attention = StepAttention(step.layout, self.pool, self.backend, self.adapter.kinds)
         logits = self.adapter.logits(step.tokens, step.layout.positions, attention, step.wanted)
         numbers = [row.number for row in step.rows if row.samples]
         return {number: samplers[number].choose(logits[i]) for i, number in enumerate(numbers)}

@@ -34,12 +34,16 @@ class Step:
     """Indices of the tokens whose logits are sampled from, in the order of the rows that sample."""
 
 
+Shared = dict[tuple[int, int, int], list[QuerySpan]]
+"""Who reads a run of slots: by its first slot, its length and the position of its first token."""
+
+
 def make_step(rows: Sequence[Row]) -> Step:
     """Pack rows one after the other, and gather per run of slots all that read it."""
     positions: list[int] = []
     write_slots: list[int] = []
     wanted: list[int] = []
-    shared: dict[tuple[int, int], list[QuerySpan]] = {}
+    shared: Shared = {}
     causal: list[Read] = []
     at = 0
     for row in rows:
@@ -49,19 +53,26 @@ def make_step(rows: Sequence[Row]) -> Step:
         for run in row.segment.slots(row.first, count):
             write_slots.extend(range(run.start, run.end))
         for piece in row.view:
-            for run in piece.segment.slots(piece.first, piece.count):
-                shared.setdefault((run.start, run.length), []).append(QuerySpan(at, count, piece.shift))
+            _share(shared, piece.segment, piece.first, piece.count, QuerySpan(at, count, piece.shift))
         causal.extend(_own_reads(row, at, shared))
         at += count
         if row.samples:
             wanted.append(at - 1)
-    reads = [Read(start, length, tuple(spans)) for (start, length), spans in shared.items()]
+    reads = [Read(start, length, position, tuple(spans)) for (start, length, position), spans in shared.items()]
     tokens = tuple(token for row in rows for token in row.tokens)
     layout = Layout(tuple(positions), tuple(write_slots), (*reads, *causal))
     return Step(tuple(rows), tokens, layout, tuple(wanted))
 
 
-def _own_reads(row: Row, at: int, shared: dict[tuple[int, int], list[QuerySpan]]) -> list[Read]:
+def _share(shared: Shared, segment: Segment, first: int, count: int, span: QuerySpan) -> None:
+    """Let a span read tokens `first` to `first + count` of a segment."""
+    position = segment.native_offset + first
+    for run in segment.slots(first, count):
+        shared.setdefault((run.start, run.length, position), []).append(span)
+        position += run.length
+
+
+def _own_reads(row: Row, at: int, shared: Shared) -> list[Read]:
     """What a row reads of its own segment: earlier tokens whole, this step's causally.
 
     slots     | earlier tokens | this step's, run 1 | this step's, run 2 |
@@ -71,16 +82,17 @@ def _own_reads(row: Row, at: int, shared: dict[tuple[int, int], list[QuerySpan]]
     count = len(row.tokens)
     if count == 1:
         # A single token sees its own slot like any earlier one: nothing is left for causality.
-        for run in row.segment.slots(0, row.first + 1):
-            shared.setdefault((run.start, run.length), []).append(QuerySpan(at, 1, 0))
+        _share(shared, row.segment, 0, row.first + 1, QuerySpan(at, 1, 0))
         return []
-    for run in row.segment.slots(0, row.first) if row.first else []:
-        shared.setdefault((run.start, run.length), []).append(QuerySpan(at, count, 0))
+    if row.first:
+        _share(shared, row.segment, 0, row.first, QuerySpan(at, count, 0))
     causal: list[Read] = []
-    done = 0
+    done, position = 0, row.segment.native_offset + row.first
     for run in row.segment.slots(row.first, count):
-        causal.append(Read(run.start, run.length, (QuerySpan(at + done, run.length, 0),), causal=True))
+        span = QuerySpan(at + done, run.length, 0)
+        causal.append(Read(run.start, run.length, position + done, (span,), causal=True))
         done += run.length
         if done < count:
-            shared.setdefault((run.start, run.length), []).append(QuerySpan(at + done, count - done, 0))
+            later = QuerySpan(at + done, count - done, 0)
+            _share(shared, row.segment, row.first + done - run.length, run.length, later)
     return causal

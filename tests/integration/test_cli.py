@@ -73,9 +73,9 @@ def test_bench_scores_both_methods() -> None:
 
 
 def test_an_unsupported_model_is_one_red_line(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     out, err = run("run", "debate", "--model", str(tmp_path), code=1)
-    assert "error: model type 'gpt2' is not supported" in out + err
+    assert "error: model type 'mamba' is not supported" in out + err
     assert "Traceback" not in out + err
 
 

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.families import FAMILIES, REFUSED, save_tiny
 from support.tiny import save_tiny_llama
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import BertConfig, BertModel
+from typer.testing import CliRunner
 
 from choreo_agents import Engine, Sampling
+from choreo_agents.cli import app
 from choreo_agents.errors import UnsupportedModelError
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.models.support import plain_logits, probe_tokens, require_movable
@@ -35,33 +38,34 @@ def test_the_embedded_model_is_small_and_loads_at_once() -> None:
     assert (folder / "model.safetensors").stat().st_size <= 12_000_000
 
 
-@pytest.mark.parametrize(
-    ("rope", "reason"),
-    [
-        ({"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, "RoPE type 'dynamic' is not supported"),
-        (
-            {
-                "rope_type": "longrope",
-                "rope_theta": 1e4,
-                "factor": 2.0,
-                "short_factor": [1.0] * 8,
-                "long_factor": [2.0] * 8,
-                "original_max_position_embeddings": 64,
-            },
-            "RoPE type 'longrope' is not supported",
-        ),
-    ],
-)
-def test_frequencies_that_change_with_length_are_refused(tmp_path: Path, rope: dict[str, Any], reason: str) -> None:
-    folder = change_config(save_tiny_llama(tmp_path), rope_parameters=rope)
+@pytest.mark.parametrize("family", sorted(REFUSED))
+def test_what_cannot_be_served_exactly_is_refused_with_the_reason(tmp_path: Path, family: str) -> None:
+    settings, reason = REFUSED[family]
+    folder = save_tiny(tmp_path, family, settings)
     with pytest.raises(UnsupportedModelError, match=reason):
         Engine.load(folder)
+    result = CliRunner().invoke(app, ["models", "check", str(folder)], env={"COLUMNS": "400"})
+    assert result.exit_code == 1 and "error:" in result.output and reason in result.output
+    assert "Traceback" not in result.output
 
 
-def test_another_architecture_is_refused(tmp_path: Path) -> None:
-    GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=64)).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="model type 'gpt2' is not supported"):
+def test_what_is_no_language_model_is_refused(tmp_path: Path) -> None:
+    config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    BertModel(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError):
         Engine.load(tmp_path)
+
+
+def test_a_check_tells_how_the_layers_of_a_model_attend(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path, "cohere2", FAMILIES["cohere2"])
+    result = CliRunner().invoke(app, ["models", "check", str(folder)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0 and "can be served exactly" in result.output
+    rows = [line.split() for line in result.output.splitlines() if line.strip().startswith(("0,", "1,"))]
+    assert rows == [
+        ["0,", "2", "rotary,", "16", "dimensions,", "neighbours", "paired", "11", "tokens", "none"],
+        ["1,", "3", "none", "all", "none"],
+    ]
+    assert "1.0 KiB of keys and values a token" in result.output
 
 
 def test_a_missing_model_is_an_os_error(tmp_path: Path) -> None:

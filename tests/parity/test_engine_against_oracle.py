@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.families import FAMILIES, save_tiny
 from support.oracle import Oracle, OracleMessage, require_same_tokens
-from support.tiny import ROPES, save_tiny_llama
 
 from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling
 
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module", params=sorted(ROPES))
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
 def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp(request.param), rope=request.param, seed=3)
+    return save_tiny(tmp_path_factory.mktemp(request.param), request.param, FAMILIES[request.param], seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_greedy_decode_over_a_parent_equals_generate_over_the_concatenation(
         require_same_tokens(engine.tokens(handle)[len(header) :], wanted, margins)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_choreographies_equal_the_oracle(
     model_path: Path, oracle: Oracle, logits_by_seed: dict[int, list[torch.Tensor]], seed: int
 ) -> None:
@@ -94,7 +94,7 @@ def test_random_choreographies_equal_the_oracle(
                 made.append((handle, message))
                 if key >= 0:
                     mine = logits_by_seed[key]
-                    require_close(mine, message.logits[len(header) - 1 : len(header) - 1 + len(mine)])
+                    require_close(mine, oracle.logits(message)[len(header) - 1 : len(header) - 1 + len(mine)])
         engine.check()
 
 
@@ -128,7 +128,7 @@ def test_one_message_at_two_offsets_in_the_same_step(
     alone = oracle.encode(shared, [], [], 40)
     for seed, (offset, new) in enumerate([(0, 30), (100, 130), (40, 20)]):
         wanted = oracle.encode(header + rest, [alone], [offset], new)
-        require_close(logits_by_seed[seed], wanted.logits[1:-1])
+        require_close(logits_by_seed[seed], oracle.logits(wanted)[1:-1])
 
 
 def test_the_same_view_anywhere_gives_the_same_logits(
@@ -169,16 +169,20 @@ def test_batched_decodes_equal_decodes_alone(engine: Engine, logits_by_seed: dic
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "cohere2", "gpt_neox"])
 def test_half_precision_stays_near_the_oracle(
-    model_path: Path, oracle: Oracle, logits_by_seed: dict[int, list[torch.Tensor]], dtype: torch.dtype
+    tmp_path: Path, logits_by_seed: dict[int, list[torch.Tensor]], family: str, dtype: torch.dtype
 ) -> None:
+    """Not of mixtures of experts: a rounding there may choose another expert."""
     rng = random.Random(23)
+    path = save_tiny(tmp_path, family, FAMILIES[family], seed=3)
+    oracle = Oracle(path)
     first, second, rest = draw_tokens(rng), draw_tokens(rng), draw_tokens(rng, 6, 6)
-    with Engine.load(model_path, kv_budget_bytes=1 << 23, dtype=dtype) as engine:
+    with Engine.load(path, kv_budget_bytes=1 << 23, dtype=dtype) as engine:
         one, two = engine.prefill([Prefill(first), Prefill(second)])
         engine.decode([7], [two, one], sampling=forced(rest, 0))
     alone = [oracle.encode(first, [], [], 0), oracle.encode(second, [], [], 0)]
     wanted = oracle.encode([7, *rest], [alone[1], alone[0]], [0, len(second)], len(first) + len(second))
-    mine = torch.stack(logits_by_seed[0]).float()
-    error = (mine - wanted.logits[:-1]).abs().mean() / wanted.logits.abs().mean()
+    theirs = oracle.logits(wanted)[:-1]
+    error = (torch.stack(logits_by_seed[0]).float() - theirs).abs().mean() / theirs.abs().mean()
     assert error < (0.06 if dtype == torch.bfloat16 else 0.01)

@@ -1,5 +1,9 @@
 """The folded backend against the readable reference on random layouts, and the parts it is made of."""
 
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import example, given
@@ -8,13 +12,18 @@ from torch import Tensor
 
 from choreo_agents.attention import partial
 from choreo_agents.attention.folded import FoldedBackend, merge
+from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
 from choreo_agents.attention.partial import attend_padded, attend_run, matmul_attention
 from choreo_agents.attention.reference import ReferenceBackend
 from choreo_agents.attention.rope import PureRotation
+from choreo_agents.attention.window import windowed
 
 DIM, KV_HEADS = 16, 2
 ROTATION = PureRotation(1.0 / 10_000 ** (torch.arange(0, DIM, 2) / DIM))
+INTERLEAVED = PureRotation(ROTATION.inverse_frequencies, "neighbours")
+PARTIAL = PureRotation(ROTATION.inverse_frequencies[:3], first=4)
+KIND = AttentionKind(ROTATION)
 CPU = torch.device("cpu")
 seeds = st.integers(0, 2**32)
 groups = st.sampled_from([1, 2, 4])
@@ -29,56 +38,106 @@ def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor
 def layouts(draw: st.DrawFn) -> tuple[Layout, int]:
     """A layout and the slots that it reads: rows of tokens, each with its own run and any of the shared ones."""
     counts = draw(st.lists(st.one_of(st.just(1), st.integers(1, 6), st.just(40)), min_size=1, max_size=5))
+    starts = [draw(st.integers(0, 400)) for _ in counts]
     reads: list[Read] = []
     slots = 0
     for length in draw(st.lists(st.sampled_from([1, 2, 7, 100, 128, 129, 200]), max_size=5)):
         spans = [QuerySpan(sum(counts[:i]), counts[i], draw(shifts)) for i in readers(draw, len(counts))]
         if spans:
-            reads.append(Read(slots, length, tuple(spans)))
+            reads.append(Read(slots, length, draw(st.integers(0, 400)), tuple(spans)))
         slots += length
     first = 0
-    for count in counts:
+    for count, start in zip(counts, starts, strict=True):
         causal = count > 1 or draw(st.booleans())
         length = count if causal else draw(st.sampled_from([1, 3, 90, 150]))
-        reads.append(Read(slots, length, (QuerySpan(first, count, 0),), causal))
+        reads.append(Read(slots, length, start + count - length, (QuerySpan(first, count, 0),), causal))
         slots += length
         first += count
     reads = draw(st.permutations(reads))
-    return Layout(tuple(range(first)), tuple(range(first)), tuple(reads)), slots
+    positions = [start + i for count, start in zip(counts, starts, strict=True) for i in range(count)]
+    return Layout(tuple(positions), tuple(range(first)), tuple(reads)), slots
 
 
 def readers(draw: st.DrawFn, rows: int) -> list[int]:
     return sorted(draw(st.lists(st.integers(0, rows - 1), max_size=rows + 1)))
 
 
-def both(layout: Layout, slots: int, group: int, seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+@st.composite
+def kinds(draw: st.DrawFn) -> AttentionKind:
+    """Any combination of what layers differ in."""
+    rotation = draw(st.sampled_from([None, ROTATION, INTERLEAVED, PARTIAL]))
+    window = draw(st.one_of(st.none(), st.integers(1, 12), st.integers(13, 500)))
+    return AttentionKind(rotation, window, draw(st.sampled_from([None, 0.5, 30.0])))
+
+
+def both(
+    layout: Layout, slots: int, group: int, seed: int, dtype: torch.dtype, kind: AttentionKind = KIND
+) -> tuple[Tensor, Tensor]:
     """What the folded backend and the reference make of the same random numbers."""
     query = normal(seed, len(layout.positions), KV_HEADS * group, DIM, dtype=dtype)
     keys, values = normal(seed + 1, 2, KV_HEADS, slots, DIM, dtype=dtype)
-    backends = FoldedBackend(ROTATION, dtype, CPU), ReferenceBackend(ROTATION)
-    got, wanted = (backend.prepare(layout).attend(query, keys, values, DIM**-0.5) for backend in backends)
+    sinks = normal(seed + 2, KV_HEADS * group, dtype=dtype) if seed % 2 else None
+    backends = FoldedBackend(dtype, CPU), ReferenceBackend()
+    got, wanted = (backend.prepare(layout, kind).attend(query, keys, values, DIM**-0.5, sinks) for backend in backends)
     assert got.shape == wanted.shape == query.shape and got.dtype == wanted.dtype == dtype
     return got, wanted
 
 
-@given(layouts(), groups, seeds)
-def test_folded_attention_is_exact(layout: tuple[Layout, int], group: int, seed: int) -> None:
-    got, wanted = both(*layout, group, seed, torch.float32)
+@given(layouts(), groups, seeds, kinds())
+def test_folded_attention_is_exact(layout: tuple[Layout, int], group: int, seed: int, kind: AttentionKind) -> None:
+    got, wanted = both(*layout, group, seed, torch.float32, kind)
     assert (got - wanted).abs().max() <= 1e-5
 
 
-@given(layouts(), groups, seeds)
-def test_folded_attention_in_bf16_loses_no_more_than_bf16_does(layout, group: int, seed: int) -> None:
-    got, wanted = both(*layout, group, seed, torch.bfloat16)
+@given(layouts(), groups, seeds, kinds())
+def test_folded_attention_in_bf16_loses_no_more_than_bf16_does(layout, group: int, seed: int, kind) -> None:
+    got, wanted = both(*layout, group, seed, torch.bfloat16, kind)
     assert (got.float() - wanted.float()).abs().max() <= 0.06
 
 
-@given(layouts(), groups, seeds)
-def test_folded_attention_is_exact_on_devices_without_the_cpu_kernel(layout, group: int, seed: int) -> None:
+@given(layouts(), groups, seeds, kinds())
+def test_folded_attention_is_exact_on_devices_without_the_cpu_kernel(layout, group: int, seed: int, kind) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(partial, "_flash_for_cpu", None)
-        got, wanted = both(*layout, group, seed, torch.float32)
+        got, wanted = both(*layout, group, seed, torch.float32, kind)
     assert (got - wanted).abs().max() <= 1e-5
+
+
+@given(layouts(), st.integers(1, 300))
+def test_a_window_leaves_every_token_exactly_the_slots_within_it(layout: tuple[Layout, int], window: int) -> None:
+    """Each once, and no read hides all of its slots from one of its tokens, which would corrupt a merge."""
+    plan, _ = layout
+    wanted = Counter((t, s, d) for t, s, d, distance in seen(plan) if distance < window)
+    cut = windowed(plan, window)
+    left = [(t, s, d) for t, s, d, distance in seen(cut) if distance < window]
+    assert Counter(left) == wanted
+    for read in cut.reads:
+        for span in read.spans:
+            alone = Layout(plan.positions, plan.write_slots, (replace(read, spans=(span,)),))
+            visible = [(t, distance < window) for t, _, _, distance in seen(alone)]
+            assert {t for t, sees in visible if sees} == set(range(span.first, span.first + span.count))
+            assert read.window is not None or all(sees for _, sees in visible)
+
+
+def seen(layout: Layout) -> Iterator[tuple[int, int, int, int]]:
+    """Each token, slot and shift that a layout without windows lets meet, and how far apart they stand."""
+    for read in layout.reads:
+        for span in read.spans:
+            for i in range(span.count):
+                for at in range(i + 1 if read.causal else read.length):
+                    distance = layout.positions[span.first + i] - (read.position + at + span.shift)
+                    yield span.first + i, read.start + at, span.shift, distance
+
+
+def test_readers_whose_windows_begin_apart_still_share_what_all_of_them_see() -> None:
+    spans = tuple(QuerySpan(i, 1, 0) for i in range(4))
+    cut = windowed(Layout((100, 101, 102, 103), (0, 1, 2, 3), (Read(0, 100, 0, spans),)), 50)
+    assert sorted((read.start, read.length, read.queries) for read in cut.reads) == [
+        (51, 1, 1),
+        (52, 1, 2),
+        (53, 1, 3),
+        (54, 46, 4),
+    ]
 
 
 @given(layouts(), groups, seeds, st.integers(-200, 200))
@@ -91,15 +150,16 @@ def test_moving_a_whole_view_changes_nothing(layout, group: int, seed: int, by: 
         Layout(plan.positions, plan.write_slots, tuple(seen_from(read, by) for read in plan.reads)) for by in (0, by)
     )
     cos, sin = ROTATION.cos_sin(torch.full((len(query),), by))
-    backend = FoldedBackend(ROTATION, torch.float32, CPU)
-    one = backend.prepare(still).attend(query, keys, values, DIM**-0.5)
-    two = backend.prepare(moved).attend(ROTATION.apply(query, cos, sin), keys, values, DIM**-0.5)
+    backend = FoldedBackend(torch.float32, CPU)
+    one = backend.prepare(still, KIND).attend(query, keys, values, DIM**-0.5)
+    two = backend.prepare(moved, KIND).attend(ROTATION.apply(query, cos, sin), keys, values, DIM**-0.5)
     assert (one - two).abs().max() <= 2e-5
 
 
 def seen_from(read: Read, by: int) -> Read:
     """The read `by` positions further away; a causal one, which nothing can shift, in full."""
-    return Read(read.start, read.length, tuple(QuerySpan(s.first, s.count, s.shift + by) for s in read.spans))
+    spans = tuple(QuerySpan(s.first, s.count, s.shift + by) for s in read.spans)
+    return Read(read.start, read.length, read.position, spans)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 3), seeds, st.sampled_from([0.2, 1.0, 40.0]))
@@ -114,8 +174,10 @@ def test_merging_parts_is_the_softmax_over_their_union(lengths, count: int, seed
     lses = torch.cat([lse.transpose(0, 1) for _, lse in parts])
     order = torch.randperm(len(outs), generator=torch.Generator().manual_seed(seed))
     tokens = torch.arange(count).repeat(len(lengths))
-    got = merge(outs[order], lses[order], tokens[order], count)
-    wanted = ((query.double() @ keys.double().transpose(1, 2)) * scale).softmax(-1) @ values.double()
+    got, lse = merge(outs[order], lses[order], tokens[order], count)
+    scores = (query.double() @ keys.double().transpose(1, 2)) * scale
+    assert (lse - scores.logsumexp(-1).transpose(0, 1)).abs().max() <= 1e-4
+    wanted = scores.softmax(-1) @ values.double()
     assert (got - wanted.transpose(0, 1)).abs().max() <= 1e-4
 
 
@@ -169,12 +231,13 @@ def test_padded_runs_agree_with_each_run_alone(lengths, queries: int, seed: int,
         assert (lse[run] - alone[1]).abs().max() <= tolerance
 
 
-@given(shifts, shifts, seeds)
-def test_rotations_compose_and_undo_each_other(one: int, two: int, seed: int) -> None:
+@pytest.mark.parametrize("rotation", [ROTATION, INTERLEAVED, PARTIAL], ids=["whole", "interleaved", "partial"])
+@given(one=shifts, two=shifts, seed=seeds)
+def test_rotations_compose_and_undo_each_other(rotation: PureRotation, one: int, two: int, seed: int) -> None:
     vectors = normal(seed, 1, 3, DIM)
 
     def moved(start: Tensor, by: int) -> Tensor:
-        return ROTATION.apply(start, *ROTATION.cos_sin(torch.tensor([by])))
+        return rotation.apply(start, *rotation.cos_sin(torch.tensor([by])))
 
     assert (moved(moved(vectors, one), two) - moved(vectors, one + two)).abs().max() <= 1e-5
     assert (moved(moved(vectors, one), -one) - vectors).abs().max() <= 1e-5

@@ -1,7 +1,12 @@
-"""The slow stepwise oracle: one plain Hugging Face forward per message, its cache filled with key-rotated parents."""
+"""The slow stepwise oracle: plain Hugging Face forwards only, no rotation of anything.
+
+A message's keys as another sees them, at another place, are those of encoding it there: at the positions it is shown
+at, its own parents moved along. So the oracle encodes it there, and its parents, and theirs.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +16,27 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OracleMessage:
-    """Keys and values of one message by the plain model, a layer each: [1, kv_heads, tokens, head_dim]."""
+    """A message's lineage."""
 
+    tokens: tuple[int, ...]
+    parents: tuple[OracleMessage, ...]
+    offsets: tuple[int, ...]
+    """Where its parents stood when it was encoded, ..."""
+    native: int
+    """... and where itself."""
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class _States:
     keys: tuple[Tensor, ...]
+    """Of each layer: [1, kv_heads, tokens, head_dim]."""
     values: tuple[Tensor, ...]
-    offset: int
-    length: int
     logits: Tensor
     """[tokens, vocabulary]."""
 
@@ -26,32 +44,65 @@ class OracleMessage:
 class Oracle:
     def __init__(self, path: Path | str) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
-        self.frequencies = self.model.model.rotary_emb.inv_freq.double()
+        config = self.model.config
+        self.layers: int = config.num_hidden_layers
+        self.window: int | None = getattr(config, "sliding_window", None)
+        if getattr(config, "use_sliding_window", True) is False:
+            self.window = None
+        body = inspect.getsource(inspect.getmodule(type(self.model)))
+        self.masks_by_layer_type = "causal_mask_mapping" in body
+        self._known: dict[tuple[OracleMessage, int], _States] = {}
 
-    @torch.inference_mode()
     def encode(
         self, tokens: Sequence[int], parents: Sequence[OracleMessage], offsets: Sequence[int], new_offset: int
     ) -> OracleMessage:
-        """Encode `tokens` at `new_offset`, seeing `parents` moved to `offsets`."""
-        cache = DynamicCache(config=self.model.config)
-        past = sum(parent.length for parent in parents)
-        for layer in range(self.model.config.num_hidden_layers):
-            if parents:
-                keys = [self._moved(p.keys[layer], at - p.offset) for p, at in zip(parents, offsets, strict=True)]
-                cache.update(torch.cat(keys, dim=2), torch.cat([p.values[layer] for p in parents], dim=2), layer)
-        count = len(tokens)
-        mask = torch.zeros(1, 1, count, past + count)
-        mask[..., past:] = torch.full((count, count), float("-inf")).triu(1)
-        logits = self.model(
-            input_ids=torch.tensor([tokens]),
-            position_ids=torch.arange(new_offset, new_offset + count)[None],
-            attention_mask=mask,
+        """The message of `tokens` at `new_offset` that sees `parents` at `offsets`."""
+        return OracleMessage(tuple(tokens), tuple(parents), tuple(offsets), new_offset)
+
+    def logits(self, message: OracleMessage) -> Tensor:
+        """[tokens, vocabulary]."""
+        return self._states(message, message.native).logits
+
+    @torch.inference_mode()
+    def _states(self, message: OracleMessage, at: int) -> _States:
+        """The message encoded at another place, everything that it sees moved along."""
+        known = self._known.get((message, at))
+        if known is not None:
+            return known
+        places = [offset + at - message.native for offset in message.offsets]
+        seen = [self._states(parent, place) for parent, place in zip(message.parents, places, strict=True)]
+        cache = DynamicCache()
+        for layer in range(self.layers if seen else 0):
+            keys = torch.cat([states.keys[layer] for states in seen], dim=2)
+            cache.update(keys, torch.cat([states.values[layer] for states in seen], dim=2), layer)
+        own = torch.arange(at, at + message.length)
+        around = [
+            torch.arange(place, place + parent.length) for parent, place in zip(message.parents, places, strict=True)
+        ]
+        out = self.model(
+            input_ids=torch.tensor([message.tokens]),
+            position_ids=own[None],
+            attention_mask=self._masks(torch.cat([*around, own]), own),
             past_key_values=cache,
             use_cache=True,
-        ).logits[0]
+        )
+        past = sum(parent.length for parent in message.parents)
         keys = tuple(layer.keys[:, :, past:].clone() for layer in cache.layers)
         values = tuple(layer.values[:, :, past:].clone() for layer in cache.layers)
-        return OracleMessage(keys, values, new_offset, count, logits)
+        self._known[message, at] = states = _States(keys, values, out.logits[0])
+        return states
+
+    def _masks(self, seen: Tensor, own: Tensor) -> Tensor | dict[str, Tensor]:
+        """Who sees what, [1, 1, own, seen]: parents whole, oneself causally, within the window."""
+        count, past = len(own), len(seen) - len(own)
+        hidden = torch.zeros(count, len(seen), dtype=torch.bool)
+        hidden[:, past:] = torch.ones(count, count, dtype=torch.bool).triu(1)
+        near = hidden if self.window is None else hidden | (own[:, None] - seen[None, :] >= self.window)
+        full, sliding = (
+            torch.zeros(mask.shape).masked_fill(mask, torch.finfo(torch.float32).min)[None, None]
+            for mask in (hidden, near)
+        )
+        return {"full_attention": full, "sliding_attention": sliding} if self.masks_by_layer_type else sliding
 
     @torch.inference_mode()
     def generate(self, prompt: Sequence[int], count: int) -> tuple[list[int], list[float]]:
@@ -66,14 +117,6 @@ class Oracle:
         )
         margins = [float(-step[0].topk(2).values.diff()) for step in out.logits]
         return out.sequences[0, len(prompt) :].tolist(), margins
-
-    def _moved(self, keys: Tensor, shift: int) -> Tensor:
-        """Rotate keys on by `shift` positions: pair dimension i with i + half, as Llama does."""
-        angle = shift * self.frequencies
-        cos, sin = torch.cat((angle.cos(),) * 2), torch.cat((angle.sin(),) * 2)
-        half = keys.shape[-1] // 2
-        turned = torch.cat((-keys[..., half:], keys[..., :half]), dim=-1).double()
-        return (keys.double() * cos + turned * sin).float()
 
 
 def require_same_tokens(got: Sequence[int], wanted: Sequence[int], margins: Sequence[float]) -> None:

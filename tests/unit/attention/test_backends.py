@@ -6,6 +6,7 @@ from torch import Tensor
 
 from choreo_agents.attention import folded, packed, partial
 from choreo_agents.attention.folded import FoldedBackend
+from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
 from choreo_agents.attention.reference import ReferenceBackend
 from choreo_agents.attention.rope import PureRotation
@@ -13,11 +14,12 @@ from choreo_agents.attention.rope import PureRotation
 DIM = 8
 FREQUENCIES = 1.0 / 10_000 ** (torch.arange(0, DIM, 2) / DIM)
 ROTATION = PureRotation(FREQUENCIES)
+KIND = AttentionKind(ROTATION)
 CPU = torch.device("cpu")
 
 
 def backends() -> list[FoldedBackend | ReferenceBackend]:
-    return [FoldedBackend(ROTATION, torch.float32, CPU), ReferenceBackend(ROTATION)]
+    return [FoldedBackend(torch.float32, CPU), ReferenceBackend()]
 
 
 def encoded(raw: Tensor, positions: Tensor) -> Tensor:
@@ -40,9 +42,9 @@ def test_a_moved_message_is_seen_as_if_it_had_been_encoded_there(backend, shown_
     layout = Layout(
         positions=(60, 61),
         write_slots=(5, 6),
-        reads=(Read(0, 5, (QuerySpan(0, 2, shown_at - 20),)), Read(5, 2, (QuerySpan(0, 2, 0),), causal=True)),
+        reads=(Read(0, 5, 20, (QuerySpan(0, 2, shown_at - 20),)), Read(5, 2, 60, (QuerySpan(0, 2, 0),), causal=True)),
     )
-    got = backend.prepare(layout).attend(encoded(query, own).transpose(0, 1), pool, value, 0.3)
+    got = backend.prepare(layout, KIND).attend(encoded(query, own).transpose(0, 1), pool, value, 0.3)
 
     where = torch.cat((torch.arange(shown_at, shown_at + 5), own))
     queries, keys = encoded(query, own), encoded(key, where).repeat_interleave(2, dim=0)
@@ -56,8 +58,8 @@ def test_spans_of_a_lone_read_may_come_in_any_order() -> None:
     """A layout does not say in which order the readers of a run are listed."""
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 2, DIM), torch.randn(2, 4, DIM), torch.randn(2, 4, DIM)
-    layout = Layout((0, 1, 2), (0, 1, 2), (Read(0, 4, (QuerySpan(1, 2, 0), QuerySpan(0, 1, 0))),))
-    one, two = (backend.prepare(layout).attend(query, key, value, 0.3) for backend in backends())
+    layout = Layout((0, 1, 2), (0, 1, 2), (Read(0, 4, 0, (QuerySpan(1, 2, 0), QuerySpan(0, 1, 0))),))
+    one, two = (backend.prepare(layout, KIND).attend(query, key, value, 0.3) for backend in backends())
     assert (one - two).abs().max() < 1e-5
 
 
@@ -88,10 +90,11 @@ def test_a_rotation_keeps_dtype_and_length_of_a_vector(dtype: torch.dtype) -> No
 @pytest.mark.parametrize(
     ("read", "fits"),
     [
-        (Read(0, packed.LONGEST_RUN, (QuerySpan(0, packed.MOST_QUERIES, 0),)), True),
-        (Read(0, packed.LONGEST_RUN + 1, (QuerySpan(0, 1, 0),)), False),
-        (Read(0, 4, (QuerySpan(0, packed.MOST_QUERIES, 0), QuerySpan(40, 1, 0))), False),
-        (Read(0, 4, (QuerySpan(0, 4, 0),), causal=True), False),
+        (Read(0, packed.LONGEST_RUN, 0, (QuerySpan(0, packed.MOST_QUERIES, 0),)), True),
+        (Read(0, packed.LONGEST_RUN + 1, 0, (QuerySpan(0, 1, 0),)), False),
+        (Read(0, 4, 0, (QuerySpan(0, packed.MOST_QUERIES, 0), QuerySpan(40, 1, 0))), False),
+        (Read(0, 4, 0, (QuerySpan(0, 4, 0),), causal=True), False),
+        (Read(0, 4, 0, (QuerySpan(0, 4, 0),), window=3), False),
     ],
 )
 def test_only_short_runs_with_few_queries_are_packed(read: Read, fits: bool) -> None:
@@ -103,7 +106,7 @@ def test_the_number_of_kernel_calls_does_not_grow_with_short_runs(count: int, mo
     calls: list[str] = []
     monkeypatch.setattr(packed, "attend_padded", lambda *a: calls.append("padded") or partial.attend_padded(*a))
     monkeypatch.setattr(folded, "attend_run", lambda *a, **k: calls.append("run") or partial.attend_run(*a, **k))
-    reads = tuple(Read(3 * i, 1 + i % 3, (QuerySpan(i, 1, i),)) for i in range(count))
+    reads = tuple(Read(3 * i, 1 + i % 3, 0, (QuerySpan(i, 1, i),)) for i in range(count))
     query, pool = torch.randn(count, 2, DIM), torch.randn(2, 3 * count, DIM)
-    backends()[0].prepare(Layout((0,) * count, (0,) * count, reads)).attend(query, pool, pool, 1.0)
+    backends()[0].prepare(Layout((0,) * count, (0,) * count, reads), KIND).attend(query, pool, pool, 1.0)
     assert calls == (["run"] if count == 1 else ["padded"])

@@ -12,7 +12,7 @@ def test_a_prefill_reads_itself_causally() -> None:
     assert step.tokens == (7, 8, 9)
     assert step.layout.positions == (5, 6, 7)
     assert step.layout.write_slots == (16, 17, 18)
-    assert step.layout.reads == (Read(16, 3, (QuerySpan(0, 3, 0),), causal=True),)
+    assert step.layout.reads == (Read(16, 3, 5, (QuerySpan(0, 3, 0),), causal=True),)
     assert step.wanted == (2,)
 
 
@@ -20,7 +20,7 @@ def test_a_decode_reads_all_of_itself_as_one_run() -> None:
     own = Segment((Run(16, 16),), native_offset=5, encoded=4)
     step = make_step([Row(0, (7,), 4, own, (), samples=True)])
     assert step.layout.positions == (9,) and step.layout.write_slots == (20,)
-    assert step.layout.reads == (Read(16, 5, (QuerySpan(0, 1, 0),)),)
+    assert step.layout.reads == (Read(16, 5, 5, (QuerySpan(0, 1, 0),)),)
 
 
 def test_a_chunk_across_two_runs_is_causal_in_each() -> None:
@@ -28,10 +28,10 @@ def test_a_chunk_across_two_runs_is_causal_in_each() -> None:
     step = make_step([Row(0, (1, 2, 3, 4, 5), 2, own, (), samples=False)])
     assert step.layout.write_slots == (34, 35, 8, 9, 10)
     assert set(step.layout.reads) == {
-        Read(32, 2, (QuerySpan(0, 5, 0),)),
-        Read(34, 2, (QuerySpan(0, 2, 0),), causal=True),
-        Read(34, 2, (QuerySpan(2, 3, 0),)),
-        Read(8, 3, (QuerySpan(2, 3, 0),), causal=True),
+        Read(32, 2, 0, (QuerySpan(0, 5, 0),)),
+        Read(34, 2, 2, (QuerySpan(0, 2, 0),), causal=True),
+        Read(34, 2, 2, (QuerySpan(2, 3, 0),)),
+        Read(8, 3, 4, (QuerySpan(2, 3, 0),), causal=True),
     }
     assert step.wanted == ()
 
@@ -44,7 +44,7 @@ def test_rows_that_share_a_message_read_it_once() -> None:
         Row(1, (2, 3), 0, two, (Piece(shared, 0, 8, 32),), samples=True),
     ]
     step = make_step(rows)
-    assert step.layout.reads[0] == Read(0, 8, (QuerySpan(0, 1, 0), QuerySpan(1, 2, 22)))
+    assert step.layout.reads[0] == Read(0, 8, 10, (QuerySpan(0, 1, 0), QuerySpan(1, 2, 22)))
     assert [read for read in step.layout.reads if read.start == 0] == [step.layout.reads[0]]
     assert step.layout.positions == (18, 40, 41)
     assert step.wanted == (0, 2)

@@ -1,0 +1,187 @@
+"""How a model attends, measured on the model itself: shapes, windows, soft caps, and how positions enter.
+
+One token alone has the same hidden states wherever it stands, in every layer, if positions enter by rotation only.
+So a batch of the same token at several positions shows each layer's rotation: its queries and keys must be those at
+position 0, turned. What turns otherwise is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from choreo_agents.attention.kind import AttentionKind
+from choreo_agents.attention.rope import Pairing, PureRotation
+from choreo_agents.errors import UnsupportedModelError
+from choreo_agents.kv.geometry import KVGeometry
+from choreo_agents.models.hook import no_mask
+
+_PROBE = "choreo_probe"
+_POSITIONS = (0, 1, 2, 3, 17, 64, 255)
+"""Where the token is placed, besides the last position and the middle."""
+_PAIRINGS: tuple[Pairing, ...] = ("halves", "neighbours")
+
+
+@dataclass(frozen=True)
+class ModelAttention:
+    """All that the engine needs to know of a model's attention."""
+
+    geometry: KVGeometry
+    kinds: tuple[AttentionKind, ...]
+    """Of each layer."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One attention call: [positions, heads, head_dim] each, the token on its own at every position."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    window: int | None
+    softcap: float | None
+
+
+def discover_attention(model: PreTrainedModel, max_positions: int, token: int) -> ModelAttention:
+    """Measure how each layer attends.
+
+    Args:
+        model: In eval mode; its attention implementation is changed.
+        max_positions: Its context length.
+        token: Any token.
+
+    Raises:
+        UnsupportedModelError: A layer does not attend through the interface, or positions enter otherwise than by
+            pure rotation of queries and keys.
+    """
+    positions = sorted({p for p in (*_POSITIONS, max_positions // 2, max_positions - 1) if p < max_positions})
+    calls = _probe(model, positions, token)
+    layers = model.config.get_text_config().num_hidden_layers
+    missing = [layer for layer in range(layers) if layer not in calls]
+    if len(missing) == layers:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} does not pass its attention through transformers' attention interface"
+        )
+    if missing:
+        raise UnsupportedModelError(
+            f"layers {missing} of {type(model).__name__} do not attend through transformers' attention interface: "
+            "recurrent and linear layers have no keys and values to share"
+        )
+    geometry = _geometry(calls, model.dtype)
+    slack = _slack(positions, model.dtype)
+    known = [PureRotation(*choice) for choice in _candidates(model, geometry.head_dim)]
+    kinds = []
+    for layer in range(layers):
+        seen = calls[layer]
+        window = seen.window if seen.window is not None and seen.window < max_positions else None
+        _require_still(layer, seen.value, slack)
+        kinds.append(AttentionKind(_rotation(layer, seen, positions, known, slack), window, seen.softcap))
+    return ModelAttention(geometry, tuple(kinds))
+
+
+def _probe(model: PreTrainedModel, positions: Sequence[int], token: int) -> dict[int, _Seen]:
+    """Run the token alone at each position; what each layer's attention was called with."""
+    calls: dict[int, _Seen] = {}
+
+    def record(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        if attention_mask is not None:
+            raise UnsupportedModelError(f"{type(module).__name__} masks its attention in a way of its own")
+        layer = getattr(module, "layer_idx", None)
+        if not isinstance(layer, int) or layer in calls:
+            raise UnsupportedModelError(f"{type(module).__name__} does not say which layer's attention it is")
+        query_, key_, value_ = (part[:, :, 0].float().cpu() for part in (query, key, value))
+        calls[layer] = _Seen(query_, key_, value_, kwargs.get("sliding_window"), kwargs.get("softcap"))
+        # A token that sees itself alone gets its own values, whatever the scores.
+        group = query.shape[1] // value.shape[1]
+        return value.repeat_interleave(group, dim=1).transpose(1, 2), None
+
+    AttentionInterface.register(_PROBE, record)
+    AttentionMaskInterface.register(_PROBE, no_mask)
+    try:
+        model.set_attn_implementation(_PROBE)
+        with torch.inference_mode():
+            model(
+                input_ids=torch.full((len(positions), 1), token, device=model.device),
+                position_ids=torch.tensor(positions, device=model.device)[:, None],
+                use_cache=False,
+            )
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, NotImplementedError) as error:
+        if isinstance(error, UnsupportedModelError):
+            raise
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be run on tokens with positions of their own: {error}"
+        ) from error
+    return calls
+
+
+def _geometry(calls: dict[int, _Seen], dtype: torch.dtype) -> KVGeometry:
+    shapes = {(seen.key.shape[1:], seen.value.shape[1:]) for seen in calls.values()}
+    if len(shapes) > 1:
+        raise UnsupportedModelError(f"layers have keys and values of different shapes: {sorted(map(str, shapes))}")
+    [(key, value)] = shapes
+    if key != value:
+        raise UnsupportedModelError(
+            f"keys of shape {tuple(key)} and values of shape {tuple(value)}: latent attention is not supported"
+        )
+    return KVGeometry(len(calls), key[0], key[1], dtype)
+
+
+def _candidates(model: PreTrainedModel, head_dim: int) -> Iterator[tuple[Tensor, Pairing, int]]:
+    """The model's own frequencies, in every way that dimensions are paired."""
+    found: list[Tensor] = []
+    for name, buffer in model.named_buffers():
+        fits = buffer.ndim == 1 and 0 < 2 * len(buffer) <= head_dim
+        if "inv_freq" in name and "original" not in name and fits:
+            frequencies = buffer.float().cpu()
+            if not any(torch.equal(frequencies, known) for known in found):
+                found.append(frequencies)
+    for frequencies, pairing in product(found, _PAIRINGS):
+        for first in sorted({0, head_dim - 2 * len(frequencies)}):
+            yield frequencies, pairing, first
+
+
+def _require_still(layer: int, values: Tensor, slack: Tensor) -> None:
+    """Raise unless [positions, heads, head_dim] values are the same at each position."""
+    if (_errors(values, values[:1].expand_as(values)) > slack).any():
+        raise UnsupportedModelError(
+            f"the hidden states before layer {layer} depend on the position: positions are learned or added, so that a "
+            "message cannot be moved by a rotation"
+        )
+
+
+def _rotation(
+    layer: int, seen: _Seen, positions: Sequence[int], known: Sequence[PureRotation], slack: Tensor
+) -> PureRotation | None:
+    """The rotation by which positions enter a layer; None if they do not."""
+    for rotation in (None, *known):
+        if all((_errors(v, _turned(rotation, v, positions)) <= slack).all() for v in (seen.query, seen.key)):
+            return rotation
+    raise UnsupportedModelError(
+        f"queries or keys of layer {layer} change with the position otherwise than by a pure rotation with the model's "
+        "own frequencies: scores would not depend on position differences only"
+    )
+
+
+def _turned(rotation: PureRotation | None, vectors: Tensor, positions: Sequence[int]) -> Tensor:
+    """The first of [positions, heads, head_dim] vectors, turned to each position."""
+    still = vectors[:1].expand_as(vectors)
+    return still if rotation is None else rotation.apply(still, *rotation.cos_sin(torch.tensor(positions)))
+
+
+def _errors(vectors: Tensor, wanted: Tensor) -> Tensor:
+    """Relative errors, [positions]."""
+    lengths = torch.linalg.vector_norm(wanted.flatten(1), dim=1).clamp_min(1e-30)
+    return torch.linalg.vector_norm((vectors - wanted).flatten(1), dim=1) / lengths
+
+
+def _slack(positions: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Relative errors that rounding explains: models compute angles in fp32, which loses radians far out."""
+    return (1e-3 if dtype == torch.float32 else 3e-2) + torch.tensor(positions) * 2e-7
