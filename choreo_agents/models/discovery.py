@@ -179,7 +179,8 @@ def _turned(rotation: PureRotation | None, vectors: Tensor, positions: Sequence[
 def _errors(vectors: Tensor, wanted: Tensor) -> Tensor:
     """Relative errors, [positions]."""
     lengths = torch.linalg.vector_norm(wanted.flatten(1), dim=1).clamp_min(1e-30)
-    return torch.linalg.vector_norm((vectors - wanted).flatten(1), dim=1) / lengths
+    errors: Tensor = torch.linalg.vector_norm((vectors - wanted).flatten(1), dim=1) / lengths
+    return errors
 
 
 def _slack(positions: Sequence[int], dtype: torch.dtype) -> Tensor:
