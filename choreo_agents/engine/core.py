@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,10 +19,14 @@ from choreo_agents.engine.calls import Decode, Prefill, Usage
 from choreo_agents.engine.intake import Intake, ReadCall
 from choreo_agents.engine.ledger import Ledger, Message
 from choreo_agents.engine.methods import Job, MethodName, make_method
+from choreo_agents.engine.restoring import Restorer
 from choreo_agents.engine.scope import Scope
 from choreo_agents.engine.stats import EngineStats
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.kv.memory import Memory
 from choreo_agents.kv.pool import KVPool
+from choreo_agents.kv.tiers import DiskTier, HostTier
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.loop import EngineLoop
@@ -39,6 +44,9 @@ class Settings(BaseModel):
 
     method: MethodName
     kv_budget_bytes: int = Field(ge=1)
+    host_bytes: int = Field(ge=0)
+    disk: Path | None
+    disk_bytes: int = Field(ge=1)
     step_tokens: int = Field(ge=1)
     seed: int
     salt: str
@@ -79,18 +87,21 @@ class EngineCore:
         self.settings = settings
         self.lock = threading.RLock()
         self.pool = KVPool(adapter.geometry, settings.kv_budget_bytes, adapter.device)
-        self.ledger = Ledger(self.pool, adapter.fingerprint)
-        self.method = make_method(settings.method, self.pool)
+        disk = DiskTier(settings.disk, settings.disk_bytes, adapter.fingerprint) if settings.disk else None
+        self.memory = Memory(self.pool, HostTier(settings.host_bytes), disk)
+        self.ledger = Ledger(self.memory, adapter.fingerprint)
+        self._numbers = itertools.count()
+        self.method = make_method(settings.method, Restorer(self.ledger, self.memory, self._numbers.__next__))
         executor = Executor(adapter, self.pool, FoldedBackend(adapter.geometry.dtype, adapter.device))
         self.loop = EngineLoop(executor, self.lock, Limits(settings.step_tokens), settings.sink, self.method)
         self._intake = Intake(
             model, self.ledger, self.pool, self.method, seed=settings.seed, salt=settings.salt.encode()
         )
-        self._numbers = itertools.count()
+        self.memory.wake = self.loop.wake
         self._prefilling: dict[str, Request] = {}
         self._memoising: dict[str, Request] = {}
         # Ends the thread when the engine is dropped without being closed, and before the interpreter exits.
-        weakref.finalize(self, self.loop.close)
+        weakref.finalize(self, _close, self.loop, self.memory)
         self._found_reused = 0
 
     def submit_prefills(self, calls: Sequence[Prefill], scope: Scope | None) -> list[Answer]:
@@ -135,9 +146,29 @@ class EngineCore:
             scope.closed = True
             self.ledger.close(scope)
 
+    def close(self) -> None:
+        """Fail what is unfinished, and end the engine's threads."""
+        _close(self.loop, self.memory)
+
+    def pin(self, handle: MessageHandle, by: int) -> None:
+        """Keep a message in the pool, once it is there, until it was unpinned as often."""
+        with self.lock:
+            holding = self.ledger.find(handle).holding
+            if holding is not None:
+                if holding.pins + by < 0:
+                    raise InvalidRequestError(f"handle {handle.id!r} was unpinned more often than pinned")
+                holding.pins += by
+
+    def park(self, scope: Scope | None) -> None:
+        """Take what only a scope leases, or everything, out of the pool, unless it is pinned or being read."""
+        with self.lock:
+            messages = [m for m in self.ledger.messages() if scope is None or m.leased_only_within(scope)]
+            self.memory.park(m.holding for m in messages if m.holding is not None)
+
     def stats(self) -> EngineStats:
         with self.lock:
             messages = self.ledger.messages()
+            tiers = self.memory.bytes_by_tier()
             counters = asdict(self.loop.counters)
             counters["tokens_reused"] += self._found_reused
             return EngineStats(
@@ -145,7 +176,10 @@ class EngineCore:
                 unfinished=self.loop.unfinished(),
                 messages=len(messages),
                 leases=sum(message.leases for message in messages),
+                **asdict(self.memory.movements),
                 kv_bytes=self.pool.used_bytes,
+                host_bytes=tiers["host"],
+                disk_bytes=tiers["disk"],
                 kv_budget_bytes=self.settings.kv_budget_bytes,
             )
 
@@ -156,7 +190,8 @@ class EngineCore:
             self.ledger.check()
             self.method.check()
             if not self.loop.unfinished() and self.method.keeps_kv:
-                owned = sum(message.segment is not None for message in self.ledger.messages())
+                holdings = [message.holding for message in self.ledger.messages()]
+                owned = sum(holding is not None and holding.segment is not None for holding in holdings)
                 assert self.pool.live_segments() == owned, "a segment outlived its message"
 
     def finish(self, order: _Order, request: Request) -> MessageHandle:
@@ -281,3 +316,8 @@ class EngineCore:
             id=self._intake.identity(job, tokens), model=self.model.adapter.fingerprint, length=len(tokens)
         )
         return Message(handle, tokens, job.parents, job.placement.relative(), author, role, usage)
+
+
+def _close(loop: EngineLoop, memory: Memory) -> None:
+    loop.close()
+    memory.close()

@@ -42,6 +42,9 @@ class Engine:
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         kv_budget_bytes: int = 1 << 30,
+        host_bytes: int = 0,
+        disk: str | Path | None = None,
+        disk_bytes: int = 1 << 34,
         step_tokens: int = 512,
         seed: int = 0,
         salt: str = "",
@@ -54,7 +57,11 @@ class Engine:
             method: From the cache, or from re-encoded text (Prompt Choreography, section 3.1).
             device: Where model and KV live; by default the CPU.
             dtype: Of weights and KV; by default fp32 on a CPU, else the checkpoint's own.
-            kv_budget_bytes: Upper bound of the KV memory.
+            kv_budget_bytes: Upper bound of the KV memory that steps read. What nothing reads or pins leaves it when
+                others need the room, the least recently used first, and comes back when it is read.
+            host_bytes: Upper bound of the host memory for what left it.
+            disk: A folder for what has no room there either. Without one it is computed again from its lineage.
+            disk_bytes: Upper bound of this model's files in that folder.
             step_tokens: Tokens encoded in one forward pass at most; longer prefills are cut into chunks.
             seed: From which the seeds of calls without one are derived.
             salt: Separates tenants: another salt never gives the same handle ids.
@@ -64,8 +71,9 @@ class Engine:
             UnsupportedModelError: The model cannot be served exactly. ValueError: A setting is out of range.
         """
         loaded = _loaded(model, device, dtype)
-        settings = {"method": method, "kv_budget_bytes": kv_budget_bytes, "step_tokens": step_tokens, "seed": seed}
-        return cls(loaded, Settings.model_validate({**settings, "salt": salt, "sink": sink}))
+        memory = {"kv_budget_bytes": kv_budget_bytes, "host_bytes": host_bytes, "disk": disk, "disk_bytes": disk_bytes}
+        settings = {"method": method, "step_tokens": step_tokens, "seed": seed, "salt": salt, "sink": sink}
+        return cls(loaded, Settings.model_validate(memory | settings))
 
     @property
     def model(self) -> LoadedModel:
@@ -232,12 +240,32 @@ class Engine:
         """Drop one lease; with `spare_only`, unless it is the last, after which KV is freed and the handle refused."""
         self._core.release(handle, self._scope(), spare_only=spare_only)
 
+    def pin(self, handle: MessageHandle) -> None:
+        """Keep a message in the pool, however little room that leaves; `unpin` takes it back."""
+        self._core.pin(handle, 1)
+
+    def unpin(self, handle: MessageHandle) -> None:
+        """Undo one `pin`."""
+        self._core.pin(handle, -1)
+
+    def park(self, scope: Scope | None = None) -> None:
+        """Give the pool's memory back for now: of what only a scope leases, or of everything.
+
+        What is being read or pinned stays. The rest goes to the host or the disk, or is forgotten and computed again,
+        and comes back when it is next read: handles stay good.
+        """
+        self._core.park(scope)
+
     @contextmanager
-    def scope(self) -> Iterator[None]:
-        """Drop, at the end of the block, every lease that was taken inside and not yet released."""
+    def scope(self) -> Iterator[Scope]:
+        """Drop, at the end of the block, every lease that was taken inside and not yet released.
+
+        Yields:
+            What `park` takes.
+        """
         with entered(id(self)) as scope:
             try:
-                yield
+                yield scope
             finally:
                 self._core.close_scope(scope)
 
@@ -251,7 +279,7 @@ class Engine:
 
     def close(self) -> None:
         """Stop the engine; unfinished calls fail with `EngineClosedError`."""
-        self._core.loop.close()
+        self._core.close()
 
     def __enter__(self) -> Engine:
         return self

@@ -11,7 +11,7 @@ from choreo_agents.engine.calls import Usage
 from choreo_agents.engine.scope import Scope
 from choreo_agents.errors import ForeignHandleError, InvalidRequestError, ReleasedHandleError, UnknownHandleError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.kv.pool import KVPool
+from choreo_agents.kv.memory import Holding, Memory
 from choreo_agents.kv.segment import Segment
 
 _REMEMBERED_RELEASES = 65_536
@@ -22,7 +22,7 @@ class Message:
     """One message. It refers to its parents, so that lineage lives as long as any descendant does.
 
     `tokens`, `parents` and `relative_offsets` with the model's fingerprint are its lineage: from them its KV can be
-    computed again.
+    computed again, at `native_offset` as the first time.
     """
 
     handle: MessageHandle
@@ -32,8 +32,10 @@ class Message:
     author: str | None
     role: str | None
     usage: Usage
-    segment: Segment | None = None
-    """Its KV while it is leased; None once released, and always under a method that keeps text only."""
+    native_offset: int = 0
+    holding: Holding | None = None
+    """Where its KV is while it is leased or a request wants it; None else, and always under a method that keeps text
+    only."""
     leases: int = 0
     scoped: Counter[Scope] = field(default_factory=Counter)
     """Which of the leases end with a scope."""
@@ -43,6 +45,10 @@ class Message:
         """Leases that last as long as a scope does: its own, those of scopes around it, and those of none."""
         around = set() if scope is None else set(scope.chain())
         return self.leases - sum(count for held, count in self.scoped.items() if held not in around)
+
+    def leased_only_within(self, scope: Scope) -> bool:
+        """Whether all its leases end with a scope, or with one inside of it."""
+        return self.leases == sum(count for held, count in self.scoped.items() if scope in held.chain())
 
     def ancestors(self) -> Iterator[Message]:
         """All that its encoding has ever attended to, nearest first, each once."""
@@ -58,8 +64,8 @@ class Message:
 class Ledger:
     """All messages of one engine. Used under the engine's lock only."""
 
-    def __init__(self, pool: KVPool, fingerprint: str) -> None:
-        self._pool = pool
+    def __init__(self, memory: Memory, fingerprint: str) -> None:
+        self._memory = memory
         self._fingerprint = fingerprint
         self._leased: dict[str, Message] = {}
         self._known: WeakValueDictionary[str, Message] = WeakValueDictionary()
@@ -105,12 +111,26 @@ class Ledger:
         if known is None:
             self._known[message.handle.id] = known = message
         known.usage = message.usage
-        if known.segment is not None and segment is not None:
-            # The same content was decoded twice: the first encoding serves both.
-            self._pool.unpin(segment)
+        if segment is not None and known.holding is None:
+            known.native_offset = segment.native_offset
+            known.holding = self._memory.hold(known.handle.id, len(known.tokens), known.native_offset, segment)
         elif segment is not None:
-            known.segment = segment
+            # The same content was decoded twice: the first encoding serves both.
+            self._memory.pool.unpin(segment)
         return known
+
+    def want(self, message: Message) -> Holding:
+        """A request is to read a message, released or not: keep its KV, or a place for it, until `unwant`."""
+        if message.holding is None:
+            message.holding = self._memory.hold(message.handle.id, len(message.tokens), message.native_offset, None)
+        self._memory.want(message.holding)
+        return message.holding
+
+    def unwant(self, message: Message) -> None:
+        """The request that wanted it has ended."""
+        assert message.holding is not None
+        self._memory.unwant(message.holding)
+        self._free_if_unneeded(message)
 
     def lease(self, message: Message, scope: Scope | None) -> None:
         """Add a lease, counted by the scope it was taken in."""
@@ -123,7 +143,7 @@ class Ledger:
     def release(self, message: Message, scope: Scope | None) -> None:
         """Drop a lease: one of the caller's scope or those around it, else one of no scope, else any.
 
-        The last one frees the message's KV as soon as no running request reads it.
+        The last one frees the message's KV as soon as no request wants it.
         """
         assert message.leases > 0
         mine = next((held for held in scope.chain() if message.scoped[held]), None) if scope is not None else None
@@ -145,9 +165,7 @@ class Ledger:
         """Free a message that nobody leases."""
         if message.leases:
             return
-        if message.segment is not None:
-            self._pool.unpin(message.segment)
-            message.segment = None
+        self._free_if_unneeded(message)
         self._leased.pop(message.handle.id, None)
         for memo in message.memos:
             del self._memos[memo]
@@ -155,6 +173,11 @@ class Ledger:
         self._released[message.handle.id] = None
         while len(self._released) > _REMEMBERED_RELEASES:
             self._released.popitem(last=False)
+
+    def _free_if_unneeded(self, message: Message) -> None:
+        if message.holding is not None and not message.leases and not message.holding.wanted:
+            self._memory.drop(message.holding)
+            message.holding = None
 
     def memoise(self, memo: str, message: Message) -> None:
         """Remember the answer to a call for as long as it is leased."""
@@ -174,7 +197,7 @@ class Ledger:
             assert message.handle.id == message_id and message.leases > 0
             assert message.scoped.total() <= message.leases and not any(scope.closed for scope in message.scoped)
             assert message.handle.length == len(message.tokens)
-            if message.segment is not None:
-                assert message.segment.pins > 0 and message.segment.encoded == len(message.tokens)
+            if message.holding is not None:
+                assert message.holding.key == message_id and message.holding.tokens == len(message.tokens)
         for memo, message in self._memos.items():
             assert message.leases > 0 and memo in message.memos

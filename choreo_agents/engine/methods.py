@@ -9,14 +9,17 @@ The last two are the twins of Prompt Choreography, section 3.1: prefill only sto
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from choreo_agents.engine.ledger import Message
 from choreo_agents.engine.placement import Placement
+from choreo_agents.engine.restoring import FromCache, Restorer
 from choreo_agents.kv.pool import KVPool
-from choreo_agents.kv.prefix_tree import PrefixTree
-from choreo_agents.kv.segment import Piece, Segment
+from choreo_agents.kv.prefix_tree import PrefixMatch, PrefixTree
+from choreo_agents.kv.segment import Segment
 from choreo_agents.runtime.request import Binding, Encoding, Request
 
 MethodName = Literal["choreo", "baseline", "naive"]
@@ -57,6 +60,8 @@ class Method(Protocol):
 
     def evict(self, tokens: int) -> None: ...
 
+    def pinned(self) -> str: ...
+
     def check(self) -> None: ...
 
 
@@ -66,11 +71,12 @@ class ChoreoMethod:
     name: MethodName = "choreo"
     keeps_kv = True
 
-    def __init__(self, pool: KVPool) -> None:
-        self._pool = pool
+    def __init__(self, restorer: Restorer) -> None:
+        self._restorer = restorer
+        self._memory = restorer.memory
 
     def encoding(self, job: Job) -> Encoding:
-        return _FromCache(job, self._pool)
+        return FromCache(job.tokens, job.parents, job.placement, self._restorer)
 
     def reach(self, job: Job, added: int) -> int:
         return job.placement.end([len(parent.tokens) for parent in job.parents], len(job.tokens) + added)
@@ -78,47 +84,26 @@ class ChoreoMethod:
     def room(self, job: Job, added: int) -> int:
         parents = {parent.handle.id: len(parent.tokens) for parent in job.parents}
         own = len(job.tokens) + added
-        return sum(self._pool.rounded(length) for length in (*parents.values(), own))
+        return sum(self._memory.pool.rounded(length) for length in (*parents.values(), own))
 
     def evictable_tokens(self) -> int:
-        return 0
+        return self._memory.evictable_tokens()
 
     def evict(self, tokens: int) -> None:
-        """Nothing is cached that is not leased."""
+        self._memory.evict(tokens)
+
+    def pinned(self) -> str:
+        by_author: Counter[str] = Counter()
+        for holding in self._memory.pinned():
+            message = self._restorer.ledger.get(holding.key)
+            by_author[repr(message.author) if message is not None and message.author else "nobody named"] += (
+                holding.tokens
+            )
+        said = ", ".join(f"{author} ({tokens} tokens)" for author, tokens in by_author.most_common(5))
+        return f" by {said}" if said else ""
 
     def check(self) -> None:
-        """Nothing of its own to check."""
-
-
-class _FromCache:
-    """The parents' segments, pinned from the call on so that releasing a handle meanwhile harms nothing."""
-
-    def __init__(self, job: Job, pool: KVPool) -> None:
-        self.pool = pool
-        pieces = []
-        for parent, offset in zip(job.parents, job.placement.offsets, strict=True):
-            assert parent.segment is not None
-            pool.pin(parent.segment)
-            pieces.append(Piece(parent.segment, 0, len(parent.tokens), offset))
-        self.binding = Binding(tuple(pieces), job.tokens, job.placement.new_offset)
-
-    def ready(self) -> bool:
-        return True
-
-    def prompt_tokens(self) -> int:
-        return len(self.binding.prompt)
-
-    def bind(self, *, reuse: bool) -> Binding:
-        return self.binding
-
-    def bound(self, segment: Segment) -> None: ...
-
-    def unbind(self, binding: Binding) -> None: ...
-
-    def close(self, request: Request) -> Segment | None:
-        for piece in self.binding.view:
-            self.pool.unpin(piece.segment)
-        return request.segment
+        self._memory.check()
 
 
 class TextMethod:
@@ -152,6 +137,9 @@ class TextMethod:
         if self._tree is not None:
             self._tree.evict(tokens)
 
+    def pinned(self) -> str:
+        return ""
+
     def check(self) -> None:
         if self._tree is not None:
             self._tree.check()
@@ -165,6 +153,12 @@ class _FromText:
         # The last token is always encoded: its logits give the first sample.
         self.longest = len(text) - 1
 
+    def first(self) -> Sequence[Request]:
+        return ()
+
+    def claimed_tokens(self, counted: set[object]) -> int:
+        return 0
+
     def ready(self) -> bool:
         if self.tree is None:
             return True
@@ -175,20 +169,23 @@ class _FromText:
         reused = 0 if self.tree is None else self.tree.match(self.text, self.longest).encoded
         return len(self.text) - reused
 
-    def bind(self, *, reuse: bool) -> Binding:
-        if self.tree is None or not reuse:
-            return Binding((), self.text, 0)
-        match = self.tree.match(self.text, self.longest)
-        for piece in match.pieces:
+    def pin(self, *, reuse: bool) -> tuple[int, int]:
+        self.match = PrefixMatch((), 0, 0)
+        if self.tree is not None and reuse:
+            self.match = self.tree.match(self.text, self.longest)
+        for piece in self.match.pieces:
             self.pool.pin(piece.segment)
-        return Binding(match.pieces, self.text[match.encoded :], match.encoded)
+        return 0, len(self.text) - self.match.encoded
+
+    def bind(self) -> Binding:
+        return Binding(self.match.pieces, self.text[self.match.encoded :], self.match.encoded)
 
     def bound(self, segment: Segment) -> None:
         if self.tree is not None:
             self.tree.insert(self.text, segment)
 
-    def unbind(self, binding: Binding) -> None:
-        for piece in binding.view:
+    def unpin(self) -> None:
+        for piece in self.match.pieces:
             self.pool.unpin(piece.segment)
 
     def close(self, request: Request) -> Segment | None:
@@ -203,6 +200,8 @@ class _FromText:
         return None
 
 
-def make_method(name: MethodName, pool: KVPool) -> Method:
+def make_method(name: MethodName, restorer: Restorer) -> Method:
     """The method of that name."""
-    return ChoreoMethod(pool) if name == "choreo" else TextMethod(pool, prefix_cache=name == "baseline")
+    if name == "choreo":
+        return ChoreoMethod(restorer)
+    return TextMethod(restorer.memory.pool, prefix_cache=name == "baseline")

@@ -32,8 +32,22 @@ class EngineStats:
     """Leased messages now."""
     leases: int
     kv_bytes: int
-    """KV memory in use now."""
+    """KV memory in use now, in the pool, ..."""
     kv_budget_bytes: int
+    host_bytes: int = 0
+    """... on the host, ..."""
+    disk_bytes: int = 0
+    """... and on disk."""
+    evicted: int = 0
+    """Messages that left the pool, ..."""
+    restored_from_host: int = 0
+    """... came back from the host, ..."""
+    restored_from_disk: int = 0
+    """... came back from the disk, ..."""
+    lost: int = 0
+    """... left the last tier, ..."""
+    recomputed: int = 0
+    """... and were computed again from their lineage."""
 
     @property
     def rows_per_step(self) -> float:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from choreo_agents.errors import KVBudgetError
 from choreo_agents.kv.blocks import BlockAllocator, Run
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.segment import Segment
+from choreo_agents.kv.tiers import Parcel
 
 
 class KVPool:
@@ -92,6 +94,26 @@ class KVPool:
             self._live.remove(segment)
             for run in segment.runs:
                 self._allocator.free(self._in_blocks(run))
+
+    def read(self, segment: Segment) -> Parcel:
+        """A copy of a complete segment's keys and values, on the host."""
+        where = self._slots(segment)
+        keys, values = (torch.stack([layer[:, where] for layer in side]).cpu() for side in (self.keys, self.values))
+        return Parcel(keys, values)
+
+    def write(self, segment: Segment, parcel: Parcel) -> None:
+        """Fill a segment that has nothing in it."""
+        assert segment.encoded == 0
+        segment.encoded = parcel.keys.shape[2]
+        where = self._slots(segment)
+        for side, part in ((self.keys, parcel.keys), (self.values, parcel.values)):
+            for layer, tensor in zip(side, part, strict=True):
+                layer[:, where] = tensor.to(layer.device)
+
+    def _slots(self, segment: Segment) -> Tensor:
+        """The slots of a segment's encoded tokens, in order."""
+        runs = segment.slots(0, segment.encoded)
+        return torch.cat([torch.arange(run.start, run.end) for run in runs]).to(self.keys[0].device)
 
     def check(self) -> None:
         """Assert that live segments and the free list divide the pool between them without overlap."""

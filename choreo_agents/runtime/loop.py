@@ -15,6 +15,9 @@ from choreo_agents.runtime.scheduler import Limits, Running, Waiting, plan_step
 from choreo_agents.runtime.step import Row, Step, make_step
 from choreo_agents.tracing import EventSink, FirstToken, RequestFinished, RequestSubmitted, StepRan, guarded
 
+DISK_PATIENCE_S = 1.0
+"""Seconds between two looks at what should have been notified of."""
+
 
 class Reclaimer(Protocol):
     """Gives cached memory back when requests need it. Called under the engine's lock."""
@@ -23,6 +26,10 @@ class Reclaimer(Protocol):
 
     def evict(self, tokens: int) -> None:
         """Free cached segments until the pool has room for `tokens`, as far as possible."""
+        ...
+
+    def pinned(self) -> str:
+        """Who keeps memory from being evicted, for an error message: ` by 'alice' (96 tokens)`, or nothing."""
         ...
 
 
@@ -72,6 +79,11 @@ class EngineLoop:
         """Raise `EngineClosedError` once the engine was closed."""
         if self._closed:
             raise EngineClosedError("the engine is closed: load a new one")
+
+    def wake(self) -> None:
+        """Let the loop look again at what waits; from any thread."""
+        with self._lock:
+            self._wake.notify()
 
     def unfinished(self) -> int:
         """Requests that were submitted and have not ended."""
@@ -138,13 +150,11 @@ class EngineLoop:
         for request in self._unfinished():
             if request.cancelled():
                 self._drop(request, "cancelled", None)
+        waiting = self._prepared()
         unfinished = self.unfinished()
         pool = self.executor.pool
         plan = plan_step(
-            [
-                Waiting(r.number, pool.rounded(r.room()), r.encoding.ready(), r.encoding.prompt_tokens())
-                for r in self._waiting
-            ],
+            waiting,
             [Running(r.number, r.pending) for r in self._running.values()],
             pool.free_tokens + (self._reclaimer.evictable_tokens() if self._waiting else 0),
             self._limits,
@@ -157,14 +167,47 @@ class EngineLoop:
         for number in stuck:
             self._drop(by_number[number], "failed", self._no_room(by_number[number]))
         rows = [self._row(self._running[n], count) for n, count in plan.chunks if n in self._running]
+        if not rows and self._waiting and not stuck and not self._closed:
+            # All that wait wait for the disk, which notifies.
+            self._wake.wait(DISK_PATIENCE_S)
         return make_step(rows), unfinished
+
+    def _prepared(self) -> list[Waiting]:
+        """The queue as the scheduler sees it, once what has to come first was put in front.
+
+        Only as far as its requests have room in the pool together: what the others read is not fetched yet.
+        """
+        pool = self.executor.pool
+        seen: list[Waiting] = []
+        claimed: set[object] = set()
+        at = together = 0
+        while at < len(self._waiting) and together <= pool.total_tokens:
+            request = self._waiting[at]
+            try:
+                ready = request.encoding.ready()
+                before = [] if ready else request.encoding.first()
+            except ChoreoError as error:
+                self._drop(request, "failed", error)
+                continue
+            for r in before:
+                self._emit(RequestSubmitted(r.submitted_s, r.number, r.kind, r.author, r.role))
+            if before:
+                self._waiting[at:at] = before
+                continue
+            room = pool.rounded(request.room()) + request.encoding.claimed_tokens(claimed)
+            together += room
+            seen.append(Waiting(request.number, room, ready, request.encoding.prompt_tokens()))
+            at += 1
+        return seen
 
     def _no_room(self, request: Request) -> CapacityError:
         pool = self.executor.pool
+        wanted = pool.rounded(request.room()) + request.encoding.claimed_tokens(set())
+        bytes_each = pool.geometry.bytes_per_token
         return CapacityError(
-            f"the KV pool has no room for {pool.rounded(request.room())} tokens: {pool.free_tokens} of "
-            f"{pool.total_tokens} are free and leased messages hold the rest. "
-            "Release handles, or load the engine with a larger kv_budget_bytes"
+            f"the KV pool has no room for {wanted} tokens ({wanted * bytes_each} bytes): {pool.free_tokens} of "
+            f"{pool.total_tokens} are free, and the rest is pinned{self._reclaimer.pinned()}. "
+            "Unpin messages, or load the engine with a larger kv_budget_bytes"
         )
 
     def _admit(self, request: Request) -> bool:
@@ -174,13 +217,14 @@ class EngineLoop:
             return False
         pool = self.executor.pool
         for reuse in (True, False):
-            binding = request.encoding.bind(reuse=reuse)
-            needed = len(binding.prompt) + (0 if request.decoding is None else request.decoding.longest)
-            self._reclaimer.evict(pool.rounded(needed))
-            segment = pool.allocate(needed, binding.position)
-            if segment is not None:
+            absent, prompt = request.encoding.pin(reuse=reuse)
+            needed = prompt + (0 if request.decoding is None else request.decoding.longest)
+            self._reclaimer.evict(pool.rounded(needed) + absent)
+            binding = request.encoding.bind()
+            segment = None if binding is None else pool.allocate(needed, binding.position)
+            if binding is not None and segment is not None:
                 break
-            request.encoding.unbind(binding)
+            request.encoding.unpin()
             if self._running:
                 return False
             # Nothing will give memory back: what it would reuse may itself be in the way.
@@ -238,7 +282,7 @@ class EngineLoop:
             for future in request.futures:
                 future.set_exception(_failed(cause))
             raise
-        request.encoding.unbind(request.binding)
+        request.encoding.unpin()
         self._emit_end(request, "done")
         for future in request.futures:
             future.set_result(result)
@@ -252,7 +296,7 @@ class EngineLoop:
             if request.segment is not None:
                 self.executor.pool.complete(request.segment)
             if request.binding is not None:
-                request.encoding.unbind(request.binding)
+                request.encoding.unpin()
             request.owner.abandon(request)
             if outcome == "cancelled":
                 self.counters.cancelled += 1

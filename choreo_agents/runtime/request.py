@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -27,24 +27,48 @@ class Binding:
 class Encoding(Protocol):
     """How a request reaches the model: what it can reuse and what it must encode. Called under the engine's lock."""
 
+    def first(self) -> Sequence[Request]:
+        """Requests that must come before it: what it reads and is nowhere any more, computed again. Each once."""
+        ...
+
     def ready(self) -> bool:
-        """Whether it may be admitted now; False while another request is encoding what it could reuse."""
+        """Whether it may be admitted now; False while what it reads, or could reuse, is on its way.
+
+        Raises:
+            ChoreoError: What it reads cannot be had.
+        """
+        ...
+
+    def claimed_tokens(self, counted: set[object]) -> int:
+        """Room in the pool, besides its own, that admitting it would take: of what it reads and nobody keeps there.
+
+        Args:
+            counted: What requests before it have claimed already; its own is added.
+        """
         ...
 
     def prompt_tokens(self) -> int:
         """How many tokens it would have to encode before the first sample, were it admitted now."""
         ...
 
-    def bind(self, *, reuse: bool) -> Binding:
-        """Settle view and prompt, and pin the view's segments; without `reuse`, only those it cannot do without."""
+    def pin(self, *, reuse: bool) -> tuple[int, int]:
+        """Settle what it reads and pin what of it is in the pool; without `reuse`, only what it cannot do without.
+
+        Returns:
+            Tokens of room that the rest of it takes, and tokens to encode before the first sample.
+        """
+        ...
+
+    def bind(self) -> Binding | None:
+        """Bring the rest into the pool; None if there is no room for it."""
         ...
 
     def bound(self, segment: Segment) -> None:
         """The request has been given the segment that it will fill."""
         ...
 
-    def unbind(self, binding: Binding) -> None:
-        """Undo `bind`: unpin."""
+    def unpin(self) -> None:
+        """Undo `pin` and `bind`."""
         ...
 
     def close(self, request: Request) -> Segment | None:

@@ -1,0 +1,153 @@
+"""KV that is nowhere any more is computed again from its lineage: the same tokens after the same parents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from choreo_agents.engine.ledger import Ledger, Message
+from choreo_agents.engine.placement import Placement
+from choreo_agents.kv.memory import Holding, Memory
+from choreo_agents.kv.segment import Piece, Segment
+from choreo_agents.runtime.request import Binding, Request
+
+
+class Restorer:
+    """Makes the requests that compute lost messages again, one for each at a time.
+
+    Args:
+        ledger: Whose messages they are.
+        memory: Where their KV goes.
+        number: Numbers the requests.
+    """
+
+    def __init__(self, ledger: Ledger, memory: Memory, number: Callable[[], int]) -> None:
+        self.ledger = ledger
+        self.memory = memory
+        self._number = number
+        self._running: dict[str, Request] = {}
+
+    def recompute(self, message: Message) -> tuple[Future[None], Request | None]:
+        """What tells when a lost message is back, and the request that brings it unless it is under way already."""
+        done: Future[None] = Future()
+        running = self._running.get(message.handle.id)
+        if running is not None:
+            running.futures.append(done)
+            return done, None
+        offsets = tuple(offset + message.native_offset for offset in message.relative_offsets)
+        encoding = FromCache(message.tokens, message.parents, Placement(offsets, message.native_offset), self)
+        order = _Recomputation(self, message)
+        request = Request(self._number(), encoding, order, None, message.author, message.role, [done])
+        self._running[message.handle.id] = request
+        return done, request
+
+    def ended(self, message: Message) -> None:
+        """The request that computed it is over."""
+        del self._running[message.handle.id]
+
+
+@dataclass(eq=False)
+class _Recomputation:
+    """Owns a request that computes a message again: see `Owner`."""
+
+    restorer: Restorer
+    message: Message
+    encodes_end: bool = True
+
+    def finish(self, request: Request) -> None:
+        self.restorer.ended(self.message)
+        segment = request.encoding.close(request)
+        assert segment is not None
+        if self.message.holding is not None and self.restorer.memory.lost(self.message.holding):
+            self.restorer.memory.refill(self.message.holding, segment)
+        else:
+            # Nobody wants it any longer.
+            self.restorer.memory.pool.unpin(segment)
+
+    def abandon(self, request: Request) -> None:
+        self.restorer.ended(self.message)
+        segment = request.encoding.close(request)
+        if segment is not None:
+            self.restorer.memory.pool.unpin(segment)
+
+
+class FromCache:
+    """A request over its parents' own encodings, wherever these are. Wants them from the call on, so that releasing a
+    handle meanwhile harms nothing."""
+
+    def __init__(
+        self, tokens: tuple[int, ...], parents: Sequence[Message], placement: Placement, restorer: Restorer
+    ) -> None:
+        self.tokens = tokens
+        self.parents = parents
+        self.placement = placement
+        self.restorer = restorer
+        self.ledger, self.memory = restorer.ledger, restorer.memory
+        self.holdings: list[Holding] = [self.ledger.want(parent) for parent in parents]
+        self.different: list[Holding] = list(dict.fromkeys(self.holdings))
+        self.awaited: dict[str, Future[None]] = {}
+        self.pinned: list[Segment] = []
+
+    def first(self) -> list[Request]:
+        made: list[Request] = []
+        for parent, holding in zip(self.parents, self.holdings, strict=True):
+            if parent.handle.id not in self.awaited and self.memory.lost(holding):
+                self.awaited[parent.handle.id], request = self.restorer.recompute(parent)
+                if request is not None:
+                    made.append(request)
+        return made
+
+    def ready(self) -> bool:
+        for message_id, done in list(self.awaited.items()):
+            if done.done():
+                del self.awaited[message_id]
+                done.result()  # raises what kept it from being computed
+        # What is on disk is asked for at once, not one after the other.
+        there = [self.memory.fetch(holding) for holding in self.different]
+        return all(there)
+
+    def claimed_tokens(self, counted: set[object]) -> int:
+        claimed = [h for h in self.different if h not in counted and (h.segment is None or h.idle())]
+        counted.update(claimed)
+        return sum(self.memory.pool.rounded(holding.tokens) for holding in claimed)
+
+    def prompt_tokens(self) -> int:
+        return len(self.tokens)
+
+    def pin(self, *, reuse: bool) -> tuple[int, int]:
+        present = [holding.segment for holding in self.different if holding.segment is not None]
+        for segment in present:
+            self.memory.pool.pin(segment)
+        self.pinned = present
+        absent = sum(self.memory.pool.rounded(h.tokens) for h in self.different if h.segment is None)
+        return absent, len(self.tokens)
+
+    def bind(self) -> Binding | None:
+        for holding in self.different:
+            if holding.segment is None:
+                if not self.memory.restore(holding):
+                    return None
+                assert holding.segment is not None
+                self.memory.pool.pin(holding.segment)
+                self.pinned.append(holding.segment)
+        pieces: list[Piece] = []
+        for holding, offset in zip(self.holdings, self.placement.offsets, strict=True):
+            assert holding.segment is not None
+            self.memory.touch(holding)
+            pieces.append(Piece(holding.segment, 0, holding.tokens, offset))
+        return Binding(tuple(pieces), self.tokens, self.placement.new_offset)
+
+    def bound(self, segment: Segment) -> None: ...
+
+    def unpin(self) -> None:
+        for segment in self.pinned:
+            self.memory.pool.unpin(segment)
+        self.pinned = []
+
+    def close(self, request: Request) -> Segment | None:
+        for done in self.awaited.values():
+            done.cancel()
+        for parent in self.parents:
+            self.ledger.unwant(parent)
+        return request.segment

@@ -1,0 +1,267 @@
+"""Where the KV of every message is: in the pool, on the host, on disk, or nowhere, to be computed again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from choreo_agents.kv.pool import KVPool
+from choreo_agents.kv.segment import Segment
+from choreo_agents.kv.tiers import DiskTier, HostTier, Parcel
+
+_UNWRITTEN_BYTES = 1 << 28
+"""On their way to the disk at once, about."""
+
+
+@dataclass(eq=False)
+class Holding:
+    """The KV of one message, wherever it is.
+
+    device   segment         read and written by steps
+    host     parcel          in the host tier, or staged on its way to or from the disk
+    disk     on_disk         a file named by the message's id
+    lost     none of them    lineage says how to compute it again
+    """
+
+    key: str
+    """The message's id."""
+    tokens: int
+    native_offset: int
+    """The position that its first token was encoded at: what computes it again encodes it there."""
+    segment: Segment | None = None
+    staged: Parcel | None = None
+    """On the host, whatever the host tier's budget, for as long as a request waits for it or the disk does."""
+    on_disk: bool = False
+    writing: Future[bool] | None = None
+    """Under way to the disk; staged until it is there."""
+    fetching: Future[Parcel | None] | None = None
+    """Under way from the disk."""
+    wanted: int = 0
+    """Requests that wait to read it: it may leave the pool, but is kept on the host at least."""
+    pins: int = 0
+    """How often it was pinned: it stays in the pool."""
+    used: int = 0
+
+    def idle(self) -> bool:
+        """Whether it is in the pool and nothing keeps it there."""
+        return self.segment is not None and self.segment.pins == 1 and not self.pins
+
+
+@dataclass
+class Movements:
+    """What moved between the tiers so far."""
+
+    evicted: int = 0
+    """Messages that left the pool."""
+    restored_from_host: int = 0
+    restored_from_disk: int = 0
+    recomputed: int = 0
+    lost: int = 0
+    """Messages that left the last tier, to be computed again when they are read."""
+
+
+class Memory:
+    """The pool and the tiers below it. Used under the engine's lock only, but for its own thread, which does the disk.
+
+    Args:
+        pool: Device memory.
+        host: What leaves the pool goes here.
+        disk: What leaves the host goes here; None: it is lost.
+    """
+
+    wake: Callable[[], None] = staticmethod(lambda: None)
+    """Called from the disk's thread when something that was asked of it is done."""
+
+    def __init__(self, pool: KVPool, host: HostTier[Holding], disk: DiskTier | None) -> None:
+        self.pool = pool
+        self.movements = Movements()
+        self._host = host
+        self._disk = disk
+        self._holdings: set[Holding] = set()
+        self._clock = itertools.count(1)
+        self._thread = ThreadPoolExecutor(1, "choreo-disk") if disk is not None else None
+
+    def hold(self, key: str, tokens: int, native_offset: int, segment: Segment | None) -> Holding:
+        """Keep a message's KV; takes over the segment's pin."""
+        holding = Holding(key, tokens, native_offset, segment)
+        self.touch(holding)
+        self._holdings.add(holding)
+        return holding
+
+    def drop(self, holding: Holding) -> None:
+        """Forget a message's KV in every tier; readers that have pinned its segment keep that."""
+        self._holdings.remove(holding)
+        self._host.take(holding)
+        if holding.segment is not None:
+            self.pool.unpin(holding.segment)
+        if self._disk is not None and self._thread is not None and (holding.on_disk or holding.writing is not None):
+            self._thread.submit(self._disk.drop, holding.key)
+        holding.segment, holding.staged, holding.on_disk = None, None, False
+        holding.writing, holding.fetching = None, None
+
+    def refill(self, holding: Holding, segment: Segment) -> None:
+        """The message was computed again; takes over the segment's pin."""
+        assert holding.segment is None and segment.encoded == holding.tokens
+        holding.segment, holding.native_offset = segment, segment.native_offset
+        self.movements.recomputed += 1
+        self.touch(holding)
+
+    def lost(self, holding: Holding) -> bool:
+        """Whether it has to be computed again."""
+        self._arrive(holding)
+        anywhere = holding.segment is not None or holding.staged is not None or holding in self._host
+        return not (anywhere or holding.on_disk)
+
+    def fetch(self, holding: Holding) -> bool:
+        """Whether `restore` can bring it into the pool at once; if not because it is on disk, begin to read it."""
+        self._arrive(holding)
+        if holding.segment is not None or holding.staged is not None or holding in self._host:
+            return True
+        if holding.on_disk and holding.fetching is None:
+            assert self._disk is not None and self._thread is not None
+            geometry = self.pool.geometry
+            shape = (geometry.layers, geometry.kv_heads, holding.tokens, geometry.head_dim)
+            holding.fetching = self._thread.submit(self._disk.get, holding.key, shape, geometry.dtype)
+            holding.fetching.add_done_callback(lambda _: self.wake())
+        return False
+
+    def restore(self, holding: Holding) -> bool:
+        """Bring it into the pool, for which there must be room; False if there is none."""
+        self.touch(holding)
+        if holding.segment is not None:
+            return True
+        segment = self.pool.allocate(holding.tokens, holding.native_offset)
+        if segment is None:
+            return False
+        parcel = self._host.take(holding) or holding.staged
+        assert parcel is not None, "fetch it first"
+        if holding.on_disk and holding.writing is None:
+            self.movements.restored_from_disk += 1
+        else:
+            self.movements.restored_from_host += 1
+        self.pool.write(segment, parcel)
+        holding.segment = segment
+        if holding.writing is None:
+            holding.staged = None
+        return True
+
+    def evictable_tokens(self) -> int:
+        """Room in the pool that evicting everything idle would give."""
+        return sum(h.segment.capacity for h in self._holdings if h.segment is not None and h.idle())
+
+    def evict(self, tokens: int) -> None:
+        """Take the least recently used idle messages out of the pool until it has room for `tokens`, or none is left.
+
+        Those that a waiting request wants go last.
+        """
+        if self.pool.free_tokens >= tokens:
+            return
+        for holding in sorted((h for h in self._holdings if h.idle()), key=lambda h: (h.wanted > 0, h.used)):
+            self._leave(holding)
+            if self.pool.free_tokens >= tokens:
+                return
+
+    def park(self, holdings: Iterable[Holding]) -> None:
+        """Take idle messages out of the pool."""
+        for holding in holdings:
+            if holding.idle():
+                self._leave(holding)
+
+    def want(self, holding: Holding) -> None:
+        """A request waits to read it."""
+        holding.wanted += 1
+
+    def unwant(self, holding: Holding) -> None:
+        """It does no longer; what was staged for it goes where its tier's budget lets it."""
+        holding.wanted -= 1
+        assert holding.wanted >= 0
+        if holding.wanted or holding not in self._holdings or holding.staged is None or holding.writing is not None:
+            return
+        parcel, holding.staged = holding.staged, None
+        if not holding.on_disk:
+            self._to_host(holding, parcel)
+
+    def pinned(self) -> list[Holding]:
+        """What was pinned to stay in the pool."""
+        return [holding for holding in self._holdings if holding.pins]
+
+    def bytes_by_tier(self) -> dict[str, int]:
+        """What each tier holds now; the disk's files of other engines are not counted."""
+        self._arrive_all()
+        token = self.pool.geometry.bytes_per_token
+        staged = sum(h.staged.nbytes for h in self._holdings if h.staged is not None)
+        disk = sum(h.tokens * token for h in self._holdings if h.on_disk)
+        return {"device": self.pool.used_bytes, "host": self._host.used_bytes + staged, "disk": disk}
+
+    def close(self) -> None:
+        """End the disk's thread after what it was asked to do."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+
+    def check(self) -> None:
+        """Assert that holdings and tiers agree."""
+        self._arrive_all()
+        self._host.check()
+        for holding in self._holdings:
+            assert holding.wanted >= 0 and holding.pins >= 0
+            if holding.segment is not None:
+                assert holding.segment.pins > 0 and holding.segment.encoded == holding.tokens
+                assert holding not in self._host and (holding.staged is None or holding.writing is not None)
+
+    def _leave(self, holding: Holding) -> None:
+        """Out of the pool, to wherever there is a place."""
+        assert holding.segment is not None
+        self.movements.evicted += 1
+        segment, holding.segment = holding.segment, None
+        if holding.staged is None and not holding.on_disk:
+            self._to_host(holding, self.pool.read(segment))
+        elif holding.staged is None and holding.wanted:
+            holding.staged = self.pool.read(segment)
+        self.pool.unpin(segment)
+
+    def _to_host(self, holding: Holding, parcel: Parcel) -> None:
+        for leaving, left in self._host.put(holding, parcel):
+            if leaving.wanted:
+                leaving.staged = left
+            elif self._disk is not None:
+                self._to_disk(leaving, left)
+            else:
+                self.movements.lost += 1
+
+    def _to_disk(self, holding: Holding, parcel: Parcel) -> None:
+        """Written by the disk's thread; until it is there the parcel stays on the host."""
+        assert self._disk is not None and self._thread is not None
+        holding.staged = parcel
+        holding.writing = self._thread.submit(self._disk.put, holding.key, parcel)
+        writing = [h for h in self._holdings if h.writing is not None]
+        if sum(h.tokens for h in writing) * self.pool.geometry.bytes_per_token > _UNWRITTEN_BYTES:
+            # The disk is slower than what leaves for it: wait, rather than fill the host.
+            for slow in writing:
+                self._arrive(slow, wait=True)
+
+    def _arrive(self, holding: Holding, *, wait: bool = False) -> None:
+        """Take note of what the disk's thread has done for a message."""
+        if holding.writing is not None and (wait or holding.writing.done()):
+            holding.on_disk = holding.writing.exception() is None and holding.writing.result()
+            holding.writing = None
+            if not holding.on_disk and not holding.wanted and holding.segment is None:
+                self.movements.lost += 1
+            if not holding.wanted or holding.segment is not None:
+                holding.staged = None
+        if holding.fetching is not None and holding.fetching.done():
+            parcel = None if holding.fetching.exception() is not None else holding.fetching.result()
+            holding.fetching = None
+            holding.on_disk = parcel is not None
+            if holding.segment is None and holding.staged is None:
+                holding.staged = parcel
+                self.movements.lost += parcel is None
+
+    def _arrive_all(self) -> None:
+        for holding in self._holdings:
+            self._arrive(holding)
+
+    def touch(self, holding: Holding) -> None:
+        """It was used just now."""
+        holding.used = next(self._clock)

@@ -1,0 +1,223 @@
+"""Anything in any order, in a memory of a few hundred tokens: what is still leased reads as in a fresh engine."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.oracle import Oracle, OracleMessage
+from support.tiny import save_tiny_llama
+
+from choreo_agents import Decode, Engine, MessageHandle, Sampling
+from choreo_agents.errors import CapacityError, KVBudgetError, ReleasedHandleError
+from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.sampling import TokenSampler
+
+BUDGET = 320
+"""Tokens."""
+MOST_PINNED = 96
+TOLERANCE = 1e-4
+seeds = st.integers(0, 10**6)
+_shared: dict[str, Any] = {}
+
+
+def shared() -> tuple[LoadedModel, Oracle]:
+    """The tiny model and its oracle, loaded once."""
+    if not _shared:
+        folder = save_tiny_llama(Path(tempfile.mkdtemp(prefix="choreo-machine-")))
+        _shared.update(model=load_model(folder), oracle=Oracle(folder))
+        shutil.rmtree(folder)
+    return _shared["model"], _shared["oracle"]
+
+
+class Machine(RuleBasedStateMachine):
+    """An engine with little memory, and the lineage of every message it has made."""
+
+    @initialize(tiers=st.sampled_from(["none", "host", "disk", "both"]), step_tokens=st.sampled_from([512, 7]))
+    def start(self, tiers: str, step_tokens: int) -> None:
+        model, self.oracle = shared()
+        self.token = model.adapter.geometry.bytes_per_token
+        self.folder = Path(tempfile.mkdtemp(prefix="choreo-tier-"))
+        self.engine = Engine.load(
+            model,
+            kv_budget_bytes=BUDGET * self.token,
+            step_tokens=step_tokens,
+            host_bytes=100 * self.token if tiers in ("host", "both") else 0,
+            disk=self.folder if tiers in ("disk", "both") else None,
+        )
+        self.made: dict[MessageHandle, OracleMessage] = {}
+        self.leases: Counter[MessageHandle] = Counter()
+        self.pins: Counter[MessageHandle] = Counter()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for handle in list(self.leases):
+            self.require_as_in_a_fresh_engine(handle)
+        for handle, count in self.leases.items():
+            for _ in range(count):
+                self.engine.release(handle)
+        assert self.engine.stats().kv_bytes == self.engine.stats().host_bytes == 0
+        self.engine.check()
+        self.engine.close()
+        shutil.rmtree(self.folder)
+
+    @rule(seed=seeds)
+    def prefill(self, seed: int) -> None:
+        rng = Random(seed)
+        view, offsets, start = self.draw_view(rng)
+        content = draw_tokens(rng, 1, 50)
+        handle = self.tried(lambda: self.engine.prefill(content, view, offsets, start))
+        self.remember(handle, content, view, offsets, start)
+
+    @rule(seed=seeds, branches=st.integers(1, 4))
+    def decode(self, seed: int, branches: int) -> None:
+        rng = Random(seed)
+        calls, drawn = [], []
+        for _ in range(branches):
+            (view, offsets, start), header, rest = self.draw_view(rng), draw_tokens(rng, 1, 9), draw_tokens(rng, 1, 20)
+            calls.append(Decode(header, view, offsets, start, sampling=Sampling(forced=tuple(rest), seed=seed)))
+            drawn.append((header + rest, view, offsets, start))
+        handles = self.tried(lambda: self.engine.decode(calls))
+        for handle, (content, view, offsets, start) in zip(handles or [], drawn, strict=False):
+            self.remember(handle, content, view, offsets, start)
+
+    @rule(seed=seeds)
+    def cancel(self, seed: int) -> None:
+        rng = Random(seed)
+        view, offsets, start = self.draw_view(rng)
+        call = Decode([5], view, offsets, start, sampling=Sampling(forced=tuple(draw_tokens(rng, 30, 40))))
+        try:
+            [answer] = self.engine._core.submit_decodes([call], None)
+        except KVBudgetError:
+            return
+        for _ in range(rng.choice([0, 100, 10_000])):
+            pass
+        if not answer.cancel() and answer.exception() is None:
+            self.engine.release(answer.result())
+        while self.engine.stats().unfinished:
+            pass
+
+    @precondition(lambda self: self.leases)
+    @rule(seed=seeds)
+    def release(self, seed: int) -> None:
+        handle = Random(seed).choice(list(self.leases))
+        if self.leases[handle] == 1:
+            while self.pins[handle]:
+                self.unpin(handle)
+        self.engine.release(handle)
+        self.leases[handle] -= 1
+        self.leases += Counter()
+        if handle not in self.leases:
+            try:
+                self.engine.tokens(handle)
+            except ReleasedHandleError:
+                return
+            raise AssertionError("a released handle is still good")
+
+    @precondition(lambda self: self.leases)
+    @rule(seed=seeds)
+    def pin(self, seed: int) -> None:
+        handle = Random(seed).choice(list(self.leases))
+        if sum(h.length + 16 for h in {*self.pins, handle}) <= MOST_PINNED:
+            self.engine.pin(handle)
+            self.pins[handle] += 1
+
+    @precondition(lambda self: self.pins)
+    @rule(seed=seeds)
+    def unpin_one(self, seed: int) -> None:
+        self.unpin(Random(seed).choice(list(self.pins)))
+
+    @rule()
+    def park(self) -> None:
+        self.engine.park()
+
+    @rule(tokens=st.integers(1, BUDGET))
+    def evict(self, tokens: int) -> None:
+        with self.engine._core.lock:
+            self.engine._core.memory.evict(tokens)
+
+    @precondition(lambda self: self.leases)
+    @rule(seed=seeds)
+    def read(self, seed: int) -> None:
+        self.require_as_in_a_fresh_engine(Random(seed).choice(list(self.leases)))
+
+    @invariant()
+    def everything_agrees(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.check()
+            stats = self.engine.stats()
+            assert stats.leases == self.leases.total() and stats.unfinished == 0
+            assert stats.kv_bytes <= BUDGET * self.token
+
+    def unpin(self, handle: MessageHandle) -> None:
+        self.engine.unpin(handle)
+        self.pins[handle] -= 1
+        self.pins += Counter()
+
+    def draw_view(self, rng: Random) -> tuple[list[MessageHandle], list[int], int]:
+        """A few leased messages, anywhere."""
+        view = rng.sample(list(self.leases), rng.randint(0, min(3, len(self.leases))))
+        return view, [rng.randrange(150) for _ in view], rng.randrange(150)
+
+    def tried(self, call: Any) -> Any:
+        """The call's result; None if memory rightly refuses it."""
+        try:
+            return call()
+        except KVBudgetError:
+            return None
+        except CapacityError:
+            assert self.pins, "only pins may stand in the way"
+            return None
+
+    def remember(
+        self,
+        handle: MessageHandle | None,
+        content: list[int],
+        view: list[MessageHandle],
+        offsets: list[int],
+        start: int,
+    ) -> None:
+        if handle is None:
+            return
+        self.leases[handle] += 1
+        if handle not in self.made:
+            parents = [self.made[parent] for parent in view]
+            self.made[handle] = self.oracle.encode(content, parents, offsets, start)
+
+    def require_as_in_a_fresh_engine(self, handle: MessageHandle) -> None:
+        """A decode that reads the message alone has the oracle's logits."""
+        seen: list[torch.Tensor] = []
+        choose = TokenSampler.choose
+
+        def listening(sampler: TokenSampler, logits: torch.Tensor) -> int:
+            seen.append(logits.detach().clone())
+            return choose(sampler, logits)
+
+        TokenSampler.choose = listening  # type: ignore[method-assign]
+        try:
+            probe = self.tried(lambda: self.engine.decode([7, 8], [handle], sampling=Sampling(forced=(9,))))
+        finally:
+            TokenSampler.choose = choose  # type: ignore[method-assign]
+        if probe is None:
+            return
+        self.engine.release(probe)
+        wanted = self.oracle.logits(self.oracle.encode([7, 8], [self.made[handle]], [0], handle.length))[-1]
+        error = (seen[-1] - wanted).abs().max().item()
+        assert error <= TOLERANCE, f"logits differ by {error}"
+
+
+def draw_tokens(rng: Random, low: int, high: int) -> list[int]:
+    return [rng.randrange(3, 360) for _ in range(rng.randint(low, high))]
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
