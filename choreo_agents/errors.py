@@ -11,11 +11,13 @@
     ├── VisibilityError (ValueError)          a declaration that names no node, or a read that none allows
     ├── UnsupportedModelError (ValueError)    a model whose attention or positions the engine cannot serve exactly
     ├── CapacityError                         KV memory is full for now; may be retried after a release
+    ├── RequestTimeoutError (TimeoutError)     a call was not done in the time that it was given
     ├── EngineClosedError (RuntimeError)      the engine was closed
     ├── EngineFailedError                     a step of the engine failed; the cause is chained
     └── TrainingError                         a training run cannot start, or go on from its checkpoint
 
-Permanent errors are also `ValueError`, `LookupError` or `RuntimeError`, which LangGraph does not retry by default.
+Permanent errors are also `ValueError`, `LookupError` or `RuntimeError`, and timeouts `OSError`, which LangGraph does
+not retry by default.
 """
 
 from __future__ import annotations
@@ -63,6 +65,10 @@ class UnsupportedModelError(ChoreoError, ValueError):
 
 class CapacityError(ChoreoError):
     """The KV pool has no room now; a release or a finished request may make some."""
+
+
+class RequestTimeoutError(ChoreoError, TimeoutError):
+    """A call was not done in the time that it was given."""
 
 
 class EngineClosedError(ChoreoError, RuntimeError):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.sampling import Sampling
+from choreo_agents.sampling import Chosen, Sampling
 
 Content = str | Sequence[int]
 """Text, tokenized without adding anything, or token ids."""
@@ -26,6 +26,10 @@ class Prefill:
     new_offset: int | None = None
     author: str | None = None
     role: str | None = None
+    priority: int = 0
+    """Calls with a higher one come first; within one, first come first served."""
+    timeout_s: float | None = None
+    """Seconds from the call on after which it fails with `RequestTimeoutError`; None: never."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,10 @@ class Decode:
     not repeated; the first of them also stops the decode, unless `sampling` names its own stop tokens."""
     memo: str | None = None
     """Names this very call: the same name and the same call again return the first answer instead of a new one."""
+    priority: int = 0
+    """As for `Prefill`."""
+    timeout_s: float | None = None
+    """As for `Prefill`."""
 
 
 @dataclass(frozen=True)
@@ -67,3 +75,5 @@ class StreamedToken:
 
     token: int
     text: str
+    chosen: Chosen
+    """The token with its log-probabilities, if the call's sampling asked for them."""

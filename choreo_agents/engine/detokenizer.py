@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from choreo_agents.models import LoadedModel
 
 _INCOMPLETE = "\ufffd"
@@ -30,3 +32,20 @@ class Detokenizer:
         self._done = max(self._done, len(self._tokens) - 1)
         self._shown = self._model.decode(self._tokens[self._done :], special=False)
         return added
+
+
+class TextStop:
+    """Watches the text of one answer for any of some texts to stop at."""
+
+    def __init__(self, model: LoadedModel, texts: Sequence[str]) -> None:
+        self._detokenizer = Detokenizer(model)
+        self._texts = texts
+        self._longest = max(len(text) for text in texts)
+        self._tail = ""
+
+    def ends_with(self, token: int) -> bool:
+        """Add the next token; whether one of the texts is complete with it."""
+        added = self._detokenizer.add(token)
+        seen = self._tail + added
+        self._tail = seen[-(self._longest - 1) :] if self._longest > 1 else ""
+        return any(text in seen for text in self._texts)

@@ -7,19 +7,19 @@ import hmac
 import operator
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from choreo_agents.engine.calls import Content, Decode, Prefill
-from choreo_agents.engine.ledger import Ledger
-from choreo_agents.engine.methods import Job, Method
+from choreo_agents.engine.core import EngineCore
+from choreo_agents.engine.detokenizer import TextStop
+from choreo_agents.engine.ledger import Message
+from choreo_agents.engine.methods import Job
 from choreo_agents.engine.placement import place
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, KVBudgetError
 from choreo_agents.kv.handle import MessageHandle, message_id
-from choreo_agents.kv.pool import KVPool
-from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.request import Decoding
-from choreo_agents.sampling import Sampling, TokenSampler
+from choreo_agents.sampling import Sampling, TokenSampler, nth_seed
 
 _REMEMBERED_CALLS = 65_536
 
@@ -31,6 +31,8 @@ class ReadCall:
     call: Prefill | Decode
     tokens: tuple[int, ...]
     closing: tuple[int, ...]
+    sample: int = 0
+    """Which of the answers that the call asks for this is."""
 
     @property
     def longest(self) -> int:
@@ -41,27 +43,23 @@ class ReadCall:
 
 
 class Intake:
-    """Turns calls into jobs before any work is done. Used under the engine's lock.
+    """Turns a tenant's calls into jobs before any work is done. Used under the engine's lock.
 
     Args:
-        model: Tokenizer, vocabulary and context length.
-        ledger: Where parents are found.
-        pool: Whose size bounds a call.
-        method: What a call will need.
-        seed: From which the seeds of calls without one are derived.
+        core: The engine that they are for.
         salt: The tenant's.
     """
 
-    def __init__(
-        self, model: LoadedModel, ledger: Ledger, pool: KVPool, method: Method, *, seed: int, salt: bytes
-    ) -> None:
-        self._model = model
-        self._ledger = ledger
-        self._pool = pool
-        self._method = method
-        self._seed = seed
-        self._key = hmac.new(b"choreo", salt, hashlib.sha256).digest()
+    def __init__(self, core: EngineCore, salt: str) -> None:
+        self._core = core
+        self._key = hmac.new(b"choreo", salt.encode(), hashlib.sha256).digest()
+        self.tenant = hashlib.sha256(self._key).hexdigest()[:16]
+        """Names the tenant in the ledger; does not tell the salt."""
         self._repeats: OrderedDict[str, int] = OrderedDict()
+
+    def find(self, handle: MessageHandle) -> Message:
+        """The leased message that one of the tenant's handles names; raises a `HandleError` otherwise."""
+        return self._core.ledger.find(handle, self.tenant)
 
     def read(self, call: Prefill | Decode) -> ReadCall:
         """Check and tokenize a call by itself. Needs no lock: long texts take long."""
@@ -80,12 +78,17 @@ class Intake:
         self._tokens(call.sampling.forced or (), "sampling.forced")
         return ReadCall(call, tokens, self._tokens(call.closing, "closing"))
 
+    def read_samples(self, call: Decode) -> list[ReadCall]:
+        """The same, once for every answer that a decode asks for."""
+        read = self.read(call)
+        return [replace(read, sample=sample) for sample in range(call.sampling.n)]
+
     def job(self, read: ReadCall) -> Job:
         """Find and place the parents; raises what `Engine.prefill` raises, before any work is done."""
-        parents = tuple(self._ledger.find(parent) for parent in _listed(read.call.parents, "parents"))
+        parents = tuple(self.find(parent) for parent in _listed(read.call.parents, "parents"))
         offsets = None if read.call.offsets is None else _listed(read.call.offsets, "offsets")
         lengths = [len(parent.tokens) for parent in parents]
-        job = Job(read.tokens, parents, place(lengths, offsets, read.call.new_offset))
+        job = Job(read.tokens, parents, place(lengths, offsets, read.call.new_offset), self.tenant)
         self._require_fit(job, read.longest)
         return job
 
@@ -95,14 +98,16 @@ class Intake:
         sampling = read.call.sampling
         stops = sampling.stop_tokens
         if stops is None:
-            stops = (*self._model.adapter.end_tokens, *read.closing[:1])
-        seed = self._call_seed(job, sampling) if sampling.seed is None else sampling.seed
-        return Decoding(sampling, TokenSampler(sampling, seed), frozenset(stops), read.closing)
+            stops = (*self._core.model.adapter.end_tokens, *read.closing[:1])
+        seed = self._call_seed(job, sampling) if sampling.seed is None else nth_seed(sampling.seed, read.sample)
+        sampler = TokenSampler(sampling, seed, job.text())
+        stop_text = TextStop(self._core.model, sampling.stop).ends_with if sampling.stop else None
+        return Decoding(sampling, sampler, frozenset(stops), read.closing, stop_text)
 
     def identity(self, job: Job, tokens: tuple[int, ...]) -> str:
         """The id of the message that these tokens make in the job's place."""
         parents = [parent.handle.id for parent in job.parents]
-        return message_id(self._key, self._model.adapter.fingerprint, tokens, parents, job.placement.relative())
+        return message_id(self._key, self._core.model.adapter.fingerprint, tokens, parents, job.placement.relative())
 
     def memo(self, job: Job, read: ReadCall) -> str | None:
         """Under which the answer to this very call is remembered."""
@@ -110,31 +115,32 @@ class Intake:
         if read.call.memo is None:
             return None
         closing = ",".join(map(str, read.closing))
-        return f"{read.call.memo} {self.identity(job, job.tokens)} {read.call.sampling.model_dump_json()} {closing}"
+        call = f"{self.identity(job, job.tokens)} {read.call.sampling.model_dump_json()} {closing}"
+        return f"{read.call.memo} {read.sample} {call}"
 
     def _tokens(self, content: Content, what: str) -> tuple[int, ...]:
         if isinstance(content, str):
             try:
-                return tuple(self._model.encode(content))
+                return tuple(self._core.model.encode(content))
             except (TypeError, UnicodeError) as error:
                 raise InvalidRequestError(f"the {what} cannot be tokenized: {error}") from error
         if isinstance(content, bytes | bytearray | Mapping):
             raise InvalidRequestError(f"the {what} must be text or token ids, not {type(content).__name__}")
-        size = self._model.adapter.vocabulary_size
+        size = self._core.model.adapter.vocabulary_size
         return tuple(_token(item, size) for item in _listed(content, what))
 
     def _require_fit(self, job: Job, added: int) -> None:
-        end, most = self._method.reach(job, added), self._model.adapter.max_positions
+        end, most = self._core.method.reach(job, added), self._core.model.adapter.max_positions
         if end > most:
             raise ContextLengthError(
                 f"the view and its new message reach position {end}, the model's context ends at {most}: "
                 "show fewer or shorter messages, or lower max_tokens"
             )
-        room = self._method.room(job, added)
-        if room > self._pool.total_tokens:
+        room = self._core.method.room(job, added)
+        if room > self._core.pool.total_tokens:
             raise KVBudgetError(
                 f"the call and what it reads need KV memory for {room} tokens, "
-                f"the engine has {self._pool.total_tokens} in all: "
+                f"the engine has {self._core.pool.total_tokens} in all: "
                 "load it with a larger kv_budget_bytes, or lower max_tokens"
             )
 
@@ -145,7 +151,7 @@ class Intake:
         self._repeats[call] = repeat + 1
         while len(self._repeats) > _REMEMBERED_CALLS:
             self._repeats.popitem(last=False)
-        digest = hashlib.sha256(f"{self._seed} {repeat} {call}".encode()).digest()
+        digest = hashlib.sha256(f"{self._core.settings.seed} {repeat} {call}".encode()).digest()
         return int.from_bytes(digest[:7], "big")
 
 

@@ -13,6 +13,7 @@ from choreo_agents.errors import ForeignHandleError, InvalidRequestError, Releas
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.memory import Holding, Memory
 from choreo_agents.kv.segment import Segment
+from choreo_agents.sampling import Chosen
 
 _REMEMBERED_RELEASES = 65_536
 
@@ -26,6 +27,8 @@ class Message:
     """
 
     handle: MessageHandle
+    tenant: str
+    """Who alone may use it."""
     tokens: tuple[int, ...]
     parents: tuple[Message, ...]
     relative_offsets: tuple[int, ...]
@@ -36,6 +39,8 @@ class Message:
     holding: Holding | None = None
     """Where its KV is while it is leased or a request wants it; None else, and always under a method that keeps text
     only."""
+    chosen: tuple[Chosen, ...] = ()
+    """What was sampled, if it was decoded: less than all tokens by the header and what closed it."""
     leases: int = 0
     scoped: Counter[Scope] = field(default_factory=Counter)
     """Which of the leases end with a scope."""
@@ -69,29 +74,42 @@ class Ledger:
         self._fingerprint = fingerprint
         self._leased: dict[str, Message] = {}
         self._known: WeakValueDictionary[str, Message] = WeakValueDictionary()
-        self._released: OrderedDict[str, None] = OrderedDict()
+        self._released: OrderedDict[str, str] = OrderedDict()
+        """Whose they were, by id."""
         self._memos: dict[str, Message] = {}
 
-    def find(self, handle: MessageHandle) -> Message:
-        """The leased message that a handle names.
+    def moved(self, memory: Memory) -> Ledger:
+        """The same messages over another, empty memory: what is read of them is computed again."""
+        for message in self._known.values():
+            if message.holding is not None:
+                pins, message.holding = message.holding.pins, None
+                if message.leases:
+                    length = len(message.tokens)
+                    message.holding = memory.hold(message.handle.id, length, message.native_offset, None)
+                    message.holding.pins = pins
+        self._memory = memory
+        return self
+
+    def find(self, handle: MessageHandle, tenant: str) -> Message:
+        """The leased message that a tenant's handle names.
 
         Raises:
             InvalidRequestError: It is no handle at all.
             ForeignHandleError: It was made by another model.
             ReleasedHandleError: Its last lease was dropped.
-            UnknownHandleError: This engine never made it.
+            UnknownHandleError: This engine never made it for this tenant.
         """
         if not isinstance(handle, MessageHandle):
             raise InvalidRequestError(f"expected a MessageHandle, not {handle!r}: use MessageHandle.model_validate")
         message = self._leased.get(handle.id)
-        if message is not None and handle.model == self._fingerprint:
+        if message is not None and message.tenant == tenant and handle.model == self._fingerprint:
             return message
         if handle.model != self._fingerprint:
             raise ForeignHandleError(
                 f"handle {handle.id!r} was made by model {handle.model!r}, this engine runs {self._fingerprint!r}: "
                 "pass the words instead and prefill them here"
             )
-        if handle.id in self._released or handle.id in self._known:
+        if self._released.get(handle.id) == tenant or self._descended(handle.id, tenant):
             raise ReleasedHandleError(
                 f"handle {handle.id!r} was released: its last lease was dropped by release() or the end of a scope. "
                 "Prefill or decode it again"
@@ -110,7 +128,7 @@ class Ledger:
         known = self._known.get(message.handle.id)
         if known is None:
             self._known[message.handle.id] = known = message
-        known.usage = message.usage
+        known.usage, known.chosen = message.usage, message.chosen
         if segment is not None and known.holding is None:
             known.native_offset = segment.native_offset
             known.holding = self._memory.hold(known.handle.id, len(known.tokens), known.native_offset, segment)
@@ -170,7 +188,7 @@ class Ledger:
         for memo in message.memos:
             del self._memos[memo]
         message.memos.clear()
-        self._released[message.handle.id] = None
+        self._released[message.handle.id] = message.tenant
         while len(self._released) > _REMEMBERED_RELEASES:
             self._released.popitem(last=False)
 
@@ -187,6 +205,11 @@ class Ledger:
     def recall(self, memo: str) -> Message | None:
         """The answer to a call that was made before."""
         return self._memos.get(memo)
+
+    def _descended(self, message_id: str, tenant: str) -> bool:
+        """Whether a tenant's message is known still, though nobody leases it: it has descendants."""
+        known = self._known.get(message_id)
+        return known is not None and known.tenant == tenant and not known.leases
 
     def messages(self) -> list[Message]:
         return list(self._leased.values())

@@ -33,6 +33,8 @@ class Job:
     """Of a prefill's content or a decode's header."""
     parents: tuple[Message, ...]
     placement: Placement
+    tenant: str = ""
+    """Whose it is."""
 
     def text(self) -> tuple[int, ...]:
         """The tokens of the parents and of the job, one after the other."""
@@ -122,7 +124,7 @@ class TextMethod:
         self._tree = PrefixTree(pool) if prefix_cache else None
 
     def encoding(self, job: Job) -> Encoding:
-        return _FromText(job.text(), self._pool, self._tree)
+        return _FromText(job.text(), self._pool, self._tree, job.tenant)
 
     def reach(self, job: Job, added: int) -> int:
         return len(job.text()) + added
@@ -146,8 +148,9 @@ class TextMethod:
 
 
 class _FromText:
-    def __init__(self, text: tuple[int, ...], pool: KVPool, tree: PrefixTree | None) -> None:
+    def __init__(self, text: tuple[int, ...], pool: KVPool, tree: PrefixTree | None, tenant: str) -> None:
         self.text = text
+        self.tenant = tenant
         self.pool = pool
         self.tree = tree
         # The last token is always encoded: its logits give the first sample.
@@ -162,17 +165,17 @@ class _FromText:
     def ready(self) -> bool:
         if self.tree is None:
             return True
-        match = self.tree.match(self.text, self.longest)
+        match = self.tree.match(self.text, self.longest, self.tenant)
         return match.promised == match.encoded
 
     def prompt_tokens(self) -> int:
-        reused = 0 if self.tree is None else self.tree.match(self.text, self.longest).encoded
+        reused = 0 if self.tree is None else self.tree.match(self.text, self.longest, self.tenant).encoded
         return len(self.text) - reused
 
     def pin(self, *, reuse: bool) -> tuple[int, int]:
         self.match = PrefixMatch((), 0, 0)
         if self.tree is not None and reuse:
-            self.match = self.tree.match(self.text, self.longest)
+            self.match = self.tree.match(self.text, self.longest, self.tenant)
         for piece in self.match.pieces:
             self.pool.pin(piece.segment)
         return 0, len(self.text) - self.match.encoded
@@ -182,7 +185,7 @@ class _FromText:
 
     def bound(self, segment: Segment) -> None:
         if self.tree is not None:
-            self.tree.insert(self.text, segment)
+            self.tree.insert(self.text, segment, self.tenant)
 
     def unpin(self) -> None:
         for piece in self.match.pieces:
@@ -195,7 +198,8 @@ class _FromText:
             assert request.binding is not None
             self.tree.forget_unencoded(request.segment)
             whole = self.text[: request.binding.position] + tuple(request.tokens)
-            self.tree.insert(whole[: request.binding.position + request.encoded], request.segment)
+            encoded = whole[: request.binding.position + request.encoded]
+            self.tree.insert(encoded, request.segment, self.tenant)
         self.pool.unpin(request.segment)
         return None
 

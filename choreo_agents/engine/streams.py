@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 from choreo_agents.engine.calls import Decode, StreamedToken
-from choreo_agents.engine.core import EngineCore
+from choreo_agents.engine.desk import Desk
 from choreo_agents.engine.detokenizer import Detokenizer
 from choreo_agents.engine.scope import Scope
 from choreo_agents.kv.handle import MessageHandle
@@ -18,7 +18,7 @@ _END = object()
 
 
 async def stream_async(
-    core: EngineCore, call: Decode, scope: Scope | None
+    desk: Desk, call: Decode, scope: Scope | None, enter: Callable[[Sequence[Decode]], Awaitable[float]]
 ) -> AsyncGenerator[StreamedToken | MessageHandle]:
     """Yield each token as it comes and the handle last; cancel the decode if the caller leaves early."""
     loop = asyncio.get_running_loop()
@@ -28,22 +28,26 @@ async def stream_async(
         with suppress(RuntimeError):  # the loop was closed: nobody is left to read
             loop.call_soon_threadsafe(arrived.put_nowait, item)
 
-    [answer] = core.submit_decodes([call], scope, hand_over)
+    started = await enter([call])
+    [answer] = desk.submit_decodes([call], scope, started, hand_over)
     answer.add_done_callback(lambda _: hand_over(_END))
-    detokenizer = Detokenizer(core.model)
-    with core.given_up_if_left([answer], scope):
-        while (token := await arrived.get()) is not _END:
-            yield StreamedToken(token, detokenizer.add(token))
+    detokenizer = Detokenizer(desk.core.model)
+    with desk.given_up_if_left([answer], scope):
+        while (chosen := await arrived.get()) is not _END:
+            yield StreamedToken(chosen.token, detokenizer.add(chosen.token), chosen)
     yield answer.result()
 
 
-def stream_sync(core: EngineCore, call: Decode, scope: Scope | None) -> Iterator[StreamedToken | MessageHandle]:
+def stream_sync(
+    desk: Desk, call: Decode, scope: Scope | None, enter: Callable[[Sequence[Decode]], float]
+) -> Iterator[StreamedToken | MessageHandle]:
     """The same for callers without an event loop."""
     arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    [answer] = core.submit_decodes([call], scope, arrived.put)
+    started = enter([call])
+    [answer] = desk.submit_decodes([call], scope, started, arrived.put)
     answer.add_done_callback(lambda _: arrived.put(_END))
-    detokenizer = Detokenizer(core.model)
-    with core.given_up_if_left([answer], scope):
-        while (token := arrived.get()) is not _END:
-            yield StreamedToken(token, detokenizer.add(token))
+    detokenizer = Detokenizer(desk.core.model)
+    with desk.given_up_if_left([answer], scope):
+        while (chosen := arrived.get()) is not _END:
+            yield StreamedToken(chosen.token, detokenizer.add(chosen.token), chosen)
     yield answer.result()

@@ -69,14 +69,17 @@ class Memory:
         pool: Device memory.
         host: What leaves the pool goes here.
         disk: What leaves the host goes here; None: it is lost.
+        movements: What it counts them in.
     """
 
     wake: Callable[[], None] = staticmethod(lambda: None)
     """Called from the disk's thread when something that was asked of it is done."""
 
-    def __init__(self, pool: KVPool, host: HostTier[Holding], disk: DiskTier | None) -> None:
+    def __init__(
+        self, pool: KVPool, host: HostTier[Holding], disk: DiskTier | None, movements: Movements | None = None
+    ) -> None:
         self.pool = pool
-        self.movements = Movements()
+        self.movements = Movements() if movements is None else movements
         self._host = host
         self._disk = disk
         self._holdings: set[Holding] = set()

@@ -44,20 +44,20 @@ class PrefixMatch:
 class PrefixTree:
     """Prompts and what was generated after them, by token. Each node pins its segment.
 
-    Not thread-safe.
+    Every tenant has a root of its own: none finds what another has encoded. Not thread-safe.
     """
 
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
-        self._root = _Node((), None, 0, None)
+        self._roots: dict[str, _Node] = {}
         self._clock = 0
 
-    def match(self, prompt: Sequence[int], longest: int) -> PrefixMatch:
-        """The longest prefix of a prompt, at most `longest` tokens, that is or will be encoded."""
+    def match(self, prompt: Sequence[int], longest: int, tenant: str = "") -> PrefixMatch:
+        """The longest prefix of a tenant's prompt, at most `longest` tokens, that is or will be encoded."""
         pieces: list[Piece] = []
         encoded, promised, broken = 0, 0, False
         self._clock += 1
-        node = self._root
+        node = self._root(tenant)
         while promised < longest and (child := node.children.get(prompt[promised])) is not None:
             common = min(_common(child.tokens, prompt, promised), longest - promised)
             have = min(common, child.encoded())
@@ -73,9 +73,9 @@ class PrefixTree:
             node = child
         return PrefixMatch(tuple(pieces), encoded, promised)
 
-    def insert(self, tokens: Sequence[int], segment: Segment) -> None:
-        """Add a sequence whose tokens from `segment.native_offset` on are, or will be, in `segment`."""
-        node, at = self._root, 0
+    def insert(self, tokens: Sequence[int], segment: Segment, tenant: str = "") -> None:
+        """Add a tenant's sequence whose tokens from `segment.native_offset` on are, or will be, in `segment`."""
+        node, at = self._root(tenant), 0
         while at < len(tokens) and (child := node.children.get(tokens[at])) is not None:
             common = _common(child.tokens, tokens, at)
             at += common
@@ -132,12 +132,17 @@ class PrefixTree:
             assert node.parent.children[node.tokens[0]] is node
             assert node.first >= 0 and node.first + node.encoded() <= node.segment.capacity
 
+    def _root(self, tenant: str) -> _Node:
+        if tenant not in self._roots:
+            self._roots[tenant] = _Node((), None, 0, None)
+        return self._roots[tenant]
+
     def _unencoded(self, segment: Segment) -> _Node | None:
         own = (node for node in self._nodes() if node.segment is segment)
         return next((node for node in own if node.encoded() < len(node.tokens)), None)
 
     def _nodes(self) -> Iterator[_Node]:
-        stack = list(self._root.children.values())
+        stack = [node for root in self._roots.values() for node in root.children.values()]
         while stack:
             node = stack.pop()
             stack.extend(node.children.values())

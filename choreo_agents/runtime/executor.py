@@ -9,7 +9,7 @@ from choreo_agents.attention.step import StepAttention
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.runtime.step import Step
-from choreo_agents.sampling import TokenSampler
+from choreo_agents.sampling import Chosen, TokenSampler
 
 
 class Executor:
@@ -20,7 +20,7 @@ class Executor:
         self.pool = pool
         self.backend = backend
 
-    def run(self, step: Step, samplers: Mapping[int, TokenSampler]) -> dict[int, int]:
+    def run(self, step: Step, samplers: Mapping[int, TokenSampler]) -> dict[int, Chosen]:
         """Encode the step's tokens and return each sampling request's next token.
 
         Args:

@@ -5,32 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
-from choreo_agents.errors import CapacityError, ChoreoError, EngineClosedError, EngineFailedError
+from choreo_agents.errors import ChoreoError, EngineClosedError, EngineFailedError, RequestTimeoutError
+from choreo_agents.runtime.admission import Admission, Reclaimer
 from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.request import Request
-from choreo_agents.runtime.scheduler import Limits, Running, Waiting, plan_step
+from choreo_agents.runtime.scheduler import Limits, Running, plan_step
 from choreo_agents.runtime.step import Row, Step, make_step
+from choreo_agents.sampling import Chosen
 from choreo_agents.tracing import EventSink, FirstToken, RequestFinished, RequestSubmitted, StepRan, guarded
 
 DISK_PATIENCE_S = 1.0
 """Seconds between two looks at what should have been notified of."""
-
-
-class Reclaimer(Protocol):
-    """Gives cached memory back when requests need it. Called under the engine's lock."""
-
-    def evictable_tokens(self) -> int: ...
-
-    def evict(self, tokens: int) -> None:
-        """Free cached segments until the pool has room for `tokens`, as far as possible."""
-        ...
-
-    def pinned(self) -> str:
-        """Who keeps memory from being evicted, for an error message: ` by 'alice' (96 tokens)`, or nothing."""
-        ...
 
 
 class EngineLoop:
@@ -42,18 +29,24 @@ class EngineLoop:
         limits: Bounds of a step.
         sink: Receives events.
         reclaimer: Whose caches may be evicted to admit a request.
+        counters: What it counts its work in.
     """
 
     def __init__(
-        self, executor: Executor, lock: threading.RLock, limits: Limits, sink: EventSink, reclaimer: Reclaimer
+        self,
+        executor: Executor,
+        lock: threading.RLock,
+        limits: Limits,
+        sink: EventSink,
+        reclaimer: Reclaimer,
+        counters: Counters,
     ) -> None:
         self.executor = executor
-        self.counters = Counters()
+        self.counters = counters
         self._lock = lock
         self._limits = limits
         self._emit = guarded(sink)
-        self._reclaimer = reclaimer
-        self._waiting: list[Request] = []
+        self._admission = Admission(executor.pool, reclaimer, self._emit_submitted, self._fail)
         self._running: dict[int, Request] = {}
         self._wake = threading.Condition(lock)
         self._closed = False
@@ -67,9 +60,9 @@ class EngineLoop:
         """
         with self._lock:
             self.require_open()
-            for r in requests:
-                self._emit(RequestSubmitted(r.submitted_s, r.number, r.kind, r.author, r.role))
-            self._waiting.extend(requests)
+            if not requests:
+                return
+            self._admission.add(requests)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="choreo-engine", daemon=True)
                 self._thread.start()
@@ -87,7 +80,7 @@ class EngineLoop:
 
     def unfinished(self) -> int:
         """Requests that were submitted and have not ended."""
-        return len(self._waiting) + len(self._running)
+        return len(self._admission.waiting) + len(self._running)
 
     def close(self) -> None:
         """Fail what is unfinished with `EngineClosedError` and end the thread after its current step."""
@@ -118,7 +111,7 @@ class EngineLoop:
     def _wait_for_work(self) -> bool:
         """Sleep until there is a request; False once the engine was closed and its requests have been failed."""
         with self._lock:
-            while not self._closed and not self._waiting and not self._running:
+            while not self._closed and not self.unfinished():
                 self._wake.wait()
             if not self._closed:
                 return True
@@ -128,7 +121,7 @@ class EngineLoop:
             return False
 
     def _unfinished(self) -> list[Request]:
-        return [*self._waiting, *self._running.values()]
+        return [*self._admission.waiting, *self._running.values()]
 
     def _step(self) -> None:
         """Schedule, run, account."""
@@ -147,95 +140,38 @@ class EngineLoop:
             self._account(step, chosen, started, unfinished)
 
     def _schedule(self) -> tuple[Step, int]:
-        for request in self._unfinished():
-            if request.cancelled():
-                self._drop(request, "cancelled", None)
-        waiting = self._prepared()
+        self._drop_left()
+        admission = self._admission
+        waiting = admission.seen()
         unfinished = self.unfinished()
-        pool = self.executor.pool
-        plan = plan_step(
-            waiting,
-            [Running(r.number, r.pending) for r in self._running.values()],
-            pool.free_tokens + (self._reclaimer.evictable_tokens() if self._waiting else 0),
-            self._limits,
-        )
-        by_number = {request.number: request for request in self._waiting}
+        running = [Running(r.number, r.pending) for r in self._running.values()]
+        plan = plan_step(waiting, running, admission.room(), self._limits)
+        by_number = {request.number: request for request in admission.waiting}
         stuck = list(plan.stuck)
         for number in plan.admitted:
-            if not self._admit(by_number[number]) and not self._running:
+            alone = not self._running
+            if admission.admit(by_number[number], alone=alone):
+                self._running[number] = by_number[number]
+            elif alone:
                 stuck.append(number)
         for number in stuck:
-            self._drop(by_number[number], "failed", self._no_room(by_number[number]))
+            self._fail(by_number[number], admission.no_room(by_number[number]))
         rows = [self._row(self._running[n], count) for n, count in plan.chunks if n in self._running]
-        if not rows and self._waiting and not stuck and not self._closed:
+        if not rows and admission.waiting and not stuck and not self._closed:
             # All that wait wait for the disk, which notifies.
             self._wake.wait(DISK_PATIENCE_S)
         return make_step(rows), unfinished
 
-    def _prepared(self) -> list[Waiting]:
-        """The queue as the scheduler sees it, once what has to come first was put in front.
-
-        Only as far as its requests have room in the pool together: what the others read is not fetched yet.
-        """
-        pool = self.executor.pool
-        seen: list[Waiting] = []
-        claimed: set[object] = set()
-        at = together = 0
-        while at < len(self._waiting) and together <= pool.total_tokens:
-            request = self._waiting[at]
-            try:
-                ready = request.encoding.ready()
-                before = [] if ready else request.encoding.first()
-            except ChoreoError as error:
-                self._drop(request, "failed", error)
-                continue
-            for r in before:
-                self._emit(RequestSubmitted(r.submitted_s, r.number, r.kind, r.author, r.role))
-            if before:
-                self._waiting[at:at] = before
-                continue
-            room = pool.rounded(request.room()) + request.encoding.claimed_tokens(claimed)
-            together += room
-            seen.append(Waiting(request.number, room, ready, request.encoding.prompt_tokens()))
-            at += 1
-        return seen
-
-    def _no_room(self, request: Request) -> CapacityError:
-        pool = self.executor.pool
-        wanted = pool.rounded(request.room()) + request.encoding.claimed_tokens(set())
-        bytes_each = pool.geometry.bytes_per_token
-        return CapacityError(
-            f"the KV pool has no room for {wanted} tokens ({wanted * bytes_each} bytes): {pool.free_tokens} of "
-            f"{pool.total_tokens} are free, and the rest is pinned{self._reclaimer.pinned()}. "
-            "Unpin messages, or load the engine with a larger kv_budget_bytes"
-        )
-
-    def _admit(self, request: Request) -> bool:
-        """Give a request its memory. It stays in the queue if one admitted before it took its room, or has begun to
-        encode what it can reuse."""
-        if not request.encoding.ready():
-            return False
-        pool = self.executor.pool
-        for reuse in (True, False):
-            absent, prompt = request.encoding.pin(reuse=reuse)
-            needed = prompt + (0 if request.decoding is None else request.decoding.longest)
-            self._reclaimer.evict(pool.rounded(needed) + absent)
-            binding = request.encoding.bind()
-            segment = None if binding is None else pool.allocate(needed, binding.position)
-            if binding is not None and segment is not None:
-                break
-            request.encoding.unpin()
-            if self._running:
-                return False
-            # Nothing will give memory back: what it would reuse may itself be in the way.
-        else:
-            return False
-        request.binding, request.segment, request.tokens = binding, segment, list(binding.prompt)
-        request.ended = request.decoding is None
-        request.encoding.bound(segment)
-        self._waiting.remove(request)
-        self._running[request.number] = request
-        return True
+    def _drop_left(self) -> None:
+        """Drop what nobody waits for any more."""
+        now = time.perf_counter()
+        for request in self._unfinished():
+            late = request.late(now)
+            if request.cancelled():
+                self._drop(request, "timed out" if late else "cancelled", None)
+            for future in late:
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(RequestTimeoutError("the call was not done in time: see its timeout_s"))
 
     def _row(self, request: Request, count: int) -> Row:
         assert request.binding is not None and request.segment is not None
@@ -245,7 +181,7 @@ class EngineLoop:
         tokens = tuple(request.tokens[first : first + count])
         return Row(request.number, tokens, first, request.segment, request.binding.view, samples)
 
-    def _account(self, step: Step, chosen: dict[int, int], started: float, unfinished: int) -> None:
+    def _account(self, step: Step, chosen: dict[int, Chosen], started: float, unfinished: int) -> None:
         now = time.perf_counter()
         counters = self.counters
         counters.steps += 1
@@ -289,8 +225,8 @@ class EngineLoop:
 
     def _drop(self, request: Request, outcome: str, error: ChoreoError | None) -> None:
         """End a request without a result and give its memory back."""
-        if request in self._waiting:
-            self._waiting.remove(request)
+        if request in self._admission.waiting:
+            self._admission.waiting.remove(request)
         self._running.pop(request.number, None)
         try:
             if request.segment is not None:
@@ -298,13 +234,19 @@ class EngineLoop:
             if request.binding is not None:
                 request.encoding.unpin()
             request.owner.abandon(request)
-            if outcome == "cancelled":
-                self.counters.cancelled += 1
-            else:
+            if outcome == "failed":
                 self.counters.failed += 1
+            else:
+                self.counters.cancelled += 1
             self._emit_end(request, outcome)
         finally:
             _resolve(request, error)
+
+    def _fail(self, request: Request, error: ChoreoError) -> None:
+        self._drop(request, "failed", error)
+
+    def _emit_submitted(self, request: Request) -> None:
+        self._emit(RequestSubmitted(request.submitted_s, request.number, request.kind, request.author, request.role))
 
     def _emit_end(self, request: Request, outcome: str) -> None:
         encoded = request.encoded

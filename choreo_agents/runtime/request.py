@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from choreo_agents.kv.segment import Piece, Segment
-from choreo_agents.sampling import Sampling, TokenSampler
+from choreo_agents.sampling import Chosen, Sampling, TokenSampler
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,8 @@ class Decoding:
     stop_tokens: frozenset[int]
     closing: tuple[int, ...]
     """Tokens that the message ends with, whether the model produces them or not."""
+    stop_text: Callable[[int], bool] | None = None
+    """Told every sampled token, in order: whether a text to stop at is complete with it."""
 
     @property
     def longest(self) -> int:
@@ -107,10 +109,11 @@ class Decoding:
         return self.sampling.longest + len(self.closing)
 
     def ends(self, sampled: list[int]) -> bool:
-        """Whether these are all the tokens to sample."""
+        """Whether these are all the tokens to sample; asked once after each."""
         if self.sampling.forced is not None:
             return len(sampled) == len(self.sampling.forced)
-        return sampled[-1] in self.stop_tokens or len(sampled) == self.sampling.max_tokens
+        stopped = self.stop_text is not None and self.stop_text(sampled[-1])
+        return stopped or sampled[-1] in self.stop_tokens or len(sampled) == self.sampling.max_tokens
 
     def missing_end(self, sampled: list[int]) -> tuple[int, ...]:
         """The closing tokens that the model has not produced itself."""
@@ -136,7 +139,13 @@ class Request:
     role: str | None
     futures: list[Future[Any]]
     """Who waits for it: several if the same prefill was asked for while it was under way."""
-    listeners: list[Callable[[int], None]] = field(default_factory=list)
+    priority: int = 0
+    """Those with a higher one come first."""
+    overtaken: int = 0
+    """How many of a higher priority came after it and were put before it."""
+    deadlines: dict[Future[Any], float] = field(default_factory=dict)
+    """When who waits for it gives up, as `time.perf_counter` counts."""
+    listeners: list[Callable[[Chosen], None]] = field(default_factory=list)
     """Called with every sampled token, on the engine's thread; they must not raise."""
     submitted_s: float = field(default_factory=time.perf_counter)
     first_token_s: float | None = None
@@ -144,6 +153,8 @@ class Request:
     segment: Segment | None = None
     tokens: list[int] = field(default_factory=list)
     sampled: list[int] = field(default_factory=list)
+    chosen: list[Chosen] = field(default_factory=list)
+    """The sampled tokens with what else is to be known of them."""
     ended: bool = False
 
     @property
@@ -171,13 +182,22 @@ class Request:
     def cancelled(self) -> bool:
         return all(future.cancelled() for future in self.futures)
 
-    def take(self, token: int) -> None:
+    def late(self, now: float) -> list[Future[Any]]:
+        """Who waited long enough; they are forgotten."""
+        gone = [future for future, deadline in self.deadlines.items() if deadline <= now]
+        for future in gone:
+            del self.deadlines[future]
+            self.futures.remove(future)
+        return gone
+
+    def take(self, chosen: Chosen) -> None:
         """Append a sampled token, and the closing ones if it was the last."""
         assert self.decoding is not None and not self.ended
         if self.first_token_s is None:
             self.first_token_s = time.perf_counter()
-        self.sampled.append(token)
-        self.tokens.append(token)
+        self.chosen.append(chosen)
+        self.sampled.append(chosen.token)
+        self.tokens.append(chosen.token)
         if self.decoding.ends(self.sampled):
             self.ended = True
             self.tokens.extend(self.decoding.missing_end(self.sampled))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,28 @@ class Plan:
     """(request, tokens to encode), each at least 1."""
 
 
+MOST_OVERTAKEN = 64
+"""How many requests of a higher priority may be put before one that came earlier: so that none starves."""
+
+
+class Queued(Protocol):
+    """What decides a request's place in the queue."""
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def overtaken(self) -> int: ...
+
+
+def place_in_queue(queue: Sequence[Queued], priority: int, most: int = MOST_OVERTAKEN) -> int:
+    """Where a new request goes: behind all of its priority or a higher one, and whoever was overtaken often enough."""
+    at = len(queue)
+    while at and queue[at - 1].priority < priority and queue[at - 1].overtaken < most:
+        at -= 1
+    return at
+
+
 def plan_step(waiting: Sequence[Waiting], running: Sequence[Running], free_tokens: int, limits: Limits) -> Plan:
     """Admit first come first served while memory lasts, then share the step's tokens.
 
@@ -57,7 +80,7 @@ def plan_step(waiting: Sequence[Waiting], running: Sequence[Running], free_token
     it, unless nothing runs: then one that fits may go first, since it gives memory back when it ends.
 
     Args:
-        waiting: In order of arrival.
+        waiting: In the order of the queue.
         running: In order of admission.
         free_tokens: KV room that is free or can be evicted.
         limits: Bounds of a step.

@@ -1,6 +1,6 @@
 """How the next token is chosen."""
 
 from choreo_agents.sampling.parameters import Sampling
-from choreo_agents.sampling.sampler import TokenSampler
+from choreo_agents.sampling.sampler import Chosen, TokenSampler, nth_seed
 
-__all__ = ["Sampling", "TokenSampler"]
+__all__ = ["Chosen", "Sampling", "TokenSampler", "nth_seed"]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import BaseModel, ConfigDict, Field
+
+MOST_LOGPROBS = 64
 
 
 class Sampling(BaseModel):
@@ -16,14 +20,26 @@ class Sampling(BaseModel):
     """Keep the likeliest tokens whose probabilities sum to at least this."""
     top_k: int = Field(default=0, ge=0)
     """Keep this many of the likeliest tokens; 0 keeps all."""
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Keep tokens at least this many times as likely as the likeliest; 0 keeps all."""
+    repetition_penalty: float = Field(default=1.0, gt=0.0)
+    """Above 1, tokens that the view, the header or the answer hold already become less likely; 1 leaves them."""
     max_tokens: int = Field(default=256, ge=1)
     """Tokens to sample at most; header and closing tokens are not counted."""
     seed: int | None = None
     """Same seed, same tokens, whoever shares the batch. None: derived from the engine's seed and the call."""
     stop_tokens: tuple[int, ...] | None = None
     """Tokens after which the message ends; they are part of it. None: the model's own end tokens."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts after which the message ends, besides; they are part of it. Special tokens have no text here."""
+    logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+    """Keep the log-probability of every token that was sampled, and of this many of the likeliest in its place. They
+    are the model's own: of before penalty, temperature and filters."""
     forced: tuple[int, ...] | None = Field(default=None, min_length=1)
     """Take exactly these tokens instead of sampling, at the full price of every step (for fair timing)."""
+    n: int = Field(default=1, ge=1)
+    """Answers to sample: over one view, each with its own random numbers. More than one come as a list, from a list
+    of calls."""
 
     @property
     def longest(self) -> int:

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from choreo_agents.sampling.filters import apply_filters
+from choreo_agents.sampling.filters import apply_filters, penalise
 from choreo_agents.sampling.parameters import Sampling
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A token that was sampled, with the model's log-probabilities in its place if they were asked for."""
+
+    token: int
+    logprob: float | None = None
+    """Its own, in nats."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens with theirs, likeliest first."""
 
 
 class TokenSampler:
@@ -16,20 +31,40 @@ class TokenSampler:
     logits (another batch shape) leaves as it is unless two tokens are all but tied.
     """
 
-    def __init__(self, sampling: Sampling, seed: int) -> None:
+    def __init__(self, sampling: Sampling, seed: int, seen: Iterable[int] = ()) -> None:
+        """Start the random numbers at `seed`; `seen` are the tokens before the answer, for the repetition penalty."""
         self.sampling = sampling
         self._generator = torch.Generator().manual_seed(seed % 2**63)
         self._chosen = 0
+        self._seen = set(seen) if sampling.repetition_penalty != 1.0 else set()
 
-    def choose(self, logits: Tensor) -> int:
+    def choose(self, logits: Tensor) -> Chosen:
         """The next token for [vocabulary] logits."""
-        sampling, step = self.sampling, self._chosen
+        sampling = self.sampling
+        token = sampling.forced[self._chosen] if sampling.forced is not None else self._sample(logits)
         self._chosen += 1
-        if sampling.forced is not None:
-            return sampling.forced[step]
+        if sampling.repetition_penalty != 1.0:
+            self._seen.add(token)
+        if sampling.logprobs is None:
+            return Chosen(token)
+        likely = logits.to(torch.float64).log_softmax(dim=-1)
+        best = likely.topk(min(sampling.logprobs, len(likely)))
+        top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        return Chosen(token, float(likely[token]), top)
+
+    def _sample(self, logits: Tensor) -> int:
+        sampling = self.sampling
+        logits = penalise(logits, self._seen, sampling.repetition_penalty)
         if sampling.temperature == 0.0:
             return int(logits.argmax())
-        kept = apply_filters(logits.cpu(), sampling.temperature, sampling.top_k, sampling.top_p)
+        kept = apply_filters(logits.cpu(), sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
         uniform = torch.rand(kept.shape, generator=self._generator, dtype=torch.float64)
         noise = -(-(uniform.clamp_min(1e-300)).log()).log()
         return int((kept + noise).argmax())
+
+
+def nth_seed(seed: int, number: int) -> int:
+    """The seed of one of several answers to a call: the first has the call's own."""
+    if number == 0:
+        return seed
+    return int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:7], "big")

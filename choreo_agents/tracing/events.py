@@ -27,7 +27,7 @@ class FirstToken:
 
 @dataclass(frozen=True)
 class RequestFinished:
-    """A request that ended; `outcome` is `done`, `cancelled` or `failed`."""
+    """A request that ended; `outcome` is `done`, `cancelled`, `timed out` or `failed`."""
 
     time_s: float
     request_id: int

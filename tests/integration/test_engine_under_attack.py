@@ -270,7 +270,7 @@ def test_nobody_waits_for_ever_when_the_bookkeeping_itself_fails(
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     with Engine.load(tiny, kv_budget_bytes=1 << 22) as engine:
-        monkeypatch.setattr(engine._core, broken, lambda *_: 1 / 0)
+        monkeypatch.setattr(engine._desk, broken, lambda *_: 1 / 0)
         if broken == "abandon":
             monkeypatch.setattr(engine._core.loop.executor, "run", lambda *_: 1 / 0)
         with pytest.raises(EngineFailedError, match="ZeroDivisionError"):

@@ -96,7 +96,7 @@ class Machine(RuleBasedStateMachine):
         view, offsets, start = self.draw_view(rng)
         call = Decode([5], view, offsets, start, sampling=Sampling(forced=tuple(draw_tokens(rng, 30, 40))))
         try:
-            [answer] = self.engine._core.submit_decodes([call], None)
+            [answer] = self.engine._desk.submit_decodes([call], None)
         except KVBudgetError:
             return
         for _ in range(rng.choice([0, 100, 10_000])):

@@ -3,9 +3,10 @@
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from choreo_agents.sampling import Sampling, TokenSampler
-from choreo_agents.sampling.filters import apply_filters, keep_top_k, keep_top_p
+from choreo_agents.sampling.filters import apply_filters, keep_min_p, keep_top_k, keep_top_p, penalise
 
 vectors = st.lists(st.integers(-40, 40).map(lambda n: n / 8), min_size=1, max_size=12)
 
@@ -41,4 +42,22 @@ def test_the_likeliest_token_always_stays(values: list[float], temperature: floa
 def test_a_token_that_was_filtered_out_is_never_chosen(values: list[float], seed: int, k: int, p: float) -> None:
     logits = torch.tensor(values)
     sampler = TokenSampler(Sampling(temperature=1.5, top_k=k, top_p=p), seed)
-    assert apply_filters(logits, 1.5, k, p)[[sampler.choose(logits) for _ in range(5)]].isfinite().all()
+    assert apply_filters(logits, 1.5, k, p)[[sampler.choose(logits).token for _ in range(5)]].isfinite().all()
+
+
+@given(vectors, st.floats(0.0, 1.0))
+def test_min_p_keeps_what_is_likely_enough(values: list[float], p: float) -> None:
+    probabilities = torch.tensor(values).double().softmax(-1).tolist()
+    least = p * max(probabilities)
+    assume(all(abs(each - least) > 1e-9 or each == max(probabilities) for each in probabilities))
+    kept = keep_min_p(torch.tensor(values, dtype=torch.float64), p).isfinite().tolist()
+    assert kept == [each >= least or each == max(probabilities) for each in probabilities]
+
+
+@given(vectors, st.lists(st.integers(0, 11), max_size=8), st.floats(0.25, 4.0))
+def test_a_penalty_is_the_one_of_hugging_face(values: list[float], tokens: list[int], penalty: float) -> None:
+    tokens = [token for token in tokens if token < len(values)]
+    wanted = torch.tensor([values])
+    if tokens:
+        wanted = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([tokens]), wanted)
+    torch.testing.assert_close(penalise(torch.tensor(values), tokens, penalty), wanted[0])

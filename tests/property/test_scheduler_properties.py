@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from choreo_agents.runtime.scheduler import Limits, Plan, Running, Waiting, plan_step
+from choreo_agents.runtime.scheduler import Limits, Plan, Running, Waiting, place_in_queue, plan_step
 
 pending = st.one_of(st.just(1), st.integers(1, 40))
 
@@ -163,3 +163,107 @@ def test_whatever_runs_is_served_in_every_step(asked, step_tokens: int, rows: in
     while loop.waiting or loop.running:
         running = set(loop.running)
         assert running <= {number for number, _ in loop.step().chunks}
+
+
+@dataclass
+class InQueue:
+    number: int
+    priority: int
+    overtaken: int = 0
+
+
+def bubbled(queue: list[InQueue], new: InQueue, most: int) -> list[InQueue]:
+    """The slow way: a newcomer changes places with whoever stands before it, as long as that one lets it pass."""
+    after = [*queue, new]
+    for at in range(len(queue), 0, -1):
+        before = after[at - 1]
+        if before.priority >= new.priority or before.overtaken >= most:
+            break
+        after[at - 1], after[at] = new, before
+        before.overtaken += 1
+    return after
+
+
+@given(st.lists(st.one_of(st.integers(0, 3), st.just(None)), max_size=60), st.integers(0, 5))
+def test_the_queue_is_first_come_first_served_within_a_priority_and_starves_nobody(arrivals, most: int) -> None:
+    """None stands for a request that is admitted, from the front of the queue."""
+    queue: list[InQueue] = []
+    slow: list[InQueue] = []
+    admitted: list[InQueue] = []
+    for number, priority in enumerate(arrivals):
+        if priority is None:
+            if queue:
+                admitted.append(queue.pop(0))
+                slow.pop(0)
+            continue
+        at = place_in_queue(queue, priority, most)
+        for overtaken in queue[at:]:
+            overtaken.overtaken += 1
+        queue.insert(at, InQueue(number, priority))
+        slow = bubbled(slow, InQueue(number, priority), most)
+        assert queue == slow
+    served = [*admitted, *queue]
+    for one in served:
+        earlier = [other.number for other in served[: served.index(one)] if other.priority == one.priority]
+        assert all(number < one.number for number in earlier)
+        overtakers = [other for other in served[: served.index(one)] if other.number > one.number]
+        assert len(overtakers) == one.overtaken <= most and all(o.priority > one.priority for o in overtakers)
+
+
+@dataclass
+class Simulated:
+    """One request of the brute-force engine, which serves token by token instead of by plan."""
+
+    number: int
+    prompt: int
+    samples: int
+    ends: int = -1
+
+
+def brute_force(jobs: list[Job], memory: int, limits: Limits) -> dict[int, int]:
+    """In which step each job ends, when every step's tokens are handed out one at a time.
+
+    Admission: the first in the queue, again and again, while a row and its room are left. Tokens: one to each in the
+    order of admission, then, to the first that can take one, another, until the step has no more.
+    """
+    queue = deque(jobs)
+    active: list[Simulated] = []
+    rooms = {job.number: job.room for job in jobs}
+    ends: dict[int, int] = {}
+    step = 0
+    while queue or active:
+        while queue and len(active) < min(limits.rows, limits.step_tokens) and queue[0].room <= memory:
+            job = queue.popleft()
+            memory -= job.room
+            active.append(Simulated(job.number, job.prompt, job.samples))
+        got = dict.fromkeys((one.number for one in active), 0)
+        for _ in range(limits.step_tokens):
+            # A prompt's tokens can all go into one step; what is sampled at its end goes into the next.
+            hungry = [one for one in active if got[one.number] < max(one.prompt, 1)]
+            if hungry:
+                first = next((one for one in hungry if not got[one.number]), hungry[0])
+                got[first.number] += 1
+        for one in list(active):
+            if one.prompt > got[one.number]:
+                one.prompt -= got[one.number]
+            elif one.samples:
+                one.prompt, one.samples = 1, one.samples - 1
+            else:
+                active.remove(one)
+                ends[one.number] = step
+                memory += rooms[one.number]
+        step += 1
+    return ends
+
+
+@given(jobs, st.integers(1, 16), st.integers(1, 6), st.integers(40, 90))
+def test_a_run_is_the_one_that_brute_force_simulates(asked, step_tokens: int, rows: int, memory: int) -> None:
+    arrived = [Job(i, prompt, samples, 0) for i, (prompt, samples, _) in enumerate(asked)]
+    limits = Limits(step_tokens, rows)
+    loop = Loop(memory, limits)
+    loop.waiting = list(arrived)
+    ended: dict[int, int] = {}
+    for step in range(sum(job.room for job in arrived) + 1):
+        loop.step()
+        ended |= {number: step for number in loop.finished if number not in ended}
+    assert ended == brute_force(arrived, memory, limits)

@@ -13,7 +13,7 @@ LOGITS = PROBABILITIES.log()
 
 def draws(count: int, logits: torch.Tensor = LOGITS, *, seed: int = 0, **options: float) -> list[int]:
     sampler = TokenSampler(Sampling(**({"temperature": 1.0} | options)), seed)
-    return [sampler.choose(logits) for _ in range(count)]
+    return [sampler.choose(logits).token for _ in range(count)]
 
 
 def chi_square(chosen: list[int], probabilities: torch.Tensor) -> float:
@@ -62,7 +62,7 @@ def test_requests_share_no_random_numbers() -> None:
     one, two = TokenSampler(Sampling(temperature=1.0), 3), TokenSampler(Sampling(temperature=1.0), 4)
     interleaved = []
     for _ in range(20):
-        interleaved.append(one.choose(LOGITS))
+        interleaved.append(one.choose(LOGITS).token)
         two.choose(LOGITS)
         torch.rand(1)
     assert interleaved == draws(20, seed=3)
@@ -78,7 +78,7 @@ def test_bf16_logits_are_sampled_in_full_precision() -> None:
 
 def test_forced_tokens_are_taken_whatever_the_logits_say() -> None:
     sampler = TokenSampler(Sampling(temperature=1.0, forced=(7, 0, 7)), 0)
-    assert [sampler.choose(LOGITS) for _ in range(3)] == [7, 0, 7]
+    assert [sampler.choose(LOGITS).token for _ in range(3)] == [7, 0, 7]
 
 
 def test_top_k_keeps_ties_with_the_last() -> None:
@@ -114,6 +114,11 @@ def test_temperature_comes_before_top_p() -> None:
         {"top_p": 0.0},
         {"top_p": 1.1},
         {"top_k": -1},
+        {"min_p": 1.1},
+        {"repetition_penalty": 0.0},
+        {"stop": ("",)},
+        {"logprobs": -1},
+        {"n": 0},
         {"max_tokens": 0},
         {"forced": ()},
         {"temprature": 1.0},

@@ -1,0 +1,268 @@
+"""A tenant's desk: takes its calls, and hands finished requests back as messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from weakref import WeakMethod
+
+from choreo_agents.engine.calls import Decode, Prefill, Usage
+from choreo_agents.engine.core import EngineCore
+from choreo_agents.engine.intake import Intake, ReadCall
+from choreo_agents.engine.ledger import Message
+from choreo_agents.engine.methods import Job
+from choreo_agents.engine.scope import Scope
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.runtime.request import Request
+from choreo_agents.sampling import Chosen
+
+Answer = Future[MessageHandle]
+OnToken = Callable[[Chosen], None]
+
+
+@dataclass(eq=False)
+class _Order:
+    """Who waits for a request, and under which leases: see `Owner`."""
+
+    desk: Desk
+    job: Job
+    scopes: dict[Answer, Scope | None]
+    encodes_end: bool
+    memo: str | None = None
+    running: dict[str, Request] = field(default_factory=dict)
+    """Where the same call finds this request while it is under way, by `key`."""
+    key: str | None = None
+
+    def forget(self) -> None:
+        """It is no longer under way."""
+        if self.key is not None:
+            self.running.pop(self.key, None)
+
+    def finish(self, request: Request) -> MessageHandle:
+        return self.desk.finish(self, request)
+
+    def abandon(self, request: Request) -> None:
+        self.desk.abandon(self, request)
+
+
+@dataclass
+class _Batch:
+    """Calls that come together."""
+
+    scope: Scope | None
+    """Which takes the leases."""
+    started: float
+    """When they were made, as `time.perf_counter` counts."""
+    on_token: OnToken | None = None
+    requests: list[Request] = field(default_factory=list)
+    """What has to be done for them."""
+
+
+class Desk:
+    """The calls of one tenant: no other's message is found here, nor found again as one of its own.
+
+    Every public method may be called from any thread.
+    """
+
+    def __init__(self, core: EngineCore, salt: str) -> None:
+        self._core = core
+        self._intake = Intake(core, salt)
+        self._prefilling: dict[str, Request] = {}
+        self._memoising: dict[str, Request] = {}
+        core.on_restart.append(WeakMethod(self._forget_running))
+
+    @property
+    def core(self) -> EngineCore:
+        """The engine that serves it."""
+        return self._core
+
+    def submit_prefills(
+        self, calls: Sequence[Prefill], scope: Scope | None, started: float | None = None
+    ) -> list[Answer]:
+        """Check all calls, then start them as one batch; nothing is done if one of them is wrong.
+
+        Args:
+            calls: What to encode.
+            scope: Which takes the leases.
+            started: When the calls were made, as `time.perf_counter` counts; None: now.
+        """
+        read = [self._intake.read(call) for call in calls]
+        with self._core.lock:
+            self._core.loop.require_open()
+            jobs = [self._intake.job(call) for call in read]
+            batch = _Batch(scope, time.perf_counter() if started is None else started)
+            answers = [self._prefill(job, call, batch) for job, call in zip(jobs, read, strict=True)]
+            self._core.loop.submit(batch.requests)
+            return answers
+
+    def submit_decodes(
+        self,
+        calls: Sequence[Decode],
+        scope: Scope | None,
+        started: float | None = None,
+        on_token: OnToken | None = None,
+    ) -> list[Answer]:
+        """The same for decodes, with as many answers to each as its sampling asks for.
+
+        `on_token` is called on the engine's thread and must not raise.
+        """
+        read = [again for call in calls for again in self._intake.read_samples(call)]
+        with self._core.lock:
+            self._core.loop.require_open()
+            jobs = [self._intake.job(call) for call in read]
+            batch = _Batch(scope, time.perf_counter() if started is None else started, on_token)
+            answers = [self._decode(job, call, batch) for job, call in zip(jobs, read, strict=True)]
+            self._core.loop.submit(batch.requests)
+            return answers
+
+    def find(self, handle: MessageHandle) -> Message:
+        """The message of a leased handle; raises a `HandleError` otherwise."""
+        with self._core.lock:
+            return self._intake.find(handle)
+
+    def release(self, handle: MessageHandle, scope: Scope | None, *, spare_only: bool) -> None:
+        """Drop one lease; with `spare_only`, unless it is the last that does not end with another's scope."""
+        with self._core.lock:
+            message = self._intake.find(handle)
+            if not spare_only or message.leases_within(scope) > 1:
+                self._core.ledger.release(message, scope)
+
+    def pin(self, handle: MessageHandle, by: int) -> None:
+        """Keep a message in the pool, once it is there, until it was unpinned as often."""
+        with self._core.lock:
+            holding = self._intake.find(handle).holding
+            if holding is not None:
+                if holding.pins + by < 0:
+                    raise InvalidRequestError(f"handle {handle.id!r} was unpinned more often than pinned")
+                holding.pins += by
+
+    def park(self, scope: Scope | None) -> None:
+        """Take what only a scope leases, or all that is the tenant's, out of the pool, unless it is kept there."""
+        with self._core.lock:
+            mine = [message for message in self._core.ledger.messages() if message.tenant == self._intake.tenant]
+            parked = [m for m in mine if scope is None or m.leased_only_within(scope)]
+            self._core.memory.park(m.holding for m in parked if m.holding is not None)
+
+    def finish(self, order: _Order, request: Request) -> MessageHandle:
+        """Make a message of a finished request, with a lease for everyone who waits for it."""
+        assert request.binding is not None
+        ledger = self._core.ledger
+        segment = request.encoding.close(request)
+        order.forget()
+        tokens = order.job.tokens + tuple(request.tokens[len(request.binding.prompt) :])
+        ttft = None if request.first_token_s is None else request.first_token_s - request.submitted_s
+        usage = Usage(request.encoded, request.reused, ttft, time.perf_counter() - request.submitted_s)
+        message = self._message(order.job, tokens, request.author, request.role, usage)
+        message.chosen = tuple(request.chosen)
+        message = ledger.enter(message, segment)
+        self._core.found_reused += len(tokens) * max(0, len(request.futures) - 1)
+        for answer in request.futures:
+            scope = order.scopes[answer]
+            if scope is None or not scope.closed:
+                ledger.lease(message, scope)
+        ledger.drop_if_unleased(message)
+        if order.memo is not None and message.leases:
+            ledger.memoise(order.memo, message)
+        return message.handle
+
+    def abandon(self, order: _Order, request: Request) -> None:
+        """Give back all that an unfinished request holds."""
+        order.forget()
+        segment = request.encoding.close(request)
+        if segment is not None:
+            self._core.pool.unpin(segment)
+
+    @contextmanager
+    def given_up_if_left(self, answers: Sequence[Answer], scope: Scope | None) -> Iterator[None]:
+        """Cancel answers, or return the leases that came with them, if the block is left by an error."""
+        try:
+            yield
+        except BaseException:
+            for answer in answers:
+                if not answer.cancel():
+                    answer.add_done_callback(lambda done: self._return_lease(done, scope))
+            raise
+
+    def _forget_running(self) -> None:
+        """The engine starts again: no request is under way any more."""
+        self._prefilling.clear()
+        self._memoising.clear()
+
+    def _return_lease(self, answer: Answer, scope: Scope | None) -> None:
+        if not answer.cancelled() and answer.exception() is None and not (scope is not None and scope.closed):
+            self.release(answer.result(), scope, spare_only=False)
+
+    def _prefill(self, job: Job, read: ReadCall, batch: _Batch) -> Answer:
+        core, call = self._core, read.call
+        assert isinstance(call, Prefill)
+        identity = self._intake.identity(job, job.tokens)
+        known = core.ledger.get(identity)
+        if known is not None:
+            if core.method.keeps_kv:
+                core.found_reused += len(job.tokens)
+            return self._answered(known, batch.scope)
+        if not core.method.keeps_kv:
+            message = self._message(job, job.tokens, call.author, call.role, Usage(0, 0, None, 0.0))
+            return self._answered(core.ledger.enter(message, None), batch.scope)
+        request = self._prefilling.get(identity)
+        if request is None:
+            order = _Order(self, job, {}, encodes_end=True, running=self._prefilling, key=identity)
+            encoding = core.method.encoding(job)
+            request = Request(core.next_number(), encoding, order, None, call.author, call.role, [], call.priority)
+            self._prefilling[identity] = request
+            batch.requests.append(request)
+        return self._joined(request, read, batch)
+
+    def _decode(self, job: Job, read: ReadCall, batch: _Batch) -> Answer:
+        core, call = self._core, read.call
+        assert isinstance(call, Decode)
+        memo = self._intake.memo(job, read)
+        known = None if memo is None else core.ledger.recall(memo)
+        if known is not None:
+            for chosen in known.chosen if batch.on_token is not None else ():
+                assert batch.on_token is not None
+                batch.on_token(chosen)
+            return self._answered(known, batch.scope)
+        request = None if memo is None else self._memoising.get(memo)
+        if request is None:
+            order = _Order(self, job, {}, core.method.keeps_kv, memo, self._memoising, memo)
+            encoding, decoding = core.method.encoding(job), self._intake.decoding(job, read)
+            number = core.next_number()
+            request = Request(number, encoding, order, decoding, call.author, "assistant", [], call.priority)
+            if memo is not None:
+                self._memoising[memo] = request
+            batch.requests.append(request)
+        return self._joined(request, read, batch)
+
+    def _joined(self, request: Request, read: ReadCall, batch: _Batch) -> Answer:
+        """Wait for a request, that others may wait for already."""
+        assert isinstance(request.owner, _Order)
+        answer: Answer = Future()
+        request.futures.append(answer)
+        request.owner.scopes[answer] = batch.scope
+        if read.call.timeout_s is not None:
+            request.deadlines[answer] = batch.started + read.call.timeout_s
+        if batch.on_token is not None:
+            for chosen in request.chosen:
+                batch.on_token(chosen)
+            request.listeners.append(batch.on_token)
+        return answer
+
+    def _answered(self, message: Message, scope: Scope | None) -> Answer:
+        # A stream may be read after the scope that it was asked for in has ended.
+        self._core.ledger.lease(message, None if scope is not None and scope.closed else scope)
+        answer: Answer = Future()
+        answer.set_result(message.handle)
+        return answer
+
+    def _message(
+        self, job: Job, tokens: tuple[int, ...], author: str | None, role: str | None, usage: Usage
+    ) -> Message:
+        fingerprint = self._core.model.adapter.fingerprint
+        handle = MessageHandle(id=self._intake.identity(job, tokens), model=fingerprint, length=len(tokens))
+        relative = job.placement.relative()
+        return Message(handle, self._intake.tenant, tokens, job.parents, relative, author, role, usage)

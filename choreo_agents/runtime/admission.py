@@ -1,0 +1,132 @@
+"""The queue: who waits, in which order, and what being admitted takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from choreo_agents.errors import CapacityError, ChoreoError
+from choreo_agents.kv.pool import KVPool
+from choreo_agents.runtime.request import Request
+from choreo_agents.runtime.scheduler import Waiting, place_in_queue
+
+
+class Reclaimer(Protocol):
+    """Gives cached memory back when requests need it. Called under the engine's lock."""
+
+    def evictable_tokens(self) -> int: ...
+
+    def evict(self, tokens: int) -> None:
+        """Free cached segments until the pool has room for `tokens`, as far as possible."""
+        ...
+
+    def pinned(self) -> str:
+        """Who keeps memory from being evicted, for an error message: ` by 'alice' (96 tokens)`, or nothing."""
+        ...
+
+
+class Admission:
+    """Requests that hold no memory yet. Used under the engine's lock.
+
+    Args:
+        pool: Where those that are admitted get their memory.
+        reclaimer: Whose caches may be evicted for it.
+        announce: Told of requests that are queued.
+        fail: Told of requests that can never be admitted, and why; takes them out of the queue.
+    """
+
+    def __init__(
+        self,
+        pool: KVPool,
+        reclaimer: Reclaimer,
+        announce: Callable[[Request], None],
+        fail: Callable[[Request, ChoreoError], None],
+    ) -> None:
+        self.waiting: list[Request] = []
+        self._pool = pool
+        self._reclaimer = reclaimer
+        self._announce = announce
+        self._fail = fail
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Queue requests behind those of their priority."""
+        for request in requests:
+            self._announce(request)
+            at = place_in_queue(self.waiting, request.priority)
+            for overtaken in self.waiting[at:]:
+                overtaken.overtaken += 1
+            self.waiting.insert(at, request)
+
+    def room(self) -> int:
+        """Tokens that are free or can be evicted."""
+        return self._pool.free_tokens + (self._reclaimer.evictable_tokens() if self.waiting else 0)
+
+    def seen(self) -> list[Waiting]:
+        """The queue as the scheduler sees it, once what has to come first was put in front.
+
+        Only as far as its requests have room in the pool together: what the others read is not fetched yet.
+        """
+        seen: list[Waiting] = []
+        claimed: set[object] = set()
+        at = together = 0
+        while at < len(self.waiting) and together <= self._pool.total_tokens:
+            request = self.waiting[at]
+            try:
+                ready = request.encoding.ready()
+                before = [] if ready else request.encoding.first()
+            except ChoreoError as error:
+                self._fail(request, error)
+                continue
+            if before:
+                for r in before:
+                    r.priority = request.priority
+                    self._announce(r)
+                self.waiting[at:at] = before
+                continue
+            room = self._pool.rounded(request.room()) + request.encoding.claimed_tokens(claimed)
+            together += room
+            seen.append(Waiting(request.number, room, ready, request.encoding.prompt_tokens()))
+            at += 1
+        return seen
+
+    def admit(self, request: Request, *, alone: bool) -> bool:
+        """Give a request its memory.
+
+        It stays in the queue if one admitted before it took its room, or has begun to encode what it can reuse.
+
+        Args:
+            request: One of those that wait.
+            alone: Nothing is running that would give memory back.
+        """
+        if not request.encoding.ready():
+            return False
+        for reuse in (True, False):
+            absent, prompt = request.encoding.pin(reuse=reuse)
+            needed = prompt + (0 if request.decoding is None else request.decoding.longest)
+            self._reclaimer.evict(self._pool.rounded(needed) + absent)
+            binding = request.encoding.bind()
+            segment = None if binding is None else self._pool.allocate(needed, binding.position)
+            if binding is not None and segment is not None:
+                break
+            request.encoding.unpin()
+            if not alone:
+                return False
+            # What it would reuse may itself be in the way.
+        else:
+            return False
+        request.binding, request.segment, request.tokens = binding, segment, list(binding.prompt)
+        request.ended = request.decoding is None
+        request.encoding.bound(segment)
+        self.waiting.remove(request)
+        return True
+
+    def no_room(self, request: Request) -> CapacityError:
+        """Why a request cannot be admitted though nothing runs."""
+        pool = self._pool
+        wanted = pool.rounded(request.room()) + request.encoding.claimed_tokens(set())
+        bytes_each = pool.geometry.bytes_per_token
+        return CapacityError(
+            f"the KV pool has no room for {wanted} tokens ({wanted * bytes_each} bytes): {pool.free_tokens} of "
+            f"{pool.total_tokens} are free, and the rest is pinned{self._reclaimer.pinned()}. "
+            "Unpin messages, or load the engine with a larger kv_budget_bytes"
+        )

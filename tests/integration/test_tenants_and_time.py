@@ -1,0 +1,242 @@
+"""Tenants of one engine, calls that take too long, come too often or matter more, and an engine that starts again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+from conftest import MakeEngine
+
+from choreo_agents import Decode, Engine, Prefill, Sampling
+from choreo_agents.errors import (
+    EngineClosedError,
+    EngineFailedError,
+    InvalidRequestError,
+    ReleasedHandleError,
+    RequestTimeoutError,
+    UnknownHandleError,
+)
+from choreo_agents.models import LoadedModel
+from choreo_agents.tracing import Event, EventList, FirstToken, RequestFinished
+
+SHORT = Sampling(max_tokens=6, stop_tokens=(), seed=1)
+LONG = Sampling(max_tokens=400, stop_tokens=(), seed=1)
+TEXT = list(range(20, 40))
+
+
+@pytest.mark.parametrize("method", ["choreo", "baseline"])
+def test_tenants_find_nothing_of_each_other(make_engine: MakeEngine, method: str) -> None:
+    """Same salt hits, other salt misses, with handles and with a prefix cache; the words they get are the same."""
+    engine = make_engine(method=method, salt="a")
+    said: list[list[int]] = []
+    encoded: list[int] = []
+    for tenant in (engine, engine.tenant("a"), engine.tenant("b"), engine.tenant("b")):
+        before = engine.stats().tokens_encoded
+        root = tenant.prefill(TEXT)
+        said.append(tenant.tokens(tenant.decode([7], [root], sampling=SHORT)))
+        encoded.append(engine.stats().tokens_encoded - before)
+    assert said == [said[0]] * 4
+    if method == "choreo":
+        assert encoded == [27, 7, 27, 7]
+    else:
+        assert encoded[0] == encoded[2] > encoded[1] == encoded[3]
+
+
+def test_a_handle_of_another_tenant_is_unknown(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    other = engine.tenant("b")
+    mine, theirs = engine.prefill(TEXT), other.prefill(TEXT)
+    assert mine != theirs
+    for use in (other.tokens, other.release, other.pin, other.usage, lambda h: other.decode([7], [h])):
+        with pytest.raises(UnknownHandleError):
+            use(mine)
+    engine.release(mine)
+    with pytest.raises(UnknownHandleError):
+        other.tokens(mine)
+    with pytest.raises(ReleasedHandleError):
+        engine.tokens(mine)
+    assert other.tokens(theirs) == TEXT
+    assert engine.tenant("b").tokens(theirs) == TEXT
+
+
+def test_tenants_share_steps_and_scopes_are_their_own(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    tenants = [engine, engine.tenant("b"), engine.tenant("c")]
+
+    async def all_at_once() -> None:
+        await asyncio.gather(*(tenant.adecode([7], sampling=LONG) for tenant in tenants))
+
+    asyncio.run(all_at_once())
+    assert engine.stats().rows_per_decode_step > 2.5
+    with tenants[1].scope():
+        tenants[1].prefill(TEXT)
+        kept = tenants[2].prefill(TEXT)
+    assert tenants[2].tokens(kept) == TEXT
+
+
+@pytest.mark.parametrize("budget", [{"host_bytes": 1 << 20}, {"disk": True}, {}], ids=["host", "disk", "lineage"])
+def test_tenants_find_nothing_of_each_other_in_any_tier(make_engine: MakeEngine, tmp_path, budget: dict) -> None:
+    engine = make_engine(**({"disk": tmp_path} if "disk" in budget else budget))
+    root = engine.prefill(TEXT)
+    engine.park()
+    for tenant, again in ((engine.tenant("b"), 20), (engine, 0)):
+        before = engine.stats().tokens_encoded
+        tenant.prefill(TEXT)
+        assert engine.stats().tokens_encoded - before == again
+    engine.release(root)
+
+
+def test_parking_parks_the_tenants_own(make_engine: MakeEngine) -> None:
+    engine = make_engine(host_bytes=1 << 20)
+    other = engine.tenant("b")
+    engine.prefill(TEXT), other.prefill(TEXT)
+    whole = engine.stats().kv_bytes
+    other.park()
+    assert engine.stats().kv_bytes == whole // 2
+
+
+def test_a_call_that_takes_too_long_fails_and_leaves_nothing(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    with pytest.raises(RequestTimeoutError, match="timeout_s"):
+        engine.decode([7], sampling=LONG.model_copy(update={"max_tokens": 900}), timeout_s=0.02)
+    with pytest.raises(TimeoutError):
+        engine.prefill(TEXT, timeout_s=0.0)
+    deadline = time.monotonic() + 10
+    while engine.stats().unfinished and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert (engine.stats().kv_bytes, engine.stats().cancelled) == (0, 2)
+    assert engine.tokens(engine.prefill(TEXT, timeout_s=60.0)) == TEXT
+
+
+async def test_only_the_impatient_caller_of_a_shared_call_fails(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    patient = asyncio.create_task(engine.adecode([7], sampling=LONG, memo="m"))
+    await asyncio.sleep(0)
+    with pytest.raises(RequestTimeoutError):
+        await engine.adecode([7], sampling=LONG, memo="m", timeout_s=0.01)
+    assert len(engine.tokens(await patient)) == 401
+    assert engine.stats().leases == 1 and engine.stats().cancelled == 0
+
+
+def test_a_higher_priority_comes_first_and_equals_as_they_came(tiny: LoadedModel) -> None:
+    events: list[Event] = []
+    with Engine.load(tiny, kv_budget_bytes=1 << 16, sink=events.append) as engine:
+        room = engine._core.pool.total_tokens
+        filling = Sampling(max_tokens=room - 40, stop_tokens=(), seed=1)
+        calls = [Decode([7 + i], sampling=filling, priority=p) for i, p in enumerate((0, 0, 1, 5, 1, 0))]
+        engine.decode(calls)
+        started = [event.request_id for event in events if isinstance(event, FirstToken)]
+        assert started == [3, 2, 4, 0, 1, 5]
+        assert [e.outcome for e in events if isinstance(e, RequestFinished)] == ["done"] * 6
+
+
+def test_starts_are_spread_whichever_thread_they_come_from(make_engine: MakeEngine) -> None:
+    """Ten calls at five in a fifth of a second take two more fifths; half from a thread, half from a loop."""
+    engine = make_engine(starts_per_s=25)
+    begun = time.monotonic()
+
+    async def some(first: int) -> None:
+        await asyncio.gather(*(engine.aprefill([first + i]) for i in range(20)))
+
+    thread = threading.Thread(target=lambda: [engine.prefill([60 + i]) for i in range(20)])
+    thread.start()
+    asyncio.run(some(20))
+    asyncio.run(some(90))
+    thread.join()
+    assert 1.9 < time.monotonic() - begun < 20
+    assert engine.stats().messages == 60
+
+
+def test_the_rate_is_the_tenants_own(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    slow = engine.tenant("slow", starts_per_s=0.01)
+    assert slow.prefill([5]) and engine.prefill([6]) and engine.prefill([7])
+    with pytest.raises(RequestTimeoutError, match="starts_per_s"):
+        slow.prefill([6], timeout_s=0.05)
+    for wrong in (0, -1, float("inf"), float("nan")):
+        with pytest.raises(InvalidRequestError, match="starts_per_s"):
+            engine.tenant("b", starts_per_s=wrong)
+
+
+def test_closing_ends_the_wait_for_a_start(tiny: LoadedModel) -> None:
+    engine = Engine.load(tiny, kv_budget_bytes=1 << 20, starts_per_s=0.01)
+    engine.prefill([5])
+    failed: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            engine.prefill([6])
+        except EngineClosedError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.05)
+    engine.close()
+    thread.join(timeout=30)
+    assert len(failed) == 1
+    with pytest.raises(EngineClosedError):
+        engine.prefill([7])
+
+
+def test_a_batch_takes_as_many_starts_as_it_has_calls(make_engine: MakeEngine) -> None:
+    engine = make_engine(starts_per_s=20)
+    begun = time.monotonic()
+    engine.prefill([Prefill([i]) for i in range(20, 60)])
+    engine.prefill([61])
+    assert time.monotonic() - begun > 0.9
+
+
+@pytest.mark.parametrize("method", ["choreo", "baseline"])
+def test_a_restarted_engine_goes_on_with_the_same_handles(make_engine: MakeEngine, method: str) -> None:
+    engine = make_engine(method=method)
+    root = engine.prefill(TEXT)
+    middle = engine.decode([7], [root], sampling=SHORT)
+    engine.pin(middle)
+    wanted = engine.tokens(engine.decode([8], [root, middle], sampling=SHORT))
+    finished = engine.stats().finished
+    engine.restart()
+    assert engine.stats().kv_bytes == 0 and engine.stats().finished == finished
+    assert engine.tokens(engine.decode([8], [root, middle], sampling=SHORT)) == wanted
+    assert engine.stats().recomputed == (2 if method == "choreo" else 0)
+    engine.unpin(middle)
+
+
+async def test_a_restart_fails_what_was_under_way(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    root = engine.prefill(TEXT)
+    under_way = asyncio.create_task(engine.adecode([7], [root], sampling=LONG, memo="m"))
+    await asyncio.sleep(0.02)
+    await asyncio.to_thread(engine.restart)
+    with pytest.raises(EngineClosedError):
+        await under_way
+    assert len(engine.tokens(await engine.adecode([7], [root], sampling=LONG, memo="m"))) == 401
+
+
+def test_an_engine_whose_bookkeeping_failed_can_be_restarted(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    with Engine.load(tiny, kv_budget_bytes=1 << 22) as engine:
+        root = engine.prefill(TEXT)
+        wanted = engine.tokens(engine.decode([7], [root], sampling=SHORT))
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._desk, "abandon", lambda *_: 1 / 0)
+            patch.setattr(engine._core.loop.executor, "run", lambda *_: 1 / 0)
+            with pytest.raises(EngineFailedError):
+                engine.decode([8], [root], sampling=SHORT, memo="m")
+        with pytest.raises(EngineClosedError):
+            engine.decode([7], [root], sampling=SHORT)
+        engine.restart()
+        assert engine.tokens(engine.decode([7], [root], sampling=SHORT)) == wanted
+        engine.decode([8], [root], sampling=SHORT, memo="m")
+        engine.check()
+
+
+def test_events_tell_of_a_timeout(tiny: LoadedModel) -> None:
+    events = EventList()
+    with Engine.load(tiny, kv_budget_bytes=1 << 20, sink=events) as engine, pytest.raises(RequestTimeoutError):
+        engine.prefill(TEXT, timeout_s=0.0)
+    assert [e.outcome for e in events.events if isinstance(e, RequestFinished)] == ["timed out"]
