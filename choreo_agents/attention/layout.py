@@ -56,3 +56,10 @@ class Layout:
     positions: tuple[int, ...]
     write_slots: tuple[int, ...]
     reads: tuple[Read, ...]
+
+    def slots_read(self) -> tuple[int, int]:
+        """Slots that are read, each run once; and how many they were if every row read all that it sees by itself."""
+        return (
+            sum(read.length for read in self.reads),
+            sum(read.length * len(read.spans) for read in self.reads),
+        )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from choreo_agents.attention.base import AttentionBackend, PreparedAttention
+from choreo_agents.attention.backends.base import AttentionBackend, PreparedAttention
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout
 from choreo_agents.kv.pool import KVPool
@@ -42,3 +42,11 @@ class StepAttention:
         keys.index_copy_(1, self.slots, key)
         values.index_copy_(1, self.slots, value)
         return self.prepared[self.kinds[layer]].attend(query, keys, values, scale, sinks)
+
+    def kv_bytes_read(self) -> tuple[int, int]:
+        """KV memory that the step reads, and what it would read if no two of its rows shared a segment's."""
+        geometry = self.pool.geometry
+        each = geometry.bytes_per_token // geometry.layers
+        by_kind = {kind: prepared.layout.slots_read() for kind, prepared in self.prepared.items()}
+        shared, alone = (sum(by_kind[kind][i] for kind in self.kinds) for i in (0, 1))
+        return each * shared, each * alone

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from choreo_agents.attention.folded import FoldedBackend
+from choreo_agents.attention.backends import BackendName, make_backend
 from choreo_agents.engine.gate import Gate
 from choreo_agents.engine.ledger import Ledger
 from choreo_agents.engine.methods import MethodName, make_method
@@ -40,6 +40,7 @@ class Settings(BaseModel):
     disk: Path | None
     disk_bytes: int = Field(ge=1)
     step_tokens: int = Field(ge=1)
+    backend: BackendName
     seed: int
     sink: EventSink
 
@@ -68,9 +69,10 @@ class EngineCore:
         self.memory = Memory(self.pool, HostTier(settings.host_bytes), disk, self._movements)
         self.ledger = Ledger(self.memory, adapter.fingerprint) if ledger is None else ledger.moved(self.memory)
         self.method = make_method(settings.method, Restorer(self.ledger, self.memory, self._numbers.__next__))
-        executor = Executor(adapter, self.pool, FoldedBackend(adapter.geometry.dtype, adapter.device))
+        backend = make_backend(settings.backend, adapter.geometry.dtype, adapter.device)
+        executor = Executor(adapter, self.pool, backend, self._counters)
         limits = Limits(settings.step_tokens)
-        self.loop = EngineLoop(executor, self.lock, limits, settings.sink, self.method, self._counters)
+        self.loop = EngineLoop(executor, self.lock, limits, settings.sink, self.method)
         self.memory.wake = self.loop.wake
         # Ends the threads when the engine is dropped without being closed, and before the interpreter exits.
         self._end = weakref.finalize(self, _close, self.loop, self.memory, self._gates)

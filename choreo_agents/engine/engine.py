@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from choreo_agents.attention.backends import BackendName
 from choreo_agents.engine.calling import Calling
 from choreo_agents.engine.calls import Usage
 from choreo_agents.engine.core import EngineCore, Settings
@@ -54,6 +55,7 @@ class Engine(Calling):
         disk: str | Path | None = None,
         disk_bytes: int = 1 << 34,
         step_tokens: int = 512,
+        backend: BackendName = "auto",
         seed: int = 0,
         salt: str = "",
         starts_per_s: float | None = None,
@@ -72,6 +74,7 @@ class Engine(Calling):
             disk: A folder for what has no room there either. Without one it is computed again from its lineage.
             disk_bytes: Upper bound of this model's files in that folder.
             step_tokens: Tokens encoded in one forward pass at most; longer prefills are cut into chunks.
+            backend: What attends: by default the fastest that there is; `"reference"` is the slow one to compare with.
             seed: From which the seeds of calls without one are derived.
             salt: Separates tenants: another salt never gives the same handle ids (see `tenant`).
             starts_per_s: Calls that may start in a second; the others wait. None: all at once.
@@ -82,7 +85,7 @@ class Engine(Calling):
         """
         loaded = _loaded(model, device, dtype)
         memory = {"kv_budget_bytes": kv_budget_bytes, "host_bytes": host_bytes, "disk": disk, "disk_bytes": disk_bytes}
-        settings = {"method": method, "step_tokens": step_tokens, "seed": seed, "sink": sink}
+        settings = {"method": method, "step_tokens": step_tokens, "backend": backend, "seed": seed, "sink": sink}
         valid = Settings.model_validate(memory | settings)
         return cls(loaded, valid, salt=salt, starts_per_s=starts_per_s)
 

@@ -22,6 +22,10 @@ class EngineStats:
     """Requests served in those steps."""
     decode_unfinished: int
     """Requests submitted and unfinished at the start of those steps, summed over them."""
+    kv_bytes_read: int
+    """KV memory that steps have read: a segment once for all rows of a step that see it, ..."""
+    kv_bytes_read_alone: int
+    """... and what they would have read, had every row read its own view, as an engine without sharing does."""
     finished: int
     cancelled: int
     failed: int

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from choreo_agents.attention.folded import FoldedBackend
+from choreo_agents.attention.backends.cpu import FoldedBackend
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
 from choreo_agents.attention.step import StepAttention
 from choreo_agents.errors import UnsupportedModelError

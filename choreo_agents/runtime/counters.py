@@ -21,6 +21,10 @@ class Counters:
     tokens_encoded: int = 0
     tokens_reused: int = 0
     """Tokens attended to that were found encoded."""
+    kv_bytes_read: int = 0
+    """KV memory that steps have read: a segment once for all rows of a step that see it, ..."""
+    kv_bytes_read_alone: int = 0
+    """... and what they would have read, had every row read its own view."""
     finished: int = 0
     cancelled: int = 0
     failed: int = 0

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from choreo_agents.errors import ChoreoError, EngineClosedError, EngineFailedError, RequestTimeoutError
 from choreo_agents.runtime.admission import Admission, Reclaimer
-from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.scheduler import Limits, Running, plan_step
@@ -29,7 +28,6 @@ class EngineLoop:
         limits: Bounds of a step.
         sink: Receives events.
         reclaimer: Whose caches may be evicted to admit a request.
-        counters: What it counts its work in.
     """
 
     def __init__(
@@ -39,10 +37,9 @@ class EngineLoop:
         limits: Limits,
         sink: EventSink,
         reclaimer: Reclaimer,
-        counters: Counters,
     ) -> None:
         self.executor = executor
-        self.counters = counters
+        self.counters = executor.counters
         self._lock = lock
         self._limits = limits
         self._emit = guarded(sink)

@@ -10,12 +10,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from choreo_agents.attention import partial
-from choreo_agents.attention.folded import FoldedBackend, merge
+from choreo_agents.attention.backends import partial
+from choreo_agents.attention.backends.cpu import FoldedBackend, merge
+from choreo_agents.attention.backends.partial import attend_padded, attend_run, matmul_attention
+from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
-from choreo_agents.attention.partial import attend_padded, attend_run, matmul_attention
-from choreo_agents.attention.reference import ReferenceBackend
 from choreo_agents.attention.rope import PureRotation
 from choreo_agents.attention.window import windowed
 

@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from choreo_agents.attention import folded, packed, partial
-from choreo_agents.attention.folded import FoldedBackend
+from choreo_agents.attention.backends import cpu as folded
+from choreo_agents.attention.backends import packed, partial
+from choreo_agents.attention.backends.cpu import FoldedBackend
+from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
-from choreo_agents.attention.reference import ReferenceBackend
 from choreo_agents.attention.rope import PureRotation
 
 DIM = 8

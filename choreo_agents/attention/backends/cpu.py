@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from choreo_agents.attention.backends.packed import PackedRuns, packable
+from choreo_agents.attention.backends.partial import Partial, attend_run
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout, Read
-from choreo_agents.attention.packed import PackedRuns, packable
-from choreo_agents.attention.partial import Partial, attend_run
 from choreo_agents.attention.window import windowed
 
 
@@ -34,6 +34,7 @@ class FoldedAttention:
     """
 
     def __init__(self, layout: Layout, kind: AttentionKind, backend: FoldedBackend) -> None:
+        self.layout = layout
         self.kind = kind
         short = [read for read in layout.reads if packable(read)]
         if len(short) < 2:

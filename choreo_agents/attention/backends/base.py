@@ -13,6 +13,9 @@ from choreo_agents.attention.layout import Layout
 class PreparedAttention(Protocol):
     """One step's attention in the layers of one kind, its indices and rotations already on the device."""
 
+    layout: Layout
+    """What it reads: the step's layout, less what a window lets nobody see."""
+
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
         """Attention of one layer.
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from choreo_agents.attention.backends.partial import Partial, attend_padded
 from choreo_agents.attention.layout import Read
-from choreo_agents.attention.partial import Partial, attend_padded
 
 LONGEST_RUN = 128
 MOST_QUERIES = 32
