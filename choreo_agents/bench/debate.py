@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage
 
 from choreo_agents.engine import Engine
+from choreo_agents.engine.memory_map import MemoryMap
 from choreo_agents.engine.methods import MethodName
 from choreo_agents.graph.run import Replay
 from choreo_agents.kv.handle import MessageHandle
@@ -55,6 +57,8 @@ class DebateRun:
     cost: Cost
     said: Replay
     """The tokens of every message, to force upon another method."""
+    memory: MemoryMap
+    """The engine's, at the end."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class DebateSetting:
     seed: int = 0
     sampling: Sampling = Sampling(max_tokens=32)
     kv_budget_bytes: int = 1 << 28
+    host_bytes: int = 0
+    disk: Path | None = None
 
 
 def hold(
@@ -87,14 +93,20 @@ def hold(
         system=DEBATE_RULES,
         sampling=setting.sampling,
     )
-    budget = setting.kv_budget_bytes
-    with Engine.load(setting.model, method=method, kv_budget_bytes=budget, seed=setting.seed) as engine:
+    with Engine.load(
+        setting.model,
+        method=method,
+        kv_budget_bytes=setting.kv_budget_bytes,
+        host_bytes=setting.host_bytes,
+        disk=setting.disk,
+        seed=setting.seed,
+    ) as engine:
         app = graph.compile(engine=engine)
         config: dict[str, Any] = {"configurable": {"replay": replay}, "max_concurrency": len(problem.agents)}
         started = time.perf_counter()
         state, waits = _run(app, {"messages": [("user", problem.question)]}, config, on_token)
         elapsed = time.perf_counter() - started
-        stats = engine.stats()
+        stats, memory = engine.stats(), engine.memory_map()
         said = {
             (entry["author"], entry["superstep"], entry["branch"], entry["call"]): _generated(engine, entry)
             for entry in state["handles"]
@@ -102,7 +114,7 @@ def hold(
         }
     answer = final_answer(state["messages"], problem.agents)
     cost = Cost(stats.tokens_encoded, stats.tokens_reused, mean(waits), elapsed, stats.rows_per_step)
-    return DebateRun(_utterances(state["messages"]), answer, problem.is_correct(answer), cost, said)
+    return DebateRun(_utterances(state["messages"]), answer, problem.is_correct(answer), cost, said, memory)
 
 
 def _run(

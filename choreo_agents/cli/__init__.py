@@ -6,6 +6,7 @@ import typer
 
 from choreo_agents.cli.bench import bench_app
 from choreo_agents.cli.evaluate import eval_app
+from choreo_agents.cli.inspect import inspect_app
 from choreo_agents.cli.models import models_app
 from choreo_agents.cli.run import run_app
 from choreo_agents.cli.train import train_app
@@ -22,6 +23,7 @@ app.add_typer(eval_app, name="eval")
 app.add_typer(bench_app, name="bench")
 app.add_typer(train_app, name="train")
 app.add_typer(models_app, name="models")
+app.add_typer(inspect_app, name="inspect")
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from choreo_agents.attention.backends import BackendName, make_backend
 from choreo_agents.engine.gate import Gate
 from choreo_agents.engine.ledger import Ledger
+from choreo_agents.engine.memory_map import MemoryMap, author_memory
 from choreo_agents.engine.methods import MethodName, make_method
 from choreo_agents.engine.restoring import Restorer
 from choreo_agents.engine.scope import Scope
@@ -123,6 +124,21 @@ class EngineCore:
                 host_bytes=tiers["host"],
                 disk_bytes=tiers["disk"],
                 kv_budget_bytes=self.settings.kv_budget_bytes,
+            )
+
+    def memory_map(self) -> MemoryMap:
+        """Who keeps how much memory, and where."""
+        with self.lock:
+            settings, stats = self.settings, self.stats()
+            disk_bytes = 0 if settings.disk is None else settings.disk_bytes
+            asked = stats.tokens_encoded + stats.tokens_reused
+            return MemoryMap(
+                bytes_per_token=self.pool.geometry.bytes_per_token,
+                tiers={"device": stats.kv_bytes, "host": stats.host_bytes, "disk": stats.disk_bytes},
+                budgets={"device": settings.kv_budget_bytes, "host": settings.host_bytes, "disk": disk_bytes},
+                authors=author_memory(self.ledger.messages(), self.memory),
+                hit_rate=stats.tokens_reused / asked if asked else 0.0,
+                **asdict(self._movements),
             )
 
     def check(self) -> None:

@@ -13,6 +13,7 @@ from choreo_agents.engine.calling import Calling
 from choreo_agents.engine.calls import Usage
 from choreo_agents.engine.core import EngineCore, Settings
 from choreo_agents.engine.desk import Desk
+from choreo_agents.engine.memory_map import MemoryMap
 from choreo_agents.engine.methods import MethodName
 from choreo_agents.engine.scope import Scope, entered
 from choreo_agents.engine.stats import EngineStats
@@ -176,6 +177,10 @@ class Engine(Calling):
     def stats(self) -> EngineStats:
         """What the engine holds now and has done so far."""
         return self._core.stats()
+
+    def memory_map(self) -> MemoryMap:
+        """Who keeps how much memory in which tier, and how often it was found there."""
+        return self._core.memory_map()
 
     def check(self) -> None:
         """Assert all invariants of memory and bookkeeping."""

@@ -146,3 +146,24 @@ def test_help_teaches_training_and_evaluation() -> None:
         out, _ = run(*command, "--help")
         for expected in words:
             assert expected in out
+
+
+def test_memory_is_shown_by_tier_and_by_author(tmp_path: Path) -> None:
+    small = ("--pool-tokens", "256", "--host-tokens", "64", "--disk", str(tmp_path))
+    out, _ = run("inspect", "memory", *small)
+    for expected in ("KV memory by tier", "pool", "host", "disk", "Alice.system", "left the pool"):
+        assert expected in out
+    found = json.loads(run("inspect", "memory", *small, "--json")[0])
+    assert found["evicted"] > 0 and found["tiers"]["host"] > 0
+    kept = [author["tokens"] for author in found["authors"].values()]
+    token = found["bytes_per_token"]
+    assert sum(author["host"] for author in kept) * token == found["tiers"]["host"] <= found["budgets"]["host"]
+    assert sum(author["device"] for author in kept) * token <= found["tiers"]["device"] <= found["budgets"]["device"]
+    assert {author["lineage"] for author in kept} == {0} and 0.5 < found["hit_rate"] < 1.0
+
+
+def test_without_tiers_below_the_pool_what_leaves_it_is_lineage() -> None:
+    found = json.loads(run("inspect", "memory", "--pool-tokens", "256", "--json")[0])
+    assert sum(author["tokens"]["lineage"] for author in found["authors"].values()) > 0
+    assert found["lost"] >= found["recomputed"] > 0
+    assert "KV memory" in run("inspect", "memory", "--pool-tokens", "64", code=1)[0]

@@ -1,0 +1,102 @@
+"""`choreo inspect`: what an engine holds after a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from choreo_agents.bench.debate import DebateSetting, hold
+from choreo_agents.cli.options import AgentsOption, DeviceOption, ModelOption, RoundsOption, errors_as_lines, load
+from choreo_agents.engine.memory_map import TIERS, MemoryMap
+from choreo_agents.language.tasks.debate import debate_problem
+
+inspect_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="See what an engine holds.")
+_WHERE = {"device": "pool", "host": "host", "disk": "disk", "lineage": "lineage"}
+
+
+@inspect_app.callback()
+def _inspect() -> None:
+    """See what an engine holds."""
+
+
+@inspect_app.command()
+def memory(
+    model: ModelOption = "embedded",
+    agents: AgentsOption = 3,
+    rounds: RoundsOption = 3,
+    seed: Annotated[int, typer.Option(help="Draws the question and the agents' notes.")] = 31,
+    pool_tokens: Annotated[int, typer.Option(min=1, help="Tokens of KV that the pool has room for.")] = 4096,
+    host_tokens: Annotated[int, typer.Option(min=0, help="Tokens that the host keeps of what left the pool.")] = 0,
+    disk: Annotated[Path | None, typer.Option(help="A folder for what has no room there either.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
+    device: DeviceOption = "cpu",
+) -> None:
+    """Hold a debate, and show who keeps how much KV memory in which tier at its end.
+
+    With a small pool, messages leave it for the host, the disk, or nowhere, and come back, or are computed again from
+    their lineage, when they are read. In a program of your own, [b]engine.memory_map()[/b] gives the same.
+
+    [b]Examples[/b]
+
+      choreo inspect memory
+      choreo inspect memory --pool-tokens 256 --host-tokens 64 --disk /tmp/kv
+      choreo inspect memory --pool-tokens 256 --json
+    """
+    console = Console(stderr=as_json, highlight=False)
+    with errors_as_lines(console):
+        loaded = load(console, model, device)
+        token = loaded.adapter.geometry.bytes_per_token
+        setting = DebateSetting(
+            loaded,
+            debate_problem(seed, agents=agents),
+            rounds,
+            seed=seed,
+            kv_budget_bytes=pool_tokens * token,
+            host_bytes=host_tokens * token,
+            disk=disk,
+        )
+        with console.status("holding the debate ..."):
+            found = hold(setting, "choreo").memory
+        if as_json:
+            typer.echo(json.dumps(found.as_object(), indent=2))
+            return
+        console.print(_tiers(found))
+        console.print(_authors(found))
+        console.print(
+            f"{found.hit_rate:.0%} of the tokens that calls read or asked for were found encoded. Messages: "
+            f"{found.evicted} left the pool, {found.restored_from_host} came back from the host, "
+            f"{found.restored_from_disk} from the disk; {found.lost} left the last tier, "
+            f"{found.recomputed} were computed again."
+        )
+
+
+def _tiers(found: MemoryMap) -> Table:
+    table = Table(title="KV memory by tier", box=box.SIMPLE_HEAD)
+    table.add_column("tier")
+    for column in ("bytes", "tokens", "budget, bytes"):
+        table.add_column(column, justify="right")
+    for tier, held in found.tiers.items():
+        budget = found.budgets[tier]
+        tokens = f"{held // found.bytes_per_token:,}"
+        table.add_row(_WHERE[tier], f"{held:,}", tokens, f"{budget:,}" if budget else "none")
+    return table
+
+
+def _authors(found: MemoryMap) -> Table:
+    table = Table(title="Tokens by author, and the fastest tier that has them", box=box.SIMPLE_HEAD)
+    table.add_column("author")
+    for column in ("messages", "leases", *(_WHERE[tier] for tier in TIERS), "pinned"):
+        table.add_column(column, justify="right")
+    for author, kept in found.authors.items():
+        numbers = (kept.messages, kept.leases, *(kept.tokens[tier] for tier in TIERS), kept.pinned_tokens)
+        table.add_row(
+            escape(author) or "[dim]nobody named[/]", *(f"{number:,}" if number else "·" for number in numbers)
+        )
+    return table

@@ -1,0 +1,72 @@
+"""Who keeps how much memory, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from choreo_agents.engine.ledger import Message
+from choreo_agents.kv.memory import Holding, Memory
+
+TierName = Literal["device", "host", "disk", "lineage"]
+TIERS: tuple[TierName, ...] = ("device", "host", "disk", "lineage")
+"""From the fastest on; what is only lineage takes no memory and is computed again when it is read."""
+
+
+@dataclass(frozen=True)
+class AuthorMemory:
+    """The leased messages of one author."""
+
+    messages: int
+    leases: int
+    tokens: Mapping[TierName, int]
+    """Tokens by the fastest tier that has them."""
+    pinned_tokens: int
+
+
+@dataclass(frozen=True)
+class MemoryMap:
+    """A snapshot of an engine's memory. Bytes are of KV; a message may be in more than one tier."""
+
+    bytes_per_token: int
+    tiers: Mapping[TierName, int]
+    """Bytes in each tier, also of what is not leased any more but still cached or read."""
+    budgets: Mapping[TierName, int]
+    """Bytes that each may hold; 0 for a tier that there is not."""
+    authors: Mapping[str, AuthorMemory]
+    """By author, `""` for messages of nobody named."""
+    hit_rate: float
+    """Share of the tokens that calls read or asked to encode that were found encoded."""
+    evicted: int
+    restored_from_host: int
+    restored_from_disk: int
+    lost: int
+    recomputed: int
+
+    def as_object(self) -> dict[str, Any]:
+        """The same as plain JSON."""
+        return asdict(self)
+
+
+def author_memory(messages: Iterable[Message], memory: Memory) -> dict[str, AuthorMemory]:
+    """What each author's messages keep, the largest first."""
+    by_author: dict[str, list[Message]] = {}
+    for message in messages:
+        by_author.setdefault(message.author or "", []).append(message)
+    made: dict[str, AuthorMemory] = {}
+    for author, theirs in by_author.items():
+        tokens: dict[TierName, int] = dict.fromkeys(TIERS, 0)
+        for message in theirs:
+            tokens[_tier(message.holding, memory)] += len(message.tokens)
+        pinned = sum(len(m.tokens) for m in theirs if m.holding is not None and m.holding.pins)
+        made[author] = AuthorMemory(len(theirs), sum(message.leases for message in theirs), tokens, pinned)
+    return dict(sorted(made.items(), key=lambda item: (-sum(item[1].tokens.values()), item[0])))
+
+
+def _tier(holding: Holding | None, memory: Memory) -> TierName:
+    if holding is None or memory.lost(holding):
+        return "lineage"
+    if holding.segment is not None:
+        return "device"
+    return "disk" if holding.on_disk and holding.staged is None else "host"
