@@ -17,6 +17,7 @@ from choreo_agents.models.adapter import ModelAdapter, max_positions
 from choreo_agents.models.chat import ChatFormat
 from choreo_agents.models.discovery import discover_attention
 from choreo_agents.models.embedded import WEIGHTS
+from choreo_agents.models.prepacked import prepack
 from choreo_agents.models.support import (
     MovedLogits,
     plain_logits,
@@ -38,6 +39,8 @@ class LoadedModel:
     chat: ChatFormat
     probe: MovedLogits
     """What moving cached keys did to its logits when it was loaded."""
+    prepacked: int = 0
+    """Linear layers whose weights were laid out for the CPU."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; none are added."""
@@ -69,7 +72,11 @@ def usable_device(device: str | torch.device) -> torch.device:
 
 
 def load_model(
-    name: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+    name: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    prepacked: bool = True,
 ) -> LoadedModel:
     """Load a model and check on its weights that cached messages can be moved exactly.
 
@@ -77,6 +84,7 @@ def load_model(
         name: `"embedded"`, a folder in Hugging Face's layout, or a hub name. Weights are read from safetensors only.
         device: Where the model runs.
         dtype: Of weights and KV; by default fp32 on a CPU, else the checkpoint's own.
+        prepacked: Lay out large linear weights for the CPU once more: about twice as fast, at twice their memory.
 
     Raises:
         UnsupportedModelError: The architecture or its positions cannot be served exactly; says why.
@@ -108,6 +116,7 @@ def load_model(
     tokens = probe_tokens(config.get_text_config().vocab_size)
     expected = plain_logits(model, tokens)
     attention = discover_attention(model, max_positions(config.get_text_config()), tokens[0])
+    packed = prepack(model) if prepacked else 0
     adapter = ModelAdapter(model, attention)
     probe = require_movable(adapter, tokens, expected)
-    return LoadedModel(str(name), adapter, tokenizer, ChatFormat.of(tokenizer), probe)
+    return LoadedModel(str(name), adapter, tokenizer, ChatFormat.of(tokenizer), probe, packed)
