@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from choreo_agents.cli.bench import bench_app
+from choreo_agents.cli.bench_engine import engine
 from choreo_agents.cli.evaluate import eval_app
 from choreo_agents.cli.inspect import inspect_app
 from choreo_agents.cli.models import models_app
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.add_typer(run_app, name="run")
 app.add_typer(eval_app, name="eval")
+bench_app.command()(engine)
 app.add_typer(bench_app, name="bench")
 app.add_typer(train_app, name="train")
 app.add_typer(models_app, name="models")

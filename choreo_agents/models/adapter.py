@@ -36,6 +36,7 @@ class ModelAdapter:
         self.fingerprint = fingerprint(model)
         self.max_positions: int = max_positions(config)
         self.vocabulary_size: int = config.vocab_size
+        self.heads: int = config.num_attention_heads
         self.parameters: int = model.num_parameters()
         self.geometry = attention.geometry
         self.kinds = attention.kinds

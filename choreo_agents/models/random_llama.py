@@ -30,13 +30,14 @@ SHAPES = {
 """Shapes by name."""
 
 
-def save_random_llama(shape: LlamaShape, folder: Path, *, seed: int = 0) -> None:
+def save_random_llama(shape: LlamaShape, folder: Path, *, seed: int = 0, positions: int = 8192) -> None:
     """Write a random Llama with the embedded model's tokenizer, its vocabulary padded to the shape's.
 
     Args:
         shape: What it costs.
         folder: Made if need be; not to exist with files in it.
         seed: Of the weights.
+        positions: The length of its context.
 
     Raises:
         FileExistsError: The folder holds files.
@@ -51,7 +52,7 @@ def save_random_llama(shape: LlamaShape, folder: Path, *, seed: int = 0) -> None
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
-        max_position_embeddings=8192,
+        max_position_embeddings=positions,
         tie_word_embeddings=True,
         bos_token_id=1,
         eos_token_id=2,

@@ -1,0 +1,8 @@
+"""What the engine is measured against. Each is used as its own documentation says; none is a dependency."""
+
+from choreo_agents.bench.rivals.base import Absent, Levels, Rival, Timer
+from choreo_agents.bench.rivals.continuous import ContinuousBatching
+from choreo_agents.bench.rivals.hugging_face import HuggingFace
+from choreo_agents.bench.rivals.ours import Ours
+
+__all__ = ["Absent", "ContinuousBatching", "HuggingFace", "Levels", "Ours", "Rival", "Timer"]

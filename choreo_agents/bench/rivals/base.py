@@ -1,0 +1,59 @@
+"""The contract of what is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+Timer = Callable[[], float]
+"""Does the work once more and returns its seconds."""
+Levels = Sequence[Sequence[Sequence[int]]]
+"""A tree of prompts, level by level: the tokens of each node; as many children for each node of the level above."""
+
+
+class Absent(Exception):  # noqa: N818 - no error of ours: the rival is not there, or cannot do this
+    """Why a rival is not measured."""
+
+
+class Rival(Protocol):
+    """One way to serve a model."""
+
+    name: str
+
+    def first_token(self, messages: Sequence[Sequence[int]], order: Sequence[int], new: Sequence[int]) -> Timer:
+        """Encode messages in the order they are given, untimed; time the first token after them in another order.
+
+        Args:
+            messages: Token ids of each.
+            order: Indices of the messages, as the timed prompt has them.
+            new: Tokens that follow, never seen before.
+
+        Raises:
+            Absent: It cannot do this.
+        """
+        ...
+
+    def decode(self, levels: Levels, branches: int, steps: int) -> Timer:
+        """Encode a tree of prompts, untimed; time one decode step of branches spread over its leaves.
+
+        Args:
+            levels: The tree.
+            branches: Rows that decode at once, a multiple of the leaves.
+            steps: Over which the time of a step is averaged.
+
+        Raises:
+            Absent: It cannot do this.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+def paths(levels: Levels, branches: int) -> list[tuple[tuple[int, int], ...]]:
+    """For each branch the nodes above it, as (level, index) from the root on."""
+    return [
+        tuple((depth, branch * len(level) // branches) for depth, level in enumerate(levels))
+        for branch in range(branches)
+    ]
