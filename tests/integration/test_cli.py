@@ -167,3 +167,22 @@ def test_without_tiers_below_the_pool_what_leaves_it_is_lineage() -> None:
     assert sum(author["tokens"]["lineage"] for author in found["authors"].values()) > 0
     assert found["lost"] >= found["recomputed"] > 0
     assert "KV memory" in run("inspect", "memory", "--pool-tokens", "64", code=1)[0]
+
+
+def test_engines_are_timed_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts and names only: times are the machine's business."""
+    monkeypatch.setitem(SHAPES, "six-layers", LlamaShape(2, 64, 96, 4, 2, 512))
+    table = tmp_path / "speed.md"
+    arguments = ("bench", "engine", "--scale", "0.02", "--repeats", "2", "--threads", "1", "--out", str(table))
+    out, _ = run(*arguments, "--only", "reordered", "--only", "8 branches", "--json")
+    report = json.loads(out)
+    assert list(report["results"]) == ["first token, reordered reuse", "decode, 8 branches over 4k"]
+    for found in report["results"].values():
+        assert list(found) == [
+            *("choreo", "HF dynamic", "HF static", "HF continuous", "no attention (ceiling)", "attention calls alone")
+        ]
+        assert all(len(measured["seconds"]) == 2 for measured in found.values() if not measured["absent"])
+        assert not found["choreo"]["absent"] and not found["HF dynamic"]["absent"]
+    written = table.read_text()
+    assert "choreo bench engine --like six-layers" in written and "| the sum of these two |" in written
+    assert "no scenario is named so" in run("bench", "engine", "--only", "nothing", code=1)[0]
