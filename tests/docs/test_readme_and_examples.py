@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,18 @@ def test_the_readmes_engine_snippet_runs(capsys: pytest.CaptureFixture[str]) -> 
     for block in BLOCKS[1:]:
         exec(compile(block, "README.md", "exec"), {})
     assert "Ann has 3 red kites." in capsys.readouterr().out
+
+
+def test_the_page_on_serving_many_callers_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "serve-many-callers.md").read_text()
+    folder = "/var/tmp/choreo-kv"
+    assert folder in page
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)).replace(folder, str(tmp_path))
+    names: dict[str, Any] = {}
+    exec(compile(code, "serve-many-callers.md", "exec"), names)
+    names["engine"].check()
+    names["engine"].close()
+    assert len(names["four"]) == 4 and capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda p: p.name)
