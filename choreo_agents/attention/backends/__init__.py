@@ -12,22 +12,40 @@ import torch
 
 from choreo_agents.attention.backends.base import AttentionBackend, PreparedAttention
 from choreo_agents.attention.backends.cpu import FoldedBackend
+from choreo_agents.attention.backends.cuda import VarlenBackend
 from choreo_agents.attention.backends.reference import ReferenceBackend
+from choreo_agents.errors import InvalidRequestError
 
 __all__ = ["AttentionBackend", "BackendName", "PreparedAttention", "available_backends", "make_backend"]
 
-BackendName = Literal["auto", "reference", "cpu"]
+BackendName = Literal["auto", "reference", "cpu", "cuda"]
 """`auto` is the fastest for the device."""
 
 
 def available_backends() -> dict[BackendName, torch.device]:
     """Every backend that this machine can run, and the device that it is for."""
     cpu = torch.device("cpu")
-    return {"reference": cpu, "cpu": cpu}
+    found: dict[BackendName, torch.device] = {"reference": cpu, "cpu": cpu}
+    if torch.cuda.is_available() and VarlenBackend.tried(torch.bfloat16, torch.device("cuda")) is not None:
+        found["cuda"] = torch.device("cuda")
+    return found
 
 
 def make_backend(name: BackendName, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
-    """The backend of that name, for KV of a dtype on a device."""
+    """The backend of that name, for KV of a dtype on a device.
+
+    Raises:
+        InvalidRequestError: It was asked for by name and does not work here.
+    """
     if name == "reference":
         return ReferenceBackend()
+    if name == "cuda" or (name == "auto" and device.type == "cuda"):
+        backend = VarlenBackend.tried(dtype, device)
+        if backend is not None:
+            return backend
+        if name == "cuda":
+            raise InvalidRequestError(
+                f"the cuda backend does not work for {dtype} on {device}: it needs half precision and a kernel of "
+                'torch.nn.attention.varlen that gives right results; "auto" goes without'
+            )
     return FoldedBackend(dtype, device)
