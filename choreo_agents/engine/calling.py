@@ -9,7 +9,6 @@ from typing import Any, overload
 
 from choreo_agents.engine.calls import Content, Decode, Prefill, StreamedToken
 from choreo_agents.engine.desk import Answer, Desk
-from choreo_agents.engine.gate import Gate
 from choreo_agents.engine.scope import Scope, current
 from choreo_agents.engine.streams import stream_async, stream_sync
 from choreo_agents.errors import InvalidRequestError
@@ -20,9 +19,8 @@ from choreo_agents.sampling import Sampling
 class Calling:
     """The calls of an engine: every sync one waits for what its async form does."""
 
-    def __init__(self, desk: Desk, gate: Gate | None) -> None:
+    def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._gate = gate
 
     @overload
     async def aprefill(
@@ -44,8 +42,8 @@ class Calling:
     async def aprefill(self, content: Any, *args: Any, **options: Any) -> Any:
         """See `prefill`. Cancelling the awaiting task stops the request and frees its memory."""
         calls, one = _calls(Prefill, content, args, options)
-        started = await self._aenter(calls)
-        return await self._await(self._desk.submit_prefills(calls, self._scope(), started), one=one)
+        scope, started = self._scope(), await self._aenter(calls)
+        return await self._await(self._desk.submit_prefills(calls, scope, started), scope, one=one)
 
     @overload
     def prefill(
@@ -88,8 +86,8 @@ class Calling:
             RequestTimeoutError: It took longer than `timeout_s`.
         """
         calls, one = _calls(Prefill, content, args, options)
-        started = self._enter(calls)
-        return self._wait(self._desk.submit_prefills(calls, self._scope(), started), one=one)
+        scope, started = self._scope(), self._enter(calls)
+        return self._wait(self._desk.submit_prefills(calls, scope, started), scope, one=one)
 
     @overload
     async def adecode(
@@ -113,8 +111,8 @@ class Calling:
     async def adecode(self, header: Any, *args: Any, **options: Any) -> Any:
         """See `decode`. Cancelling the awaiting task stops the request and frees its memory."""
         calls, one = _calls(Decode, header, args, options)
-        started = await self._aenter(calls)
-        return await self._await(self._desk.submit_decodes(calls, self._scope(), started), one=one)
+        scope, started = self._scope(), await self._aenter(calls)
+        return await self._await(self._desk.submit_decodes(calls, scope, started), scope, one=one)
 
     @overload
     def decode(
@@ -155,8 +153,8 @@ class Calling:
             See `prefill`.
         """
         calls, one = _calls(Decode, header, args, options)
-        started = self._enter(calls)
-        return self._wait(self._desk.submit_decodes(calls, self._scope(), started), one=one)
+        scope, started = self._scope(), self._enter(calls)
+        return self._wait(self._desk.submit_decodes(calls, scope, started), scope, one=one)
 
     def astream(self, header: Content, *args: Any, **options: Any) -> AsyncGenerator[StreamedToken | MessageHandle]:
         """Decode one message, yielding each token as it comes and the handle last. Arguments as for `decode`.
@@ -172,28 +170,28 @@ class Calling:
         return stream_sync(self._desk, call, self._scope(), self._enter)
 
     def _scope(self) -> Scope | None:
-        return current(id(self))
+        return current(id(self._desk))
 
     def _enter(self, calls: Sequence[Prefill | Decode]) -> float:
         """Wait until calls may start; when they were made, as `time.perf_counter` counts."""
         made = time.perf_counter()
-        if self._gate is not None:
-            self._gate.enter(calls).result()
+        if self._desk.gate is not None:
+            self._desk.gate.enter(calls).result()
         return made
 
     async def _aenter(self, calls: Sequence[Prefill | Decode]) -> float:
         made = time.perf_counter()
-        if self._gate is not None:
-            await asyncio.wrap_future(self._gate.enter(calls))
+        if self._desk.gate is not None:
+            await asyncio.wrap_future(self._desk.gate.enter(calls))
         return made
 
-    def _wait(self, answers: list[Answer], *, one: bool) -> Any:
-        with self._desk.given_up_if_left(answers, self._scope()):
+    def _wait(self, answers: list[Answer], scope: Scope | None, *, one: bool) -> Any:
+        with self._desk.given_up_if_left(answers, scope):
             handles = [answer.result() for answer in answers]
         return handles[0] if one else handles
 
-    async def _await(self, answers: list[Answer], *, one: bool) -> Any:
-        with self._desk.given_up_if_left(answers, self._scope()):
+    async def _await(self, answers: list[Answer], scope: Scope | None, *, one: bool) -> Any:
+        with self._desk.given_up_if_left(answers, scope):
             handles = [await asyncio.wrap_future(answer) for answer in answers]
         return handles[0] if one else handles
 

@@ -19,6 +19,7 @@ from choreo_agents.engine.methods import MethodName, make_method
 from choreo_agents.engine.restoring import Restorer
 from choreo_agents.engine.scope import Scope
 from choreo_agents.engine.stats import EngineStats
+from choreo_agents.errors import EngineClosedError
 from choreo_agents.kv.memory import Memory, Movements
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.tiers import DiskTier, HostTier
@@ -60,6 +61,9 @@ class EngineCore:
         self.on_restart: list[weakref.WeakMethod[Callable[[], None]]] = []
         """Called between the end of what was under way and the new start."""
         self._gates: list[Gate] = []
+        self._lifetime = threading.RLock()
+        """Held while the engine is closed or restarted, by whom does not hold `lock`."""
+        self._closed = False
         self._start(None)
 
     def _start(self, ledger: Ledger | None) -> None:
@@ -68,7 +72,7 @@ class EngineCore:
         self.pool = KVPool(adapter.geometry, settings.kv_budget_bytes, adapter.device)
         disk = DiskTier(settings.disk, settings.disk_bytes, adapter.fingerprint) if settings.disk else None
         self.memory = Memory(self.pool, HostTier(settings.host_bytes), disk, self._movements)
-        self.ledger = Ledger(self.memory, adapter.fingerprint) if ledger is None else ledger.moved(self.memory)
+        self.ledger = Ledger(self.memory, adapter.fingerprint) if ledger is None else ledger.enter_memory(self.memory)
         self.method = make_method(settings.method, Restorer(self.ledger, self.memory, self._numbers.__next__))
         backend = make_backend(settings.backend, adapter.geometry.dtype, adapter.device)
         executor = Executor(adapter, self.pool, backend, self._counters)
@@ -95,18 +99,31 @@ class EngineCore:
             self.ledger.close(scope)
 
     def close(self) -> None:
-        """Fail what is unfinished, and end the engine's threads."""
-        _close(self.loop, self.memory, self._gates)
+        """Fail what is unfinished, and end the engine's threads; for good."""
+        with self._lifetime:
+            self._closed = True
+            _close(self.loop, self.memory, self._gates)
 
     def restart(self) -> None:
-        """Fail what is unfinished, and start again with empty memory: messages are kept by their lineage."""
-        self._end.detach()
-        _close(self.loop, self.memory, [])
-        with self.lock:
-            for reference in self.on_restart:
-                if (forget := reference()) is not None:
-                    forget()
-            self._start(self.ledger)
+        """Fail what is unfinished, and start again with empty memory: messages are kept by their lineage.
+
+        Raises:
+            EngineClosedError: It was closed.
+        """
+        with self._lifetime:
+            if self._closed:
+                raise EngineClosedError("the engine is closed: load a new one")
+            self._end.detach()
+            _close(self.loop, self.memory, [])
+            with self.lock:
+                for reference in self.on_restart:
+                    if (forget := reference()) is not None:
+                        forget()
+                ledger = self.ledger
+                ledger.leave_memory()
+                # The old pool must be gone before there is a new one: both may not fit.
+                del self.loop, self.method, self.memory, self.pool
+                self._start(ledger)
 
     def stats(self) -> EngineStats:
         with self.lock:
@@ -126,8 +143,8 @@ class EngineCore:
                 kv_budget_bytes=self.settings.kv_budget_bytes,
             )
 
-    def memory_map(self) -> MemoryMap:
-        """Who keeps how much memory, and where."""
+    def memory_map(self, tenant: str) -> MemoryMap:
+        """How much is in each tier, and which of a tenant's authors keep it there."""
         with self.lock:
             settings, stats = self.settings, self.stats()
             disk_bytes = 0 if settings.disk is None else settings.disk_bytes
@@ -136,7 +153,7 @@ class EngineCore:
                 bytes_per_token=self.pool.geometry.bytes_per_token,
                 tiers={"device": stats.kv_bytes, "host": stats.host_bytes, "disk": stats.disk_bytes},
                 budgets={"device": settings.kv_budget_bytes, "host": settings.host_bytes, "disk": disk_bytes},
-                authors=author_memory(self.ledger.messages(), self.memory),
+                authors=author_memory((m for m in self.ledger.messages() if m.tenant == tenant), self.memory),
                 hit_rate=stats.tokens_reused / asked if asked else 0.0,
                 **asdict(self._movements),
             )

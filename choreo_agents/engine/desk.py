@@ -11,12 +11,15 @@ from weakref import WeakMethod
 
 from choreo_agents.engine.calls import Decode, Prefill, Usage
 from choreo_agents.engine.core import EngineCore
+from choreo_agents.engine.gate import Gate
 from choreo_agents.engine.intake import Intake, ReadCall
 from choreo_agents.engine.ledger import Message
+from choreo_agents.engine.memory_map import MemoryMap
 from choreo_agents.engine.methods import Job
 from choreo_agents.engine.scope import Scope
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.kv.segment import Segment
 from choreo_agents.runtime.request import Request
 from choreo_agents.sampling import Chosen
 
@@ -73,7 +76,17 @@ class Desk:
         self._intake = Intake(core, salt)
         self._prefilling: dict[str, Request] = {}
         self._memoising: dict[str, Request] = {}
+        self.gate: Gate | None = None
+        """Keeps the rate at which its calls start."""
         core.on_restart.append(WeakMethod(self._forget_running))
+
+    def limit(self, starts_per_s: float) -> None:
+        """Let so many of the tenant's calls start in a second, from now on, whoever makes them."""
+        with self._core.lock:
+            if self.gate is None:
+                self.gate = self._core.gate(starts_per_s)
+            else:
+                self.gate.set_rate(starts_per_s)
 
     @property
     def core(self) -> EngineCore:
@@ -95,8 +108,9 @@ class Desk:
             self._core.loop.require_open()
             jobs = [self._intake.job(call) for call in read]
             batch = _Batch(scope, time.perf_counter() if started is None else started)
-            answers = [self._prefill(job, call, batch) for job, call in zip(jobs, read, strict=True)]
-            self._core.loop.submit(batch.requests)
+            with self._whole(batch):
+                answers = [self._prefill(job, call, batch) for job, call in zip(jobs, read, strict=True)]
+                self._core.loop.submit(batch.requests)
             return answers
 
     def submit_decodes(
@@ -115,8 +129,9 @@ class Desk:
             self._core.loop.require_open()
             jobs = [self._intake.job(call) for call in read]
             batch = _Batch(scope, time.perf_counter() if started is None else started, on_token)
-            answers = [self._decode(job, call, batch) for job, call in zip(jobs, read, strict=True)]
-            self._core.loop.submit(batch.requests)
+            with self._whole(batch):
+                answers = [self._decode(job, call, batch) for job, call in zip(jobs, read, strict=True)]
+                self._core.loop.submit(batch.requests)
             return answers
 
     def find(self, handle: MessageHandle) -> Message:
@@ -147,11 +162,23 @@ class Desk:
             parked = [m for m in mine if scope is None or m.leased_only_within(scope)]
             self._core.memory.park(m.holding for m in parked if m.holding is not None)
 
+    def memory_map(self) -> MemoryMap:
+        """How much is in each tier, and which of the tenant's authors keep it there."""
+        return self._core.memory_map(self._intake.tenant)
+
     def finish(self, order: _Order, request: Request) -> MessageHandle:
         """Make a message of a finished request, with a lease for everyone who waits for it."""
+        segment = request.encoding.close(request)
+        try:
+            return self._enter(order, request, segment)
+        except BaseException:
+            if segment is not None and segment.pins:
+                self._core.pool.unpin(segment)
+            raise
+
+    def _enter(self, order: _Order, request: Request, segment: Segment | None) -> MessageHandle:
         assert request.binding is not None
         ledger = self._core.ledger
-        segment = request.encoding.close(request)
         order.forget()
         tokens = order.job.tokens + tuple(request.tokens[len(request.binding.prompt) :])
         ttft = None if request.first_token_s is None else request.first_token_s - request.submitted_s
@@ -196,6 +223,16 @@ class Desk:
         if not answer.cancelled() and answer.exception() is None and not (scope is not None and scope.closed):
             self.release(answer.result(), scope, spare_only=False)
 
+    @contextmanager
+    def _whole(self, batch: _Batch) -> Iterator[None]:
+        """Give back what a batch has taken, if it cannot be submitted whole: nobody may join what will never run."""
+        try:
+            yield
+        except BaseException:
+            for request in batch.requests:
+                request.owner.abandon(request)
+            raise
+
     def _prefill(self, job: Job, read: ReadCall, batch: _Batch) -> Answer:
         core, call = self._core, read.call
         assert isinstance(call, Prefill)
@@ -212,7 +249,7 @@ class Desk:
         if request is None:
             order = _Order(self, job, {}, encodes_end=True, running=self._prefilling, key=identity)
             encoding = core.method.encoding(job)
-            request = Request(core.next_number(), encoding, order, None, call.author, call.role, [], call.priority)
+            request = Request(core.next_number(), encoding, order, None, call.author, call.role, [])
             self._prefilling[identity] = request
             batch.requests.append(request)
         return self._joined(request, read, batch)
@@ -232,7 +269,7 @@ class Desk:
             order = _Order(self, job, {}, core.method.keeps_kv, memo, self._memoising, memo)
             encoding, decoding = core.method.encoding(job), self._intake.decoding(job, read)
             number = core.next_number()
-            request = Request(number, encoding, order, decoding, call.author, "assistant", [], call.priority)
+            request = Request(number, encoding, order, decoding, call.author, "assistant", [])
             if memo is not None:
                 self._memoising[memo] = request
             batch.requests.append(request)
@@ -241,6 +278,11 @@ class Desk:
     def _joined(self, request: Request, read: ReadCall, batch: _Batch) -> Answer:
         """Wait for a request, that others may wait for already."""
         assert isinstance(request.owner, _Order)
+        if request in batch.requests:
+            request.tenant = self._intake.tenant
+            request.priority = max(request.priority, read.call.priority) if request.futures else read.call.priority
+        else:
+            self._core.loop.hurry(request, read.call.priority)
         answer: Answer = Future()
         request.futures.append(answer)
         request.owner.scopes[answer] = batch.scope

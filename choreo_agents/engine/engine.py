@@ -41,7 +41,9 @@ class Engine(Calling):
         with core.lock:
             if salt not in desks:
                 desks[salt] = Desk(core, salt)
-        super().__init__(desks[salt], None if starts_per_s is None else core.gate(starts_per_s))
+        super().__init__(desks[salt])
+        if starts_per_s is not None:
+            self._desk.limit(starts_per_s)
 
     @classmethod
     def load(
@@ -94,11 +96,13 @@ class Engine(Calling):
         """The same engine for another tenant: one model, one pool, the same steps, but nothing found of each other.
 
         Handles of one tenant are unknown to another, and what one has encoded is never found again by another, in
-        no tier. Scopes are the tenant's own; `stats`, `check`, `restart` and `close` are the engine's.
+        no tier. Scopes, rates and `memory_map` are the tenant's own; `stats`, `check`, `restart` and `close` are the
+        engine's.
 
         Args:
             salt: The tenant's secret.
-            starts_per_s: Its calls that may start in a second; the others wait. None: all at once.
+            starts_per_s: Its calls that may start in a second, from now on and whoever makes them; the others wait in
+                the order they came. None: as before, which is all at once unless it was said.
         """
         engine = Engine.__new__(Engine)
         engine._serve(self._core, self._desks, salt, starts_per_s)
@@ -168,7 +172,7 @@ class Engine(Calling):
         Yields:
             What `park` takes.
         """
-        with entered(id(self)) as scope:
+        with entered(id(self._desk)) as scope:
             try:
                 yield scope
             finally:
@@ -179,8 +183,8 @@ class Engine(Calling):
         return self._core.stats()
 
     def memory_map(self) -> MemoryMap:
-        """Who keeps how much memory in which tier, and how often it was found there."""
-        return self._core.memory_map()
+        """How much is in each tier, and which of the tenant's authors keep it there."""
+        return self._desk.memory_map()
 
     def check(self) -> None:
         """Assert all invariants of memory and bookkeeping."""
@@ -189,7 +193,10 @@ class Engine(Calling):
     def restart(self) -> None:
         """Start again with empty memory; unfinished calls fail with `EngineClosedError`.
 
-        Also after a failure that has closed the engine. Handles stay good: what is read again is computed again.
+        Also after a failure that has ended its thread. Handles stay good: what is read again is computed again.
+
+        Raises:
+            EngineClosedError: The engine was closed, and stays so.
         """
         self._core.restart()
 

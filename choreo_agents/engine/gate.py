@@ -21,14 +21,16 @@ class Gate:
 
     def __init__(self, starts_per_s: float) -> None:
         """Let `starts_per_s` calls start in a second: one in so many seconds if it is below 1."""
-        if not 0.0 < starts_per_s < float("inf"):
-            raise InvalidRequestError(f"starts_per_s must be above 0, not {starts_per_s!r}")
-        whole = max(1, round(starts_per_s))
-        period = whole / starts_per_s
-        self._throttler = Throttler(whole, period, retry_interval=min(0.01, period / 4))
+        self._throttler = Throttler(*_rate(starts_per_s))
+        self._turn = asyncio.Lock()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+
+    def set_rate(self, starts_per_s: float) -> None:
+        """Keep another rate from now on; what has started counts."""
+        throttler = self._throttler
+        throttler.rate_limit, throttler.period, throttler.retry_interval = _rate(starts_per_s)
 
     def enter(self, calls: Sequence[Prefill | Decode]) -> Future[None]:
         """A future that is done when all these calls may start.
@@ -55,7 +57,8 @@ class Gate:
 
     async def _enter(self, calls: int, patience: float | None) -> None:
         try:
-            async with asyncio.timeout(patience):
+            # The throttle lets in whoever looks first: only whose turn it is may look.
+            async with asyncio.timeout(patience), self._turn:
                 for _ in range(calls):
                     await self._throttler.acquire()
         except TimeoutError as error:
@@ -69,6 +72,15 @@ class Gate:
         loop.run_forever()
         loop.run_until_complete(_cancel_all())
         loop.close()
+
+
+def _rate(starts_per_s: float) -> tuple[int, float, float]:
+    """Starts in a period, the period, and how often to look, both in seconds."""
+    if not 0.0 < starts_per_s < float("inf"):
+        raise InvalidRequestError(f"starts_per_s must be above 0, not {starts_per_s!r}")
+    whole = max(1, round(starts_per_s))
+    period = whole / starts_per_s
+    return whole, period, min(0.01, period / 4)
 
 
 async def _cancel_all() -> None:

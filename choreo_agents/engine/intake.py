@@ -63,6 +63,7 @@ class Intake:
 
     def read(self, call: Prefill | Decode) -> ReadCall:
         """Check and tokenize a call by itself. Needs no lock: long texts take long."""
+        _require_urgency(call)
         if isinstance(call, Prefill):
             tokens = self._tokens(call.content, "content")
             if not tokens:
@@ -153,6 +154,15 @@ class Intake:
             self._repeats.popitem(last=False)
         digest = hashlib.sha256(f"{self._core.settings.seed} {repeat} {call}".encode()).digest()
         return int.from_bytes(digest[:7], "big")
+
+
+def _require_urgency(call: Prefill | Decode) -> None:
+    """Raise unless priority and timeout are numbers that can be compared."""
+    if not isinstance(call.priority, int):
+        raise InvalidRequestError(f"priority must be an integer, not {call.priority!r}")
+    timeout = call.timeout_s
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+        raise InvalidRequestError(f"timeout_s must be a number of seconds, not {timeout!r}")
 
 
 def _token(item: Any, size: int) -> int:

@@ -77,17 +77,25 @@ class Ledger:
         self._released: OrderedDict[str, str] = OrderedDict()
         """Whose they were, by id."""
         self._memos: dict[str, Message] = {}
+        self._moving: dict[str, int] = {}
+        """From one memory to another: how often each message is pinned."""
 
-    def moved(self, memory: Memory) -> Ledger:
-        """The same messages over another, empty memory: what is read of them is computed again."""
+    def leave_memory(self) -> None:
+        """The memory is given up: all messages are lineage only, until there is another."""
         for message in self._known.values():
             if message.holding is not None:
-                pins, message.holding = message.holding.pins, None
-                if message.leases:
-                    length = len(message.tokens)
-                    message.holding = memory.hold(message.handle.id, length, message.native_offset, None)
-                    message.holding.pins = pins
+                self._moving[message.handle.id] = message.holding.pins
+                message.holding = None
+
+    def enter_memory(self, memory: Memory) -> Ledger:
+        """The same messages over another, empty memory: what is read of them is computed again."""
         self._memory = memory
+        for message_id, pins in self._moving.items():
+            message = self._leased.get(message_id)
+            if message is not None:
+                message.holding = memory.hold(message_id, len(message.tokens), message.native_offset, None)
+                message.holding.pins = pins
+        self._moving.clear()
         return self
 
     def find(self, handle: MessageHandle, tenant: str) -> Message:
@@ -128,8 +136,12 @@ class Ledger:
         known = self._known.get(message.handle.id)
         if known is None:
             self._known[message.handle.id] = known = message
-        known.usage, known.chosen = message.usage, message.chosen
-        if segment is not None and known.holding is None:
+        known.usage = message.usage
+        if not known.chosen or known.chosen[0].logprob is None:
+            known.chosen = message.chosen or known.chosen
+        if segment is not None and known.holding is not None and self._memory.lost(known.holding):
+            self._memory.refill(known.holding, segment)
+        elif segment is not None and known.holding is None:
             known.native_offset = segment.native_offset
             known.holding = self._memory.hold(known.handle.id, len(known.tokens), known.native_offset, segment)
         elif segment is not None:
@@ -183,7 +195,6 @@ class Ledger:
         """Free a message that nobody leases."""
         if message.leases:
             return
-        self._free_if_unneeded(message)
         self._leased.pop(message.handle.id, None)
         for memo in message.memos:
             del self._memos[memo]
@@ -191,6 +202,7 @@ class Ledger:
         self._released[message.handle.id] = message.tenant
         while len(self._released) > _REMEMBERED_RELEASES:
             self._released.popitem(last=False)
+        self._free_if_unneeded(message)
 
     def _free_if_unneeded(self, message: Message) -> None:
         if message.holding is not None and not message.leases and not message.holding.wanted:

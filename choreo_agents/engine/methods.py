@@ -62,7 +62,7 @@ class Method(Protocol):
 
     def evict(self, tokens: int) -> None: ...
 
-    def pinned(self) -> str: ...
+    def pinned(self, tenant: str) -> str: ...
 
     def check(self) -> None: ...
 
@@ -94,13 +94,14 @@ class ChoreoMethod:
     def evict(self, tokens: int) -> None:
         self._memory.evict(tokens)
 
-    def pinned(self) -> str:
+    def pinned(self, tenant: str) -> str:
         by_author: Counter[str] = Counter()
         for holding in self._memory.pinned():
             message = self._restorer.ledger.get(holding.key)
-            by_author[repr(message.author) if message is not None and message.author else "nobody named"] += (
-                holding.tokens
-            )
+            # Who else there is, and what their messages are called, is no tenant's business.
+            own = message is not None and message.tenant == tenant
+            name = "others" if not own else repr(message.author) if message and message.author else "nobody named"
+            by_author[name] += holding.tokens
         said = ", ".join(f"{author} ({tokens} tokens)" for author, tokens in by_author.most_common(5))
         return f" by {said}" if said else ""
 
@@ -139,7 +140,7 @@ class TextMethod:
         if self._tree is not None:
             self._tree.evict(tokens)
 
-    def pinned(self) -> str:
+    def pinned(self, tenant: str) -> str:
         return ""
 
     def check(self) -> None:
@@ -157,6 +158,9 @@ class _FromText:
         self.longest = len(text) - 1
 
     def first(self) -> Sequence[Request]:
+        return ()
+
+    def awaits(self) -> Sequence[Request]:
         return ()
 
     def claimed_tokens(self, counted: set[object]) -> int:

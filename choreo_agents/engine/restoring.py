@@ -42,6 +42,10 @@ class Restorer:
         self._running[message.handle.id] = request
         return done, request
 
+    def running(self, message_id: str) -> Request | None:
+        """The request that computes a message again, if there is one."""
+        return self._running.get(message_id)
+
     def ended(self, message: Message) -> None:
         """The request that computed it is over."""
         del self._running[message.handle.id]
@@ -61,6 +65,7 @@ class _Recomputation:
         assert segment is not None
         if self.message.holding is not None and self.restorer.memory.lost(self.message.holding):
             self.restorer.memory.refill(self.message.holding, segment)
+            self.restorer.memory.movements.recomputed += 1
         else:
             # Nobody wants it any longer.
             self.restorer.memory.pool.unpin(segment)
@@ -97,6 +102,10 @@ class FromCache:
                 if request is not None:
                     made.append(request)
         return made
+
+    def awaits(self) -> list[Request]:
+        running = (self.restorer.running(message_id) for message_id in self.awaited)
+        return [request for request in running if request is not None]
 
     def ready(self) -> bool:
         for message_id, done in list(self.awaited.items()):

@@ -34,7 +34,7 @@ class Holding:
     staged: Parcel | None = None
     """On the host, whatever the host tier's budget, for as long as a request waits for it or the disk does."""
     on_disk: bool = False
-    writing: Future[bool] | None = None
+    writing: Future[list[str]] | None = None
     """Under way to the disk; staged until it is there."""
     fetching: Future[Parcel | None] | None = None
     """Under way from the disk."""
@@ -43,6 +43,11 @@ class Holding:
     pins: int = 0
     """How often it was pinned: it stays in the pool."""
     used: int = 0
+
+    @property
+    def file(self) -> str:
+        """Its key on disk: keys are stored as rotated, so the position belongs to it."""
+        return f"{self.key}-{self.native_offset}"
 
     def idle(self) -> bool:
         """Whether it is in the pool and nothing keeps it there."""
@@ -83,6 +88,9 @@ class Memory:
         self._host = host
         self._disk = disk
         self._holdings: set[Holding] = set()
+        self._files: dict[str, Holding] = {}
+        """Who has a file on disk, or one under way, by its key there."""
+        self._closed = False
         self._clock = itertools.count(1)
         self._thread = ThreadPoolExecutor(1, "choreo-disk") if disk is not None else None
 
@@ -99,16 +107,15 @@ class Memory:
         self._host.take(holding)
         if holding.segment is not None:
             self.pool.unpin(holding.segment)
-        if self._disk is not None and self._thread is not None and (holding.on_disk or holding.writing is not None):
-            self._thread.submit(self._disk.drop, holding.key)
+        if holding.on_disk or holding.writing is not None:
+            self._unlink(holding)
         holding.segment, holding.staged, holding.on_disk = None, None, False
         holding.writing, holding.fetching = None, None
 
     def refill(self, holding: Holding, segment: Segment) -> None:
-        """The message was computed again; takes over the segment's pin."""
+        """A lost message was encoded again; takes over the segment's pin."""
         assert holding.segment is None and segment.encoded == holding.tokens
         holding.segment, holding.native_offset = segment, segment.native_offset
-        self.movements.recomputed += 1
         self.touch(holding)
 
     def lost(self, holding: Holding) -> bool:
@@ -123,10 +130,10 @@ class Memory:
         if holding.segment is not None or holding.staged is not None or holding in self._host:
             return True
         if holding.on_disk and holding.fetching is None:
-            assert self._disk is not None and self._thread is not None
+            assert self._disk is not None and self._thread is not None and not self._closed
             geometry = self.pool.geometry
             shape = (geometry.layers, geometry.kv_heads, holding.tokens, geometry.head_dim)
-            holding.fetching = self._thread.submit(self._disk.get, holding.key, shape, geometry.dtype)
+            holding.fetching = self._thread.submit(self._disk.get, holding.file, shape, geometry.dtype)
             holding.fetching.add_done_callback(lambda _: self.wake())
         return False
 
@@ -144,7 +151,12 @@ class Memory:
             self.movements.restored_from_disk += 1
         else:
             self.movements.restored_from_host += 1
-        self.pool.write(segment, parcel)
+        try:
+            self.pool.write(segment, parcel)
+        except BaseException:
+            holding.staged = parcel
+            self.pool.unpin(segment)
+            raise
         holding.segment = segment
         if holding.writing is None:
             holding.staged = None
@@ -199,9 +211,13 @@ class Memory:
         return {"device": self.pool.used_bytes, "host": self._host.used_bytes + staged, "disk": disk}
 
     def close(self) -> None:
-        """End the disk's thread after what it was asked to do."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=True)
+        """End the disk's thread after what it was asked to do, and remove what is this engine's in the folder."""
+        if self._thread is None or self._disk is None:
+            return
+        self._closed = True
+        self._thread.shutdown(wait=True)
+        for file in self._files:
+            self._disk.drop(file)
 
     def check(self) -> None:
         """Assert that holdings and tiers agree."""
@@ -216,13 +232,16 @@ class Memory:
     def _leave(self, holding: Holding) -> None:
         """Out of the pool, to wherever there is a place."""
         assert holding.segment is not None
-        self.movements.evicted += 1
-        segment, holding.segment = holding.segment, None
-        if holding.staged is None and not holding.on_disk:
-            self._to_host(holding, self.pool.read(segment))
-        elif holding.staged is None and holding.wanted:
-            holding.staged = self.pool.read(segment)
+        segment = holding.segment
+        copied = holding.staged is None and (holding.wanted or not holding.on_disk)
+        parcel = self.pool.read(segment) if copied else None
+        holding.segment = None
         self.pool.unpin(segment)
+        self.movements.evicted += 1
+        if parcel is not None and not holding.on_disk:
+            self._to_host(holding, parcel)
+        elif parcel is not None:
+            holding.staged = parcel
 
     def _to_host(self, holding: Holding, parcel: Parcel) -> None:
         for leaving, left in self._host.put(holding, parcel):
@@ -236,8 +255,12 @@ class Memory:
     def _to_disk(self, holding: Holding, parcel: Parcel) -> None:
         """Written by the disk's thread; until it is there the parcel stays on the host."""
         assert self._disk is not None and self._thread is not None
+        if self._closed:
+            self.movements.lost += 1
+            return
         holding.staged = parcel
-        holding.writing = self._thread.submit(self._disk.put, holding.key, parcel)
+        holding.writing = self._thread.submit(self._disk.put, holding.file, parcel)
+        self._files[holding.file] = holding
         writing = [h for h in self._holdings if h.writing is not None]
         if sum(h.tokens for h in writing) * self.pool.geometry.bytes_per_token > _UNWRITTEN_BYTES:
             # The disk is slower than what leaves for it: wait, rather than fill the host.
@@ -247,19 +270,44 @@ class Memory:
     def _arrive(self, holding: Holding, *, wait: bool = False) -> None:
         """Take note of what the disk's thread has done for a message."""
         if holding.writing is not None and (wait or holding.writing.done()):
-            holding.on_disk = holding.writing.exception() is None and holding.writing.result()
+            removed = [holding.file] if holding.writing.exception() is not None else holding.writing.result()
             holding.writing = None
-            if not holding.on_disk and not holding.wanted and holding.segment is None:
-                self.movements.lost += 1
+            holding.on_disk = True
+            for file in removed:
+                self._removed(file)
             if not holding.wanted or holding.segment is not None:
                 holding.staged = None
         if holding.fetching is not None and holding.fetching.done():
             parcel = None if holding.fetching.exception() is not None else holding.fetching.result()
             holding.fetching = None
-            holding.on_disk = parcel is not None
-            if holding.segment is None and holding.staged is None:
+            if parcel is None:
+                self._removed(holding.file)
+            elif holding.wanted and holding.segment is None and holding.staged is None:
                 holding.staged = parcel
-                self.movements.lost += parcel is None
+
+    def _removed(self, file: str) -> None:
+        """A file is not there any more; whose it was may be lost."""
+        holding = self._files.get(file)
+        if holding is None:
+            return
+        # It was written before it was removed.
+        self._arrive(holding)
+        if self._files.pop(file, None) is None or not holding.on_disk:
+            return
+        holding.on_disk = False
+        anywhere = (
+            holding.segment is not None or holding in self._host or (holding.staged is not None and holding.wanted)
+        )
+        self.movements.lost += not anywhere
+
+    def _unlink(self, holding: Holding) -> None:
+        """Remove its file, now or after what the disk's thread has to do before."""
+        assert self._disk is not None and self._thread is not None
+        self._files.pop(holding.file, None)
+        if self._closed:
+            self._disk.drop(holding.file)
+        else:
+            self._thread.submit(self._disk.drop, holding.file)
 
     def _arrive_all(self) -> None:
         for holding in self._holdings:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+import zlib
 from collections import OrderedDict
 from collections.abc import Hashable
 from contextlib import suppress
@@ -17,6 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 Key = TypeVar("Key", bound=Hashable)
+_ABANDONED_S = 3600.0
+"""Age of a half-written file that nobody is writing any more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +77,8 @@ class DiskTier:
     """Parcels in a folder: one safetensors file for each message, below a folder for each model.
 
     Files are written whole or not at all, and named by content: processes may share the folder. A file that is
-    missing, damaged or another's counts as lost. Slow: call it from a thread of its own, one call at a time.
+    missing, damaged (it carries a checksum) or another's counts as lost. Slow: call it from a thread of its own, one
+    call at a time.
 
     Args:
         folder: The user's; made if need be.
@@ -85,33 +90,40 @@ class DiskTier:
         self.folder = folder / model
         self.budget_bytes = budget_bytes
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._sweep()
 
-    def put(self, key: str, parcel: Parcel) -> bool:
-        """Write a parcel, and whether it is there afterwards: not if it alone is over the budget."""
+    def put(self, key: str, parcel: Parcel) -> list[str]:
+        """Write a parcel under a key that says all that it depends on, its position too.
+
+        Returns:
+            The keys of what is not there any more: removed to make room, or this one if it alone is over the budget.
+        """
         if parcel.nbytes > self.budget_bytes:
-            return False
+            return [key]
         path = self._path(key)
         if not path.exists():
             partial = path.with_suffix(f".{uuid4().hex}.partial")
+            about = {"message": key, "checksum": _checksum(parcel)}
             try:
-                save_file({"keys": parcel.keys, "values": parcel.values}, partial, metadata={"message": key})
+                save_file({"keys": parcel.keys, "values": parcel.values}, partial, metadata=about)
                 partial.replace(path)
             finally:
                 partial.unlink(missing_ok=True)
-        self._make_room(keep=path)
-        return path.exists()
+        removed = self._make_room(keep=path)
+        return removed if path.exists() else [*removed, key]
 
     def get(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Parcel | None:
         """Read a parcel; None unless the file holds this message's keys and values in this shape."""
         path = self._path(key)
         try:
             with safe_open(path, framework="pt") as file:
-                named = (file.metadata() or {}).get("message")
+                about = file.metadata() or {}
                 parcel = Parcel(file.get_tensor("keys"), file.get_tensor("values"))
         except (OSError, SafetensorError):
             self.drop(key)
             return None
-        if named != key or {parcel.keys.shape, parcel.values.shape} != {shape} or parcel.keys.dtype != dtype:
+        fits = {parcel.keys.shape, parcel.values.shape} == {shape} and parcel.keys.dtype == parcel.values.dtype == dtype
+        if not fits or about != {"message": key, "checksum": _checksum(parcel)}:
             self.drop(key)
             return None
         with suppress(OSError):
@@ -123,20 +135,26 @@ class DiskTier:
         with suppress(OSError):
             self._path(key).unlink(missing_ok=True)
 
-    def used_bytes(self) -> int:
-        """Of all files of this model, those of other processes included."""
-        return sum(size for _, size, _ in self._files())
-
-    def _make_room(self, keep: Path) -> None:
+    def _make_room(self, keep: Path) -> list[str]:
         files = self._files()
         used = sum(size for _, size, _ in files)
+        removed: list[str] = []
         for _, size, path in sorted(files):
             if used <= self.budget_bytes:
-                return
+                break
             if path != keep:
                 with suppress(OSError):
                     path.unlink()
+                removed.append(path.stem)
                 used -= size
+        return removed
+
+    def _sweep(self) -> None:
+        """Remove what a process that was killed has left half-written."""
+        for path in self.folder.glob("*.partial"):
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                    path.unlink()
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """Last use, size and path of each file; other processes may remove some meanwhile."""
@@ -149,3 +167,11 @@ class DiskTier:
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.safetensors"
+
+
+def _checksum(parcel: Parcel) -> str:
+    """Of all bytes of a parcel."""
+    code = 0
+    for side in (parcel.keys, parcel.values):
+        code = zlib.crc32(side.contiguous().view(torch.uint8).numpy().data, code)
+    return f"{code:08x}"

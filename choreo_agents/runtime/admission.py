@@ -20,8 +20,8 @@ class Reclaimer(Protocol):
         """Free cached segments until the pool has room for `tokens`, as far as possible."""
         ...
 
-    def pinned(self) -> str:
-        """Who keeps memory from being evicted, for an error message: ` by 'alice' (96 tokens)`, or nothing."""
+    def pinned(self, tenant: str) -> str:
+        """Who keeps memory from being evicted, for a tenant to read: ` by 'alice' (96 tokens)`, or nothing."""
         ...
 
 
@@ -52,10 +52,14 @@ class Admission:
         """Queue requests behind those of their priority."""
         for request in requests:
             self._announce(request)
-            at = place_in_queue(self.waiting, request.priority)
-            for overtaken in self.waiting[at:]:
-                overtaken.overtaken += 1
-            self.waiting.insert(at, request)
+            self._place(request)
+
+    def hurry(self, request: Request, priority: int) -> None:
+        """Give a request that waits a higher priority, because somebody of that priority waits for it, too."""
+        if priority > request.priority and request in self.waiting:
+            self.waiting.remove(request)
+            request.priority = priority
+            self._place(request)
 
     def room(self) -> int:
         """Tokens that are free or can be evicted."""
@@ -83,6 +87,14 @@ class Admission:
                     self._announce(r)
                 self.waiting[at:at] = before
                 continue
+            behind = [r for r in request.encoding.awaits() if r in self.waiting[at + 1 :]]
+            if behind:
+                # What it reads is computed again for somebody who stands further back: now for it first.
+                for r in behind:
+                    self.waiting.remove(r)
+                    r.priority = max(r.priority, request.priority)
+                self.waiting[at:at] = behind
+                continue
             room = self._pool.rounded(request.room()) + request.encoding.claimed_tokens(claimed)
             together += room
             seen.append(Waiting(request.number, room, ready, request.encoding.prompt_tokens()))
@@ -102,10 +114,14 @@ class Admission:
             return False
         for reuse in (True, False):
             absent, prompt = request.encoding.pin(reuse=reuse)
-            needed = prompt + (0 if request.decoding is None else request.decoding.longest)
-            self._reclaimer.evict(self._pool.rounded(needed) + absent)
-            binding = request.encoding.bind()
-            segment = None if binding is None else self._pool.allocate(needed, binding.position)
+            try:
+                needed = prompt + (0 if request.decoding is None else request.decoding.longest)
+                self._reclaimer.evict(self._pool.rounded(needed) + absent)
+                binding = request.encoding.bind()
+                segment = None if binding is None else self._pool.allocate(needed, binding.position)
+            except BaseException:
+                request.encoding.unpin()
+                raise
             if binding is not None and segment is not None:
                 break
             request.encoding.unpin()
@@ -120,6 +136,12 @@ class Admission:
         self.waiting.remove(request)
         return True
 
+    def _place(self, request: Request) -> None:
+        at = place_in_queue(self.waiting, request.priority)
+        for overtaken in self.waiting[at:]:
+            overtaken.overtaken += 1
+        self.waiting.insert(at, request)
+
     def no_room(self, request: Request) -> CapacityError:
         """Why a request cannot be admitted though nothing runs."""
         pool = self._pool
@@ -127,6 +149,6 @@ class Admission:
         bytes_each = pool.geometry.bytes_per_token
         return CapacityError(
             f"the KV pool has no room for {wanted} tokens ({wanted * bytes_each} bytes): {pool.free_tokens} of "
-            f"{pool.total_tokens} are free, and the rest is pinned{self._reclaimer.pinned()}. "
+            f"{pool.total_tokens} are free, and the rest is pinned{self._reclaimer.pinned(request.tenant)}. "
             "Unpin messages, or load the engine with a larger kv_budget_bytes"
         )

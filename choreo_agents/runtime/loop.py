@@ -45,7 +45,8 @@ class EngineLoop:
         self._emit = guarded(sink)
         self._admission = Admission(executor.pool, reclaimer, self._emit_submitted, self._fail)
         self._running: dict[int, Request] = {}
-        self._wake = threading.Condition(lock)
+        self._changed = threading.Event()
+        """Set whenever there may be something to do; by whom needs no lock."""
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -59,11 +60,12 @@ class EngineLoop:
             self.require_open()
             if not requests:
                 return
-            self._admission.add(requests)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="choreo-engine", daemon=True)
-                self._thread.start()
-            self._wake.notify()
+                thread = threading.Thread(target=self._run, name="choreo-engine", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._admission.add(requests)
+            self._changed.set()
 
     def require_open(self) -> None:
         """Raise `EngineClosedError` once the engine was closed."""
@@ -71,9 +73,12 @@ class EngineLoop:
             raise EngineClosedError("the engine is closed: load a new one")
 
     def wake(self) -> None:
-        """Let the loop look again at what waits; from any thread."""
-        with self._lock:
-            self._wake.notify()
+        """Let the loop look again at what waits; from any thread, without the lock."""
+        self._changed.set()
+
+    def hurry(self, request: Request, priority: int) -> None:
+        """Give a request that waits a higher priority."""
+        self._admission.hurry(request, priority)
 
     def unfinished(self) -> int:
         """Requests that were submitted and have not ended."""
@@ -83,7 +88,7 @@ class EngineLoop:
         """Fail what is unfinished with `EngineClosedError` and end the thread after its current step."""
         with self._lock:
             self._closed = True
-            self._wake.notify()
+            self._changed.set()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -107,9 +112,13 @@ class EngineLoop:
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is a request; False once the engine was closed and its requests have been failed."""
+        while True:
+            with self._lock:
+                self._changed.clear()
+                if self._closed or self.unfinished():
+                    break
+            self._changed.wait()
         with self._lock:
-            while not self._closed and not self.unfinished():
-                self._wake.wait()
             if not self._closed:
                 return True
             error = EngineClosedError("the engine was closed before this call was done")
@@ -130,6 +139,9 @@ class EngineLoop:
                 if (decoding := self._running[row.number].decoding) is not None
             }
         if not step.rows:
+            if unfinished:
+                # All that wait wait for the disk, which tells when it is done.
+                self._changed.wait(self._patience())
             return
         started = time.perf_counter()
         chosen = self.executor.run(step, samplers)
@@ -137,6 +149,7 @@ class EngineLoop:
             self._account(step, chosen, started, unfinished)
 
     def _schedule(self) -> tuple[Step, int]:
+        self._changed.clear()
         self._drop_left()
         admission = self._admission
         waiting = admission.seen()
@@ -154,21 +167,25 @@ class EngineLoop:
         for number in stuck:
             self._fail(by_number[number], admission.no_room(by_number[number]))
         rows = [self._row(self._running[n], count) for n, count in plan.chunks if n in self._running]
-        if not rows and admission.waiting and not stuck and not self._closed:
-            # All that wait wait for the disk, which notifies.
-            self._wake.wait(DISK_PATIENCE_S)
-        return make_step(rows), unfinished
+        waits = admission.waiting and not stuck and not self._closed
+        return make_step(rows), unfinished if rows or waits else 0
+
+    def _patience(self) -> float:
+        """Seconds until the loop has to look again by itself."""
+        with self._lock:
+            deadlines = [deadline for request in self._unfinished() for deadline in request.deadlines.values()]
+        return max(0.0, min([DISK_PATIENCE_S, *(deadline - time.perf_counter() for deadline in deadlines)]))
 
     def _drop_left(self) -> None:
         """Drop what nobody waits for any more."""
         now = time.perf_counter()
         for request in self._unfinished():
             late = request.late(now)
-            if request.cancelled():
-                self._drop(request, "timed out" if late else "cancelled", None)
             for future in late:
                 if future.set_running_or_notify_cancel():
                     future.set_exception(RequestTimeoutError("the call was not done in time: see its timeout_s"))
+            if request.cancelled():
+                self._drop(request, "timed out" if late else "cancelled", None)
 
     def _row(self, request: Request, count: int) -> Row:
         assert request.binding is not None and request.segment is not None
@@ -215,7 +232,8 @@ class EngineLoop:
             for future in request.futures:
                 future.set_exception(_failed(cause))
             raise
-        request.encoding.unpin()
+        finally:
+            request.encoding.unpin()
         self._emit_end(request, "done")
         for future in request.futures:
             future.set_result(result)

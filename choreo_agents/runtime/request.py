@@ -31,6 +31,10 @@ class Encoding(Protocol):
         """Requests that must come before it: what it reads and is nowhere any more, computed again. Each once."""
         ...
 
+    def awaits(self) -> Sequence[Request]:
+        """Requests under way, its own or others', that compute what it reads."""
+        ...
+
     def ready(self) -> bool:
         """Whether it may be admitted now; False while what it reads, or could reuse, is on its way.
 
@@ -139,6 +143,8 @@ class Request:
     role: str | None
     futures: list[Future[Any]]
     """Who waits for it: several if the same prefill was asked for while it was under way."""
+    tenant: str = ""
+    """Who may read what an error says of it."""
     priority: int = 0
     """Those with a higher one come first."""
     overtaken: int = 0

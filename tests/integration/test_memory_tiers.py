@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,9 @@ import torch
 from conftest import MakeEngine
 
 from choreo_agents import Decode, Engine, MessageHandle, Sampling
-from choreo_agents.errors import CapacityError, InvalidRequestError
+from choreo_agents.errors import CapacityError, EngineFailedError, InvalidRequestError, RequestTimeoutError
+from choreo_agents.kv import memory
+from choreo_agents.kv.tiers import DiskTier
 
 TOKEN = 2 * 3 * 2 * 16 * 4
 """Bytes of keys and values of one token of the tiny model."""
@@ -147,7 +150,7 @@ def test_files_are_removed_when_their_messages_are_released(make_engine: MakeEng
     made = [engine.prefill(tokens(seed, 20)) for seed in range(3)]
     engine.park()
     wait_until(lambda: len(list(tmp_path.rglob("*.safetensors"))) == 3)
-    assert {path.stem for path in tmp_path.rglob("*.safetensors")} == {handle.id for handle in made}
+    assert {path.stem for path in tmp_path.rglob("*.safetensors")} == {f"{handle.id}-0" for handle in made}
     for handle in made:
         engine.release(handle)
     wait_until(lambda: not list(tmp_path.rglob("*.safetensors")))
@@ -162,7 +165,7 @@ def test_a_file_that_cannot_be_read_is_computed_again(
     probe(engine, [one, other], 930)
     engine.park()
     wait_until(lambda: engine.stats().host_bytes == 0)
-    files = {path.stem: path for path in tmp_path.rglob("*.safetensors")}
+    files = {path.stem.partition("-")[0]: path for path in tmp_path.rglob("*.safetensors")}
     if harm == "missing":
         files[one.id].unlink()
     elif harm == "damaged":
@@ -255,3 +258,130 @@ def wait_until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < ends
         time.sleep(0.005)
+
+
+def test_a_file_of_the_same_message_at_another_place_is_not_taken_for_it(
+    make_engine: MakeEngine, tmp_path: Path, logits_by_seed: dict[int, list[torch.Tensor]]
+) -> None:
+    """Ids know relative places only, keys are stored as rotated: the neighbour's file is of another position."""
+    text = tokens(1, 20)
+    neighbour, engine, plain = make_engine(disk=tmp_path), make_engine(disk=tmp_path), make_engine()
+    assert neighbour.prefill(text) == engine.prefill(text, new_offset=100)
+    for each in (neighbour, engine):
+        each.park()
+        wait_until(lambda each=each: each.stats().host_bytes == 0)
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 2
+    for seed, each in enumerate((engine, plain)):
+        sampling = Sampling(forced=(5, 6, 7), seed=seed)
+        each.decode([7], [each.prefill(text, new_offset=100)], [0], 40, sampling=sampling)
+    assert engine.stats().restored_from_disk == 1
+    assert (torch.stack(logits_by_seed[0]) - torch.stack(logits_by_seed[1])).abs().max() <= 1e-4
+
+
+def test_closing_removes_the_engines_own_files_and_no_others(make_engine: MakeEngine, tmp_path: Path) -> None:
+    mine, other = make_engine(disk=tmp_path), make_engine(disk=tmp_path)
+    mine.prefill(tokens(1, 20)), other.prefill(tokens(2, 20))
+    for engine in (mine, other):
+        engine.park()
+        wait_until(lambda engine=engine: engine.stats().host_bytes == 0)
+    mine.restart()
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 1
+    other.close()
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_waiting_for_a_slow_disk_does_not_stop_the_engine(
+    make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More leaves for the disk than may be on its way, while a reader waits for the disk: neither blocks the other."""
+    monkeypatch.setattr(memory, "_UNWRITTEN_BYTES", 20 * TOKEN)
+    engine = make_engine(disk=tmp_path)
+    first = engine.prefill(tokens(1, 30))
+    engine.park()
+    wait_until(lambda: engine.stats().host_bytes == 0)
+    slow = threading.Event()
+    get = DiskTier.get
+    monkeypatch.setattr(DiskTier, "get", lambda *a: (slow.wait(0.2) and None) or get(*a))
+    others = [engine.prefill(tokens(seed, 30)) for seed in range(2, 6)]
+    answers: list[MessageHandle] = []
+    reader = threading.Thread(target=lambda: answers.append(engine.decode([7], [first], sampling=forced(9))))
+    reader.start()
+    parker = threading.Thread(target=engine.park)
+    parker.start()
+    for thread in (reader, parker):
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+    assert len(answers) == 1 and len(others) == 4
+
+
+def test_failing_to_copy_leaks_nothing(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(host_bytes=1 << 20)
+    one = engine.prefill(tokens(1, 30))
+    engine.park()
+    used = engine.stats().kv_bytes
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._core.pool, "write", lambda *_: 1 / 0)
+        for _ in range(3):
+            with pytest.raises(EngineFailedError):
+                engine.decode([7], [one], sampling=forced(1))
+    assert engine.stats().kv_bytes == used == 0
+    engine.decode([7], [one], sampling=forced(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._core.pool, "read", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.park()
+    engine.check()
+    engine.park()
+    assert engine.stats().kv_bytes == 0
+
+
+def test_what_was_read_from_disk_for_nobody_is_not_kept(
+    make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(disk=tmp_path)
+    made = [engine.prefill(tokens(seed, 30)) for seed in range(4)]
+    engine.park()
+    wait_until(lambda: engine.stats().host_bytes == 0)
+    get = DiskTier.get
+    monkeypatch.setattr(DiskTier, "get", lambda *a: (time.sleep(0.1), get(*a))[1])
+    for handle in made:
+        with pytest.raises(RequestTimeoutError):
+            engine.decode([7], [handle], sampling=forced(1), timeout_s=0.02)
+    time.sleep(0.6)
+    assert engine.stats().host_bytes == 0 and engine.stats().disk_bytes == 4 * 30 * TOKEN
+    engine.check()
+
+
+def test_a_scope_that_ends_after_the_engine_was_closed_is_in_nobodys_way(make_engine: MakeEngine, tmp_path) -> None:
+    engine = make_engine(disk=tmp_path)
+    with pytest.raises(KeyError, match="mine"), engine.scope():
+        engine.prefill(tokens(1, 30))
+        engine.park()
+        wait_until(lambda: engine.stats().host_bytes == 0)
+        engine.close()
+        raise KeyError("mine")
+    assert engine.stats().leases == 0
+    engine.check()
+
+
+def test_a_decode_repeated_after_its_kv_was_lost_keeps_the_new_one(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    call = Sampling(max_tokens=8, stop_tokens=(), seed=3, logprobs=2)
+    answer = engine.decode(tokens(1, 20), sampling=call)
+    engine.park()
+    assert engine.decode(tokens(1, 20), sampling=call.model_copy(update={"logprobs": None})) == answer
+    assert engine.stats().kv_bytes > 0
+    before = engine.stats().tokens_encoded
+    engine.decode([7], [answer], sampling=forced(1, 1))
+    assert engine.stats().tokens_encoded == before + 2 and engine.stats().recomputed == 0
+    assert engine.logprobs(answer)[0].logprob is not None
+
+
+def test_memory_counts_what_the_disk_really_holds(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine = make_engine(disk=tmp_path, disk_bytes=100 * TOKEN)
+    made = [engine.prefill(tokens(seed, 40)) for seed in range(8)]
+    engine.park()
+    wait_until(lambda: engine.stats().host_bytes == 0)
+    files = len(list(tmp_path.rglob("*.safetensors")))
+    assert engine.stats().disk_bytes == files * 40 * TOKEN <= 100 * TOKEN and files == 2
+    assert engine.stats().lost == 6 and len(made) == 8
