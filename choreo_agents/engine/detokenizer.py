@@ -18,19 +18,22 @@ class Detokenizer:
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
         self._tokens: list[int] = []
-        self._done = 0
+        """From the last one that said something on: it decides the spacing of what follows."""
         self._shown = ""
+        """What has been told of their text."""
 
     def add(self, token: int) -> str:
         """The text that this token completes."""
         self._tokens.append(token)
-        # Only the tokens since the last complete character are decoded again, with it before them for its spacing.
-        text = self._model.decode(self._tokens[self._done :], special=False)
-        if text.endswith(_INCOMPLETE):
+        text = self._model.decode(self._tokens, special=False)
+        whole = text.rstrip(_INCOMPLETE)
+        added = whole[len(self._shown) :]
+        if not added:
             return ""
-        added = text[len(self._shown) :]
-        self._done = max(self._done, len(self._tokens) - 1)
-        self._shown = self._model.decode(self._tokens[self._done :], special=False)
+        self._shown = whole
+        if whole == text:
+            self._tokens = self._tokens[-1:]
+            self._shown = self._model.decode(self._tokens, special=False)
         return added
 
 

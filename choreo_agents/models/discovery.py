@@ -7,7 +7,7 @@ position 0, turned. What turns otherwise is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -20,9 +20,10 @@ from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.rope import Pairing, PureRotation
 from choreo_agents.errors import UnsupportedModelError
 from choreo_agents.kv.geometry import KVGeometry
-from choreo_agents.models.hook import no_mask
 
 _PROBE = "choreo_probe"
+_FIRST_MARK = 32.5
+"""Of the masks that the probe hands out: exact in every dtype, and no value that a real mask has."""
 _POSITIONS = (0, 1, 2, 3, 17, 64, 255)
 """Where the token is placed, besides the last position and the middle."""
 _PAIRINGS: tuple[Pairing, ...] = ("halves", "neighbours")
@@ -37,6 +38,10 @@ class ModelAttention:
     """Of each layer."""
 
 
+MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Whether a query sees a key, by indices of batch, head, query and key."""
+
+
 @dataclass(frozen=True)
 class _Seen:
     """One attention call: [positions, heads, head_dim] each, the token on its own at every position."""
@@ -44,7 +49,12 @@ class _Seen:
     query: Tensor
     key: Tensor
     value: Tensor
+    masked: bool
+    """Whether it was given a mask, ..."""
+    visible: MaskFunction | None
+    """... and what that lets it see; None if that is not the interface's business."""
     window: int | None
+    """As the layer itself says."""
     softcap: float | None
 
 
@@ -73,13 +83,17 @@ def discover_attention(model: PreTrainedModel, max_positions: int, token: int) -
             f"layers {missing} of {type(model).__name__} do not attend through transformers' attention interface: "
             "recurrent and linear layers have no keys and values to share"
         )
+    if len(calls) > layers:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has {layers} layers by its configuration and {len(calls)} that attend"
+        )
     geometry = _geometry(calls, model.dtype)
     slack = _slack(positions, model.dtype)
     known = [PureRotation(*choice) for choice in _candidates(model, geometry.head_dim)]
     kinds = []
     for layer in range(layers):
         seen = calls[layer]
-        window = seen.window if seen.window is not None and seen.window < max_positions else None
+        window = _window(layer, seen, max_positions)
         _require_still(layer, seen.value, slack)
         kinds.append(AttentionKind(_rotation(layer, seen, positions, known, slack), window, seen.softcap))
     return ModelAttention(geometry, tuple(kinds))
@@ -88,23 +102,34 @@ def discover_attention(model: PreTrainedModel, max_positions: int, token: int) -
 def _probe(model: PreTrainedModel, positions: Sequence[int], token: int) -> dict[int, _Seen]:
     """Run the token alone at each position; what each layer's attention was called with."""
     calls: dict[int, _Seen] = {}
+    masks: list[MaskFunction | None] = []
+
+    def mask(*_: Any, mask_function: MaskFunction | None = None, **__: Any) -> Tensor:
+        """A mark by which the layers that get it tell which mask the model made for them."""
+        masks.append(mask_function)
+        return torch.full((1, 1, 1, 1), _FIRST_MARK + len(masks) - 1, device=model.device)
 
     def record(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, None]:
-        if attention_mask is not None:
+        mark = -1.0 if attention_mask is None else float(attention_mask.flatten()[0]) - _FIRST_MARK
+        if attention_mask is not None and mark not in range(len(masks)):
             raise UnsupportedModelError(f"{type(module).__name__} masks its attention in a way of its own")
         layer = getattr(module, "layer_idx", None)
-        if not isinstance(layer, int) or layer in calls:
+        if not isinstance(layer, int):
             raise UnsupportedModelError(f"{type(module).__name__} does not say which layer's attention it is")
+        if layer in calls:
+            raise UnsupportedModelError(f"layer {layer} of {type(model).__name__} attends more than once")
         query_, key_, value_ = (part[:, :, 0].float().cpu() for part in (query, key, value))
-        calls[layer] = _Seen(query_, key_, value_, kwargs.get("sliding_window"), kwargs.get("softcap"))
+        visible = None if attention_mask is None else masks[int(mark)]
+        claimed = kwargs.get("sliding_window")
+        calls[layer] = _Seen(query_, key_, value_, attention_mask is not None, visible, claimed, kwargs.get("softcap"))
         # A token that sees itself alone gets its own values, whatever the scores.
         group = query.shape[1] // value.shape[1]
         return value.repeat_interleave(group, dim=1).transpose(1, 2), None
 
     AttentionInterface.register(_PROBE, record)
-    AttentionMaskInterface.register(_PROBE, no_mask)
+    AttentionMaskInterface.register(_PROBE, mask)
     try:
         model.set_attn_implementation(_PROBE)
         with torch.inference_mode():
@@ -120,6 +145,46 @@ def _probe(model: PreTrainedModel, positions: Sequence[int], token: int) -> dict
             f"{type(model).__name__} cannot be run on tokens with positions of their own: {error}"
         ) from error
     return calls
+
+
+def _window(layer: int, seen: _Seen, max_positions: int) -> int | None:
+    """How many positions a layer sees, its own among them; None: all before it.
+
+    What the model's mask says counts, at distances that no short prompt reaches; without one, what the layer says.
+    """
+    if seen.visible is None:
+        if seen.masked:
+            raise UnsupportedModelError(f"layer {layer} has a mask that does not say what it lets it see")
+        return seen.window if seen.window is not None and seen.window < max_positions else None
+    last = max_positions - 1
+    distances = torch.arange(max_positions)
+    try:
+        sees = _visible(seen.visible, torch.full_like(distances, last), last - distances)
+        window = int(sees.sum())
+        generator = torch.Generator().manual_seed(layer)
+        query, key = torch.randint(max_positions, (2, 4096), generator=generator)
+        near = (query - torch.randint(-2, min(2 * window, max_positions), (4096,), generator=generator)).clamp_min(0)
+        query, key = torch.cat((query, query)), torch.cat((key, near.clamp_max(last)))
+        right = _visible(seen.visible, query, key) == ((key <= query) & (query - key < window))
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        raise UnsupportedModelError(f"what layer {layer} sees depends on more than positions: {error}") from error
+    if not (bool(sees[:window].all()) and bool(right.all())):
+        raise UnsupportedModelError(
+            f"layer {layer} masks its attention otherwise than causally within a window: in chunks, both ways, "
+            "or by what the tokens are"
+        )
+    if seen.window is not None and min(seen.window, max_positions) != window:
+        raise UnsupportedModelError(
+            f"layer {layer} says that it sees {seen.window} positions, its mask lets it see {window}: which of them "
+            "counts depends on how transformers runs it"
+        )
+    return window if window < max_positions else None
+
+
+def _visible(mask: MaskFunction, query: Tensor, key: Tensor) -> Tensor:
+    """[pairs], whether a query at one position sees a key at another."""
+    first = torch.zeros((), dtype=torch.long)
+    return torch.as_tensor(mask(first, first, query, key)).expand(len(query)).bool()
 
 
 def _geometry(calls: dict[int, _Seen], dtype: torch.dtype) -> KVGeometry:
@@ -143,9 +208,9 @@ def _candidates(model: PreTrainedModel, head_dim: int) -> Iterator[tuple[Tensor,
             frequencies = buffer.float().cpu()
             if not any(torch.equal(frequencies, known) for known in found):
                 found.append(frequencies)
-    for frequencies, pairing in product(found, _PAIRINGS):
+    for sign, frequencies, pairing in product((1.0, -1.0), found, _PAIRINGS):
         for first in sorted({0, head_dim - 2 * len(frequencies)}):
-            yield frequencies, pairing, first
+            yield sign * frequencies, pairing, first
 
 
 def _require_still(layer: int, values: Tensor, slack: Tensor) -> None:

@@ -111,8 +111,13 @@ def require_movable(adapter: ModelAdapter, tokens: list[int], expected: torch.Te
     span = expected.abs().max().item()
     tolerance = span * (1e-4 if adapter.geometry.dtype == torch.float32 else 0.08)
     worst = 0.0
-    for shifts in ((17, 17), (0, 29), (31, 0)):
+    for shifts in ((0, 0), (17, 17), (0, 29), (31, 0)):
         error = (_moved_logits(adapter, tokens, *shifts) - expected).abs().max().item()
+        if not error <= tolerance and not any(shifts):
+            raise UnsupportedModelError(
+                f"the model's logits differ by {error:.3g} from those that its layers give as they say they attend (at "
+                f"most {tolerance:.3g} is rounding): it attends in another way than causally over keys and values"
+            )
         if not error <= tolerance:
             raise UnsupportedModelError(
                 f"the model's logits change by {error:.3g} when its cached keys are moved ({shifts[0]} and {shifts[1]} "

@@ -54,7 +54,8 @@ class TokenSampler:
 
     def _sample(self, logits: Tensor) -> int:
         sampling = self.sampling
-        logits = penalise(logits, self._seen, sampling.repetition_penalty)
+        if sampling.repetition_penalty != 1.0:
+            logits = penalise(logits.float(), self._seen, sampling.repetition_penalty)
         if sampling.temperature == 0.0:
             return int(logits.max(dim=-1).indices)  # several times as fast as argmax in bf16
         kept = apply_filters(logits.cpu(), sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)

@@ -59,6 +59,9 @@ FAMILIES: Mapping[str, Settings] = {
     "glm4": {},
     "exaone4": {"sliding_window": 9},
     "starcoder2": {},
+    "nanochat": {},
+    "qwen2_moe": {**_QWEN_MOE, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 4},
+    "phimoe": {**_MOE, "sliding_window": 20},
 }
 """Settings by family; what stands behind a dash names a variant."""
 
@@ -89,6 +92,11 @@ REFUSED: Mapping[str, tuple[Settings, str]] = {
     "jamba": ({}, "recurrent layers"),
     "qwen3_next": ({}, "recurrent layers"),
     "llama4_text": ({}, "scaled by their absolute position"),
+    "llama4_text-chunked": (
+        {"attn_temperature_tuning": False, "attention_chunk_size": 20, "num_local_experts": 2},
+        "otherwise than causally within a window",
+    ),
+    "olmoe": ({"num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 20}, "its mask lets it see 1024"),
     "ministral3": ({}, "scaled by their absolute position"),
     "gptj": ({"rotary_dim": 8}, "does not pass its attention through"),
     "hunyuan_v1_dense": ({}, "otherwise than by a pure rotation"),
