@@ -74,7 +74,9 @@ class EngineCore:
         self.memory = Memory(self.pool, HostTier(settings.host_bytes), disk, self._movements)
         self.ledger = Ledger(self.memory, adapter.fingerprint) if ledger is None else ledger.enter_memory(self.memory)
         self.method = make_method(settings.method, Restorer(self.ledger, self.memory, self._numbers.__next__))
-        backend = make_backend(settings.backend, adapter.geometry.dtype, adapter.device)
+        geometry = adapter.geometry
+        heads = (adapter.heads, geometry.kv_heads, geometry.head_dim)
+        backend = make_backend(settings.backend, geometry.dtype, adapter.device, heads)
         executor = Executor(adapter, self.pool, backend, self._counters)
         limits = Limits(settings.step_tokens)
         self.loop = EngineLoop(executor, self.lock, limits, settings.sink, self.method)

@@ -179,7 +179,15 @@ def test_engines_are_timed_side_by_side(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(report["results"]) == ["first token, reordered reuse", "decode, 8 branches over 4k"]
     for found in report["results"].values():
         assert list(found) == [
-            *("choreo", "HF dynamic", "HF static", "HF continuous", "no attention (ceiling)", "attention calls alone")
+            *(
+                "choreo",
+                "choreo, plain weights",
+                "HF dynamic",
+                "HF static",
+                "HF continuous",
+                "no attention (ceiling)",
+                "attention calls alone",
+            )
         ]
         assert all(len(measured["seconds"]) == 2 for measured in found.values() if not measured["absent"])
         assert not found["choreo"]["absent"] and not found["HF dynamic"]["absent"]

@@ -12,7 +12,7 @@ import torch
 
 from choreo_agents.attention.backends.base import AttentionBackend, PreparedAttention
 from choreo_agents.attention.backends.cpu import FoldedBackend
-from choreo_agents.attention.backends.cuda import VarlenBackend
+from choreo_agents.attention.backends.cuda import USUAL_HEADS, HeadShape, VarlenBackend
 from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.errors import InvalidRequestError
 
@@ -31,8 +31,10 @@ def available_backends() -> dict[BackendName, torch.device]:
     return found
 
 
-def make_backend(name: BackendName, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
-    """The backend of that name, for KV of a dtype on a device.
+def make_backend(
+    name: BackendName, dtype: torch.dtype, device: torch.device, shape: HeadShape = USUAL_HEADS
+) -> AttentionBackend:
+    """The backend of that name, for KV of a dtype on a device and heads of a shape.
 
     Raises:
         InvalidRequestError: It was asked for by name and does not work here.
@@ -40,7 +42,7 @@ def make_backend(name: BackendName, dtype: torch.dtype, device: torch.device) ->
     if name == "reference":
         return ReferenceBackend()
     if name == "cuda" or (name == "auto" and device.type == "cuda"):
-        backend = VarlenBackend.tried(dtype, device)
+        backend = VarlenBackend.tried(dtype, device, shape=shape)
         if backend is not None:
             return backend
         if name == "cuda":

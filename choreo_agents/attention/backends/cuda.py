@@ -28,6 +28,10 @@ CHUNK = 1024
 _TOLERANCE = 0.05
 """Of the trial, in half precision."""
 
+HeadShape = tuple[int, int, int]
+"""Heads, key heads, head_dim."""
+USUAL_HEADS: HeadShape = (8, 2, 64)
+
 VarlenKernel = Callable[..., tuple[Tensor, Tensor]]
 """(query, keys, values, starts of queries, starts of keys, longest query, longest key, and by name: scale,
 window_size, enable_gqa, seqused_k) to output and log-sum-exp."""
@@ -55,16 +59,27 @@ class VarlenBackend:
 
     @classmethod
     def tried(
-        cls, dtype: torch.dtype, device: torch.device, kernel: VarlenKernel | None = None
+        cls,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernel: VarlenKernel | None = None,
+        shape: HeadShape = USUAL_HEADS,
     ) -> VarlenBackend | None:
-        """The backend in the first dialect that gives what the reference gives; None if none does."""
+        """The backend in the first dialect that gives what the reference gives; None if none does.
+
+        Args:
+            dtype: Of keys and values.
+            device: Where they are.
+            kernel: What attends; None: torch's.
+            shape: Of the model's heads: kernels serve some sizes only.
+        """
         kernel = torch_kernel() if kernel is None else kernel
         if kernel is None or dtype not in (torch.float16, torch.bfloat16):
             return None
         for in_place in (True, False):
             for heads_first in (True, False):
                 backend = cls(dtype, device, kernel, Dialect(in_place, heads_first))
-                if _is_right(backend):
+                if _is_right(backend, shape):
                     return backend
         return None
 
@@ -202,12 +217,13 @@ def _offsets(lengths: Tensor) -> Tensor:
     return torch.cat((torch.zeros(1, dtype=torch.long), lengths.cumsum(0))).to(torch.int32)
 
 
-def _is_right(backend: VarlenBackend) -> bool:
+def _is_right(backend: VarlenBackend, shape: HeadShape) -> bool:
     """Whether a backend gives what the reference gives, on a layout that shares, moves and cuts."""
+    heads, kv_heads, dim = shape
     generator = torch.Generator().manual_seed(0)
     query, keys, values = (
-        torch.randn(shape, generator=generator).to(backend.dtype).to(backend.device)
-        for shape in ((7, 8, 64), (2, 1400, 64), (2, 1400, 64))
+        torch.randn(drawn, generator=generator).to(backend.dtype).to(backend.device)
+        for drawn in ((7, heads, dim), (kv_heads, 1400, dim), (kv_heads, 1400, dim))
     )
     layout = Layout(
         (1300, 1301, 1302, 1303, 40, 41, 1500),
@@ -219,10 +235,10 @@ def _is_right(backend: VarlenBackend) -> bool:
             Read(1330, 2, 40, (QuerySpan(4, 2, 0),), causal=True),
         ),
     )
-    kind = AttentionKind(PureRotation(1.0 / 10_000 ** (torch.arange(0, 64, 2) / 64)))
+    kind = AttentionKind(PureRotation(1.0 / 10_000 ** (torch.arange(0, dim, 2) / dim)))
     try:
-        got = VarlenAttention(layout, kind, backend).attend(query, keys, values, 0.125)
+        got = VarlenAttention(layout, kind, backend).attend(query, keys, values, dim**-0.5)
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return False
-    wanted = ReferenceBackend().prepare(layout, kind).attend(query.cpu(), keys.cpu(), values.cpu(), 0.125)
+    wanted = ReferenceBackend().prepare(layout, kind).attend(query.cpu(), keys.cpu(), values.cpu(), dim**-0.5)
     return bool((got.cpu().float() - wanted.float()).abs().max() <= _TOLERANCE)

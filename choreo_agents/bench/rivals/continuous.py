@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ PAGE_TOKENS = 32
 
 
 class ContinuousBatching:
-    """`generate_batch` over a manager that keeps its pages between calls."""
+    """One manager that stays open: its pages outlive a request."""
 
     name = "transformers, continuous batching"
 
@@ -29,18 +30,29 @@ class ContinuousBatching:
         self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, attn_implementation="sdpa"
         ).eval()
-        self._config = _config(page_size=PAGE_TOKENS, num_blocks=kv_tokens // PAGE_TOKENS + 64, max_batch_tokens=4096)
+        config = _config(page_size=PAGE_TOKENS, num_blocks=kv_tokens // PAGE_TOKENS + 64, max_batch_tokens=4096)
+        settings = GenerationConfig(max_new_tokens=64, do_sample=False, eos_token_id=-1)
+        self._open = ExitStack()
+        self._manager: Any = self._open.enter_context(
+            self._model.continuous_batching_context_manager(
+                generation_config=settings, continuous_batching_config=config
+            )
+        )
 
     def first_token(self, messages: Sequence[Sequence[int]], order: Sequence[int], new: Sequence[int]) -> Timer:
-        self._generate([[token for tokens in messages for token in tokens]], 1)
-        asked = [token for index in order for token in messages[index]]
         calls = 0
 
         def timer() -> float:
             nonlocal calls
             calls += 1
-            # What was asked before is in its pages: every call's new tokens are others.
-            return self._generate([[*asked, *(3 + (token + calls) % 300 for token in new)]], 1)
+            # What was asked before is in its pages still: each time the messages are others, encoded in their first
+            # order before the clock starts.
+            fresh = [[3 + (token + 7 * calls) % 290 for token in tokens] for tokens in messages]
+            self._generate([[token for tokens in fresh for token in tokens]], 1)
+            asked = [token for index in order for token in fresh[index]]
+            started = time.perf_counter()
+            self._generate([[*asked, *new]], 1)
+            return time.perf_counter() - started
 
         return timer
 
@@ -49,27 +61,28 @@ class ContinuousBatching:
             [token for level, index in path for token in levels[level][index]] + [3 + branch]
             for branch, path in enumerate(paths(levels, branches))
         ]
+        self._generate(prompts, 1)
 
         def timer() -> float:
-            self._generate(prompts, 1)
-            return (self._generate(prompts, steps + 1) - self._generate(prompts, 1)) / steps
+            times = self._generate(prompts, steps + 1)
+            return (max(each[-1] for each in times) - max(each[0] for each in times)) / steps
 
         return timer
 
     def close(self) -> None:
-        del self._model
+        self._open.close()
+        del self._manager, self._model
 
-    def _generate(self, prompts: list[list[int]], count: int) -> float:
-        settings = GenerationConfig(max_new_tokens=count, min_new_tokens=count, do_sample=False, eos_token_id=-1)
-        started = time.perf_counter()
-        done = self._model.generate_batch(
-            prompts,
-            generation_config=settings,
-            continuous_batching_config=self._config,
-            progress_bar=False,
-            persistent_manager=True,
-        )
-        took = time.perf_counter() - started
-        if len(done) != len(prompts) or any(len(each.generated_tokens) != count for each in done.values()):
+    def _generate(self, prompts: list[list[int]], count: int) -> list[list[float]]:
+        """When each token of each answer came, in seconds."""
+        self._manager.add_requests(inputs=prompts, max_new_tokens=count, record_timestamps=True)
+        done: list[Any] = []
+        while len(done) < len(prompts):
+            result = self._manager.get_result(timeout=1)
+            if result is not None and result.is_finished():
+                done.append(result)
+            elif result is None and not self._manager.is_running():
+                raise Absent("it ended unexpectedly")
+        if any(each.error is not None or len(each.generated_tokens) != count for each in done):
             raise Absent("it did not generate what was asked for")
-        return took
+        return [each.timestamps for each in done]
