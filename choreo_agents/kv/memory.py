@@ -282,6 +282,7 @@ class Memory:
             holding.fetching = None
             if parcel is None:
                 self._removed(holding.file)
+                holding.on_disk = False
             elif holding.wanted and holding.segment is None and holding.staged is None:
                 holding.staged = parcel
 
@@ -292,6 +293,8 @@ class Memory:
             return
         # It was written before it was removed.
         self._arrive(holding)
+        if holding.writing is not None:
+            return  # once more, meanwhile
         if self._files.pop(file, None) is None or not holding.on_disk:
             return
         holding.on_disk = False

@@ -81,19 +81,22 @@ def measure_all(
         timers: dict[str, Timer] = {}
         absent: dict[str, str] = {}
         rivals: list[Rival] = []
-        for name, make in _makers(path, dtype, scenario).items():
+        makers = _makers(path, dtype, scenario)
+        for name, make in makers.items():
             on_progress(scenario.name, name)
             try:
                 timers[name] = make(rivals)
             except Absent as reason:
                 absent[name] = str(reason)
-        report.results[scenario.name] = _interleaved(timers, absent, repeats)
+        report.results[scenario.name] = _interleaved(timers, absent, repeats, list(makers))
         for rival in rivals:
             rival.close()
     return report
 
 
-def _interleaved(timers: Mapping[str, Timer], absent: Mapping[str, str], repeats: int) -> dict[str, Measured]:
+def _interleaved(
+    timers: Mapping[str, Timer], absent: Mapping[str, str], repeats: int, order: Sequence[str]
+) -> dict[str, Measured]:
     taken: dict[str, list[float]] = {name: [] for name in timers}
     for round_ in range(repeats + 1):
         for name in list(taken):
@@ -107,7 +110,8 @@ def _interleaved(timers: Mapping[str, Timer], absent: Mapping[str, str], repeats
             if round_:
                 taken[name].append(seconds)
     found = {name: Measured(tuple(seconds)) for name, seconds in taken.items()}
-    return found | {name: Measured((), reason) for name, reason in absent.items()}
+    found |= {name: Measured((), reason) for name, reason in absent.items()}
+    return {name: found[name] for name in order}
 
 
 def _makers(path: Path, dtype: torch.dtype, scenario: Scenario) -> dict[str, Callable[[list[Rival]], Timer]]:
