@@ -109,8 +109,8 @@ class Memory:
             self.pool.unpin(holding.segment)
         if holding.on_disk or holding.writing is not None:
             self._unlink(holding)
-        holding.segment, holding.staged, holding.on_disk = None, None, False
-        holding.writing, holding.fetching = None, None
+        holding.segment = holding.staged = holding.writing = holding.fetching = None
+        holding.on_disk = False
 
     def refill(self, holding: Holding, segment: Segment) -> None:
         """A lost message was encoded again; takes over the segment's pin."""
@@ -238,24 +238,21 @@ class Memory:
         holding.segment = None
         self.pool.unpin(segment)
         self.movements.evicted += 1
-        if parcel is not None and not holding.on_disk:
-            self._to_host(holding, parcel)
-        elif parcel is not None:
+        if parcel is not None and holding.on_disk:
             holding.staged = parcel
+        elif parcel is not None:
+            self._to_host(holding, parcel)
 
     def _to_host(self, holding: Holding, parcel: Parcel) -> None:
         for leaving, left in self._host.put(holding, parcel):
             if leaving.wanted:
                 leaving.staged = left
-            elif self._disk is not None:
-                self._to_disk(leaving, left)
             else:
-                self.movements.lost += 1
+                self._to_disk(leaving, left)
 
     def _to_disk(self, holding: Holding, parcel: Parcel) -> None:
         """Written by the disk's thread; until it is there the parcel stays on the host."""
-        assert self._disk is not None and self._thread is not None
-        if self._closed:
+        if self._closed or self._disk is None or self._thread is None:
             self.movements.lost += 1
             return
         holding.staged = parcel
@@ -268,7 +265,7 @@ class Memory:
                 self._arrive(slow, wait=True)
 
     def _arrive(self, holding: Holding, *, wait: bool = False) -> None:
-        """Take note of what the disk's thread has done for a message."""
+        """Take note of what the disk's thread has done for it."""
         if holding.writing is not None and (wait or holding.writing.done()):
             removed = [holding.file] if holding.writing.exception() is not None else holding.writing.result()
             holding.writing = None
