@@ -14,7 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from choreo_agents.bench.speed import SCENARIOS, Report, Scenario, measure_all, scaled
-from choreo_agents.bench.speed.measure import ATTENTION, NO_ATTENTION
+from choreo_agents.bench.speed.bars import bars, losses
+from choreo_agents.bench.speed.measure import PARTS
+from choreo_agents.bench.speed.plot import require_plots, save_plot
 from choreo_agents.cli.options import errors_as_lines
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models.random_llama import SHAPES, save_random_llama
@@ -33,17 +35,19 @@ def engine(
     threads: Annotated[int, typer.Option(min=1, help="Of the processor.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the tables to this Markdown file.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Also draw the run to this PNG file.")] = None,
 ) -> None:
     """First tokens and decode steps, beside every other engine that is installed, on the same weights.
 
     [b]no attention[/b] is the model's other operations on the same rows: no engine is faster. [b]attention calls
-    alone[/b] is one folded call for each shared segment. Their sum is what the engine is held against.
+    alone[/b] is one folded call for each shared segment. Their sum is what the engine is held against. Engines that are
+    not installed (vLLM, llama.cpp) are named as absent.
 
     [b]Examples[/b]
 
       choreo bench engine --scale 0.05 --repeats 2
       choreo bench engine --only "first token"
-      choreo bench engine --like smollm2-135m --dtype fp32 --out speed.md
+      choreo bench engine --like smollm2-135m --dtype fp32 --out speed.md --plot speed.png
     """
     console = Console(stderr=as_json, highlight=False)
     with errors_as_lines(console):
@@ -51,6 +55,8 @@ def engine(
         if not chosen:
             raise InvalidRequestError(f"no scenario is named so: there are {', '.join(s.name for s in SCENARIOS)}")
         chosen = [scaled(scenario, scale) for scenario in chosen]
+        if plot is not None:
+            require_plots()
         torch.set_num_threads(threads)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / like
@@ -68,9 +74,15 @@ def engine(
         else:
             for scenario in chosen:
                 console.print(_table(report, scenario))
+            for line in _summary(report, scale):
+                console.print(line)
+        if plot is not None:
+            save_plot(report, plot)
+            console.print(f"[dim]drawn to {plot}[/]")
         if out is not None:
             command = f"choreo bench engine --like {like} --dtype {dtype} --repeats {repeats} --threads {threads}"
-            out.write_text(as_markdown(report, chosen, command + (f" --scale {scale}" if scale != 1.0 else "")))
+            command += f" --scale {scale}" if scale != 1.0 else ""
+            out.write_text(as_markdown(report, chosen, command, scale))
             console.print(f"[dim]written to {out}[/]")
 
 
@@ -85,10 +97,28 @@ def _rows(report: Report, scenario: Scenario) -> list[tuple[str, str, str, str, 
             continue
         low, high = measured.spread
         spread = f"{_ms(low)} to {_ms(high)}"
-        against = "" if name in ("choreo", NO_ATTENTION, ATTENTION) else f"{measured.middle / ours:.2f}x"
+        against = "" if name in ("choreo", *PARTS) else f"{measured.middle / ours:.2f}x"
         rows.append((name, _ms(measured.middle), spread, against, f"{measured.middle / floor:.2f}x"))
-    rows.append(("the sum of these two", _ms(floor), "", "", "1.00x"))
+    rows.append(("the sum: no attention + calls alone", _ms(floor), "", "", "1.00x"))
     return rows
+
+
+def _summary(report: Report, scale: float) -> list[str]:
+    """The bars, and what is lost when what is shared grows; nothing for shorter messages than they are meant for."""
+    if scale != 1.0:
+        return []
+    lines: list[str] = []
+    for bar in bars(report):
+        wanted = f"{'at least' if bar.at_least else 'at most'} {bar.wanted:g}x"
+        if bar.found is None:
+            lines.append(f"not measured: {bar.what}, {wanted}")
+        else:
+            lines.append(f"{'met' if bar.met else 'missed'}: {bar.what}, {wanted}: {bar.found:.2f}x")
+    lost = losses(report)
+    if lost:
+        each = ", ".join(f"{loss.rival} {100 * loss.share:.0f} %" for loss in lost)
+        lines.append(f"throughput lost from 1k to 16k shared, 32 branches: {each}")
+    return lines
 
 
 _COLUMNS = ("", "ms", "spread", "time / choreo's", "time / sum")
@@ -105,13 +135,15 @@ def _table(report: Report, scenario: Scenario) -> Table:
     return table
 
 
-def as_markdown(report: Report, scenarios: list[Scenario], command: str) -> str:
+def as_markdown(report: Report, scenarios: list[Scenario], command: str, scale: float) -> str:
     """All tables, with what it takes to measure them again."""
     lines = [f"`{command}`", "", f"torch {report.torch_version}, medians of {report.repeats} runs that take turns.", ""]
     for scenario in scenarios:
         lines += [f"### {scenario.name}", "", f"| {' | '.join(_COLUMNS)} |", "|---|--:|--:|--:|--:|"]
         lines += [f"| {' | '.join(row)} |" for row in _rows(report, scenario)]
         lines.append("")
+    lines += [f"- {line}" for line in _summary(report, scale)]
+    lines.append("")
     return "\n".join(lines)
 
 

@@ -18,6 +18,9 @@ from choreo_agents.models import load_model
 MOST_COPIED_BYTES = 6 << 30
 """A rival that copies what is shared for every row is left out beyond."""
 NO_ATTENTION, ATTENTION = "no attention (ceiling)", "attention calls alone"
+MATMUL_RATE = "attention at the matmul rate"
+PARTS = (NO_ATTENTION, ATTENTION, MATMUL_RATE)
+"""Rows that are no engine."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,11 @@ class Report:
     def as_object(self) -> dict[str, Any]:
         """The same as plain JSON."""
         return asdict(self)
+
+    def seconds(self, scenario: str, rival: str) -> float | None:
+        """The middle of what was measured; None if it was not."""
+        found = self.results.get(scenario, {}).get(rival)
+        return found.middle if found is not None and found.seconds else None
 
     def sum_of_parts(self, scenario: str) -> float:
         """Seconds of the model's other operations and of the attention calls, each alone."""
@@ -147,4 +155,5 @@ def _makers(path: Path, dtype: torch.dtype, scenario: Scenario) -> dict[str, Cal
         "HF continuous": lambda rivals: timer(rivals, ContinuousBatching(path, dtype, 4 * scenario.tokens() + 8192)),
         NO_ATTENTION: lambda rivals: parts.without_attention(scenario),
         ATTENTION: lambda rivals: parts.attention(scenario),
+        MATMUL_RATE: lambda rivals: parts.at_matmul_rate(scenario),
     }

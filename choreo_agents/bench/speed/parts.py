@@ -47,16 +47,27 @@ class Parts:
 
         return timer
 
+    def at_matmul_rate(self, scenario: Scenario) -> Timer:
+        """What attention to the segments would take if its two products ran as fast as a large square one."""
+        geometry = self._adapter.geometry
+        pairs = sum(length * readers for length, readers in _work(scenario))
+        wanted = 4 * pairs * self._adapter.heads * geometry.head_dim * geometry.layers
+        side = 1024
+        left, right = (torch.randn(side, side).to(geometry.dtype) for _ in range(2))
+
+        def timer() -> float:
+            started = time.perf_counter()
+            for _ in range(4):
+                torch.mm(left, right)
+            return (time.perf_counter() - started) / 4 * wanted / (2 * side**3)
+
+        return timer
+
     def attention(self, scenario: Scenario) -> Timer:
         """One folded call for each segment of the scenario, in every layer."""
         geometry = self._adapter.geometry
-        heads = self._adapter.heads
-        queries = scenario.branches if scenario.is_decode else scenario.new
-        work: list[tuple[int, int]] = []
-        for level in scenario.levels:
-            readers = queries // len(level) if scenario.is_decode else queries
-            work += [(length, readers) for length in level]
-        group = heads // geometry.kv_heads
+        work = _work(scenario)
+        group = self._adapter.heads // geometry.kv_heads
         generator = torch.Generator().manual_seed(0)
 
         def drawn(*shape: int) -> Tensor:
@@ -80,3 +91,13 @@ class Parts:
             return time.perf_counter() - started
 
         return timer
+
+
+def _work(scenario: Scenario) -> list[tuple[int, int]]:
+    """For each segment its tokens, and the queries that read it."""
+    queries = scenario.branches if scenario.is_decode else scenario.new
+    work: list[tuple[int, int]] = []
+    for level in scenario.levels:
+        readers = queries // len(level) if scenario.is_decode else queries
+        work += [(length, readers) for length in level]
+    return work
