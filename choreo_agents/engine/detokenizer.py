@@ -18,7 +18,7 @@ class Detokenizer:
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
         self._tokens: list[int] = []
-        """From the last one that said something on: it decides the spacing of what follows."""
+        """From the last one on that said something by itself: it decides the spacing of what follows."""
         self._shown = ""
         """What has been told of their text."""
 
@@ -31,9 +31,9 @@ class Detokenizer:
         if not added:
             return ""
         self._shown = whole
-        if whole == text:
-            self._tokens = self._tokens[-1:]
-            self._shown = self._model.decode(self._tokens, special=False)
+        last = self._model.decode(self._tokens[-1:], special=False)
+        if whole == text and _INCOMPLETE not in last:
+            self._tokens, self._shown = self._tokens[-1:], last
         return added
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from choreo_agents.engine.detokenizer import Detokenizer
 from choreo_agents.models import LoadedModel
@@ -20,3 +24,38 @@ def test_special_tokens_add_nothing(tiny: LoadedModel) -> None:
     detokenizer = Detokenizer(tiny)
     pieces = [detokenizer.add(token) for token in tiny.encode(" Ann<|end|> has")]
     assert pieces == [" Ann", "", " has"]
+
+
+class WithSpecial:
+    """As a loaded model, whose tokenizer drops the space that opens a text, as SentencePiece's do."""
+
+    def __init__(self) -> None:
+        vocabulary = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁Ann", "▁has", "s"]
+        core = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(vocabulary)}, merges=[]))
+        core.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="</s>")
+        self.ids = {piece: i for i, piece in enumerate(vocabulary)}
+
+    def decode(self, tokens: list[int], *, special: bool = True) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=not special, clean_up_tokenization_spaces=False))
+
+    def bytes_of(self, character: str) -> list[int]:
+        return [self.ids[f"<0x{byte:02X}>"] for byte in character.encode()]
+
+
+def test_a_character_of_several_tokens_comes_with_the_last_of_them() -> None:
+    model = WithSpecial()
+    detokenizer = Detokenizer(cast(LoadedModel, model))
+    pieces = [detokenizer.add(token) for token in [*model.bytes_of("ë"), *model.bytes_of("🙂"), model.ids["s"]]]
+    assert pieces == ["", "ë", "", "", "", "🙂", "s"]
+
+
+def test_spaces_stay_between_words_and_after_special_tokens() -> None:
+    model = WithSpecial()
+    tokens = [model.ids[piece] for piece in ("▁Ann", "</s>", "▁has", "s", "▁Ann")] + model.bytes_of("é")
+    detokenizer = Detokenizer(cast(LoadedModel, model))
+    pieces = [detokenizer.add(token) for token in tokens]
+    assert "".join(pieces) == model.decode(tokens, special=False) == "Ann hass Anné"
+    assert pieces[:3] == ["Ann", "", " has"]
