@@ -3,6 +3,18 @@
 from choreo_agents.bench.rivals.base import Absent, Levels, Rival, Timer
 from choreo_agents.bench.rivals.continuous import ContinuousBatching
 from choreo_agents.bench.rivals.hugging_face import HuggingFace
+from choreo_agents.bench.rivals.llama_cpp import LlamaCpp
 from choreo_agents.bench.rivals.ours import Ours
+from choreo_agents.bench.rivals.vllm import Vllm
 
-__all__ = ["Absent", "ContinuousBatching", "HuggingFace", "Levels", "Ours", "Rival", "Timer"]
+__all__ = [
+    "Absent",
+    "ContinuousBatching",
+    "HuggingFace",
+    "Levels",
+    "LlamaCpp",
+    "Ours",
+    "Rival",
+    "Timer",
+    "Vllm",
+]

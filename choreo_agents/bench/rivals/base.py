@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 Timer = Callable[[], float]
@@ -13,6 +14,18 @@ Levels = Sequence[Sequence[Sequence[int]]]
 
 class Absent(Exception):  # noqa: N818 - no error of ours: the rival is not there, or cannot do this
     """Why a rival is not measured."""
+
+
+@contextmanager
+def absent_on_failure(name: str) -> Iterator[None]:
+    """Whatever a rival raises becomes the reason why it is not measured."""
+    try:
+        yield
+    except Absent:
+        raise
+    except Exception as reason:
+        first = next(iter(str(reason).strip().splitlines()), "")
+        raise Absent(f"{name} fails: {type(reason).__name__} {first[:80]}".rstrip()) from reason
 
 
 class Rival(Protocol):

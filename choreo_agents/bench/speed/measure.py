@@ -10,7 +10,16 @@ from typing import Any
 
 import torch
 
-from choreo_agents.bench.rivals import Absent, ContinuousBatching, HuggingFace, Ours, Rival, Timer
+from choreo_agents.bench.rivals import (
+    Absent,
+    ContinuousBatching,
+    HuggingFace,
+    LlamaCpp,
+    Ours,
+    Rival,
+    Timer,
+    Vllm,
+)
 from choreo_agents.bench.speed.parts import Parts
 from choreo_agents.bench.speed.scenarios import Scenario
 from choreo_agents.models import load_model
@@ -140,6 +149,7 @@ def _makers(path: Path, dtype: torch.dtype, scenario: Scenario) -> dict[str, Cal
             raise Absent(f"its copies of the shared part would take {copied / 1e9:.0f} GB")
         return timer(rivals, make())
 
+    room, rows = scenario.tokens(), max(1, scenario.branches)
     plain = load_model(path, dtype=dtype, prepacked=False) if model.prepacked else None
 
     def unpacked(rivals: list[Rival]) -> Timer:
@@ -153,6 +163,9 @@ def _makers(path: Path, dtype: torch.dtype, scenario: Scenario) -> dict[str, Cal
         "HF dynamic": lambda rivals: copying(rivals, lambda: HuggingFace(path, dtype, "dynamic")),
         "HF static": lambda rivals: copying(rivals, lambda: HuggingFace(path, dtype, "static")),
         "HF continuous": lambda rivals: timer(rivals, ContinuousBatching(path, dtype, 4 * scenario.tokens() + 8192)),
+        "vLLM": lambda rivals: timer(rivals, Vllm(path, dtype, room, rows)),
+        "llama.cpp prefix": lambda rivals: timer(rivals, LlamaCpp(path, dtype, "prefix", room)),
+        "llama.cpp choreography": lambda rivals: timer(rivals, LlamaCpp(path, dtype, "choreography", room)),
         NO_ATTENTION: lambda rivals: parts.without_attention(scenario),
         ATTENTION: lambda rivals: parts.attention(scenario),
         MATMUL_RATE: lambda rivals: parts.at_matmul_rate(scenario),
