@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,6 +27,8 @@ from choreo_agents.models import load_model
 
 MOST_COPIED_BYTES = 6 << 30
 """A rival that copies what is shared for every row is left out beyond."""
+REST_S = 0.3
+"""Between two runs: the threads of the one before may spin for a while."""
 NO_ATTENTION, ATTENTION = "no attention (ceiling)", "attention calls alone"
 MATMUL_RATE = "attention at the matmul rate"
 PARTS = (NO_ATTENTION, ATTENTION, MATMUL_RATE)
@@ -117,6 +120,7 @@ def _interleaved(
     taken: dict[str, list[float]] = {name: [] for name in timers}
     for round_ in range(repeats + 1):
         for name in list(taken):
+            time.sleep(REST_S)
             try:
                 seconds = timers[name]()
             except Absent as reason:
