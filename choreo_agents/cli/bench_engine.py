@@ -39,9 +39,9 @@ def engine(
 ) -> None:
     """First tokens and decode steps, beside every other engine that is installed, on the same weights.
 
-    [b]no attention[/b] is the model's other operations on the same rows: no engine is faster. [b]attention calls
-    alone[/b] is one folded call for each shared segment. Their sum is what the engine is held against. Engines that are
-    not installed (vLLM, llama.cpp) are named as absent.
+    [b]no attention[/b] is the model's other operations on the same rows, as transformers runs them; engines with
+    operations of their own can be faster. [b]attention calls alone[/b] is one folded call for each shared segment.
+    Their sum is what the engine is held against. Engines that are not installed are named as absent.
 
     [b]Examples[/b]
 

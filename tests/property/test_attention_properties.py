@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from choreo_agents.attention.backends import partial
-from choreo_agents.attention.backends.cpu import FoldedBackend, merge
+from choreo_agents.attention.backends.cpu import FoldedBackend
+from choreo_agents.attention.backends.merging import Merging
 from choreo_agents.attention.backends.partial import attend_padded, attend_run, matmul_attention
 from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.kind import AttentionKind
@@ -162,8 +163,14 @@ def seen_from(read: Read, by: int) -> Read:
     return Read(read.start, read.length, read.position, spans)
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 3), seeds, st.sampled_from([0.2, 1.0, 40.0]))
-def test_merging_parts_is_the_softmax_over_their_union(lengths, count: int, seed: int, scale: float) -> None:
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    st.integers(1, 3),
+    seeds,
+    st.sampled_from([0.2, 1.0, 40.0]),
+    st.sampled_from(["even", "padded", "scattered"]),
+)
+def test_merging_parts_is_the_softmax_over_their_union(lengths, count: int, seed: int, scale: float, how: str) -> None:
     """Large scales put the parts' log-sum-exps far apart."""
     query, keys, values = normal(seed, 3, count, DIM), *normal(seed + 1, 2, 3, sum(lengths), DIM)
     parts = [
@@ -172,13 +179,31 @@ def test_merging_parts_is_the_softmax_over_their_union(lengths, count: int, seed
     ]
     outs = torch.cat([out.transpose(0, 1) for out, _ in parts])
     lses = torch.cat([lse.transpose(0, 1) for _, lse in parts])
-    order = torch.randperm(len(outs), generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
     tokens = torch.arange(count).repeat(len(lengths))
-    got, lse = merge(outs[order], lses[order], tokens[order], count)
+    order = torch.randperm(len(outs), generator=generator)
+    if how != "even":
+        # Each token keeps its first part, and of the others as chance has it.
+        seen = (torch.rand(len(outs), generator=generator) < 0.5) | (torch.arange(len(outs)) < count)
+        order = order[seen[order]]
+    merging = Merging(tokens[order], count)
+    if how == "scattered":
+        merging._parts = None
+    got, lse = merging.join(outs[order], lses[order], with_lse=True)
+    slots = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    hidden = torch.ones(count, len(lengths), dtype=torch.bool)
+    hidden[tokens[order], order // count] = False
     scores = (query.double() @ keys.double().transpose(1, 2)) * scale
-    assert (lse - scores.logsumexp(-1).transpose(0, 1)).abs().max() <= 1e-4
+    scores = scores.masked_fill(hidden[:, slots], float("-inf"))
+    assert lse is not None and (lse - scores.logsumexp(-1).transpose(0, 1)).abs().max() <= 1e-4
     wanted = scores.softmax(-1) @ values.double()
     assert (got - wanted.transpose(0, 1)).abs().max() <= 1e-4
+    assert merging.join(outs[order], lses[order], with_lse=False)[0].equal(got)
+
+
+def test_few_tokens_with_most_of_the_parts_are_not_padded_for() -> None:
+    assert Merging(torch.tensor([0] * 40 + list(range(1, 30))), 30)._parts is None
+    assert Merging(torch.tensor([0, 1, 2, 0]), 3)._parts is not None
 
 
 @given(groups, st.integers(1, 40), st.integers(1, 200), st.booleans(), seeds, st.booleans())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from choreo_agents.attention.backends.merging import Merging
 from choreo_agents.attention.backends.packed import PackedRuns, packable
 from choreo_agents.attention.backends.partial import Partial, attend_run
 from choreo_agents.attention.kind import AttentionKind
@@ -52,7 +53,8 @@ class FoldedAttention:
             assert kind.rotation is not None
             shifts = torch.repeat_interleave(torch.tensor([span.shift for span in spans]), counts)
             self.cos, self.sin = (part.to(backend.device) for part in kind.rotation.cos_sin(-shifts))
-        self.lone = len(layout.reads) == 1 and tokens.tolist() == list(range(len(layout.positions)))
+        lone = len(layout.reads) == 1 and tokens.tolist() == list(range(len(layout.positions)))
+        self.merging = None if lone else Merging(self.tokens, len(layout.positions))
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
         pairs = query[self.tokens]
@@ -73,11 +75,10 @@ class FoldedAttention:
             out, lse = _attend_read(read, hidden, block, keys, values, scale, self.kind.softcap)
             outs.append(out)
             lses.append(lse)
-        if self.lone:
-            out, lse = outs[0], lses[0]
-        else:
-            out, lse = merge(torch.cat(outs), torch.cat(lses), self.tokens, len(query))
-        return out if sinks is None else drained(out, lse, sinks)
+        if self.merging is None:
+            return outs[0] if sinks is None else drained(outs[0], lses[0], sinks)
+        out, joint = self.merging.join(torch.cat(outs), torch.cat(lses), with_lse=sinks is not None)
+        return out if sinks is None or joint is None else drained(out, joint, sinks)
 
 
 def _hidden(layout: Layout, read: Read, backend: FoldedBackend) -> Tensor | None:
@@ -117,29 +118,6 @@ def _attend_read(
     out, lse = attend_run(folded, run_keys, run_values, scale, causal=False, softcap=softcap)
     out = out.reshape(kv_heads, count, -1, dim).transpose(0, 1).reshape(count, heads, dim)
     return out, lse.reshape(kv_heads, count, -1).transpose(0, 1).reshape(count, heads)
-
-
-def merge(outs: Tensor, lses: Tensor, tokens: Tensor, count: int) -> Partial:
-    """Join partial softmax attentions exactly: weights are each part's share of the summed exponentials.
-
-    Args:
-        outs: [pairs, heads, head_dim] partial outputs.
-        lses: [pairs, heads] log-sum-exps, fp32.
-        tokens: [pairs], the token each pair belongs to; every token has at least one.
-        count: Number of tokens.
-
-    Returns:
-        [count, heads, head_dim] in the dtype of `outs`, and the joint log-sum-exp [count, heads].
-    """
-    heads = lses.shape[1]
-    index = tokens[:, None].expand(-1, heads)
-    highest = torch.full((count, heads), float("-inf"), device=lses.device, dtype=lses.dtype)
-    highest = highest.scatter_reduce(0, index, lses, reduce="amax")
-    weights = (lses - highest[tokens]).exp()
-    total = torch.zeros_like(highest).index_add(0, tokens, weights)
-    wide = torch.zeros((count, *outs.shape[1:]), device=outs.device, dtype=lses.dtype)
-    wide = wide.index_add(0, tokens, outs.to(lses.dtype) * weights[..., None])
-    return (wide / total[..., None]).to(outs.dtype), highest + total.log()
 
 
 def drained(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:

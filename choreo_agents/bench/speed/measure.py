@@ -29,7 +29,7 @@ MOST_COPIED_BYTES = 6 << 30
 """A rival that copies what is shared for every row is left out beyond."""
 REST_S = 0.3
 """Between two runs: the threads of the one before may spin for a while."""
-NO_ATTENTION, ATTENTION = "no attention (ceiling)", "attention calls alone"
+NO_ATTENTION, ATTENTION = "no attention", "attention calls alone"
 MATMUL_RATE = "attention at the matmul rate"
 PARTS = (NO_ATTENTION, ATTENTION, MATMUL_RATE)
 """Rows that are no engine."""

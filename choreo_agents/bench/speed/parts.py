@@ -33,7 +33,7 @@ class Parts:
         self._adapter = model.adapter
 
     def without_attention(self, scenario: Scenario) -> Timer:
-        """The model's other operations on the scenario's rows: no engine is faster."""
+        """The model's other operations on the scenario's rows, as transformers runs them."""
         rows = scenario.branches if scenario.is_decode else scenario.new
         wanted = range(rows) if scenario.is_decode else [rows - 1]
         attention = cast(StepAttention, _NoAttention())

@@ -1,0 +1,65 @@
+"""Joins what queries found in several runs of slots, by the runs' log-sum-exps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from choreo_agents.attention.backends.partial import Partial
+
+_MOST_PADDING = 4
+"""Parts, real and empty, for each real one: above, few tokens have most of them."""
+
+
+class Merging:
+    """Joins partial softmax attentions exactly: weights are each part's share of the summed exponentials.
+
+    Where all tokens have about as many parts, these are gathered side by side; else each is added where it belongs.
+
+    parts     [tokens, most parts]      pairs of each token; where it has fewer, the empty one after the last
+
+    Args:
+        tokens: [pairs], the token that each pair belongs to; every token has at least one.
+        count: Number of tokens.
+    """
+
+    def __init__(self, tokens: Tensor, count: int) -> None:
+        self._tokens, self._count = tokens, count
+        parts = torch.bincount(tokens, minlength=count)
+        most = int(parts.max())
+        self._parts: Tensor | None = None
+        self._even = most * count == len(tokens)
+        if most * count <= _MOST_PADDING * len(tokens):
+            order = tokens.argsort(stable=True)
+            first = parts.cumsum(0) - parts
+            across = torch.arange(most, device=tokens.device)[None, :]
+            at = (first[:, None] + across).clamp(max=len(tokens) - 1)
+            self._parts = order[at].masked_fill(across >= parts[:, None], len(tokens))
+
+    def join(self, outs: Tensor, lses: Tensor, *, with_lse: bool) -> tuple[Tensor, Tensor | None]:
+        """Merge [pairs, heads, head_dim] partial outputs by their log-sum-exps [pairs, heads], fp32.
+
+        Returns:
+            [count, heads, head_dim] in the dtype of `outs`, and, if asked for, the joint log-sum-exp [count, heads].
+        """
+        if self._parts is None:
+            return self._scattered(outs, lses)
+        if not self._even:
+            outs = torch.cat([outs, outs.new_zeros(1, *outs.shape[1:])])
+            lses = torch.cat([lses, lses.new_full((1, lses.shape[1]), float("-inf"))])
+        side_by_side = lses[self._parts]
+        weights = side_by_side.softmax(dim=1)
+        out = (outs[self._parts].to(lses.dtype) * weights[..., None]).sum(dim=1).to(outs.dtype)
+        return out, side_by_side.logsumexp(dim=1) if with_lse else None
+
+    def _scattered(self, outs: Tensor, lses: Tensor) -> Partial:
+        """The same for any number of parts, by adding each up where it belongs."""
+        tokens, count, heads = self._tokens, self._count, lses.shape[1]
+        index = tokens[:, None].expand(-1, heads)
+        highest = torch.full((count, heads), float("-inf"), device=lses.device, dtype=lses.dtype)
+        highest = highest.scatter_reduce(0, index, lses, reduce="amax")
+        weights = (lses - highest[tokens]).exp()
+        total = torch.zeros_like(highest).index_add(0, tokens, weights)
+        wide = torch.zeros((count, *outs.shape[1:]), device=outs.device, dtype=lses.dtype)
+        wide = wide.index_add(0, tokens, outs.to(lses.dtype) * weights[..., None])
+        return (wide / total[..., None]).to(outs.dtype), highest + total.log()
