@@ -137,7 +137,13 @@ def _table(report: Report, scenario: Scenario) -> Table:
 
 def as_markdown(report: Report, scenarios: list[Scenario], command: str, scale: float) -> str:
     """All tables, with what it takes to measure them again."""
-    lines = [f"`{command}`", "", f"torch {report.torch_version}, medians of {report.repeats} runs that take turns.", ""]
+    lines = [
+        f"`{command}`",
+        "",
+        f"torch {report.torch_version}, transformers {report.transformers_version}, "
+        f"medians of {report.repeats} runs that take turns.",
+        "",
+    ]
     for scenario in scenarios:
         lines += [f"### {scenario.name}", "", f"| {' | '.join(_COLUMNS)} |", "|---|--:|--:|--:|--:|"]
         lines += [f"| {' | '.join(row)} |" for row in _rows(report, scenario)]

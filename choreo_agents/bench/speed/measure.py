@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -61,6 +62,7 @@ class Report:
     threads: int
     torch_version: str
     repeats: int
+    transformers_version: str = field(default_factory=lambda: version("transformers"))
     results: dict[str, dict[str, Measured]] = field(default_factory=dict)
     """By scenario, then by rival."""
 

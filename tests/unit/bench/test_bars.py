@@ -18,7 +18,7 @@ def measured(**seconds: float) -> dict[str, Measured]:
 
 
 def report(**scenarios: dict[str, Measured]) -> Report:
-    return Report("tiny", "float32", 1, "2.13", 3, scenarios)
+    return Report("tiny", "float32", 1, "2.13", 3, results=scenarios)
 
 
 def parts(rest: float, calls: float, bound: float) -> dict[str, float]:
