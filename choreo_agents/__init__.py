@@ -1,7 +1,20 @@
 """LangGraph agents that hand each other KV-cache handles instead of strings."""
 
 from choreo_agents.engine import Decode, Engine, EngineStats, Prefill, StreamedToken, Usage
-from choreo_agents.graph import END, START, Agent, ChoreoGraph, ChoreoState, Command, HandleEntry, Rule, Send
+from choreo_agents.graph import (
+    END,
+    START,
+    Agent,
+    AuditReport,
+    ChoreoGraph,
+    ChoreoState,
+    Command,
+    HandleEntry,
+    Policy,
+    Rule,
+    Send,
+    send,
+)
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling
 
@@ -11,6 +24,7 @@ __all__ = [
     "END",
     "START",
     "Agent",
+    "AuditReport",
     "ChoreoGraph",
     "ChoreoState",
     "Command",
@@ -19,6 +33,7 @@ __all__ = [
     "EngineStats",
     "HandleEntry",
     "MessageHandle",
+    "Policy",
     "Prefill",
     "Rule",
     "Sampling",
@@ -26,4 +41,5 @@ __all__ = [
     "StreamedToken",
     "Usage",
     "__version__",
+    "send",
 ]

@@ -59,6 +59,10 @@ class VisibilityError(ChoreoError, ValueError):
     """A visibility declaration that cannot hold, or a read that no declaration allows."""
 
 
+class VisibilityWarning(UserWarning):
+    """A promise about a private context is not kept, and the policy says to go on."""
+
+
 class UnsupportedModelError(ChoreoError, ValueError):
     """A model that the engine cannot serve exactly; the message gives the reason."""
 

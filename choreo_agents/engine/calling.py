@@ -32,6 +32,8 @@ class Calling:
         *,
         author: str | None = None,
         role: str | None = None,
+        confidential: bool = False,
+        source: MessageHandle | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> MessageHandle: ...
@@ -55,6 +57,8 @@ class Calling:
         *,
         author: str | None = None,
         role: str | None = None,
+        confidential: bool = False,
+        source: MessageHandle | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> MessageHandle: ...
@@ -71,7 +75,9 @@ class Calling:
             parents: Messages it attends to, in order.
             offsets: The position of each parent; None, or None for one of them: right after the parent before.
             new_offset: The position of the new message; None: after the last parent.
-            author: Who says it, and `role` as what: for traces.
+            author: Who says it, and `role` as what: for traces and audits.
+            confidential: Marks the message for audits.
+            source: The message whose words these are, if they are encoded again: audits follow it.
             priority: Calls with a higher one come first.
             timeout_s: Seconds after which the call fails; None: never.
 
@@ -99,6 +105,7 @@ class Calling:
         *,
         sampling: Sampling = ...,
         author: str | None = None,
+        confidential: bool = False,
         closing: Content = (),
         memo: str | None = None,
         priority: int = 0,
@@ -124,6 +131,7 @@ class Calling:
         *,
         sampling: Sampling = ...,
         author: str | None = None,
+        confidential: bool = False,
         closing: Content = (),
         memo: str | None = None,
         priority: int = 0,
@@ -140,7 +148,7 @@ class Calling:
             header: Text or token ids, not empty; or a list of `Decode`, which is run as one batch and gives a list.
             parents: Messages it attends to, in order; `offsets` and `new_offset` as for `prefill`.
             sampling: How tokens are chosen and when to stop.
-            author: Who says it, for traces.
+            author: Who says it; `confidential` as for `prefill`.
             closing: What the message must end with (see `Decode`).
             memo: Names this very call, so that repeating it returns the first answer (see `Decode`).
             priority: Calls with a higher one come first; `timeout_s` as for `prefill`.

@@ -25,7 +25,12 @@ class Prefill:
     offsets: Sequence[int | None] | None = None
     new_offset: int | None = None
     author: str | None = None
+    """Who says it: for traces and audits."""
     role: str | None = None
+    confidential: bool = False
+    """Marks the message for audits (see `Engine.audit`)."""
+    source: MessageHandle | None = None
+    """The message whose words these are, if they are encoded again: audits follow it."""
     priority: int = 0
     """Calls with a higher one come first; within one, first come first served."""
     timeout_s: float | None = None
@@ -45,6 +50,8 @@ class Decode:
     new_offset: int | None = None
     sampling: Sampling = Sampling()
     author: str | None = None
+    confidential: bool = False
+    """As for `Prefill`."""
     closing: Content = ()
     """Tokens that the message must end with, such as the end of a chat turn. Those the model has produced itself are
     not repeated; the first of them also stops the decode, unless `sampling` names its own stop tokens."""

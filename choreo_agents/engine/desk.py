@@ -14,6 +14,7 @@ from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.gate import Gate
 from choreo_agents.engine.intake import Intake, ReadCall
 from choreo_agents.engine.ledger import Message
+from choreo_agents.engine.lineage import Label, LineageReport, trace
 from choreo_agents.engine.memory_map import MemoryMap
 from choreo_agents.engine.methods import Job
 from choreo_agents.engine.scope import Scope
@@ -39,6 +40,8 @@ class _Order:
     running: dict[str, Request] = field(default_factory=dict)
     """Where the same call finds this request while it is under way, by `key`."""
     key: str | None = None
+    labels: list[Label] = field(default_factory=list)
+    """What those who wait say about the message."""
 
     def forget(self) -> None:
         """It is no longer under way."""
@@ -139,6 +142,12 @@ class Desk:
         with self._core.lock:
             return self._intake.find(handle)
 
+    def audit(self, handles: Sequence[MessageHandle]) -> LineageReport:
+        """What reached these messages, through which channel."""
+        with self._core.lock:
+            keeps_kv = self._core.method.keeps_kv
+            return LineageReport(tuple(trace(self._intake.find(handle), keeps_kv) for handle in handles))
+
     def release(self, handle: MessageHandle, scope: Scope | None, *, spare_only: bool) -> None:
         """Drop one lease; with `spare_only`, unless it is the last that does not end with another's scope."""
         with self._core.lock:
@@ -186,6 +195,8 @@ class Desk:
         message = self._message(order.job, tokens, request.author, request.role, usage)
         message.chosen = tuple(request.chosen)
         message = ledger.enter(message, segment)
+        for label in order.labels:
+            label.put_on(message)
         self._core.found_reused += len(tokens) * max(0, len(request.futures) - 1)
         for answer in request.futures:
             scope = order.scopes[answer]
@@ -241,10 +252,10 @@ class Desk:
         if known is not None:
             if core.method.keeps_kv:
                 core.found_reused += len(job.tokens)
-            return self._answered(known, batch.scope)
+            return self._answered(known, read, batch.scope)
         if not core.method.keeps_kv:
             message = self._message(job, job.tokens, call.author, call.role, Usage(0, 0, None, 0.0))
-            return self._answered(core.ledger.enter(message, None), batch.scope)
+            return self._answered(core.ledger.enter(message, None), read, batch.scope)
         request = self._prefilling.get(identity)
         if request is None:
             order = _Order(self, job, {}, encodes_end=True, running=self._prefilling, key=identity)
@@ -263,7 +274,7 @@ class Desk:
             for chosen in known.chosen if batch.on_token is not None else ():
                 assert batch.on_token is not None
                 batch.on_token(chosen)
-            return self._answered(known, batch.scope)
+            return self._answered(known, read, batch.scope)
         request = None if memo is None else self._memoising.get(memo)
         if request is None:
             order = _Order(self, job, {}, core.method.keeps_kv, memo, self._memoising, memo)
@@ -286,6 +297,7 @@ class Desk:
         answer: Answer = Future()
         request.futures.append(answer)
         request.owner.scopes[answer] = batch.scope
+        request.owner.labels.append(self._label(read))
         if read.call.timeout_s is not None:
             request.deadlines[answer] = batch.started + read.call.timeout_s
         if batch.on_token is not None:
@@ -294,7 +306,13 @@ class Desk:
             request.listeners.append(batch.on_token)
         return answer
 
-    def _answered(self, message: Message, scope: Scope | None) -> Answer:
+    def _label(self, read: ReadCall) -> Label:
+        call = read.call
+        source = call.source if isinstance(call, Prefill) else None
+        return Label(call.author, call.confidential, None if source is None else self._intake.find(source))
+
+    def _answered(self, message: Message, read: ReadCall, scope: Scope | None) -> Answer:
+        self._label(read).put_on(message)
         # A stream may be read after the scope that it was asked for in has ended.
         self._core.ledger.lease(message, None if scope is not None and scope.closed else scope)
         answer: Answer = Future()

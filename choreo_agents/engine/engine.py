@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from choreo_agents.engine.calling import Calling
 from choreo_agents.engine.calls import Usage
 from choreo_agents.engine.core import EngineCore, Settings
 from choreo_agents.engine.desk import Desk
+from choreo_agents.engine.lineage import LineageReport
 from choreo_agents.engine.memory_map import MemoryMap
 from choreo_agents.engine.methods import MethodName
 from choreo_agents.engine.scope import Scope, entered
@@ -144,6 +145,14 @@ class Engine(Calling):
     def ancestors(self, handle: MessageHandle) -> dict[MessageHandle, str | None]:
         """All that a message's encoding has ever attended to, with authors: nearest first, released ones included."""
         return {message.handle: message.author for message in self._desk.find(handle).ancestors()}
+
+    def audit(self, handles: Sequence[MessageHandle]) -> LineageReport:
+        """Who influenced these messages, and how: what each attended to, and whose words it or that was made of.
+
+        Raises:
+            HandleError: A handle is unknown, released, or another model's.
+        """
+        return self._desk.audit(handles)
 
     def release(self, handle: MessageHandle, *, spare_only: bool = False) -> None:
         """Drop one lease; with `spare_only`, unless it is the last, after which KV is freed and the handle refused."""

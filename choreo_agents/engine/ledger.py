@@ -33,6 +33,7 @@ class Message:
     parents: tuple[Message, ...]
     relative_offsets: tuple[int, ...]
     author: str | None
+    """Who said it first."""
     role: str | None
     usage: Usage
     native_offset: int = 0
@@ -45,6 +46,12 @@ class Message:
     scoped: Counter[Scope] = field(default_factory=Counter)
     """Which of the leases end with a scope."""
     memos: set[str] = field(default_factory=set)
+    authors: set[str] = field(default_factory=set)
+    """All who said it: equal words in an equal place are one message."""
+    confidential: bool = False
+    """Whether any of them marked it so."""
+    sources: list[Message] = field(default_factory=list)
+    """The messages whose words were encoded again as this one."""
 
     def leases_within(self, scope: Scope | None) -> int:
         """Leases that last as long as a scope does: its own, those of scopes around it, and those of none."""

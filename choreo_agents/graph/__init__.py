@@ -4,7 +4,9 @@ from langgraph.graph import END, START
 from langgraph.types import Command, Send
 
 from choreo_agents.graph.agent import Agent
+from choreo_agents.graph.audit import AuditReport, Policy
 from choreo_agents.graph.choreo_graph import ChoreoGraph, CompiledChoreoGraph
+from choreo_agents.graph.sending import send
 from choreo_agents.graph.state import ChoreoState, HandleEntry
 from choreo_agents.graph.visibility import Rule
 
@@ -12,11 +14,14 @@ __all__ = [
     "END",
     "START",
     "Agent",
+    "AuditReport",
     "ChoreoGraph",
     "ChoreoState",
     "Command",
     "CompiledChoreoGraph",
     "HandleEntry",
+    "Policy",
     "Rule",
     "Send",
+    "send",
 ]

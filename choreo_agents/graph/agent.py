@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.graph.audit.guard import Guard
+from choreo_agents.graph.rules import ReaderRules
 from choreo_agents.graph.run import run_coroutine
-from choreo_agents.graph.turn import Turn
-from choreo_agents.graph.visibility import Reads, Rule, rules_of
+from choreo_agents.graph.turn import Prompt, Turn
+from choreo_agents.graph.visibility import Positions, Reads, Rule, rules_of, with_input
 from choreo_agents.sampling import Sampling
 
 
@@ -26,6 +28,11 @@ class Agent(Runnable[Any, dict[str, Any]]):
     Args:
         name: The speaker's name, in the header of its turns; also the node's name unless `add_node` gives another.
         system: Its private system prompt: part of its own views only.
+        persona: Whose node this is, if several nodes are one speaker: all that these nodes said and were asked is
+            each other's own, and their system prompt is one private context, `<persona>.system`. By default its own.
+        prompt: What it is asked before it speaks: a user's turn at the end of its view, or a function that makes one
+            of the graph's state. Part of its persona's later views only.
+        confidential: Whether its messages are a private context of their own: a plan, a chain of thought.
         header: What its messages start with, after the chat template's assistant header; by default its name.
         sampling: How it chooses tokens. Without a seed, one is derived from the run's seed, the node, the superstep
             and the branch.
@@ -33,6 +40,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
         reads: Sources by name, in the order in which it sees those of one superstep: a mode, or a `Rule` with a mode
             and a history. Input text is shared with it unless declared otherwise.
         public: Public root, for a stock `StateGraph`: a system prompt that all agents share.
+        positions: `sequential`: the messages of its view follow each other; `parallel`: those of one superstep start at
+            one offset, and what follows starts after the longest of them. By default the graph's.
     """
 
     def __init__(
@@ -40,28 +49,49 @@ class Agent(Runnable[Any, dict[str, Any]]):
         name: str,
         *,
         system: str | None = None,
+        persona: str | None = None,
+        prompt: Prompt | None = None,
+        confidential: bool = False,
         header: str | None = None,
         sampling: Sampling | None = None,
         engine: Engine | None = None,
         reads: Reads | None = None,
         public: str | None = None,
+        positions: Positions | None = None,
     ) -> None:
+        if positions not in (None, *get_args(Positions)):
+            raise InvalidRequestError(f"positions must be 'sequential' or 'parallel', not {positions!r}")
         self.name: str = name
         self.__name__ = name  # as StateGraph.add_sequence asks for
         self.system = system
+        self.persona = persona
+        self.prompt = prompt
+        self.confidential = confidential
         self.header = header
         self.sampling = sampling or Sampling()
         self.engine = engine
         self.rules: Mapping[str, Rule] = rules_of(reads or {})
         self.public = public
+        self.positions = positions
+        self._reader_rules: ReaderRules | None = None
 
-    def bound(self, engine: Engine | None, rules: Mapping[str, Rule], public: str | None) -> Agent:
+    def bound(self, engine: Engine | None, rules: ReaderRules) -> Agent:
         """A copy that reads by these rules; its own engine, if it has one, stays."""
         agent = copy.copy(self)
         agent.engine = self.engine or engine
-        agent.rules = rules
-        agent.public = public
+        agent.rules = rules.sources
+        agent.public = rules.public
+        agent._reader_rules = rules
         return agent
+
+    def reader_rules(self) -> ReaderRules:
+        """How its views are made: as its graph says, or, in a stock `StateGraph`, as it says itself."""
+        if self._reader_rules is not None:
+            return self._reader_rules
+        hidden = frozenset(source for source, rule in self.rules.items() if rule.mode == "private")
+        return ReaderRules(
+            with_input(self.rules), self.public, self.positions or "sequential", guard=Guard(hidden=hidden)
+        )
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> dict[str, Any]:
         """Speak once. Takes graph state, returns its update."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.runnables.base import RunnableBindingBase
@@ -16,9 +16,14 @@ from langgraph.graph.state import CompiledStateGraph
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
+from choreo_agents.graph.audit import AuditReport, Chart, Hop, Policy, audit_chart, audit_entries
+from choreo_agents.graph.charting import agents_of, chart_of
 from choreo_agents.graph.inputs import sign
+from choreo_agents.graph.loops import require_bounded_loops
+from choreo_agents.graph.promises import guard_of, kept
+from choreo_agents.graph.rules import ReaderRules
 from choreo_agents.graph.state import ChoreoState
-from choreo_agents.graph.visibility import History, Mode, Rule, VisibilityTable, rule_of
+from choreo_agents.graph.visibility import History, Mode, Positions, Rule, Scope, VisibilityTable, rule_of
 
 Self = TypeVar("Self", bound="ChoreoGraph")
 
@@ -29,13 +34,28 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
     Args:
         state_schema: `ChoreoState`, or a TypedDict that extends it.
         system: The public root: a system prompt that every view starts with, encoded once.
+        policy: What it promises about its private contexts beyond what it declares `private`.
+        positions: Where the messages of a view stand, unless an agent says otherwise (see `Agent`).
         **options: As for `StateGraph`.
     """
 
-    def __init__(self, state_schema: type[Any] = ChoreoState, *, system: str | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        state_schema: type[Any] = ChoreoState,
+        *,
+        system: str | None = None,
+        policy: Policy | None = None,
+        positions: Positions = "sequential",
+        **options: Any,
+    ) -> None:
         super().__init__(state_schema, **options)
+        if positions not in get_args(Positions):
+            raise VisibilityError(f"positions must be 'sequential' or 'parallel', not {positions!r}")
         self.system = system
+        self.policy = policy or Policy()
+        self.positions = positions
         self._visibility = VisibilityTable()
+        self._changed: tuple[Hop, ...] = ()
 
     def add_node(self: Self, node: Any, action: Any = None, **options: Any) -> Self:
         """Add a node, as `StateGraph.add_node` does. An `Agent` brings its name and its `reads`.
@@ -62,6 +82,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         *,
         visibility: Mode | Rule | Mapping[str, Mode | Rule] | None = None,
         history: History | None = None,
+        scope: Scope | Sequence[str] | None = None,
     ) -> Self:
         """Add an edge and say what the node at its end sees of the node at its start.
 
@@ -71,16 +92,19 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
             visibility: `"shared"` (the default), `"private"` or `"reencoded"`; a `Rule`; or a dict from source to
                 either, which may name other nodes than those at the start.
             history: `"all"` messages (the default), those of the `"last"` superstep, or of the last k.
+            scope: What re-encoded words attend to: the `"reader"`'s view so far (the default), the `"public"` root
+                alone, or private contexts by name.
 
         Raises:
             VisibilityError: No such mode, END has no view, or the pair was declared otherwise before.
         """
-        explicit = visibility is not None or history is not None
+        explicit = visibility is not None or history is not None or scope is not None
         if end_key == END and explicit:
-            raise VisibilityError("END sees nothing: leave visibility and history out")
+            raise VisibilityError("END sees nothing: leave visibility, history and scope out")
         named = dict(visibility) if isinstance(visibility, Mapping) else {}
-        rules = {source: rule_of(spelling, history) for source, spelling in named.items()}
-        default = rule_of(None if isinstance(visibility, Mapping) else visibility, history)
+        rules = {source: rule_of(spelling, history, scope) for source, spelling in named.items()}
+        # Of several sources that are named, those at the start that are not keep the default.
+        default = Rule() if named else rule_of(None if isinstance(visibility, Mapping) else visibility, history, scope)
         super().add_edge(start_key, end_key)
         if end_key != END:
             for source in [start_key] if isinstance(start_key, str) else start_key:
@@ -99,14 +123,39 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
                     self._visibility.declare(source, target, Rule(), explicit=False)
         return self
 
-    def share(self: Self, source: str, reader: str, mode: Mode = "shared", *, history: History = "all") -> Self:
+    def share(
+        self: Self,
+        source: str,
+        reader: str,
+        mode: Mode = "shared",
+        *,
+        history: History = "all",
+        scope: Scope | Sequence[str] = "reader",
+    ) -> Self:
         """Let `reader` see `source` without any control flow between them."""
-        self._visibility.declare(source, reader, Rule(mode, history))
+        self._visibility.declare(source, reader, rule_of(mode, history, scope))
         return self
 
     def visibility_table(self) -> dict[str, dict[str, Rule]]:
         """Every declaration, by reader and source, as plain data."""
         return {reader: dict(rules) for reader, rules in self._visibility.rules.items()}
+
+    def reads_of(self, name: str, agent: Agent) -> dict[str, Rule]:
+        """The rules by which an agent reads as the node of that name."""
+        return self._visibility.reads(name)
+
+    def chart(self) -> Chart:
+        """The graph as the audit sees it, that of subgraphs included."""
+        return chart_of(self)
+
+    def audit(self) -> AuditReport:
+        """Who can be influenced by which private context, and how: from the graph alone, whatever is said in it.
+
+        Raises:
+            VisibilityError: A declaration names no node or private context.
+        """
+        self._require_names()
+        return audit_chart(self.chart(), self.policy, self._changed)
 
     def compile(self, checkpointer: Any = None, *, engine: Engine | None = None, **options: Any) -> CompiledChoreoGraph:
         """Compile as `StateGraph.compile` does, bind every agent to `engine` and to what it may read.
@@ -114,25 +163,33 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         The graph itself is not changed: it can be compiled again with another engine.
 
         Raises:
-            VisibilityError: A declaration names no node.
+            VisibilityError: A declaration names no node, a path would break a promise, or a view must outgrow the
+                model's context.
             InvalidRequestError: An agent has no engine.
         """
-        self._visibility.require_nodes(self.nodes)
+        self._require_names()
         bound = copy.copy(self)
         bound._visibility = copy.deepcopy(self._visibility)
+        whole = self.chart()
+        if engine is not None and engine.method != "choreo":
+            whole = whole.all_reencoded()
+        whole, changed = kept(whole, self.policy)
+        bound._changed = tuple(changed)
+        for hop in bound._changed:
+            bound._visibility.change(hop.source, hop.reader, whole.node(hop.reader).rules[hop.source])
+        require_bounded_loops(self, whole)
         bound.nodes = {}
         for name, spec in self.nodes.items():
-            reads = self._visibility.reads(name)
-            choreo = {"reads": {source: rule.mode for source, rule in reads.items()}}
             agent: Any = spec.runnable
             if isinstance(agent, Agent):
                 if engine is None and agent.engine is None:
                     raise InvalidRequestError(
                         f"agent {name!r} has no engine: compile(engine=Engine.load(...)), or give the agent one"
                     )
+                rules = bound._rules(name, agent, whole)
+                choreo = {"reads": {source: rule.mode for source, rule in rules.sources.items()}}
                 metadata = {**(spec.metadata or {}), "choreo": choreo}
-                agent = agent.bound(engine, reads, self.system)
-                bound.nodes[name] = replace(spec, runnable=agent, metadata=metadata)
+                bound.nodes[name] = replace(spec, runnable=agent.bound(engine, rules), metadata=metadata)
             else:
                 bound.nodes[name] = replace(spec, runnable=agent | RunnableLambda(sign, name=f"sign {name}"))
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
@@ -140,6 +197,20 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         compiled.__class__ = CompiledChoreoGraph
         assert isinstance(compiled, CompiledChoreoGraph)
         return compiled
+
+    def _require_names(self) -> None:
+        self._visibility.require_nodes(self.nodes)
+        self._visibility.require_contexts(context.name for context in self.chart().contexts())
+
+    def _rules(self, name: str, agent: Agent, chart: Chart) -> ReaderRules:
+        """All that an agent is told about what it may see."""
+        sources = self._visibility.reads(name)
+        agents = {other: spec.runnable for other, spec in self.nodes.items() if isinstance(spec.runnable, Agent)}
+        systems = {
+            f"{each.persona or other}.system": each.system for other, each in agents.items() if each.system is not None
+        }
+        guard = guard_of(name, agent.persona or name, sources, chart, self.policy)
+        return ReaderRules(sources, self.system, agent.positions or self.positions, systems, guard)
 
 
 class CompiledChoreoGraph(CompiledStateGraph[Any, Any, Any, Any]):
@@ -151,6 +222,23 @@ class CompiledChoreoGraph(CompiledStateGraph[Any, Any, Any, Any]):
     async def aget_graph(self, config: RunnableConfig | None = None, *, xray: int | bool = False) -> Graph:
         return self._labelled(await super().aget_graph(config, xray=xray))
 
+    def audit(self, state: Any = None, *, engine: Engine | None = None) -> AuditReport:
+        """Who can be influenced by which private context, and how; or, given a state, who was.
+
+        Args:
+            state: What a run ended with, or its values at any time: the audit follows the lineage of its messages.
+            engine: Which served the run, if agents have several.
+        """
+        assert isinstance(self.builder, ChoreoGraph)
+        if state is None:
+            return self.builder.audit()
+        engines = {agent.engine for agent in agents_of(self.builder) if agent.engine is not None}
+        if engine is None and len(engines) != 1:
+            raise InvalidRequestError(f"the agents of this graph have {len(engines)} engines: give audit(engine=...)")
+        entries = state.get("handles") if isinstance(state, Mapping) else getattr(state, "handles", None)
+        serving = engine if engine is not None else engines.pop()
+        return audit_entries(serving, self.builder.chart(), self.builder.policy, entries or [])
+
     def _labelled(self, graph: Graph) -> Graph:
         assert isinstance(self.builder, ChoreoGraph)
         table = self.builder.visibility_table()
@@ -159,21 +247,14 @@ class CompiledChoreoGraph(CompiledStateGraph[Any, Any, Any, Any]):
         for reader, rules in table.items():
             for source, rule in rules.items():
                 if (source, reader) not in drawn and {source, reader} <= graph.nodes.keys():
-                    edges.append(Edge(source, reader, data=_words(rule), conditional=True))
+                    edges.append(Edge(source, reader, data=rule.words(), conditional=True))
         graph.edges = edges
         return graph
 
     @staticmethod
     def _label(edge: Edge, table: Mapping[str, Mapping[str, Rule]]) -> Edge:
         rule = table.get(edge.target, {}).get(edge.source)
-        return edge if rule is None or edge.data else edge._replace(data=_words(rule))
-
-
-def _words(rule: Rule) -> str:
-    """A rule as an edge label."""
-    if rule.history == "all" or rule.mode == "private":
-        return rule.mode
-    return f"{rule.mode}, last" if rule.history == "last" else f"{rule.mode}, last {rule.history}"
+        return edge if rule is None or edge.data else edge._replace(data=rule.words())
 
 
 __all__ = ["START", "ChoreoGraph", "CompiledChoreoGraph"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 from langchain_core.messages import AnyMessage
 from langgraph.graph.message import add_messages
@@ -23,6 +23,14 @@ class HandleEntry(TypedDict):
     call: int
     """Which of several calls that its node made."""
     confidential: bool
+    """Whether the message is a private context of its own: a plan, a chain of thought."""
+    persona: NotRequired[str]
+    """Whose node its author is, behind the subgraphs: `team|alice`. To one persona all its messages are its own."""
+    prompt: NotRequired[dict[str, Any] | None]
+    """The handle of what its author was asked, as `plain()` gives it: it stands before the message in the persona's
+    own views, and in nobody else's."""
+    select: NotRequired[str]
+    """As what a `send` hands it on, where it does: `shared` or `reencoded`."""
     message_id: str
     """The message in the `messages` channel that mirrors its words."""
     digest: str

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
+from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.visibility import START_SOURCE, Mode, Rule
+from choreo_agents.graph.visibility import START_SOURCE, Rule
+
+_OWN = "|own"
+"""The source of what a reader's own persona said; no node can be named so."""
 
 
 def source_of_author(author: str, reader: str) -> str | None:
@@ -20,28 +26,60 @@ def source_of_author(author: str, reader: str) -> str | None:
     return path[len(home)] if path[: len(home)] == home and len(path) > len(home) else None
 
 
-def visible(entries: Sequence[HandleEntry], reader: str, rules: Mapping[str, Rule]) -> list[tuple[HandleEntry, Mode]]:
+class Seen(NamedTuple):
+    """An entry of a view, and how its reader sees it."""
+
+    entry: HandleEntry
+    rule: Rule
+
+
+def visible(
+    entries: Sequence[HandleEntry], reader: str, rules: Mapping[str, Rule], persona: str | None = None
+) -> list[Seen]:
     """A reader's view: by superstep; within one, input first, then its own, then sources in declared order.
 
-    Its own messages are always there, shared; those of undeclared and private sources never are. The order of
-    `entries` does not matter.
+    The messages of its own persona are always there, shared; those of undeclared and private sources never are. The
+    order of `entries` does not matter.
+
+    Args:
+        entries: All that was said.
+        reader: The node that reads, behind its subgraphs, and `persona` whose node it is; by default its own.
+        rules: Its sources.
+
+    Raises:
+        VisibilityError: A `send` hands on more than the reader may see.
     """
     rank = {source: i for i, source in enumerate(rules, start=1)}
     rank[START_SOURCE] = -1
-    by_source: dict[str, list[HandleEntry]] = {}
+    by_source: dict[str | None, list[HandleEntry]] = {}
     for entry in entries:
-        source = source_of_author(entry["author"], reader)
-        if source is not None:
-            by_source.setdefault(source, []).append(entry)
-    own = reader.rsplit("|", maxsplit=1)[-1]
-    rank[own] = 0
-    seen: list[tuple[int, HandleEntry, Mode]] = []
+        own = entry["author"] == reader or entry.get("persona") == (persona or reader)
+        source = _OWN if own else source_of_author(entry["author"], reader)
+        by_source.setdefault(source, []).append(entry)
+    rank[_OWN] = 0
+    seen: list[tuple[int, Seen]] = []
     for source, said in by_source.items():
-        rule = Rule() if source == own else rules.get(source)
-        if rule is not None and rule.mode != "private":
-            seen.extend((rank[source], entry, rule.mode) for entry in _recent(said, rule))
+        rule = Rule() if source == _OWN else rules.get(source or "")
+        shown = set() if rule is None or rule.mode == "private" else {id(entry) for entry in _recent(said, rule)}
+        for entry in said:
+            if id(entry) in shown or entry.get("select"):
+                narrowed = _narrowed(entry, rule if id(entry) in shown else None, source, reader)
+                seen.append((rank[str(source)], Seen(entry, narrowed)))
     seen.sort(key=_place)
-    return [(entry, mode) for _, entry, mode in seen]
+    return [item for _, item in seen]
+
+
+def _narrowed(entry: HandleEntry, rule: Rule | None, source: str | None, reader: str) -> Rule:
+    """The rule for an entry that a `send` may have selected: never more than the source's."""
+    selected = entry.get("select")
+    if rule is None or (selected == "shared" and rule.mode != "shared"):
+        node = reader.rsplit("|", maxsplit=1)[-1]
+        allowed = "nothing" if rule is None else rule.words()
+        raise VisibilityError(
+            f"a send hands a message of {source or entry['author']!r} to {node!r} as {selected!r}, which may see "
+            f"{allowed} of it: declare {source or entry['author']!r} to {node!r} {selected!r}, or send less"
+        )
+    return replace(rule, mode="reencoded") if selected == "reencoded" and rule.mode == "shared" else rule
 
 
 def _recent(said: list[HandleEntry], rule: Rule) -> list[HandleEntry]:
@@ -53,7 +91,7 @@ def _recent(said: list[HandleEntry], rule: Rule) -> list[HandleEntry]:
     return [entry for entry in said if entry["superstep"] in supersteps]
 
 
-def _place(item: tuple[int, HandleEntry, Mode]) -> tuple[int, int, str, int, int, str]:
+def _place(item: tuple[int, Seen]) -> tuple[int, int, str, int, int, str]:
     """What decides where an entry stands; the message id only between what nothing else tells apart."""
-    rank, entry, _ = item
+    rank, (entry, _) = item
     return entry["superstep"], rank, entry["author"], entry["branch"], entry.get("call", 0), entry["message_id"]

@@ -49,7 +49,7 @@ def test_exactly_what_the_rules_allow_is_seen_once(entries, rules: dict[str, Rul
         if rule.mode != "private" and len(later) < kept:
             wanted[entry["message_id"]] = rule.mode
     found = visible(entries, "me", rules)
-    assert {entry["message_id"]: mode for entry, mode in found} == wanted
+    assert {entry["message_id"]: rule.mode for entry, rule in found} == wanted
     assert len(found) == len(wanted)
 
 

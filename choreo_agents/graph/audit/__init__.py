@@ -1,0 +1,22 @@
+"""Who can be influenced by whom: before a run from the graph alone, after it from lineage."""
+
+from choreo_agents.graph.audit.chart import Chart
+from choreo_agents.graph.audit.guard import Guard
+from choreo_agents.graph.audit.observed import audit_entries
+from choreo_agents.graph.audit.policy import Policy
+from choreo_agents.graph.audit.report import AuditReport, Blocked, Finding, Hop, PrivateContext
+from choreo_agents.graph.audit.static import audit_chart, harmless
+
+__all__ = [
+    "AuditReport",
+    "Blocked",
+    "Chart",
+    "Finding",
+    "Guard",
+    "Hop",
+    "Policy",
+    "PrivateContext",
+    "audit_chart",
+    "audit_entries",
+    "harmless",
+]

@@ -1,0 +1,121 @@
+"""A graph as the audit sees it: who speaks, with what private contexts, and who reads whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from choreo_agents.graph.audit.report import Hop, PrivateContext
+from choreo_agents.graph.visibility import START_SOURCE, Rule
+
+HopKind = Literal["shared", "reencoded", "own", "state"]
+
+
+@dataclass(frozen=True)
+class ChartNode:
+    """A node that may add messages, named by its path: `team|judge`."""
+
+    name: str
+    persona: str
+    """Whose node it is: the path again, or `team|alice` for all nodes of Alice's."""
+    is_function: bool = False
+    """It reads the words in the state instead of a view, and its messages are encoded alone."""
+    has_system: bool = False
+    has_prompt: bool = False
+    confidential: bool = False
+    reads_state: bool = False
+    """A function of its own makes its prompt from the state."""
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+    """Its sources by path; one that is a graph stands for all that is said in it."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Who can read whom, and how."""
+
+    source: str
+    reader: str
+    kind: HopKind
+    declared: tuple[str, str] | None
+    """Where it was declared: a source, which may be a whole graph, and a reader. None if nobody had to."""
+    label: str
+
+    def hop(self) -> Hop:
+        return Hop(source=self.source, reader=self.reader, by=self.label)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """All nodes, those of subgraphs included, and what stands outside of any proof."""
+
+    nodes: tuple[ChartNode, ...]
+    outside: tuple[str, ...] = ()
+
+    def node(self, name: str) -> ChartNode:
+        return next(node for node in self.nodes if node.name == name)
+
+    def inside(self, source: str) -> Iterator[ChartNode]:
+        """The nodes whose messages a reader knows under this name."""
+        return (node for node in self.nodes if node.name == source or node.name.startswith(f"{source}|"))
+
+    def contexts(self) -> tuple[PrivateContext, ...]:
+        """All private contexts: system prompts by persona, prompts and confidential messages by node."""
+        found: list[PrivateContext] = []
+        for node in self.nodes:
+            kin = tuple(other.name for other in self.nodes if other.persona == node.persona)
+            names = [context.name for context in found]
+            if node.has_system and f"{node.persona}.system" not in names:
+                found.append(PrivateContext(name=f"{node.persona}.system", kind="system", owners=kin))
+            if node.has_prompt:
+                found.append(PrivateContext(name=f"{node.name}.prompt", kind="prompt", owners=kin))
+            if node.confidential:
+                found.append(PrivateContext(name=node.name, kind="message", owners=kin))
+        return tuple(found)
+
+    def edges(self) -> list[Edge]:
+        """Every way on which something that was said can reach a reader."""
+        found: list[Edge] = []
+        for reader in self.nodes:
+            for source, rule in reader.rules.items():
+                if rule.mode == "private" or source == START_SOURCE:
+                    continue
+                for node in self.inside(source):
+                    if node.persona != reader.persona:
+                        where = (source, reader.name)
+                        found.append(Edge(node.name, reader.name, rule.mode, where, rule.words()))
+            for node in self.nodes:
+                if node.name != reader.name and node.persona == reader.persona:
+                    found.append(Edge(node.name, reader.name, "own", None, "own"))
+                elif node.name != reader.name and (reader.is_function or reader.reads_state):
+                    found.append(Edge(node.name, reader.name, "state", None, "state"))
+        return found
+
+    def scopes(self) -> Iterator[tuple[str, str, Rule]]:
+        """Every (source, reader, rule) whose fresh encodings attend to contexts by name."""
+        for reader in self.nodes:
+            for source, rule in reader.rules.items():
+                if rule.contexts:
+                    yield source, reader.name, rule
+
+    def private_pairs(self) -> Iterator[tuple[str, str]]:
+        """Every (source, reader) that is declared private."""
+        for reader in self.nodes:
+            for source, rule in reader.rules.items():
+                if rule.mode == "private":
+                    yield source, reader.name
+
+    def with_rule(self, source: str, reader: str, rule: Rule) -> Chart:
+        """The same with another rule for one pair."""
+        nodes = tuple(
+            replace(node, rules={**node.rules, source: rule}) if node.name == reader else node for node in self.nodes
+        )
+        return replace(self, nodes=nodes)
+
+    def all_reencoded(self) -> Chart:
+        """The same as an engine that re-encodes text serves it: no encoding is handed on."""
+        nodes = []
+        for node in self.nodes:
+            rules = {s: Rule("reencoded", r.history) if r.mode == "shared" else r for s, r in node.rules.items()}
+            nodes.append(replace(node, rules=rules))
+        return replace(self, nodes=tuple(nodes))

@@ -1,0 +1,57 @@
+"""What a graph promises about its private contexts, and what happens if a path would break it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from choreo_agents.errors import VisibilityError
+from choreo_agents.graph.audit.report import Channel, PrivateContext
+
+OnViolation = Literal["raise", "reencode", "warn"]
+
+
+class Policy(BaseModel):
+    """Who may be influenced by which private context, and through which channel.
+
+    Without one a graph promises what it declares `private`, and the audit reports the rest.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    confidential: dict[str, frozenset[str]] = Field(default_factory=dict)
+    """Private contexts (`alice.system`, or a node whose messages are confidential), and the nodes or personas they
+    may reach. Their owners always have them."""
+    channels: frozenset[Channel] = frozenset({"encoding"})
+    """Through which they may reach nobody else."""
+    on_violation: OnViolation = "raise"
+    """`raise`: the graph does not compile, or the call fails. `reencode`: the edge that would break a promise hands on
+    words instead. `warn`: a `VisibilityWarning`, and nothing else."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.on_violation == "reencode" and "words" in self.channels:
+            raise ValueError("words cannot be cut by re-encoding them: use on_violation='raise' for the words channel")
+        return self
+
+    def forbids(self, context: PrivateContext, reader: str, persona: str, channel: Channel) -> bool:
+        """Whether a context must not reach a reader through a channel."""
+        allowed = self.confidential.get(context.name)
+        if allowed is None or channel not in self.channels or reader in context.owners:
+            return False
+        return not {reader, persona} & allowed
+
+    def require_names(self, contexts: Iterable[str], readers: Iterable[str]) -> None:
+        """Raise `VisibilityError` if the policy names no context or no reader of the graph."""
+        known, there = sorted(contexts), set(readers)
+        for context, allowed in self.confidential.items():
+            if context not in known:
+                names = ", ".join(known) or "none"
+                raise VisibilityError(f"the policy names no private context: {context!r}. The graph has: {names}")
+            for reader in sorted(allowed - there):
+                raise VisibilityError(
+                    f"the policy lets {context!r} reach {reader!r}, which is no node or persona of the graph: "
+                    f"{', '.join(sorted(there))}"
+                )

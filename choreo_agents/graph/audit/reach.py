@@ -1,0 +1,116 @@
+"""Where a private context can get to: the fixed point over a chart, loops included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from choreo_agents.graph.audit.chart import Chart, Edge
+from choreo_agents.graph.audit.report import Channel, Hop, PrivateContext
+from choreo_agents.graph.visibility import Rule
+
+Presence = Literal["text", "encoding", "words"]
+"""How a node has a context: it says the very text; it attends to KV of it, or that attended to it; it has words that
+may have been decoded from it."""
+State = tuple[str, Presence]
+
+
+@dataclass
+class Reach:
+    """Every (node, presence) that a context gets to, with the hop that first led there."""
+
+    context: PrivateContext
+    came_by: dict[State, tuple[State | None, Hop | None]]
+
+    def has(self, node: str, channel: Channel) -> bool:
+        return (node, channel) in self.came_by
+
+    def path(self, node: str, channel: Channel) -> tuple[Hop, ...]:
+        """The shortest way there: hops from the context on."""
+        hops: list[Hop] = []
+        state: State | None = (node, channel)
+        while state is not None:
+            state, hop = self.came_by[state]
+            if hop is not None:
+                hops.append(hop)
+        return tuple(reversed(hops))
+
+
+def reach(chart: Chart, context: PrivateContext) -> Reach:
+    """Follow a context along every edge until nothing new is reached, nearest first."""
+    came_by: dict[State, tuple[State | None, Hop | None]] = {}
+    queue: list[State] = []
+
+    def visit(state: State, before: State | None, hop: Hop | None) -> None:
+        if state not in came_by:
+            came_by[state] = (before, hop)
+            queue.append(state)
+
+    for state, hop in _starts(chart, context):
+        visit(state, None, hop)
+    edges = chart.edges()
+    scopes = list(chart.scopes())
+    for state in queue:
+        node, presence = state
+        for edge in edges:
+            if edge.source == node:
+                visit((edge.reader, _through(edge, presence)), state, edge.hop())
+        for source, reader, rule in scopes:
+            if node in rule.contexts and node != reader:
+                # The named message's words are encoded for the reader.
+                visit((reader, "encoding" if presence == "text" else "words"), state, _scope_hop(node, source, reader))
+    return Reach(context, came_by)
+
+
+def _starts(chart: Chart, context: PrivateContext) -> Iterator[tuple[State, Hop | None]]:
+    if context.kind == "message":
+        # A private source may be a whole graph: all that is said in it is the text.
+        for node in chart.inside(context.name):
+            yield (node.name, "text"), None
+        return
+    for owner in context.owners:
+        if context.kind == "system" or f"{owner}.prompt" == context.name:
+            node = chart.node(owner)
+            if node.has_system or context.kind == "prompt":
+                yield (owner, "encoding"), Hop(source=context.name, reader=owner, by="own")
+    for source, reader, rule in chart.scopes():
+        if context.name in rule.contexts:
+            yield (reader, "encoding"), _scope_hop(context.name, source, reader)
+
+
+def _scope_hop(context: str, source: str, reader: str) -> Hop:
+    return Hop(source=context, reader=reader, by=f"scope of {source}")
+
+
+def _through(edge: Edge, presence: Presence) -> Presence:
+    if presence == "words" or edge.kind == "state":
+        return "words"
+    if edge.kind == "reencoded":
+        return "encoding" if presence == "text" else "words"
+    return "encoding"
+
+
+def cut(chart: Chart, context: PrivateContext, reader: str, channel: Channel) -> tuple[tuple[str, str], ...]:
+    """Edges that would keep a context from a reader: one if one is enough, the nearest to the reader first.
+
+    Encodings are cut by switching edges to `reencoded`, words by leaving them undeclared.
+    """
+    whole = reach(chart, context)
+    path = whole.path(reader, channel)
+    declared = {(edge.source, edge.reader): edge for edge in chart.edges() if edge.declared is not None}
+    singles = [declared[hop.source, hop.reader] for hop in reversed(path) if (hop.source, hop.reader) in declared]
+    into = [edge for edge in declared.values() if edge.reader == reader]
+    for edges in [*([edge] for edge in singles), into]:
+        useful = [edge for edge in edges if channel == "words" or edge.kind == "shared"]
+        changed = chart
+        for edge in useful:
+            assert edge.declared is not None
+            source, to = edge.declared
+            rule = chart.node(to).rules[source]
+            other = Rule("reencoded", rule.history) if channel == "encoding" else Rule("private")
+            changed = changed.with_rule(source, to, other)
+        if useful and not reach(changed, context).has(reader, channel):
+            needed = dict.fromkeys(edge.declared for edge in useful if edge.declared is not None)
+            return tuple(needed)
+    return ()

@@ -1,0 +1,86 @@
+"""What an audit says, as typed plain data."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Channel = Literal["encoding", "words"]
+"""How a private text can reach a reader: through KV that attended to it, or through words decoded from it that were
+encoded again or routed on."""
+ContextKind = Literal["system", "prompt", "message"]
+
+
+class _Plain(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Hop(_Plain):
+    """One step of a path: who reads whom, and how."""
+
+    source: str
+    reader: str
+    by: str
+    """The rule of the edge; `own` between nodes of one persona, `scope` where a fresh encoding names the context,
+    `state` where a function reads the words in the graph's state."""
+
+    def __str__(self) -> str:
+        return f"{self.source} -> {self.reader} ({self.by})"
+
+
+class PrivateContext(_Plain):
+    """A text that not everybody should be influenced by."""
+
+    name: str
+    kind: ContextKind
+    owners: tuple[str, ...]
+    """The nodes that have it in their own views, or say it."""
+
+
+class Finding(_Plain):
+    """A private context can reach, or has reached, a reader."""
+
+    context: str
+    reader: str
+    channel: Channel
+    path: tuple[Hop, ...]
+    """The shortest, from the context on."""
+    cut: tuple[tuple[str, str], ...] = ()
+    """Edges, as (source, reader): with all of them `reencoded` nothing is left in the encoding channel; for words they
+    would have to be undeclared. Empty if nothing of that kind helps."""
+    violation: str = ""
+    """Which promise it breaks; empty if none."""
+
+    @property
+    def nodes(self) -> str:
+        """The path as it is walked."""
+        return " -> ".join([self.path[0].source, *(hop.reader for hop in self.path)]) if self.path else self.context
+
+
+class Blocked(_Plain):
+    """Two messages of one view, the later of which was encoded without the earlier: ordinary prompting would not."""
+
+    reader: str
+    earlier: str
+    later: str
+
+
+class AuditReport(_Plain):
+    """Who can be influenced by whom, or, of a run, who was."""
+
+    contexts: tuple[PrivateContext, ...]
+    findings: tuple[Finding, ...]
+    blocked: tuple[Blocked, ...] = ()
+    outside: tuple[str, ...] = ()
+    """What the proof does not cover."""
+    changed: tuple[Hop, ...] = ()
+    """Edges that the policy has switched to `reencoded`."""
+
+    @property
+    def violations(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.violation)
+
+    def reached(self, reader: str, channel: Channel) -> set[str]:
+        """The contexts that reach a reader through a channel."""
+        return {f.context for f in self.findings if f.reader == reader and f.channel == channel}

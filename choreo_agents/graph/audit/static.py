@@ -1,0 +1,104 @@
+"""The audit of a graph before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from choreo_agents.graph.audit.chart import Chart
+from choreo_agents.graph.audit.policy import Policy
+from choreo_agents.graph.audit.reach import cut, reach
+from choreo_agents.graph.audit.report import AuditReport, Blocked, Channel, Finding, Hop, PrivateContext
+from choreo_agents.graph.visibility import START_SOURCE, Rule
+
+CHANNELS: tuple[Channel, ...] = ("encoding", "words")
+
+
+def audit_chart(chart: Chart, policy: Policy, changed: Sequence[Hop] = ()) -> AuditReport:
+    """Every private context, every reader it can reach, by the shortest path, and what would cut it."""
+    contexts = chart.contexts()
+    findings = [finding for context in contexts for finding in _findings(chart, policy, context)]
+    findings += _broken_pairs(chart)
+    return AuditReport(
+        contexts=contexts,
+        findings=tuple(findings),
+        blocked=tuple(_blocked(chart)),
+        outside=chart.outside,
+        changed=tuple(changed),
+    )
+
+
+def _findings(chart: Chart, policy: Policy, context: PrivateContext) -> Iterator[Finding]:
+    found = reach(chart, context)
+    for node in chart.nodes:
+        for channel in CHANNELS:
+            if node.is_function or node.name in context.owners or not found.has(node.name, channel):
+                continue
+            forbidden = policy.forbids(context, node.name, node.persona, channel)
+            yield Finding(
+                context=context.name,
+                reader=node.name,
+                channel=channel,
+                path=found.path(node.name, channel),
+                cut=cut(chart, context, node.name, channel),
+                violation=f"the policy keeps {context.name!r} from {node.name!r}" if forbidden else "",
+            )
+
+
+def _broken_pairs(chart: Chart) -> Iterator[Finding]:
+    """Sources that are declared private to a reader, and reach it through others' encodings all the same."""
+    for source, reader in chart.private_pairs():
+        if source == START_SOURCE:
+            continue
+        said = tuple(node.name for node in chart.inside(source))
+        context = PrivateContext(name=source, kind="message", owners=said)
+        found = reach(chart, context)
+        if found.has(reader, "encoding"):
+            yield Finding(
+                context=source,
+                reader=reader,
+                channel="encoding",
+                path=found.path(reader, "encoding"),
+                cut=cut(chart, context, reader, "encoding"),
+                violation=f"{source!r} is declared private to {reader!r}",
+            )
+
+
+def _blocked(chart: Chart) -> Iterator[Blocked]:
+    """For every reader, pairs of what it sees of which the later was encoded without the earlier."""
+    for reader in chart.nodes:
+        if reader.is_function:
+            continue
+        seen = [source for source, rule in reader.rules.items() if rule.mode != "private"]
+        for later in seen:
+            if reader.rules[later].mode != "shared":
+                continue
+            if reader.has_system:
+                yield Blocked(reader=reader.name, earlier=f"{reader.persona}.system", later=later)
+            if later == START_SOURCE:
+                continue
+            for earlier in seen:
+                if earlier != later and any(_blind(node.rules, earlier) for node in chart.inside(later)):
+                    yield Blocked(reader=reader.name, earlier=earlier, later=later)
+
+
+def _blind(rules: object, source: str) -> bool:
+    assert isinstance(rules, dict)
+    rule = rules.get(source)
+    return not isinstance(rule, Rule) or rule.mode == "private"
+
+
+def harmless(chart: Chart, policy: Policy) -> tuple[Chart, list[Hop]]:
+    """Switch to `reencoded` what would break a promise through the encoding channel.
+
+    Returns:
+        The chart, and the edges that were changed.
+    """
+    changed: list[Hop] = []
+    while True:
+        broken = [f for f in audit_chart(chart, policy).violations if f.channel == "encoding" and f.cut]
+        if not broken:
+            return chart, changed
+        for source, reader in broken[0].cut:
+            before = chart.node(reader).rules[source]
+            chart = chart.with_rule(source, reader, Rule("reencoded", before.history))
+            changed.append(Hop(source=source, reader=reader, by="reencoded"))

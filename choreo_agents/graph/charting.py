@@ -1,0 +1,82 @@
+"""Reads a graph into a chart: its nodes, those of its subgraphs, and what no proof covers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from langchain_core.runnables import Runnable, RunnableSequence
+from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from choreo_agents.graph.agent import Agent
+from choreo_agents.graph.audit.chart import Chart, ChartNode
+from choreo_agents.graph.visibility import START_SOURCE, Rule, with_input
+
+Reads = Callable[[str, Agent], Mapping[str, Rule]]
+"""The rules by which a node reads, by its name and its agent."""
+
+
+def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "") -> Chart:
+    """The chart of a graph, with all that its subgraphs hold.
+
+    Args:
+        builder: The graph, compiled or not.
+        prefix: The nodes that it stands in: `team|`.
+    """
+    reads: Reads = getattr(builder, "reads_of", _own_reads)
+    nodes: list[ChartNode] = []
+    outside: list[str] = []
+    for name, spec in builder.nodes.items():
+        path = prefix + name
+        inner = next(_found(spec.runnable, CompiledStateGraph), None)
+        agent = next(_found(spec.runnable, Agent), None)
+        if inner is not None:
+            chart = chart_of(inner.builder, f"{path}|")
+            nodes += chart.nodes
+            outside += chart.outside
+        elif agent is not None:
+            nodes.append(_agent_node(agent, name, prefix, reads(name, agent)))
+            if callable(agent.prompt):
+                outside.append(f"the prompt of {path!r}, which a function makes from the state")
+        else:
+            nodes.append(ChartNode(path, persona=path, is_function=True))
+            outside.append(f"the function {path!r}: what it reads in the state, calls, and where it sends control")
+    for source, branches in builder.branches.items():
+        outside += [f"the route that {route!r} takes after {prefix + source!r}" for route in branches]
+    return Chart(tuple(nodes), tuple(outside))
+
+
+def _own_reads(name: str, agent: Agent) -> Mapping[str, Rule]:
+    """In a stock `StateGraph` agents say themselves what they read."""
+    return with_input(agent.rules)
+
+
+def agents_of(builder: StateGraph[Any, Any, Any, Any]) -> Iterator[Agent]:
+    """All agents of a graph, those of its subgraphs included."""
+    for spec in builder.nodes.values():
+        yield from _found(spec.runnable, Agent)
+        for inner in _found(spec.runnable, CompiledStateGraph):
+            yield from agents_of(inner.builder)
+
+
+def _agent_node(agent: Agent, name: str, prefix: str, rules: Mapping[str, Rule]) -> ChartNode:
+    return ChartNode(
+        prefix + name,
+        persona=prefix + (agent.persona or name),
+        has_system=agent.system is not None,
+        has_prompt=agent.prompt is not None,
+        confidential=agent.confidential,
+        reads_state=callable(agent.prompt),
+        rules={source if source == START_SOURCE else prefix + source: rule for source, rule in rules.items()},
+    )
+
+
+def _found(runnable: Any, kind: type[Any]) -> Iterator[Any]:
+    """What of a kind a node is, or has among the steps of a sequence."""
+    if isinstance(runnable, kind):
+        yield runnable
+    elif isinstance(runnable, RunnableSequence):
+        steps: list[Runnable[Any, Any]] = runnable.steps
+        for step in steps:
+            yield from _found(step, kind)

@@ -1,0 +1,60 @@
+"""Loops that cannot end, and whose views grow each time: refused before they run into the model's context."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langgraph.graph import END, StateGraph
+
+from choreo_agents.errors import VisibilityError
+from choreo_agents.graph.audit import Chart
+
+
+def require_bounded_loops(builder: StateGraph[Any, Any, Any, Any], chart: Chart) -> None:
+    """Raise `VisibilityError` if an agent in a loop without an exit sees all that another one in it ever says.
+
+    Nodes that may end a run or send control anywhere, by a `Command` or a route whose targets are not known, count as
+    exits.
+    """
+    nodes = {node.name: node for node in chart.nodes}
+    following = {
+        name: _following(builder, name, is_function=name not in nodes or nodes[name].is_function)
+        for name in builder.nodes
+    }
+    ahead = {name: _ahead(following, name) for name in builder.nodes}
+    for name, node in nodes.items():
+        if name not in ahead:
+            continue
+        endless = name in ahead[name] and END not in ahead[name]
+        if not endless:
+            continue
+        for source, rule in node.rules.items():
+            if source in ahead[name] and name in ahead.get(source, set()) and rule.history == "all":
+                if rule.mode == "private":
+                    continue
+                raise VisibilityError(
+                    f"{name!r} and {source!r} are in a loop that nothing ends, and {name!r} sees all that {source!r} "
+                    f"ever says: its view must outgrow the model's context. Declare {source!r} to {name!r} with "
+                    "history='last', or give the loop an exit"
+                )
+
+
+def _following(builder: StateGraph[Any, Any, Any, Any], name: str, is_function: bool) -> set[str]:
+    """The nodes that may run next; END where that is not known."""
+    after = {end for start, end in builder.edges if start == name}
+    after |= {end for starts, end in builder.waiting_edges if name in starts}
+    for branch in builder.branches.get(name, {}).values():
+        after |= set(branch.ends.values()) if branch.ends is not None else {END}
+    # A function may send control anywhere.
+    return after | {END} if is_function or not after else after
+
+
+def _ahead(following: dict[str, set[str]], name: str) -> set[str]:
+    """All that may run after a node."""
+    found: set[str] = set()
+    queue = [name]
+    for node in queue:
+        for after in following.get(node, set()) - found:
+            found.add(after)
+            queue.append(after)
+    return found

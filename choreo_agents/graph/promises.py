@@ -1,0 +1,55 @@
+"""Holds a graph to its promises when it is compiled, and tells each reader what to watch when it runs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+
+from choreo_agents.errors import VisibilityError, VisibilityWarning
+from choreo_agents.graph.audit import Chart, Finding, Guard, Hop, Policy, PrivateContext, audit_chart, harmless
+from choreo_agents.graph.audit.report import Channel
+from choreo_agents.graph.visibility import Rule
+
+
+def kept(chart: Chart, policy: Policy) -> tuple[Chart, Sequence[Hop]]:
+    """The chart as it may run, and the edges that the policy has changed for it.
+
+    Raises:
+        VisibilityError: A path would break a promise, and the policy says `raise`, or nothing but the edge itself
+            could be changed.
+    """
+    personas = {node.persona for node in chart.nodes}
+    policy.require_names((c.name for c in chart.contexts()), {*(node.name for node in chart.nodes), *personas})
+    changed: Sequence[Hop] = ()
+    if policy.on_violation == "reencode":
+        chart, changed = harmless(chart, policy)
+    broken = audit_chart(chart, policy).violations
+    if broken and policy.on_violation == "warn":
+        for finding in broken:
+            warnings.warn(said(finding), VisibilityWarning, stacklevel=4)
+    elif broken:
+        raise VisibilityError("; ".join(said(finding) for finding in broken))
+    return chart, changed
+
+
+def said(finding: Finding) -> str:
+    """A violation in words: the private source, the path and the edge to change."""
+    path = " , ".join(str(hop) for hop in finding.path).replace(" , ", ", ")
+    what = "an encoding that attended to it" if finding.channel == "encoding" else "words made of it"
+    start = f"{finding.violation}, but {what} would get there: {path}"
+    if not finding.cut:
+        return f"{start}. The edge itself contradicts it: remove the edge, or let {finding.reader!r} have it"
+    how = "'reencoded'" if finding.channel == "encoding" else "'private'"
+    edges = " and ".join(f"{source!r} to {reader!r}" for source, reader in finding.cut)
+    return f"{start}. declare {edges} {how}"
+
+
+def guard_of(reader: str, persona: str, rules: Mapping[str, Rule], chart: Chart, policy: Policy) -> Guard:
+    """What one reader's views are checked for at call time."""
+    channels: tuple[Channel, ...] = ("encoding", "words")
+    forbidden: dict[Channel, tuple[PrivateContext, ...]] = {
+        channel: tuple(c for c in chart.contexts() if policy.forbids(c, reader, persona, channel))
+        for channel in channels
+    }
+    hidden = frozenset(source for source, rule in rules.items() if rule.mode == "private")
+    return Guard(hidden, forbidden, policy.on_violation)

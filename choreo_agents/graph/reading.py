@@ -1,0 +1,243 @@
+"""Makes one reader's view: what is new is encoded, what may be seen is placed, words are encoded again where told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+
+from choreo_agents.engine import Engine, Prefill
+from choreo_agents.errors import HandleError
+from choreo_agents.graph.bound import BoundEngine
+from choreo_agents.graph.inputs import digest_of, turn_of, writer_of
+from choreo_agents.graph.placing import PlacedView
+from choreo_agents.graph.rules import ReaderRules
+from choreo_agents.graph.run import RunPlace
+from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.view import Seen, visible
+from choreo_agents.graph.visibility import START_SOURCE, Rule
+from choreo_agents.kv.handle import MessageHandle
+
+_PUBLIC_ROOT = "public root"
+
+
+class Reading:
+    """What one call of one node sees. Lives as long as the call."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        rules: ReaderRules,
+        place: RunPlace,
+        persona: str,
+        messages: Sequence[BaseMessage],
+        entries: list[HandleEntry],
+    ) -> None:
+        self.bound = BoundEngine(engine, place.node)
+        self._engine = engine
+        self._rules = rules
+        self._place = place
+        self._persona = persona
+        self._messages = messages
+        self.entries = entries
+        """All that was said; what this call has encoded first is among them once it has a view."""
+        self.inputs: list[HandleEntry] = []
+        """Entries that this call has made of messages which no node had encoded."""
+        self.superstep = _next_superstep(entries)
+        self.seen: list[BaseMessage] = []
+        """The messages of the view, as chat messages."""
+        self._asked: list[MessageHandle] = []
+        """Prefills that others ask for too, or this agent's next call: one lease of each stays."""
+        self._copies: list[MessageHandle] = []
+        """Words that were encoded again for this call alone."""
+        self._root: list[MessageHandle] = []
+
+    async def view(self, system: str | None) -> PlacedView:
+        """Encode what nobody has yet, and put together all that the reader may see."""
+        self._root = await self._shared_root()
+        own = await self._prefill_turns(system)
+        known = {entry["message_id"]: entry for entry in [*self.entries, *self.inputs]}
+        self.entries = list(known.values())
+        self.superstep = _next_superstep(self.entries)
+        view = PlacedView()
+        for handle in [*self._root, *own]:
+            view.add(handle)
+        mirrors = {message.id: message for message in self._messages}
+        for group in self._groups(visible(self.entries, self._place.author, self._rules.sources, self._persona)):
+            await self._show(view, group)
+            ids = [entry["message_id"] for chain in group for entry, _ in chain]
+            self.seen += [mirrors[each] for each in ids if each in mirrors]
+        return view
+
+    async def ask(self, view: PlacedView, prompt: str) -> MessageHandle:
+        """Append what the agent is asked, as a user's turn of its own."""
+        turn = self._engine.chat.turn("user", prompt)
+        author = f"{self._place.author}.prompt"
+        [handle] = await self.bound.aprefill(
+            [Prefill(turn, view.handles, view.offsets, view.end, author=author, role="user")]
+        )
+        view.add(handle)
+        return handle
+
+    def release(self) -> None:
+        """Give back what was encoded for this call alone, and all but one lease of the rest."""
+        with suppress(HandleError):  # a scope may have ended meanwhile
+            for handle in self._asked:
+                self._engine.release(handle, spare_only=True)
+            for handle in self._copies:
+                self._engine.release(handle)
+
+    async def _shared_root(self) -> list[MessageHandle]:
+        """The public root, encoded once for everybody; empty if the model has no begin-of-sequence token either."""
+        text = self._engine.chat.root(self._rules.public)
+        return await self._ask_for([Prefill(text, author=_PUBLIC_ROOT, role="system")] if text else [])
+
+    async def _ask_for(self, calls: Sequence[Prefill]) -> list[MessageHandle]:
+        handles = await self.bound.aprefill(calls)
+        self._asked += handles
+        return handles
+
+    async def _prefill_turns(self, system: str | None) -> list[MessageHandle]:
+        """The agent's own system prompt, and entries for messages that no node has encoded as they now stand."""
+        chat = self._engine.chat
+        before = {entry["message_id"]: entry for entry in self.entries}
+        new = [message for message in self._messages if not _encoded(message, before)]
+        calls = [] if system is None else [self._system(f"{self._persona}.system", system)]
+        authors = [before[m.id]["author"] if m.id in before else writer_of(m) for m in new]
+        calls += [Prefill(turn_of(m, chat), self._root, author=author) for m, author in zip(new, authors, strict=True)]
+        handles = await self._ask_for(calls)
+        own, rest = handles[: len(calls) - len(new)], handles[len(calls) - len(new) :]
+        superstep = self.superstep
+        for index, (message, author, handle) in enumerate(zip(new, authors, rest, strict=True)):
+            entry = entry_of(handle, author, superstep, message, branch=index)
+            edited = before.get(str(message.id))
+            if edited is not None:
+                entry |= {"superstep": edited["superstep"], "branch": edited["branch"], "call": edited.get("call", 0)}
+            elif self.inputs and author != self.inputs[-1]["author"]:
+                superstep = entry["superstep"] = superstep + 1  # what others said in between stays in between
+            self.inputs.append(entry)
+        return own
+
+    def _system(self, author: str, text: str) -> Prefill:
+        return Prefill(self._engine.chat.turn("system", text), self._root, author=author, role="system")
+
+    def _groups(self, seen: Sequence[Seen]) -> Iterator[list[list[Seen]]]:
+        """Siblings that stand at one offset, each a chain of messages that follow each other."""
+        if self._rules.positions == "sequential" or self._engine.method != "choreo":
+            for one in seen:
+                yield [[one]]
+            return
+        for (_, is_input), said in groupby(seen, key=lambda one: (one.entry["superstep"], _is_input(one.entry))):
+            if is_input:
+                # What a person wrote is one conversation.
+                yield [list(said)]
+                continue
+            yield [
+                list(chain) for _, chain in groupby(said, key=lambda one: (one.entry["author"], one.entry["branch"]))
+            ]
+
+    async def _show(self, view: PlacedView, group: Sequence[Sequence[Seen]]) -> None:
+        """Append a group of siblings, all of which start where the view ends."""
+        before = view.copy()
+        for chain in group:
+            so_far = before.copy()
+            shown = len(so_far.handles)
+            for entry, rule in chain:
+                await self._append(so_far, entry, rule)
+            for handle, offset in zip(so_far.handles[shown:], so_far.offsets[shown:], strict=True):
+                view.add(handle, offset)
+
+    async def _append(self, view: PlacedView, entry: HandleEntry, rule: Rule) -> None:
+        handle = MessageHandle.model_validate(entry["handle"])
+        source = entry["author"]
+        own = source == self._place.author or entry.get("persona") == self._persona
+        reencode = rule.mode == "reencoded"
+        if not reencode and not own:
+            guard = self._rules.guard
+            reencode = not guard.admits(self._engine, handle, source, self._place.author, self.entries)
+        if reencode:
+            view.add(await self._reencoded(view, entry, handle, rule))
+            return
+        prompt = entry.get("prompt")
+        if own and prompt is not None:
+            view.add(self.bound.grant(MessageHandle.model_validate(prompt)))
+        view.add(self.bound.grant(handle))
+
+    async def _reencoded(
+        self, view: PlacedView, entry: HandleEntry, handle: MessageHandle, rule: Rule
+    ) -> MessageHandle:
+        """A fresh encoding of a message's words, in the rule's scope."""
+        words = self.bound.tokens(self.bound.grant(handle, words_only=True))
+        author, confidential = entry["author"], entry["confidential"]
+        if rule.scope == "reader":
+            parents, offsets, start = view.handles, view.offsets, view.end
+            copy = Prefill(words, parents, offsets, start, author=author, confidential=confidential, source=handle)
+            [made] = await self.bound.aprefill([copy])
+            # Where input stands right behind the agent's own system prompt, its next call finds it there again.
+            kept = _is_input(entry) and all(parent in self._asked for parent in parents)
+            (self._asked if kept else self._copies).append(made)
+            return made
+        parents = [*self._root]
+        for name in rule.contexts:
+            parents += await self._named(name, parents)
+        copy = Prefill(words, parents, author=author, confidential=confidential, source=handle)
+        [made] = await self._ask_for([copy])
+        return made
+
+    async def _named(self, name: str, parents: list[MessageHandle]) -> list[MessageHandle]:
+        """The messages of a private context, encoded after the root and the contexts named before."""
+        home = self._place.author.rpartition("|")[0]
+        path = f"{home}|{name}" if home else name
+        text = self._rules.systems.get(name)
+        if text is not None:
+            call = self._system(path, text)
+            return await self._ask_for([Prefill(call.content, parents, author=path, role="system")])
+        made: list[MessageHandle] = []
+        for entry in sorted(self.entries, key=lambda one: one["superstep"]):
+            if entry["author"] == path and entry["confidential"]:
+                handle = MessageHandle.model_validate(entry["handle"])
+                words = self.bound.tokens(self.bound.grant(handle, words_only=True))
+                call = Prefill(words, [*parents, *made], author=path, confidential=True, source=handle)
+                made += await self._ask_for([call])
+        return made
+
+
+def entry_of(
+    handle: MessageHandle,
+    author: str,
+    superstep: int,
+    message: BaseMessage,
+    *,
+    branch: int = 0,
+    call: int = 0,
+    **more: Any,
+) -> HandleEntry:
+    """The entry of a message in graph state."""
+    entry = HandleEntry(
+        handle=handle.plain(),
+        author=author,
+        superstep=superstep,
+        branch=branch,
+        call=call,
+        confidential=False,
+        message_id=str(message.id),
+        digest=digest_of(message),
+    )
+    return entry | more  # type: ignore[return-value]
+
+
+def _is_input(entry: HandleEntry) -> bool:
+    return entry["author"] == START_SOURCE
+
+
+def _next_superstep(entries: Sequence[HandleEntry]) -> int:
+    return 1 + max((entry["superstep"] for entry in entries), default=-1)
+
+
+def _encoded(message: BaseMessage, entries: Mapping[str, HandleEntry]) -> bool:
+    """Whether an entry stands for the message as it now reads."""
+    entry = entries.get(str(message.id))
+    return entry is not None and entry.get("digest") in (None, digest_of(message))

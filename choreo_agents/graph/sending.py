@@ -1,0 +1,68 @@
+"""A `Send` that says which messages its target is to see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from langgraph.types import Send
+
+from choreo_agents.errors import InvalidRequestError, UnknownHandleError
+from choreo_agents.graph.state import HandleEntry
+from choreo_agents.kv.handle import MessageHandle
+
+Selected = HandleEntry | MessageHandle | str
+"""An entry of the `handles` channel, its handle, or the id of the message that mirrors it."""
+
+
+def send(
+    node: str,
+    state: Mapping[str, Any],
+    *,
+    shared: Iterable[Selected] = (),
+    reencoded: Iterable[Selected] = (),
+    **update: Any,
+) -> Send:
+    """Send one branch to a node, with a choice of what was said.
+
+    The choice never widens what the graph lets the node see: more than that is a `VisibilityError` when it runs.
+
+    Args:
+        node: The target. Each branch is a reader of its own.
+        state: The state, as the routing function has it.
+        shared: Messages that it attends to as they were encoded.
+        reencoded: Messages that it attends to in a fresh encoding of their words.
+        **update: What else differs in the state that it gets: `messages=[...]` adds input of its own.
+
+    Raises:
+        UnknownHandleError: The state has no such message.
+        InvalidRequestError: A message is chosen twice, or `handles` is given otherwise.
+    """
+    if "handles" in update:
+        raise InvalidRequestError("say which messages to send by shared= and reencoded=, not by handles=")
+    entries: list[HandleEntry] = list(state.get("handles") or [])
+    chosen: dict[str, HandleEntry] = {}
+    for mode, items in (("shared", shared), ("reencoded", reencoded)):
+        for item in items:
+            entry = _entry(item, entries)
+            if entry["message_id"] in chosen:
+                raise InvalidRequestError(f"message {entry['message_id']!r} is sent twice: choose it once")
+            chosen[entry["message_id"]] = HandleEntry(**{**entry, "select": mode})
+    messages = [message for message in state.get("messages") or [] if message.id in chosen]
+    added = update.pop("messages", [])
+    messages += added if isinstance(added, list) else [added]
+    return Send(node, {**state, **update, "handles": list(chosen.values()), "messages": messages})
+
+
+def _entry(item: Selected, entries: list[HandleEntry]) -> HandleEntry:
+    """The entry that a choice names."""
+    if isinstance(item, Mapping):
+        key, wanted = "message_id", item.get("message_id")
+    elif isinstance(item, MessageHandle):
+        key, wanted = "handle", item.id
+    else:
+        key, wanted = "message_id", item
+    for entry in entries:
+        if (entry["handle"]["id"] if key == "handle" else entry["message_id"]) == wanted:
+            return entry
+    raise UnknownHandleError(f"the state has no message {wanted!r}: choose from state['handles']")
