@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from choreo_agents.cli.audit import audit
 from choreo_agents.cli.bench import bench_app
 from choreo_agents.cli.bench_engine import engine
 from choreo_agents.cli.evaluate import eval_app
@@ -20,6 +21,7 @@ app = typer.Typer(
     "Start with [b]choreo run debate[/b]: three agents debate on the embedded model.",
 )
 app.add_typer(run_app, name="run")
+app.command()(audit)
 app.add_typer(eval_app, name="eval")
 bench_app.command()(engine)
 app.add_typer(bench_app, name="bench")

@@ -64,10 +64,8 @@ def _agent_node(agent: Agent, name: str, prefix: str, rules: Mapping[str, Rule])
     return ChartNode(
         prefix + name,
         persona=prefix + (agent.persona or name),
-        has_system=agent.system is not None,
-        has_prompt=agent.prompt is not None,
+        has_system=agent.system is not None or agent.prompt is not None,
         confidential=agent.confidential,
-        reads_state=callable(agent.prompt),
         rules={source if source == START_SOURCE else prefix + source: rule for source, rule in rules.items()},
     )
 

@@ -90,7 +90,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
             start_key: One node, or several that must all be done.
             end_key: The reader.
             visibility: `"shared"` (the default), `"private"` or `"reencoded"`; a `Rule`; or a dict from source to
-                either, which may name other nodes than those at the start.
+                either, which says all that this edge declares: `{}` makes it mere control flow.
             history: `"all"` messages (the default), those of the `"last"` superstep, or of the last k.
             scope: What re-encoded words attend to: the `"reader"`'s view so far (the default), the `"public"` root
                 alone, or private contexts by name.
@@ -101,36 +101,46 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         explicit = visibility is not None or history is not None or scope is not None
         if end_key == END and explicit:
             raise VisibilityError("END sees nothing: leave visibility, history and scope out")
-        named = dict(visibility) if isinstance(visibility, Mapping) else {}
-        rules = {source: rule_of(spelling, history, scope) for source, spelling in named.items()}
-        # Of several sources that are named, those at the start that are not keep the default.
-        default = Rule() if named else rule_of(None if isinstance(visibility, Mapping) else visibility, history, scope)
+        starts = [start_key] if isinstance(start_key, str) else start_key
+        rules = _declared(visibility, [start for start in starts if start != end_key], history, scope)
         super().add_edge(start_key, end_key)
         if end_key != END:
-            for source in [start_key] if isinstance(start_key, str) else start_key:
-                if source not in rules and source != end_key:
-                    self._visibility.declare(source, end_key, default, explicit=explicit and not named)
             for source, rule in rules.items():
-                self._visibility.declare(source, end_key, rule)
+                self._visibility.declare(source, end_key, rule, explicit=explicit)
         return self
 
-    def add_conditional_edges(self: Self, source: str, path: Any, path_map: Any = None) -> Self:
-        """As `StateGraph.add_conditional_edges`; targets that are known beforehand see the source, as over an edge."""
+    def add_conditional_edges(
+        self: Self,
+        source: str,
+        path: Any,
+        path_map: Any = None,
+        *,
+        visibility: Mode | Rule | Mapping[str, Mode | Rule] | None = None,
+    ) -> Self:
+        """As `StateGraph.add_conditional_edges`; targets that are known beforehand see the source, as over an edge.
+
+        Args:
+            source: The node after which control branches; `path` and `path_map` as LangGraph's.
+            path: Says where.
+            path_map: The targets, if `path` does not name them in its return type.
+            visibility: As for `add_edge`, for every target.
+        """
         super().add_conditional_edges(source, path, path_map)
         for branch in self.branches[source].values():
             for target in (branch.ends or {}).values():
-                if target not in (END, source):
-                    self._visibility.declare(source, target, Rule(), explicit=False)
+                starts = [source] if source != target else []
+                for name, rule in {} if target == END else _declared(visibility, starts).items():
+                    self._visibility.declare(name, target, rule, explicit=visibility is not None)
         return self
 
     def share(
         self: Self,
         source: str,
         reader: str,
-        mode: Mode = "shared",
+        mode: Mode | Rule = "shared",
         *,
-        history: History = "all",
-        scope: Scope | Sequence[str] = "reader",
+        history: History | None = None,
+        scope: Scope | Sequence[str] | None = None,
     ) -> Self:
         """Let `reader` see `source` without any control flow between them."""
         self._visibility.declare(source, reader, rule_of(mode, history, scope))
@@ -139,6 +149,23 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
     def visibility_table(self) -> dict[str, dict[str, Rule]]:
         """Every declaration, by reader and source, as plain data."""
         return {reader: dict(rules) for reader, rules in self._visibility.rules.items()}
+
+    def with_rule(self: Self, source: str, reader: str, rule: Mode | Rule | str) -> Self:
+        """A copy in which one reader sees one source otherwise, whatever was declared."""
+        changed = self._copied()
+        changed._visibility.change(source, reader, rule_of(rule))  # type: ignore[arg-type]
+        return changed
+
+    def with_policy(self: Self, policy: Policy) -> Self:
+        """A copy with another policy."""
+        changed = self._copied()
+        changed.policy = policy
+        return changed
+
+    def _copied(self: Self) -> Self:
+        copied = copy.copy(self)
+        copied._visibility = copy.deepcopy(self._visibility)
+        return copied
 
     def reads_of(self, name: str, agent: Agent) -> dict[str, Rule]:
         """The rules by which an agent reads as the node of that name."""
@@ -168,8 +195,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
             InvalidRequestError: An agent has no engine.
         """
         self._require_names()
-        bound = copy.copy(self)
-        bound._visibility = copy.deepcopy(self._visibility)
+        bound = self._copied()
         whole = self.chart()
         if engine is not None and engine.method != "choreo":
             whole = whole.all_reencoded()
@@ -211,6 +237,19 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         }
         guard = guard_of(name, agent.persona or name, sources, chart, self.policy)
         return ReaderRules(sources, self.system, agent.positions or self.positions, systems, guard)
+
+
+def _declared(
+    visibility: Mode | Rule | Mapping[str, Mode | Rule] | None,
+    starts: Sequence[str],
+    history: History | None = None,
+    scope: Scope | Sequence[str] | None = None,
+) -> dict[str, Rule]:
+    """What an edge declares, by source."""
+    if isinstance(visibility, Mapping):
+        return {source: rule_of(spelling, history, scope) for source, spelling in visibility.items()}
+    rule = rule_of(visibility, history, scope)
+    return dict.fromkeys(starts, rule)
 
 
 class CompiledChoreoGraph(CompiledStateGraph[Any, Any, Any, Any]):

@@ -19,7 +19,7 @@ def kept(chart: Chart, policy: Policy) -> tuple[Chart, Sequence[Hop]]:
             could be changed.
     """
     personas = {node.persona for node in chart.nodes}
-    policy.require_names((c.name for c in chart.contexts()), {*(node.name for node in chart.nodes), *personas})
+    policy.require_names((context.name for context in chart.contexts()), personas)
     changed: Sequence[Hop] = ()
     if policy.on_violation == "reencode":
         chart, changed = harmless(chart, policy)
@@ -34,9 +34,8 @@ def kept(chart: Chart, policy: Policy) -> tuple[Chart, Sequence[Hop]]:
 
 def said(finding: Finding) -> str:
     """A violation in words: the private source, the path and the edge to change."""
-    path = " , ".join(str(hop) for hop in finding.path).replace(" , ", ", ")
     what = "an encoding that attended to it" if finding.channel == "encoding" else "words made of it"
-    start = f"{finding.violation}, but {what} would get there: {path}"
+    start = f"{finding.violation}, but {what} would get there: {finding.walk()}"
     if not finding.cut:
         return f"{start}. The edge itself contradicts it: remove the edge, or let {finding.reader!r} have it"
     how = "'reencoded'" if finding.channel == "encoding" else "'private'"
@@ -47,8 +46,9 @@ def said(finding: Finding) -> str:
 def guard_of(reader: str, persona: str, rules: Mapping[str, Rule], chart: Chart, policy: Policy) -> Guard:
     """What one reader's views are checked for at call time."""
     channels: tuple[Channel, ...] = ("encoding", "words")
+    others = [context for context in chart.contexts() if reader not in context.owners]
     forbidden: dict[Channel, tuple[PrivateContext, ...]] = {
-        channel: tuple(c for c in chart.contexts() if policy.forbids(c, reader, persona, channel))
+        channel: tuple(context for context in others if policy.forbids(context, persona, channel))
         for channel in channels
     }
     hidden = frozenset(source for source, rule in rules.items() if rule.mode == "private")

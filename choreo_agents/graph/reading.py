@@ -75,7 +75,7 @@ class Reading:
     async def ask(self, view: PlacedView, prompt: str) -> MessageHandle:
         """Append what the agent is asked, as a user's turn of its own."""
         turn = self._engine.chat.turn("user", prompt)
-        author = f"{self._place.author}.prompt"
+        author = f"{self._persona}.system"
         [handle] = await self.bound.aprefill(
             [Prefill(turn, view.handles, view.offsets, view.end, author=author, role="user")]
         )

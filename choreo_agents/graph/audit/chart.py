@@ -22,10 +22,8 @@ class ChartNode:
     is_function: bool = False
     """It reads the words in the state instead of a view, and its messages are encoded alone."""
     has_system: bool = False
-    has_prompt: bool = False
+    """It has a system prompt, or is asked something, that nobody else sees."""
     confidential: bool = False
-    reads_state: bool = False
-    """A function of its own makes its prompt from the state."""
     rules: Mapping[str, Rule] = field(default_factory=dict)
     """Its sources by path; one that is a graph stands for all that is said in it."""
 
@@ -60,15 +58,13 @@ class Chart:
         return (node for node in self.nodes if node.name == source or node.name.startswith(f"{source}|"))
 
     def contexts(self) -> tuple[PrivateContext, ...]:
-        """All private contexts: system prompts by persona, prompts and confidential messages by node."""
+        """All private contexts: what only a persona is told, and confidential messages by node."""
         found: list[PrivateContext] = []
         for node in self.nodes:
             kin = tuple(other.name for other in self.nodes if other.persona == node.persona)
             names = [context.name for context in found]
             if node.has_system and f"{node.persona}.system" not in names:
                 found.append(PrivateContext(name=f"{node.persona}.system", kind="system", owners=kin))
-            if node.has_prompt:
-                found.append(PrivateContext(name=f"{node.name}.prompt", kind="prompt", owners=kin))
             if node.confidential:
                 found.append(PrivateContext(name=node.name, kind="message", owners=kin))
         return tuple(found)
@@ -87,7 +83,7 @@ class Chart:
             for node in self.nodes:
                 if node.name != reader.name and node.persona == reader.persona:
                     found.append(Edge(node.name, reader.name, "own", None, "own"))
-                elif node.name != reader.name and (reader.is_function or reader.reads_state):
+                elif node.name != reader.name and reader.is_function:
                     found.append(Edge(node.name, reader.name, "state", None, "state"))
         return found
 

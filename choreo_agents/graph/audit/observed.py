@@ -27,14 +27,15 @@ def audit_entries(engine: Engine, chart: Chart, policy: Policy, entries: Sequenc
         for ancestor in lineage.ancestors:
             for context in reached_contexts(ancestor.authors, ancestor.confidential, contexts.values(), reader):
                 for channel in _CHANNELS:
-                    if channel in ancestor.channels and (context.name, reader, channel) not in found:
-                        forbidden = policy.forbids(context, reader, personas[reader], channel)
-                        found[context.name, reader, channel] = Finding(
+                    persona = personas[reader]
+                    if channel in ancestor.channels and (context.name, persona, channel) not in found:
+                        forbidden = policy.forbids(context, persona, channel)
+                        found[context.name, persona, channel] = Finding(
                             context=context.name,
-                            reader=reader,
+                            reader=persona,
                             channel=channel,
                             path=(Hop(source=context.name, reader=reader, by=f"superstep {entry['superstep']}"),),
-                            violation=f"the policy keeps {context.name!r} from {reader!r}" if forbidden else "",
+                            violation=f"the policy keeps {context.name!r} from {persona!r}" if forbidden else "",
                         )
     return AuditReport(contexts=tuple(contexts.values()), findings=tuple(found.values()), outside=chart.outside)
 

@@ -22,8 +22,8 @@ class Policy(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     confidential: dict[str, frozenset[str]] = Field(default_factory=dict)
-    """Private contexts (`alice.system`, or a node whose messages are confidential), and the nodes or personas they
-    may reach. Their owners always have them."""
+    """Private contexts (`alice.system`, or a node whose messages are confidential), and the personas that they may
+    reach: nodes that are nobody else's go by their own name. Their owners always have them."""
     channels: frozenset[Channel] = frozenset({"encoding"})
     """Through which they may reach nobody else."""
     on_violation: OnViolation = "raise"
@@ -36,22 +36,20 @@ class Policy(BaseModel):
             raise ValueError("words cannot be cut by re-encoding them: use on_violation='raise' for the words channel")
         return self
 
-    def forbids(self, context: PrivateContext, reader: str, persona: str, channel: Channel) -> bool:
-        """Whether a context must not reach a reader through a channel."""
+    def forbids(self, context: PrivateContext, persona: str, channel: Channel) -> bool:
+        """Whether a context must not reach a persona, to which it does not belong, through a channel."""
         allowed = self.confidential.get(context.name)
-        if allowed is None or channel not in self.channels or reader in context.owners:
-            return False
-        return not {reader, persona} & allowed
+        return allowed is not None and channel in self.channels and persona not in allowed
 
-    def require_names(self, contexts: Iterable[str], readers: Iterable[str]) -> None:
-        """Raise `VisibilityError` if the policy names no context or no reader of the graph."""
-        known, there = sorted(contexts), set(readers)
+    def require_names(self, contexts: Iterable[str], personas: Iterable[str]) -> None:
+        """Raise `VisibilityError` if the policy names no context or no persona of the graph."""
+        known, there = sorted(contexts), set(personas)
         for context, allowed in self.confidential.items():
             if context not in known:
                 names = ", ".join(known) or "none"
                 raise VisibilityError(f"the policy names no private context: {context!r}. The graph has: {names}")
             for reader in sorted(allowed - there):
                 raise VisibilityError(
-                    f"the policy lets {context!r} reach {reader!r}, which is no node or persona of the graph: "
+                    f"the policy lets {context!r} reach {reader!r}, which is no persona of the graph: "
                     f"{', '.join(sorted(there))}"
                 )

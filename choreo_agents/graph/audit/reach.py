@@ -70,10 +70,8 @@ def _starts(chart: Chart, context: PrivateContext) -> Iterator[tuple[State, Hop 
             yield (node.name, "text"), None
         return
     for owner in context.owners:
-        if context.kind == "system" or f"{owner}.prompt" == context.name:
-            node = chart.node(owner)
-            if node.has_system or context.kind == "prompt":
-                yield (owner, "encoding"), Hop(source=context.name, reader=owner, by="own")
+        if chart.node(owner).has_system:
+            yield (owner, "encoding"), Hop(source=context.name, reader=owner, by="own")
     for source, reader, rule in chart.scopes():
         if context.name in rule.contexts:
             yield (reader, "encoding"), _scope_hop(context.name, source, reader)
@@ -91,16 +89,24 @@ def _through(edge: Edge, presence: Presence) -> Presence:
     return "encoding"
 
 
+def nearest(chart: Chart, found: Reach, persona: str, channel: Channel) -> str | None:
+    """The node of a persona that a context gets to first; None if to none of them."""
+    nodes = [node.name for node in chart.nodes if node.persona == persona and found.has(node.name, channel)]
+    return min(nodes, key=lambda node: len(found.path(node, channel)), default=None)
+
+
 def cut(chart: Chart, context: PrivateContext, reader: str, channel: Channel) -> tuple[tuple[str, str], ...]:
-    """Edges that would keep a context from a reader: one if one is enough, the nearest to the reader first.
+    """Edges that would keep a context from a persona: one if one is enough, the nearest to the reader first.
 
     Encodings are cut by switching edges to `reencoded`, words by leaving them undeclared.
     """
     whole = reach(chart, context)
-    path = whole.path(reader, channel)
+    node = nearest(chart, whole, reader, channel)
+    path = () if node is None else whole.path(node, channel)
+    kin = {node.name for node in chart.nodes if node.persona == reader}
     declared = {(edge.source, edge.reader): edge for edge in chart.edges() if edge.declared is not None}
     singles = [declared[hop.source, hop.reader] for hop in reversed(path) if (hop.source, hop.reader) in declared]
-    into = [edge for edge in declared.values() if edge.reader == reader]
+    into = [edge for edge in declared.values() if edge.reader in kin]
     for edges in [*([edge] for edge in singles), into]:
         useful = [edge for edge in edges if channel == "words" or edge.kind == "shared"]
         changed = chart
@@ -110,7 +116,7 @@ def cut(chart: Chart, context: PrivateContext, reader: str, channel: Channel) ->
             rule = chart.node(to).rules[source]
             other = Rule("reencoded", rule.history) if channel == "encoding" else Rule("private")
             changed = changed.with_rule(source, to, other)
-        if useful and not reach(changed, context).has(reader, channel):
+        if useful and nearest(changed, reach(changed, context), reader, channel) is None:
             needed = dict.fromkeys(edge.declared for edge in useful if edge.declared is not None)
             return tuple(needed)
     return ()

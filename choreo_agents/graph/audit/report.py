@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 Channel = Literal["encoding", "words"]
 """How a private text can reach a reader: through KV that attended to it, or through words decoded from it that were
 encoded again or routed on."""
-ContextKind = Literal["system", "prompt", "message"]
+ContextKind = Literal["system", "message"]
 
 
 class _Plain(BaseModel):
@@ -24,9 +24,6 @@ class Hop(_Plain):
     by: str
     """The rule of the edge; `own` between nodes of one persona, `scope` where a fresh encoding names the context,
     `state` where a function reads the words in the graph's state."""
-
-    def __str__(self) -> str:
-        return f"{self.source} -> {self.reader} ({self.by})"
 
 
 class PrivateContext(_Plain):
@@ -43,6 +40,7 @@ class Finding(_Plain):
 
     context: str
     reader: str
+    """A persona: one node, or all nodes of one speaker."""
     channel: Channel
     path: tuple[Hop, ...]
     """The shortest, from the context on."""
@@ -52,10 +50,10 @@ class Finding(_Plain):
     violation: str = ""
     """Which promise it breaks; empty if none."""
 
-    @property
-    def nodes(self) -> str:
-        """The path as it is walked."""
-        return " -> ".join([self.path[0].source, *(hop.reader for hop in self.path)]) if self.path else self.context
+    def walk(self) -> str:
+        """The path in words: `alice.system -> alice =shared=> bob`."""
+        steps = [f" -> {hop.reader}" if hop.by == "own" else f" ={hop.by}=> {hop.reader}" for hop in self.path]
+        return "".join([self.path[0].source if self.path else self.context, *steps])
 
 
 class Blocked(_Plain):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from choreo_agents.graph.audit.chart import Chart
 from choreo_agents.graph.audit.policy import Policy
-from choreo_agents.graph.audit.reach import cut, reach
+from choreo_agents.graph.audit.reach import cut, nearest, reach
 from choreo_agents.graph.audit.report import AuditReport, Blocked, Channel, Finding, Hop, PrivateContext
 from choreo_agents.graph.visibility import START_SOURCE, Rule
 
@@ -29,18 +29,20 @@ def audit_chart(chart: Chart, policy: Policy, changed: Sequence[Hop] = ()) -> Au
 
 def _findings(chart: Chart, policy: Policy, context: PrivateContext) -> Iterator[Finding]:
     found = reach(chart, context)
-    for node in chart.nodes:
+    speakers = dict.fromkeys(n.persona for n in chart.nodes if not n.is_function and n.name not in context.owners)
+    for persona in speakers:
         for channel in CHANNELS:
-            if node.is_function or node.name in context.owners or not found.has(node.name, channel):
+            node = nearest(chart, found, persona, channel)
+            if node is None:
                 continue
-            forbidden = policy.forbids(context, node.name, node.persona, channel)
+            forbidden = policy.forbids(context, persona, channel)
             yield Finding(
                 context=context.name,
-                reader=node.name,
+                reader=persona,
                 channel=channel,
-                path=found.path(node.name, channel),
-                cut=cut(chart, context, node.name, channel),
-                violation=f"the policy keeps {context.name!r} from {node.name!r}" if forbidden else "",
+                path=found.path(node, channel),
+                cut=cut(chart, context, persona, channel),
+                violation=f"the policy keeps {context.name!r} from {persona!r}" if forbidden else "",
             )
 
 
@@ -58,7 +60,7 @@ def _broken_pairs(chart: Chart) -> Iterator[Finding]:
                 reader=reader,
                 channel="encoding",
                 path=found.path(reader, "encoding"),
-                cut=cut(chart, context, reader, "encoding"),
+                cut=cut(chart, context, chart.node(reader).persona, "encoding"),
                 violation=f"{source!r} is declared private to {reader!r}",
             )
 

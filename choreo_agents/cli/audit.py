@@ -1,0 +1,141 @@
+"""`choreo audit`: who can be influenced by whom in a graph."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from choreo_agents.cli.options import errors_as_lines
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.graph import START, AuditReport, ChoreoGraph, CompiledChoreoGraph, Policy
+from choreo_agents.graph.audit import Finding
+from choreo_agents.graph.drawing import draw_audit
+
+_CHANNELS = {"encoding": "[red]encoding[/]", "words": "[yellow]words[/]"}
+
+
+def audit(
+    target: Annotated[str, typer.Argument(help="[b]module:graph[/b]: a graph, compiled or not, or what makes one.")],
+    rules: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SOURCE:READER=MODE", help="Try another rule for an edge.")
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option("--keep", metavar="CONTEXT[=READER,...]", help="Try a policy: who alone may have a context."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
+    mermaid: Annotated[
+        bool, typer.Option("--mermaid", help="Print the graph with the paths drawn in, for a Mermaid renderer.")
+    ] = False,
+) -> None:
+    """Who can be influenced by which private context, and how: proved from the graph alone.
+
+    A private context is what a speaker alone is told, or messages marked confidential. [red]encoding[/]: the
+    reader attends to KV that attended to it. [yellow]words[/]: only words decoded from it get there. For each the
+    shortest path is shown, and the edges whose change would cut it. The exit code is 1 if a promise is broken.
+
+    [b]Examples[/b]
+
+      choreo audit choreo_agents.workflows.prisoners_dilemma:graph
+      choreo audit choreo_agents.workflows.prisoners_dilemma:graph --set alice:bob=reencoded
+      choreo audit choreo_agents.workflows.prisoners_dilemma:graph --keep alice.plan=alice
+      choreo audit my_package.my_graph:app --mermaid > graph.mmd
+    """
+    console = Console(stderr=as_json or mermaid, highlight=False)
+    with errors_as_lines(console):
+        graph = _changed(load_graph(target), rules or [], keep or [])
+        report = graph.audit()
+        if as_json:
+            typer.echo(report.model_dump_json(indent=2))
+        elif mermaid:
+            typer.echo(draw_audit(graph, report))
+        else:
+            _print(console, target, report)
+    raise typer.Exit(1 if report.violations else 0)
+
+
+def load_graph(target: str) -> ChoreoGraph:
+    """The graph that `module:name` is, or makes when it is called without arguments.
+
+    Raises:
+        InvalidRequestError: There is none.
+    """
+    module_name, colon, name = target.partition(":")
+    if not colon or not name:
+        raise InvalidRequestError(f"name the graph as module:graph, not {target!r}")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name.removesuffix(".py").replace("/", "."))
+    except ModuleNotFoundError as error:
+        raise InvalidRequestError(f"there is no module {module_name!r}: {error}") from error
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if callable(found) and not isinstance(found, ChoreoGraph | CompiledChoreoGraph):
+        found = found()
+    if isinstance(found, CompiledChoreoGraph):
+        found = found.builder
+    if not isinstance(found, ChoreoGraph):
+        raise InvalidRequestError(f"{target!r} is no ChoreoGraph, and does not make one: it is {found!r}")
+    return found
+
+
+def _changed(graph: ChoreoGraph, rules: list[str], keep: list[str]) -> ChoreoGraph:
+    """The graph with rules and a policy to try."""
+    for spelled in rules:
+        pair, _, mode = spelled.partition("=")
+        source, colon, reader = pair.partition(":")
+        if not colon or not mode:
+            raise InvalidRequestError(f"spell a rule as SOURCE:READER=MODE, not {spelled!r}")
+        graph = graph.with_rule(source, reader, mode)
+    if keep:
+        kept = {name: frozenset(filter(None, who.split(","))) for name, _, who in (k.partition("=") for k in keep)}
+        confidential = {**graph.policy.confidential, **kept}
+        graph = graph.with_policy(Policy(confidential=confidential, channels=graph.policy.channels))
+    return graph
+
+
+def _print(console: Console, target: str, report: AuditReport) -> None:
+    table = Table(box=box.SIMPLE_HEAD, title=f"what can reach whom in {target}", title_justify="left")
+    for column in ("private context", "reader", "channel", "shortest path", "cut by"):
+        table.add_column(column, overflow="fold")
+    for finding in report.findings:
+        broken = "[red bold]✗ [/]" if finding.violation else ""
+        channel = _CHANNELS[finding.channel]
+        table.add_row(broken + escape(finding.context), finding.reader, channel, escape(finding.walk()), _cut(finding))
+    if report.findings:
+        console.print(table)
+    else:
+        console.print(f"No private context of [b]{target}[/b] reaches anybody but its owner.")
+    _print_blocked(console, report)
+    for hop in report.changed:
+        console.print(f"[green]re-encoded by the policy:[/] {hop.source} -> {hop.reader}")
+    if report.outside:
+        console.print(f"[dim]Outside the proof: {escape('; '.join(report.outside))}.[/]")
+    for finding in report.violations:
+        console.print(f"[red bold]broken:[/] {escape(finding.violation)} ({finding.channel})")
+
+
+def _print_blocked(console: Console, report: AuditReport) -> None:
+    readers: dict[tuple[str, str], list[str]] = {}
+    for pair in report.blocked:
+        readers.setdefault((pair.reader, pair.earlier), []).append("input" if pair.later == START else pair.later)
+    for (reader, earlier), later in readers.items():
+        seen = "input" if earlier == START else escape(earlier)
+        console.print(f"[dim]blocked: {reader} reads {escape(', '.join(later))} as encoded without {seen}[/]")
+
+
+def _cut(finding: Finding) -> str:
+    if not finding.cut:
+        return "[dim]no other rule[/]"
+    how = "reencoded" if finding.channel == "encoding" else "private"
+    return "\n".join(f"{source} -> {reader}: {how}" for source, reader in finding.cut)

@@ -1,0 +1,88 @@
+"""The prisoner's dilemma (Prompt Choreography, section 3.4): what Bob learns of Alice that she never says.
+
+Each player has a private strategy and thinks up a private plan; both talk in turns, then decide at once. Whether one
+reads the other's own encodings, or fresh ones of the words, is the graph's only choice: the first have attended to the
+strategy and the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from choreo_agents.graph import START, Agent, ChoreoGraph, Policy, Rule
+from choreo_agents.graph.visibility import Mode
+from choreo_agents.language.tasks.dilemma import GAME, STRATEGIES
+from choreo_agents.sampling import Sampling
+
+ASK_PLAN = "What is your plan?"
+ASK_TALK = "Tell the other what you will do."
+ASK_DECISION = "What do you do?"
+
+
+def prisoners_dilemma(
+    strategies: Mapping[str, str],
+    *,
+    game: str,
+    talks: int = 2,
+    visibility: Mode | Rule = "shared",
+    policy: Policy | None = None,
+    sampling: Sampling | None = None,
+) -> ChoreoGraph:
+    """The graph of one game. Nodes: `alice.plan`, `bob.plan`, then `alice` and `bob` in turns; both decide at once.
+
+    Args:
+        strategies: Each player's private system prompt, by its name; the first of them speaks first.
+        game: The public root: the rules.
+        talks: How often each speaks before they decide.
+        visibility: How each sees what the other says.
+        policy: What must not get across.
+        sampling: How they choose tokens.
+
+    Raises:
+        ValueError: There are not two players, or nobody is to talk.
+    """
+    if len(strategies) != 2:
+        raise ValueError(f"the game has two players, not {len(strategies)}")
+    if talks < 1:
+        raise ValueError(f"each player talks at least once, not {talks} times")
+    graph = ChoreoGraph(system=game, policy=policy)
+    first, second = nodes = [name.lower() for name in strategies]
+    for node, (name, strategy) in zip(nodes, strategies.items(), strict=True):
+        speaker: dict[str, Any] = {"system": strategy, "persona": node, "sampling": sampling}
+        graph.add_node(f"{node}.plan", Agent(name, prompt=ASK_PLAN, confidential=True, **speaker))
+        graph.add_node(node, Agent(name, prompt=_asking(node, talks), **speaker))
+        graph.add_edge(START, f"{node}.plan")
+    graph.share(first, second, visibility).share(second, first, visibility)
+    graph.add_edge([f"{node}.plan" for node in nodes], first, visibility={})
+
+    def after_first(state: Mapping[str, Any]) -> str:
+        return second if _said(state, first) <= talks else "__end__"
+
+    def after_second(state: Mapping[str, Any]) -> Sequence[str]:
+        spoken = _said(state, second)
+        return [first] if spoken < talks else nodes if spoken == talks else ["__end__"]
+
+    graph.add_conditional_edges(first, after_first, [second, "__end__"], visibility={})
+    graph.add_conditional_edges(second, after_second, [*nodes, "__end__"], visibility={})
+    return graph
+
+
+def graph() -> ChoreoGraph:
+    """A game between Alice, who always defects, and Bob, who does what she says: for the audit, and for Studio."""
+    strategies = {"Alice": STRATEGIES["defect"], "Bob": STRATEGIES["follow"]}
+    return prisoners_dilemma(strategies, game=GAME.format(both=20, none=7))
+
+
+def _asking(node: str, talks: int) -> Callable[[Mapping[str, Any]], str | None]:
+    """What a player is asked: to talk, the first time; to decide, when all has been said."""
+
+    def ask(state: Mapping[str, Any]) -> str | None:
+        return {0: ASK_TALK, talks: ASK_DECISION}.get(_said(state, node))
+
+    return ask
+
+
+def _said(state: Mapping[str, Any], node: str) -> int:
+    """How often a node has spoken."""
+    return sum(entry["author"] == node for entry in state.get("handles") or [])
