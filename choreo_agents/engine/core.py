@@ -28,13 +28,14 @@ from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.loop import EngineLoop
 from choreo_agents.runtime.scheduler import Limits
+from choreo_agents.runtime.timetable import Timetable
 from choreo_agents.tracing import EventSink
 
 
 class Settings(BaseModel):
     """How an engine runs; see `Engine.load`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     method: MethodName
     kv_budget_bytes: int = Field(ge=1)
@@ -45,6 +46,7 @@ class Settings(BaseModel):
     backend: BackendName
     seed: int
     sink: EventSink
+    timetable: Timetable | None
 
 
 class EngineCore:
@@ -79,7 +81,7 @@ class EngineCore:
         backend = make_backend(settings.backend, geometry.dtype, adapter.device, heads)
         executor = Executor(adapter, self.pool, backend, self._counters)
         limits = Limits(settings.step_tokens)
-        self.loop = EngineLoop(executor, self.lock, limits, settings.sink, self.method)
+        self.loop = EngineLoop(executor, self.lock, limits, settings.sink, self.method, settings.timetable)
         self.memory.wake = self.loop.wake
         # Ends the threads when the engine is dropped without being closed, and before the interpreter exits.
         self._end = weakref.finalize(self, _close, self.loop, self.memory, self._gates)

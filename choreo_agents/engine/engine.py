@@ -21,6 +21,7 @@ from choreo_agents.engine.stats import EngineStats
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, LoadedModel, load_model
+from choreo_agents.runtime.timetable import Timetable
 from choreo_agents.sampling import Chosen
 from choreo_agents.tracing import EventSink, discard
 
@@ -64,6 +65,7 @@ class Engine(Calling):
         salt: str = "",
         starts_per_s: float | None = None,
         sink: EventSink = discard,
+        timetable: Timetable | None = None,
     ) -> Engine:
         """Load a model and start an engine over it.
 
@@ -83,6 +85,8 @@ class Engine(Calling):
             salt: Separates tenants: another salt never gives the same handle ids (see `tenant`).
             starts_per_s: Calls that may start in a second; the others wait. None: all at once.
             sink: Receives trace events on the engine's thread.
+            timetable: Writes down what each step holds, or, made by `again()`, prescribes it: to compare two runs bit
+                by bit.
 
         Raises:
             UnsupportedModelError: The model cannot be served exactly. ValueError: A setting is out of range.
@@ -90,7 +94,7 @@ class Engine(Calling):
         loaded = _loaded(model, device, dtype)
         memory = {"kv_budget_bytes": kv_budget_bytes, "host_bytes": host_bytes, "disk": disk, "disk_bytes": disk_bytes}
         settings = {"method": method, "step_tokens": step_tokens, "backend": backend, "seed": seed, "sink": sink}
-        valid = Settings.model_validate(memory | settings)
+        valid = Settings.model_validate(memory | settings | {"timetable": timetable})
         return cls(loaded, valid, salt=salt, starts_per_s=starts_per_s)
 
     def tenant(self, salt: str, *, starts_per_s: float | None = None) -> Engine:

@@ -10,8 +10,9 @@ from choreo_agents.errors import ChoreoError, EngineClosedError, EngineFailedErr
 from choreo_agents.runtime.admission import Admission, Reclaimer
 from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.request import Request
-from choreo_agents.runtime.scheduler import Limits, Running, plan_step
+from choreo_agents.runtime.scheduler import Limits, Plan, Running, plan_step
 from choreo_agents.runtime.step import Row, Step, make_step
+from choreo_agents.runtime.timetable import Timetable
 from choreo_agents.sampling import Chosen
 from choreo_agents.tracing import EventSink, FirstToken, RequestFinished, RequestSubmitted, StepRan, guarded
 
@@ -28,6 +29,7 @@ class EngineLoop:
         limits: Bounds of a step.
         sink: Receives events.
         reclaimer: Whose caches may be evicted to admit a request.
+        timetable: Writes down every step, or prescribes them.
     """
 
     def __init__(
@@ -37,7 +39,9 @@ class EngineLoop:
         limits: Limits,
         sink: EventSink,
         reclaimer: Reclaimer,
+        timetable: Timetable | None = None,
     ) -> None:
+        self._timetable = timetable
         self.executor = executor
         self.counters = executor.counters
         self._lock = lock
@@ -155,7 +159,13 @@ class EngineLoop:
         waiting = admission.seen()
         unfinished = self.unfinished()
         running = [Running(r.number, r.pending) for r in self._running.values()]
-        plan = plan_step(waiting, running, admission.room(), self._limits)
+        if self._timetable is not None and self._timetable.is_kept_to:
+            prescribed = self._timetable.next_step(self._unfinished())
+            if prescribed is None:
+                return make_step([]), unfinished
+            plan = Plan(tuple(n for n, _ in prescribed if n not in self._running), (), tuple(prescribed))
+        else:
+            plan = plan_step(waiting, running, admission.room(), self._limits)
         by_number = {request.number: request for request in admission.waiting}
         stuck = list(plan.stuck)
         for number in plan.admitted:
@@ -167,6 +177,8 @@ class EngineLoop:
         for number in stuck:
             self._fail(by_number[number], admission.no_room(by_number[number]))
         rows = [self._row(self._running[n], count) for n, count in plan.chunks if n in self._running]
+        if self._timetable is not None:
+            self._timetable.record((self._running[row.number], len(row.tokens)) for row in rows)
         waits = admission.waiting and not stuck and not self._closed
         return make_step(rows), unfinished if rows or waits else 0
 
