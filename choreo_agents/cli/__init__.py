@@ -7,6 +7,7 @@ import typer
 from choreo_agents.cli.audit import audit
 from choreo_agents.cli.bench import bench_app
 from choreo_agents.cli.bench_engine import engine
+from choreo_agents.cli.dilemma import eval_dilemma, run_dilemma
 from choreo_agents.cli.evaluate import eval_app
 from choreo_agents.cli.inspect import inspect_app
 from choreo_agents.cli.models import models_app
@@ -20,8 +21,10 @@ app = typer.Typer(
     help="LangGraph agents that hand each other [b]KV-cache handles[/b] instead of strings.\n\n"
     "Start with [b]choreo run debate[/b]: three agents debate on the embedded model.",
 )
+run_app.command("dilemma")(run_dilemma)
 app.add_typer(run_app, name="run")
 app.command()(audit)
+eval_app.command("dilemma")(eval_dilemma)
 app.add_typer(eval_app, name="eval")
 bench_app.command()(engine)
 app.add_typer(bench_app, name="bench")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Chosen, Sampling
@@ -57,6 +59,9 @@ class Decode:
     not repeated; the first of them also stops the decode, unless `sampling` names its own stop tokens."""
     memo: str | None = None
     """Names this very call: the same name and the same call again return the first answer instead of a new one."""
+    watch: Callable[[Tensor], None] | None = None
+    """Shown the model's logits, [vocabulary], before every token, on the engine's thread: to measure by. It must not
+    change them, nor raise."""
     priority: int = 0
     """As for `Prefill`."""
     timeout_s: float | None = None

@@ -111,7 +111,7 @@ class Desk:
             self._core.loop.require_open()
             jobs = [self._intake.job(call) for call in read]
             batch = _Batch(scope, time.perf_counter() if started is None else started)
-            with self._whole(batch):
+            with _whole(batch):
                 answers = [self._prefill(job, call, batch) for job, call in zip(jobs, read, strict=True)]
                 self._core.loop.submit(batch.requests)
             return answers
@@ -132,7 +132,7 @@ class Desk:
             self._core.loop.require_open()
             jobs = [self._intake.job(call) for call in read]
             batch = _Batch(scope, time.perf_counter() if started is None else started, on_token)
-            with self._whole(batch):
+            with _whole(batch):
                 answers = [self._decode(job, call, batch) for job, call in zip(jobs, read, strict=True)]
                 self._core.loop.submit(batch.requests)
             return answers
@@ -194,6 +194,7 @@ class Desk:
         usage = Usage(request.encoded, request.reused, ttft, time.perf_counter() - request.submitted_s)
         message = self._message(order.job, tokens, request.author, request.role, usage)
         message.chosen = tuple(request.chosen)
+        message.label = request.label
         message = ledger.enter(message, segment)
         for label in order.labels:
             label.put_on(message)
@@ -234,16 +235,6 @@ class Desk:
         if not answer.cancelled() and answer.exception() is None and not (scope is not None and scope.closed):
             self.release(answer.result(), scope, spare_only=False)
 
-    @contextmanager
-    def _whole(self, batch: _Batch) -> Iterator[None]:
-        """Give back what a batch has taken, if it cannot be submitted whole: nobody may join what will never run."""
-        try:
-            yield
-        except BaseException:
-            for request in batch.requests:
-                request.owner.abandon(request)
-            raise
-
     def _prefill(self, job: Job, read: ReadCall, batch: _Batch) -> Answer:
         core, call = self._core, read.call
         assert isinstance(call, Prefill)
@@ -261,6 +252,7 @@ class Desk:
             order = _Order(self, job, {}, encodes_end=True, running=self._prefilling, key=identity)
             encoding = core.method.encoding(job)
             request = Request(core.next_number(), encoding, order, None, call.author, call.role, [])
+            request.label = job.label(call.author, call.role)
             self._prefilling[identity] = request
             batch.requests.append(request)
         return self._joined(request, read, batch)
@@ -281,6 +273,7 @@ class Desk:
             encoding, decoding = core.method.encoding(job), self._intake.decoding(job, read)
             number = core.next_number()
             request = Request(number, encoding, order, decoding, call.author, "assistant", [])
+            request.label = job.label(call.author, f"decode {read.sample}")
             if memo is not None:
                 self._memoising[memo] = request
             batch.requests.append(request)
@@ -307,9 +300,9 @@ class Desk:
         return answer
 
     def _label(self, read: ReadCall) -> Label:
-        call = read.call
-        source = call.source if isinstance(call, Prefill) else None
-        return Label(call.author, call.confidential, None if source is None else self._intake.find(source))
+        source = read.call.source if isinstance(read.call, Prefill) else None
+        known = None if source is None else self._intake.find(source)
+        return Label(read.call.author, read.call.confidential, known)
 
     def _answered(self, message: Message, read: ReadCall, scope: Scope | None) -> Answer:
         self._label(read).put_on(message)
@@ -326,3 +319,14 @@ class Desk:
         handle = MessageHandle(id=self._intake.identity(job, tokens), model=fingerprint, length=len(tokens))
         relative = job.placement.relative()
         return Message(handle, self._intake.tenant, tokens, job.parents, relative, author, role, usage)
+
+
+@contextmanager
+def _whole(batch: _Batch) -> Iterator[None]:
+    """Give back what a batch has taken, if it cannot be submitted whole: nobody may join what will never run."""
+    try:
+        yield
+    except BaseException:
+        for request in batch.requests:
+            request.owner.abandon(request)
+        raise

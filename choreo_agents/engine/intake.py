@@ -101,7 +101,7 @@ class Intake:
         if stops is None:
             stops = (*self._core.model.adapter.end_tokens, *read.closing[:1])
         seed = self._call_seed(job, sampling) if sampling.seed is None else nth_seed(sampling.seed, read.sample)
-        sampler = TokenSampler(sampling, seed, job.text())
+        sampler = TokenSampler(sampling, seed, job.text(), read.call.watch)
         stop_text = TextStop(self._core.model, sampling.stop).ends_with if sampling.stop else None
         return Decoding(sampling, sampler, frozenset(stops), read.closing, stop_text)
 

@@ -36,6 +36,8 @@ class Message:
     """Who said it first."""
     role: str | None
     usage: Usage
+    label: str = ""
+    """What the request that made it was called."""
     native_offset: int = 0
     holding: Holding | None = None
     """Where its KV is while it is leased or a request wants it; None else, and always under a method that keeps text

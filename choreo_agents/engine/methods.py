@@ -9,6 +9,7 @@ The last two are the twins of Prompt Choreography, section 3.1: prefill only sto
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +36,11 @@ class Job:
     placement: Placement
     tenant: str = ""
     """Whose it is."""
+
+    def label(self, author: str | None, role: str | None) -> str:
+        """Names the call by who makes it and by what it sees where, not by any words."""
+        seen = [(parent.label, offset) for parent, offset in zip(self.parents, self.placement.relative(), strict=True)]
+        return hashlib.blake2b(repr((author, role, seen)).encode(), digest_size=8).hexdigest()
 
     def text(self) -> tuple[int, ...]:
         """The tokens of the parents and of the job, one after the other."""

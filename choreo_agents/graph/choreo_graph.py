@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, get_args
 
@@ -56,6 +56,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         self.positions = positions
         self._visibility = VisibilityTable()
         self._changed: tuple[Hop, ...] = ()
+        self.origin: ChoreoGraph = self
+        """Of a compiled graph's builder, the graph that it was compiled from."""
 
     def add_node(self: Self, node: Any, action: Any = None, **options: Any) -> Self:
         """Add a node, as `StateGraph.add_node` does. An `Agent` brings its name and its `reads`.
@@ -162,6 +164,27 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         changed.policy = policy
         return changed
 
+    def with_system(self: Self, node: str, text: str) -> Self:
+        """A copy in which one agent, or all agents of a persona, have another system prompt.
+
+        Raises:
+            VisibilityError: There is no such agent.
+        """
+        changed = self._copied()
+        changed.nodes = dict(self.nodes)
+        meant = [
+            name
+            for name, spec in self.nodes.items()
+            if isinstance(spec.runnable, Agent) and node in (name, spec.runnable.persona)
+        ]
+        if not meant:
+            raise VisibilityError(f"no agent or persona of the graph is named {node!r}: {', '.join(self.nodes)}")
+        for name in meant:
+            agent: Any = copy.copy(self.nodes[name].runnable)
+            agent.system = text
+            changed.nodes[name] = replace(self.nodes[name], runnable=agent)
+        return changed
+
     def _copied(self: Self) -> Self:
         copied = copy.copy(self)
         copied._visibility = copy.deepcopy(self._visibility)
@@ -196,6 +219,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         """
         self._require_names()
         bound = self._copied()
+        bound.origin = self._copied()
         whole = self.chart()
         if engine is not None and engine.method != "choreo":
             whole = whole.all_reencoded()
@@ -261,6 +285,10 @@ class CompiledChoreoGraph(CompiledStateGraph[Any, Any, Any, Any]):
     async def aget_graph(self, config: RunnableConfig | None = None, *, xray: int | bool = False) -> Graph:
         return self._labelled(await super().aget_graph(config, xray=xray))
 
+    def agents(self) -> Iterator[Agent]:
+        """All agents, those of subgraphs included."""
+        return agents_of(self.builder)
+
     def audit(self, state: Any = None, *, engine: Engine | None = None) -> AuditReport:
         """Who can be influenced by which private context, and how; or, given a state, who was.
 
@@ -271,7 +299,7 @@ class CompiledChoreoGraph(CompiledStateGraph[Any, Any, Any, Any]):
         assert isinstance(self.builder, ChoreoGraph)
         if state is None:
             return self.builder.audit()
-        engines = {agent.engine for agent in agents_of(self.builder) if agent.engine is not None}
+        engines = {agent.engine for agent in self.agents() if agent.engine is not None}
         if engine is None and len(engines) != 1:
             raise InvalidRequestError(f"the agents of this graph have {len(engines)} engines: give audit(engine=...)")
         entries = state.get("handles") if isinstance(state, Mapping) else getattr(state, "handles", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
@@ -10,14 +11,14 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 
 from choreo_agents.engine import Engine, Prefill
-from choreo_agents.errors import HandleError
+from choreo_agents.errors import ContextLengthError, HandleError
 from choreo_agents.graph.bound import BoundEngine
 from choreo_agents.graph.inputs import digest_of, turn_of, writer_of
 from choreo_agents.graph.placing import PlacedView
 from choreo_agents.graph.rules import ReaderRules
 from choreo_agents.graph.run import RunPlace
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.view import Seen, visible
+from choreo_agents.graph.view import Seen, source_of_author, visible
 from choreo_agents.graph.visibility import START_SOURCE, Rule
 from choreo_agents.kv.handle import MessageHandle
 
@@ -81,6 +82,27 @@ class Reading:
         )
         view.add(handle)
         return handle
+
+    def outgrown(self, error: ContextLengthError) -> ContextLengthError:
+        """The same error, with the edge whose messages take most of the view, and what would make them fewer."""
+        tokens: Counter[str] = Counter()
+        for entry, _ in visible(self.entries, self._place.author, self._rules.sources, self._persona):
+            tokens[self._source(entry)] += int(entry["handle"]["length"])
+        if not tokens:
+            return error
+        [(source, count)] = tokens.most_common(1)
+        reader = self._place.node
+        what = "its own" if source == reader else f"{source!r}'s"
+        advice = f"declare {source!r} to {reader!r} with history='last', or shorten the loop that both are in"
+        if source == reader:
+            advice = "shorten the loop that it is in: an agent always sees its own"
+        elif source == START_SOURCE:
+            what, advice = "input", "send less"
+        return ContextLengthError(f"{error}. In the view of {reader!r}, {count} tokens are {what}: {advice}")
+
+    def _source(self, entry: HandleEntry) -> str:
+        own = entry["author"] == self._place.author or entry.get("persona") == self._persona
+        return self._place.node if own else source_of_author(entry["author"], self._place.author) or entry["author"]
 
     def release(self) -> None:
         """Give back what was encoded for this call alone, and all but one lease of the rest."""

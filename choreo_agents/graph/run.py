@@ -7,7 +7,7 @@ import contextvars
 import hashlib
 import itertools
 import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,6 +20,10 @@ T = TypeVar("T")
 
 Replay = Mapping[tuple[str, int, int, int], tuple[int, ...]]
 """Tokens by (author, superstep, branch, call): a run given one decodes just these, at the full price of each step."""
+
+
+Watch = Callable[[str, int, int, int], Callable[[Any], None]]
+"""For (author, superstep, branch, call), what is shown the logits before each of its tokens (see `Decode`)."""
 
 
 _counts: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()
@@ -44,6 +48,8 @@ class RunPlace:
     """Run seed, from `config["configurable"]["seed"]`."""
     replay: Replay | None
     """Tokens to force, from `config["configurable"]["replay"]`."""
+    watch: Watch | None = None
+    """Who is shown the logits of each call, from `config["configurable"]["watch"]`."""
 
     @classmethod
     def of(cls, config: RunnableConfig, agent: str) -> RunPlace:
@@ -62,6 +68,7 @@ class RunPlace:
             call=_next_call(configurable.get("__pregel_read")),
             seed=configurable.get("seed"),
             replay=configurable.get("replay"),
+            watch=configurable.get("watch"),
         )
 
     @property

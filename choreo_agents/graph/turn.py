@@ -14,6 +14,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_stream_writer
 
 from choreo_agents.engine import Engine
+from choreo_agents.errors import ContextLengthError
 from choreo_agents.graph.inputs import with_ids
 from choreo_agents.graph.placing import PlacedView
 from choreo_agents.graph.reading import Reading, entry_of
@@ -68,6 +69,8 @@ class Turn:
             prompt = self.agent.prompt(self.state) if callable(self.agent.prompt) else self.agent.prompt
             asked = None if prompt is None else await reading.ask(view, prompt)
             message, said = await self._decode(view)
+        except ContextLengthError as error:
+            raise reading.outgrown(error) from error
         finally:
             reading.release()
         entry = entry_of(
@@ -99,6 +102,7 @@ class Turn:
             confidential=self.agent.confidential,
             closing=engine.chat.turn_end,
             memo=place.call_name(),
+            watch=place.watch and place.watch(place.author, superstep, place.branch, place.call),
         )
         handle, shown, first_token_s = None, "", None
         try:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from choreo_agents.errors import ChoreoError, EngineClosedError, EngineFailedError, RequestTimeoutError
 from choreo_agents.runtime.admission import Admission, Reclaimer
 from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.request import Request
-from choreo_agents.runtime.scheduler import Limits, Plan, Running, plan_step
+from choreo_agents.runtime.scheduler import Limits, Running, plan_step
 from choreo_agents.runtime.step import Row, Step, make_step
 from choreo_agents.runtime.timetable import Timetable
 from choreo_agents.sampling import Chosen
@@ -47,7 +47,7 @@ class EngineLoop:
         self._lock = lock
         self._limits = limits
         self._emit = guarded(sink)
-        self._admission = Admission(executor.pool, reclaimer, self._emit_submitted, self._fail)
+        self._admission = Admission(executor.pool, reclaimer, _announcer(self._emit), self._fail)
         self._running: dict[int, Request] = {}
         self._changed = threading.Event()
         """Set whenever there may be something to do; by whom needs no lock."""
@@ -55,11 +55,7 @@ class EngineLoop:
         self._thread: threading.Thread | None = None
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests; those of one call can share their first step.
-
-        Raises:
-            EngineClosedError: The engine was closed.
-        """
+        """Queue requests; those of one call can share their first step. Raises `EngineClosedError`."""
         with self._lock:
             self.require_open()
             if not requests:
@@ -81,11 +77,9 @@ class EngineLoop:
         self._changed.set()
 
     def hurry(self, request: Request, priority: int) -> None:
-        """Give a request that waits a higher priority."""
         self._admission.hurry(request, priority)
 
     def unfinished(self) -> int:
-        """Requests that were submitted and have not ended."""
         return len(self._admission.waiting) + len(self._running)
 
     def close(self) -> None:
@@ -159,13 +153,12 @@ class EngineLoop:
         waiting = admission.seen()
         unfinished = self.unfinished()
         running = [Running(r.number, r.pending) for r in self._running.values()]
+        plan = plan_step(waiting, running, admission.room(), self._limits)
         if self._timetable is not None and self._timetable.is_kept_to:
-            prescribed = self._timetable.next_step(self._unfinished())
+            prescribed = self._timetable.plan(self._unfinished(), self._running)
             if prescribed is None:
                 return make_step([]), unfinished
-            plan = Plan(tuple(n for n, _ in prescribed if n not in self._running), (), tuple(prescribed))
-        else:
-            plan = plan_step(waiting, running, admission.room(), self._limits)
+            plan = prescribed
         by_number = {request.number: request for request in admission.waiting}
         stuck = list(plan.stuck)
         for number in plan.admitted:
@@ -272,12 +265,16 @@ class EngineLoop:
     def _fail(self, request: Request, error: ChoreoError) -> None:
         self._drop(request, "failed", error)
 
-    def _emit_submitted(self, request: Request) -> None:
-        self._emit(RequestSubmitted(request.submitted_s, request.number, request.kind, request.author, request.role))
-
     def _emit_end(self, request: Request, outcome: str) -> None:
         encoded = request.encoded
         self._emit(RequestFinished(time.perf_counter(), request.number, outcome, encoded, request.reused))
+
+
+def _announcer(emit: EventSink) -> Callable[[Request], None]:
+    """Tells a sink of requests that are queued."""
+    return lambda request: emit(
+        RequestSubmitted(request.submitted_s, request.number, request.kind, request.author, request.role)
+    )
 
 
 def _failed(cause: BaseException) -> EngineFailedError:

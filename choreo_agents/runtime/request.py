@@ -143,6 +143,8 @@ class Request:
     role: str | None
     futures: list[Future[Any]]
     """Who waits for it: several if the same prefill was asked for while it was under way."""
+    label: str = ""
+    """What it is called in every run of the same program, whatever the words (see `Timetable`)."""
     tenant: str = ""
     """Who may read what an error says of it."""
     priority: int = 0

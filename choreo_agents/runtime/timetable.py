@@ -7,11 +7,13 @@ every step, its rows and their chunks; when calls arrive is left to threads, so 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Protocol
 
-Name = tuple[str, str, str, int]
-"""Author, role and kind of a request, and how many of them came before."""
+from choreo_agents.runtime.scheduler import Plan
+
+Name = tuple[str, int]
+"""A request's label, and how many with the same one came before."""
 
 
 class Named(Protocol):
@@ -21,20 +23,13 @@ class Named(Protocol):
     def number(self) -> int: ...
 
     @property
-    def author(self) -> str | None: ...
-
-    @property
-    def role(self) -> str | None: ...
-
-    @property
-    def kind(self) -> str: ...
+    def label(self) -> str: ...
 
 
 class Timetable:
     """Of one engine. An empty one is filled as the engine runs; `again()` gives one that is kept to.
 
-    Requests are told apart by author, role and kind, and by the order of those alike; so a program whose calls all
-    have authors of their own is followed exactly.
+    Requests are told apart by their labels, and by the order of those alike.
     """
 
     def __init__(self, steps: Sequence[Sequence[tuple[Name, int]]] | None = None) -> None:
@@ -42,7 +37,7 @@ class Timetable:
         """Of each step so far, every row's request and tokens."""
         self._wanted = None if steps is None else [tuple(step) for step in steps]
         self._names: dict[int, Name] = {}
-        self._counts: Counter[tuple[str, str, str]] = Counter()
+        self._counts: Counter[str] = Counter()
 
     def again(self) -> Timetable:
         """A timetable for another engine, which runs the steps of this one."""
@@ -57,19 +52,24 @@ class Timetable:
         """What a request is called in every run."""
         known = self._names.get(request.number)
         if known is None:
-            kind = (request.author or "", request.role or "", request.kind)
-            known = self._names[request.number] = (*kind, self._counts[kind])
-            self._counts[kind] += 1
+            known = self._names[request.number] = (request.label, self._counts[request.label])
+            self._counts[request.label] += 1
         return known
 
-    def next_step(self, requests: Iterable[Named]) -> list[tuple[int, int]] | None:
-        """The next step's rows as (number, tokens); None until all requests in it have come."""
+    def plan(self, requests: Iterable[Named], running: Container[int]) -> Plan | None:
+        """The next step; None until all requests in it have come.
+
+        Args:
+            requests: All that wait or run.
+            running: The numbers of those that run.
+        """
         assert self._wanted is not None
         numbers = {self.name(request): request.number for request in sorted(requests, key=lambda each: each.number)}
         step = self._wanted[len(self.steps)]
         if any(name not in numbers for name, _ in step):
             return None
-        return [(numbers[name], count) for name, count in step]
+        chunks = tuple((numbers[name], count) for name, count in step)
+        return Plan(tuple(number for number, _ in chunks if number not in running), (), chunks)
 
     def record(self, rows: Iterable[tuple[Named, int]]) -> None:
         """Write down a step that is about to run."""

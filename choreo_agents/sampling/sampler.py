@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -31,9 +31,19 @@ class TokenSampler:
     logits (another batch shape) leaves as it is unless two tokens are all but tied.
     """
 
-    def __init__(self, sampling: Sampling, seed: int, seen: Iterable[int] = ()) -> None:
-        """Start the random numbers at `seed`; `seen` are the tokens before the answer, for the repetition penalty."""
+    def __init__(
+        self,
+        sampling: Sampling,
+        seed: int,
+        seen: Iterable[int] = (),
+        watch: Callable[[Tensor], None] | None = None,
+    ) -> None:
+        """Start the random numbers at `seed`; `seen` are the tokens before the answer, for the repetition penalty.
+
+        `watch` is shown the logits before each choice.
+        """
         self.sampling = sampling
+        self._watch = watch
         self._generator = torch.Generator().manual_seed(seed % 2**63)
         self._chosen = 0
         self._seen = set(seen) if sampling.repetition_penalty != 1.0 else set()
@@ -41,6 +51,8 @@ class TokenSampler:
     def choose(self, logits: Tensor) -> Chosen:
         """The next token for [vocabulary] logits."""
         sampling = self.sampling
+        if self._watch is not None:
+            self._watch(logits)
         token = sampling.forced[self._chosen] if sampling.forced is not None else self._sample(logits)
         self._chosen += 1
         if sampling.repetition_penalty != 1.0:

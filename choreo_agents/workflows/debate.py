@@ -69,6 +69,12 @@ def debate(
     return graph
 
 
+def graph() -> ChoreoGraph:
+    """Three debaters with notes of their own, two rounds: for the audit, and for Studio."""
+    notes = {"Alice": "Ann has 3 red kites.", "Bruno": "Ann has 3 red kites.", "Clara": "Ann has 7 blue cups."}
+    return debate(notes, rounds=2, system="Agents read their notes and answer the question.")
+
+
 def final_answer(messages: Sequence[BaseMessage], agents: Sequence[str]) -> str:
     """The answer most agents ended with: the first sentence of each one's last message; the first of equals."""
     last: dict[str, str] = {}

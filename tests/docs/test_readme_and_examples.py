@@ -51,6 +51,18 @@ def test_the_page_on_serving_many_callers_runs(capsys: pytest.CaptureFixture[str
     assert len(names["four"]) == 4 and capsys.readouterr().out
 
 
+def test_the_page_on_who_sees_what_runs() -> None:
+    page = (ROOT / "docs" / "explanation" / "visibility.md").read_text()
+    names: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(code, "visibility.md", "exec"), names)
+    assert names["policy"].confidential == {"alice.plan": {"alice"}}
+    entries = [{"message_id": each, "handle": {"id": each}} for each in "abc"]
+    [sent] = names["route"]({"handles": entries, "messages": []})
+    selected = [(each["message_id"], each["select"]) for each in sent.arg["handles"]]
+    assert selected == [("b", "shared"), ("c", "reencoded")]
+
+
 @pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda p: p.name)
 def test_links_between_pages_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text()):

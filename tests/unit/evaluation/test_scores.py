@@ -38,3 +38,15 @@ def test_intervals_stay_within_what_is_possible() -> None:
         assert f"{low:.2f}" == "0.00" and high <= 1.0
         assert Score(count, count).interval()[1] <= 1.0
     assert Difference(100, 0, 100).interval()[1] == 1.0 and Difference(0, 100, 100).interval()[0] == -1.0
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "count", "low", "high"),
+    [(0, 0, 10, 0.0, 0.0), (5, 0, 10, -0.0218, 0.5), (10, 10, 100, -0.0911, 0.0911), (30, 10, 100, 0.0704, 0.2985)],
+)
+def test_mcnemars_exact_interval(gained: int, lost: int, count: int, low: float, high: float) -> None:
+    """Against the beta quantiles of Clopper and Pearson, scaled by the share of discordant pairs."""
+    found = Difference(gained, lost, count).exact_interval()
+    assert found == pytest.approx((low, high), abs=2e-3)
+    back = Difference(lost, gained, count).exact_interval()
+    assert back == pytest.approx((-found[1], -found[0]), abs=1e-6)

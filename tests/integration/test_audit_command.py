@@ -1,0 +1,107 @@
+"""`choreo audit`, and the dilemma's commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from choreo_agents.cli import app
+
+DILEMMA = "choreo_agents.workflows.prisoners_dilemma:graph"
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "160"})
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_the_dilemmas_leak_is_shown_with_the_edge_that_carries_it() -> None:
+    out = run("audit", DILEMMA)
+    for line in ("alice.system -> alice =shared=> bob", "alice.plan -> alice =shared=> bob", "alice -> bob: reencoded"):
+        assert line in out
+    assert "words" not in out.split("blocked")[0] and "Outside the proof: " in out
+    assert "blocked: bob reads input, alice as encoded without bob.system" in out
+
+
+def test_with_the_edge_reencoded_only_words_are_left() -> None:
+    found = json.loads(run("audit", DILEMMA, "--set", "alice:bob=reencoded", "--set", "bob:alice=reencoded", "--json"))
+    assert {(f["context"], f["reader"], f["channel"]) for f in found["findings"]} == {
+        ("alice.system", "bob", "words"),
+        ("alice.plan", "bob", "words"),
+        ("bob.system", "alice", "words"),
+        ("bob.plan", "alice", "words"),
+    }
+
+
+def test_a_broken_policy_is_exit_code_1() -> None:
+    out = run("audit", DILEMMA, "--keep", "alice.plan=alice", code=1)
+    assert "broken: the policy keeps 'alice.plan' from 'bob' (encoding)" in out
+    run("audit", DILEMMA, "--keep", "alice.plan=alice", "--set", "alice:bob=reencoded")
+    run("audit", DILEMMA, "--keep", "alice.plan=alice,bob")
+    assert "no private context: 'alice.pln'" in run("audit", DILEMMA, "--keep", "alice.pln", code=1)
+
+
+def test_paths_are_drawn_in_the_graphs_own_picture() -> None:
+    out = run("audit", DILEMMA, "--mermaid", "--keep", "alice.plan=alice", code=1)
+    assert out.startswith("flowchart TD") and 'n_alice_46_system[["alice.system"]]:::private' in out
+    assert "n_alice ==>|alice.plan| n_bob" in out and "n_alice -->|shared| n_bob" in out
+    edges = [line for line in out.splitlines() if "-->" in line or "==>" in line or "-.->" in line]
+    broken = next(i for i, line in enumerate(edges) if "n_alice ==>|alice.plan| n_bob" in line)
+    assert f"linkStyle {broken} stroke:#d1495b" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere"], "name the graph as module:graph, not 'nowhere'"),
+        (["no.such.module:graph"], "there is no module 'no.such.module'"),
+        (["choreo_agents.workflows.debate:MODERATOR"], "is no ChoreoGraph, and does not make one"),
+        (["choreo_agents.workflows.debate:missing"], "is no ChoreoGraph"),
+        ([DILEMMA, "--set", "alice=reencoded"], "spell a rule as SOURCE:READER=MODE"),
+        ([DILEMMA, "--set", "alice:bob=public"], "there is no visibility 'public'"),
+        ([DILEMMA, "--set", "alice:carl=shared"], "names no node: 'carl'"),
+        ([DILEMMA, "--measure", "nowhere.jsonl"], "nowhere.jsonl"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_audited_is_one_line(arguments: list[str], says: str) -> None:
+    assert says in run("audit", *arguments, code=1).replace("\n", " ")
+
+
+def test_a_graph_of_a_file_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine_to_audit.py").write_text(
+        "from choreo_agents import START, Agent, ChoreoGraph\n"
+        "graph = ChoreoGraph()\n"
+        "graph.add_node(Agent('ann', system='S.')).add_edge(START, 'ann')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    out = run("audit", "mine_to_audit:graph")
+    assert "No private context of mine_to_audit:graph reaches anybody but its owner." in out
+
+
+def test_edges_are_measured_from_the_command_line(tmp_path: Path) -> None:
+    inputs, runs = tmp_path / "inputs.jsonl", tmp_path / "runs.jsonl"
+    inputs.write_text(json.dumps({"messages": "What does Ann have?"}) + "\n")
+    out = run("audit", "choreo_agents.workflows.debate:graph", "--measure", str(inputs), "--out", str(runs))
+    assert "Alice -> Bruno" in out and "KL, nats per token" in out
+    assert len(runs.read_text().splitlines()) == 6
+    found = json.loads(
+        run("audit", "choreo_agents.workflows.debate:graph", "--measure", str(inputs), "--out", str(runs), "--json")
+    )
+    assert len(found) == 6 and all(each["tokens_saved"] > 0 for each in found)
+
+
+def test_the_dilemma_is_run_and_counted(tmp_path: Path) -> None:
+    out = run("run", "dilemma", "--variant", "reencoded", "--alice", "cooperate", "--seed", "3")
+    assert "Alice alone is told: Always cooperate." in out and "bob.plan" in out and "Bob: " in out
+    assert "there is no variant 'all'" in run("run", "dilemma", "--variant", "all", code=1)
+    table, plot = tmp_path / "dilemma.md", tmp_path / "dilemma.png"
+    out = run("eval", "dilemma", "--n", "2", "--out", str(table), "--plot", str(plot))
+    assert "no explicit strategy" in out and "leak plan" in out
+    written = table.read_text()
+    assert "`choreo eval dilemma --n 2 --seed 0 --temperature 1`" in written and written.count("\n| ") == 4
+    assert plot.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,177 @@
+"""What the audit says, against what happens: on random graphs, loops, personas, scopes and positions."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.visible_graphs import Forced, Speaker, Spec, heard, specs
+
+from choreo_agents import Engine, MessageHandle, Policy, Rule
+from choreo_agents.graph import turn
+from choreo_agents.graph.audit import AuditReport
+from choreo_agents.models import LoadedModel
+from choreo_agents.runtime.timetable import Timetable
+
+QUESTION = {"messages": [("user", "What does Ann have?")]}
+WARN = Policy(on_violation="warn")
+_models: dict[str, LoadedModel] = {}
+
+
+@pytest.fixture(autouse=True)
+def _model(tiny: LoadedModel) -> None:
+    _models["tiny"] = tiny
+
+
+def run(spec: Spec, forced: Forced | None = None, timetable: Timetable | None = None) -> tuple[Any, Any, AuditReport]:
+    """Run once on a cold engine: distributions and words by message, and the audit of the run."""
+    with Engine.load(_models["tiny"], kv_budget_bytes=1 << 23, timetable=timetable) as engine:
+        app = spec.graph(WARN).compile(engine=engine)
+        state = asyncio.run(app.ainvoke(QUESTION, {"configurable": {"seed": 5, "replay": forced}}))
+        said = {
+            (entry["author"], entry["superstep"]): engine.tokens(MessageHandle.model_validate(entry["handle"]))
+            for entry in state["handles"]
+        }
+        return heard(engine, state), said, app.audit(state)
+
+
+def changed(spec: Spec, context: str) -> tuple[Spec, frozenset[str]]:
+    """The same graph with another text in a private context: a system prompt, or what an author is forced to say."""
+    if context.endswith(".system"):
+        return replace(spec, numbers={**spec.numbers, context.removesuffix(".system"): 7}), frozenset()
+    return spec, frozenset({context})
+
+
+def unreached(spec: Spec, report: AuditReport, context: str, *channels: str) -> set[str]:
+    """The nodes whose persona neither owns a context nor is reached by it."""
+    [owners] = [found.owners for found in report.contexts if found.name == context]
+    personas = {speaker.persona for speaker in spec.speakers}
+    free = {p for p in personas if not any(context in report.reached(p, channel) for channel in channels)}  # type: ignore[arg-type]
+    return {s.name for s in spec.speakers if s.persona in free and s.name not in owners}
+
+
+def contexts_of(spec: Spec, report: AuditReport) -> list[str]:
+    """Those whose text can be changed: a persona may only be asked, without a system prompt."""
+    systems = {f"{speaker.persona}.system" for speaker in spec.speakers if speaker.has_system}
+    return [c.name for c in report.contexts if c.kind == "message" or c.name in systems]
+
+
+@given(specs(), st.integers(0, 99))
+@settings(max_examples=60)
+def test_visibility_audit_static_covers_dynamic(spec: Spec, seed: int) -> None:
+    """All that reached anybody in a run was said beforehand to be able to."""
+    static = spec.graph(WARN).audit()
+    _, _, dynamic = run(spec, Forced(seed))
+    known = {(finding.context, finding.reader, finding.channel) for finding in static.findings}
+    found = {(finding.context, finding.reader, finding.channel) for finding in dynamic.findings}
+    assert found <= known, f"not foreseen: {found - known}"
+
+
+@given(specs(), st.integers(0, 99), st.data())
+@settings(max_examples=40)
+def test_visibility_non_interference_of_encodings_is_bitwise(spec: Spec, seed: int, data: st.DataObject) -> None:
+    """What cannot reach a reader as an encoding changes no bit of its distributions, if all words stay."""
+    report = spec.graph(WARN).audit()
+    context = data.draw(st.sampled_from(contexts_of(spec, report)))
+    readers = unreached(spec, report, context, "encoding")
+    other, authors = changed(spec, context)
+    timetable = Timetable()
+    one, _, _ = run(spec, Forced(seed), timetable)
+    two, _, _ = run(other, Forced(seed, authors), timetable.again())
+    for author, superstep in one:
+        if author in readers:
+            assert one[author, superstep] == two[author, superstep], f"{context} reached {author}"
+
+
+@given(specs(), st.integers(0, 99), st.data())
+@settings(max_examples=25)
+def test_visibility_non_interference_under_any_length_and_schedule(spec: Spec, seed: int, data: st.DataObject) -> None:
+    """Elsewhere to 1e-5: kernels change their last bits with the shape of a batch."""
+    report = spec.graph(WARN).audit()
+    context = data.draw(st.sampled_from(contexts_of(spec, report)))
+    readers = unreached(spec, report, context, "encoding", "words")
+    longer = replace(spec, numbers={**spec.numbers, context.removesuffix(".system"): 123456})
+    other, forced = (
+        (longer, Forced(seed)) if context.endswith(".system") else (spec, Forced(seed, frozenset({context}), 9))
+    )
+    one, _, _ = run(spec, Forced(seed))
+    two, _, _ = run(other, forced)
+    for author, superstep in one:
+        if author in readers:
+            for (a, top), (b, other_top) in zip(one[author, superstep], two[author, superstep], strict=True):
+                assert abs(a - b) <= 1e-5 and abs(top[-1][1] - other_top[-1][1]) <= 1e-5
+
+
+@given(specs(), st.data())
+@settings(max_examples=30)
+def test_visibility_non_interference_holds_when_decoding_freely(spec: Spec, data: st.DataObject) -> None:
+    """What is unreachable in both channels changes no word either."""
+    report = spec.graph(WARN).audit()
+    contexts = [name for name in contexts_of(spec, report) if name.endswith(".system")]
+    context = data.draw(st.sampled_from(contexts))
+    readers = unreached(spec, report, context, "encoding", "words")
+    timetable = Timetable()
+    one, said, _ = run(spec, None, timetable)
+    two, said_again, _ = run(changed(spec, context)[0], None, timetable.again())
+    for key in one:
+        if key[0] in readers:
+            assert said[key] == said_again[key] and one[key] == two[key], f"{context} reached {key[0]}"
+
+
+@given(specs(), st.integers(0, 99), st.randoms(use_true_random=False))
+@settings(max_examples=25)
+def test_visibility_views_do_not_depend_on_who_is_done_first(spec: Spec, seed: int, random: Random) -> None:
+    """Nodes of one superstep that start and end in any order see the same, encoded alike."""
+    speak = turn.Turn.speak
+
+    async def delayed(self: turn.Turn) -> dict[str, Any]:
+        await asyncio.sleep(random.choice([0, 0, 0.002, 0.004]))
+        said = await speak(self)
+        await asyncio.sleep(random.choice([0, 0, 0.002]))
+        return said
+
+    def handles() -> dict[tuple[str, int], str]:
+        with Engine.load(_models["tiny"], kv_budget_bytes=1 << 23) as engine:
+            app = spec.graph(WARN).compile(engine=engine)
+            state = asyncio.run(app.ainvoke(QUESTION, {"configurable": {"seed": 5, "replay": Forced(seed)}}))
+            return {(e["author"], e["superstep"]): e["handle"]["id"] for e in state["handles"]}
+
+    plain = handles()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(turn.Turn, "speak", delayed)
+        assert handles() == plain
+
+
+PAIR = Spec(
+    (Speaker("ann", "ann", True, False, False), Speaker("bob", "bob", True, False, False)),
+    {("ann", "bob"): Rule("reencoded")},
+    (("ann",), ("bob",)),
+    1,
+)
+
+
+@pytest.mark.parametrize(
+    ("rule", "reaches"),
+    [
+        (Rule("shared"), True),
+        (Rule("reencoded"), False),
+        (Rule("reencoded", scope="public"), False),
+        (Rule("reencoded", scope=("ann.system",)), True),
+    ],
+    ids=str,
+)
+def test_visibility_the_comparison_of_bits_sees_a_leak(rule: Rule, reaches: bool) -> None:
+    """The property above can fail: flip the edge, and the reader's bits change; and the audit says so."""
+    spec = replace(PAIR, rules={("ann", "bob"): rule})
+    report = spec.graph(WARN).audit()
+    assert ("ann.system" in report.reached("bob", "encoding")) == reaches
+    timetable = Timetable()
+    one, _, _ = run(spec, Forced(1), timetable)
+    two, _, _ = run(changed(spec, "ann.system")[0], Forced(1), timetable.again())
+    assert (one["bob", 2] != two["bob", 2]) == reaches
+    assert one["ann", 1] != two["ann", 1], "whose own context it is"
