@@ -301,8 +301,10 @@ def _read(out: Path | None, edges: Iterable[tuple[str, str]]) -> Iterator[EdgeRu
     lines = out.read_text().splitlines() if out is not None and out.exists() else []
     for number, line in enumerate(lines, start=1):
         try:
-            values: dict[str, Any] = json.loads(line)
-            run = EdgeRun(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+            values: dict[str, Any] = {
+                name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(line).items()
+            }
+            run = EdgeRun(**values)
         except (ValueError, TypeError) as error:
             if number == len(lines):
                 return  # cut short when the run before was ended

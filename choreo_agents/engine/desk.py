@@ -301,8 +301,7 @@ class Desk:
 
     def _label(self, read: ReadCall) -> Label:
         source = read.call.source if isinstance(read.call, Prefill) else None
-        known = None if source is None else self._intake.find(source)
-        return Label(read.call.author, read.call.confidential, known)
+        return Label(read.call.author, read.call.confidential, None if source is None else self._intake.find(source))
 
     def _answered(self, message: Message, read: ReadCall, scope: Scope | None) -> Answer:
         self._label(read).put_on(message)

@@ -18,8 +18,9 @@ from langchain_core.runnables import RunnableConfig
 T = TypeVar("T")
 
 
-Replay = Mapping[tuple[str, int, int, int], tuple[int, ...]]
-"""Tokens by (author, superstep, branch, call): a run given one decodes just these, at the full price of each step."""
+Replay = Mapping[tuple[str, int, int, int], tuple[int, ...] | None]
+"""Tokens by (author, superstep, branch, call): a run given one decodes just these, at the full price of each step;
+freely where it has None."""
 
 
 Watch = Callable[[str, int, int, int], Callable[[Any], None]]

@@ -135,8 +135,8 @@ class Turn:
     def _sampling(self, superstep: int) -> Sampling:
         """The agent's, with a seed of this very call, or with the tokens that the run replays."""
         sampling, place = self.agent.sampling, self.place
-        if place.replay is not None:
-            forced = place.replay[place.author, superstep, place.branch, place.call]
+        forced = place.replay and place.replay[place.author, superstep, place.branch, place.call]
+        if forced is not None:
             return sampling.model_copy(update={"forced": forced})
         if sampling.seed is None:
             return sampling.model_copy(update={"seed": place.call_seed(self.engine.seed, superstep)})

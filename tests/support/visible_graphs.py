@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -81,14 +81,27 @@ class Spec:
         return graph
 
 
-class Forced(dict[tuple[str, int, int, int], tuple[int, ...]]):
-    """Tokens for every call, drawn by its name; those of some authors are drawn anew."""
+class Forced(Mapping[tuple[str, int, int, int], Any]):
+    """Tokens for every call, drawn by its name; those of some authors are drawn anew, and some speak freely."""
 
-    def __init__(self, seed: int, changed: frozenset[str] = frozenset(), length: int = 3) -> None:
-        super().__init__()
-        self.seed, self.changed, self.length = seed, changed, length
+    def __init__(
+        self,
+        seed: int,
+        changed: frozenset[str] = frozenset(),
+        length: int = 3,
+        free: frozenset[str] = frozenset(),
+    ) -> None:
+        self.seed, self.changed, self.length, self.free = seed, changed, length, free
 
-    def __missing__(self, key: tuple[str, int, int, int]) -> tuple[int, ...]:
+    def __iter__(self) -> Iterator[tuple[str, int, int, int]]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, key: tuple[str, int, int, int]) -> tuple[int, ...] | None:
+        if key[0] in self.free:
+            return None
         other = key[0] in self.changed
         digest = hashlib.sha256(f"{self.seed} {key} {other}".encode()).digest()
         rng = Random(digest)

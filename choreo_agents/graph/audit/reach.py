@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from choreo_agents.graph.audit.chart import Chart, Edge
+from choreo_agents.graph.audit.chart import Chart, HopKind
 from choreo_agents.graph.audit.report import Channel, Hop, PrivateContext
 from choreo_agents.graph.visibility import Rule
 
@@ -55,11 +55,13 @@ def reach(chart: Chart, context: PrivateContext) -> Reach:
         node, presence = state
         for edge in edges:
             if edge.source == node:
-                visit((edge.reader, _through(edge, presence)), state, edge.hop())
+                for after in _through(edge.kind, presence):
+                    visit((edge.reader, after), state, edge.hop())
         for source, reader, rule in scopes:
             if node in rule.contexts and node != reader:
                 # The named message's words are encoded for the reader.
-                visit((reader, "encoding" if presence == "text" else "words"), state, _scope_hop(node, source, reader))
+                for after in _through("reencoded", presence):
+                    visit((reader, after), state, _scope_hop(node, source, reader))
     return Reach(context, came_by)
 
 
@@ -81,12 +83,13 @@ def _scope_hop(context: str, source: str, reader: str) -> Hop:
     return Hop(source=context, reader=reader, by=f"scope of {source}")
 
 
-def _through(edge: Edge, presence: Presence) -> Presence:
-    if presence == "words" or edge.kind == "state":
-        return "words"
-    if edge.kind == "reencoded":
-        return "encoding" if presence == "text" else "words"
-    return "encoding"
+def _through(kind: HopKind, presence: Presence) -> tuple[Presence, ...]:
+    """How a context is present behind an edge. A fresh encoding of its very text is both: KV of it, and its words."""
+    if presence == "words" or kind == "state":
+        return ("words",)
+    if kind == "reencoded":
+        return ("encoding", "words") if presence == "text" else ("words",)
+    return ("encoding",)
 
 
 def nearest(chart: Chart, found: Reach, persona: str, channel: Channel) -> str | None:
