@@ -249,8 +249,11 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         return compiled
 
     def _require_names(self) -> None:
+        chart = self.chart()
+        contexts = [context.name for context in chart.contexts()]
         self._visibility.require_nodes(self.nodes)
-        self._visibility.require_contexts(context.name for context in self.chart().contexts())
+        self._visibility.require_contexts(contexts)
+        self.policy.require_names(contexts, {node.persona for node in chart.nodes})
 
     def _rules(self, name: str, agent: Agent, chart: Chart) -> ReaderRules:
         """All that an agent is told about what it may see."""

@@ -19,10 +19,10 @@ def draw_audit(graph: ChoreoGraph, report: AuditReport) -> str:
     lines = ["flowchart TD", *_nodes(graph.chart()), *_flow(graph)]
     styles: list[str] = []
     count = sum("-->" in line for line in lines)
-    drawn: set[tuple[str, str, str]] = set()
+    drawn: set[tuple[str, ...]] = set()
     for finding in report.findings:
         for source, reader in _walk(finding):
-            key = (source, reader, finding.channel)
+            key = (finding.context, source, reader, finding.channel)
             if key in drawn:
                 continue
             drawn.add(key)

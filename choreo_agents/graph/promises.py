@@ -18,8 +18,6 @@ def kept(chart: Chart, policy: Policy) -> tuple[Chart, Sequence[Hop]]:
         VisibilityError: A path would break a promise, and the policy says `raise`, or nothing but the edge itself
             could be changed.
     """
-    personas = {node.persona for node in chart.nodes}
-    policy.require_names((context.name for context in chart.contexts()), personas)
     changed: Sequence[Hop] = ()
     if policy.on_violation == "reencode":
         chart, changed = harmless(chart, policy)

@@ -392,3 +392,12 @@ def test_the_dilemma_is_played_in_turns_and_decided_at_once(played: dict[str, An
 def test_a_dilemma_of_another_kind_is_refused(strategies: dict[str, str], talks: int) -> None:
     with pytest.raises(ValueError, match=r"two players|at least once"):
         prisoners_dilemma(strategies, game="", talks=talks)
+
+
+def test_input_that_is_private_to_a_reader_is_so_through_others(engine: Engine) -> None:
+    graph = ChoreoGraph(system="Root.")
+    graph.add_node(agent("ann")).add_node(agent("bob"))
+    graph.add_edge(START, "ann").add_edge("ann", "bob").share(START, "bob", "private")
+    with pytest.raises(VisibilityError, match=r"'__start__' is declared private to 'bob'.*__start__ =shared=> ann"):
+        graph.compile(engine=engine)
+    graph.with_rule("ann", "bob", "reencoded").compile(engine=engine).invoke(QUESTION)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from choreo_agents.graph.audit.chart import Chart, HopKind
 from choreo_agents.graph.audit.report import Channel, Hop, PrivateContext
-from choreo_agents.graph.visibility import Rule
+from choreo_agents.graph.visibility import START_SOURCE, Rule
 
 Presence = Literal["text", "encoding", "words"]
 """How a node has a context: it says the very text; it attends to KV of it, or that attended to it; it has words that
@@ -66,6 +66,13 @@ def reach(chart: Chart, context: PrivateContext) -> Reach:
 
 
 def _starts(chart: Chart, context: PrivateContext) -> Iterator[tuple[State, Hop | None]]:
+    if context.name == START_SOURCE:
+        # Nobody says input: who reads it attends to it, as it was encoded or in a fresh encoding.
+        for node in chart.nodes:
+            rule = node.rules.get(START_SOURCE)
+            if rule is not None and rule.mode != "private":
+                yield (node.name, "encoding"), Hop(source=START_SOURCE, reader=node.name, by=rule.words())
+        return
     if context.kind == "message":
         # A private source may be a whole graph: all that is said in it is the text.
         for node in chart.inside(context.name):

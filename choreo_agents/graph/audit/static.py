@@ -49,8 +49,6 @@ def _findings(chart: Chart, policy: Policy, context: PrivateContext) -> Iterator
 def _broken_pairs(chart: Chart) -> Iterator[Finding]:
     """Sources that are declared private to a reader, and reach it through others' encodings all the same."""
     for source, reader in chart.private_pairs():
-        if source == START_SOURCE:
-            continue
         said = tuple(node.name for node in chart.inside(source))
         context = PrivateContext(name=source, kind="message", owners=said)
         found = reach(chart, context)

@@ -22,7 +22,7 @@ def graph() -> ChoreoGraph:
     for name in ("ann", "bob", "cleo"):
         found.add_node(agent(name, system=f"{name} has 3 red kites."))
     found.add_edge(START, "ann", visibility="reencoded").add_edge("ann", "bob").add_edge("bob", "cleo")
-    found.share(START, "bob", "private").share(START, "cleo", "reencoded").share("ann", "cleo", "reencoded")
+    found.share(START, "bob", "reencoded").share(START, "cleo", "reencoded").share("ann", "cleo", "reencoded")
     return found
 
 
