@@ -55,6 +55,7 @@ class Reading:
         self._copies: list[MessageHandle] = []
         """Words that were encoded again for this call alone."""
         self._root: list[MessageHandle] = []
+        self._prompt: MessageHandle | None = None
 
     async def view(self, system: str | None) -> PlacedView:
         """Encode what nobody has yet, and put together all that the reader may see."""
@@ -80,8 +81,14 @@ class Reading:
         [handle] = await self.bound.aprefill(
             [Prefill(turn, view.handles, view.offsets, view.end, author=author, role="user")]
         )
+        self._prompt = handle
+        self._copies.append(handle)
         view.add(handle)
         return handle
+
+    def keep_prompt(self) -> None:
+        """The agent has spoken: what it was asked stays with what it said."""
+        self._copies = [copy for copy in self._copies if copy != self._prompt]
 
     def outgrown(self, error: ContextLengthError) -> ContextLengthError:
         """The same error, with the edge whose messages take most of the view, and what would make them fewer."""

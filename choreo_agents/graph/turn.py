@@ -69,6 +69,7 @@ class Turn:
             prompt = self.agent.prompt(self.state) if callable(self.agent.prompt) else self.agent.prompt
             asked = None if prompt is None else await reading.ask(view, prompt)
             message, said = await self._decode(view)
+            reading.keep_prompt()
         except ContextLengthError as error:
             raise reading.outgrown(error) from error
         finally:
@@ -135,7 +136,8 @@ class Turn:
     def _sampling(self, superstep: int) -> Sampling:
         """The agent's, with a seed of this very call, or with the tokens that the run replays."""
         sampling, place = self.agent.sampling, self.place
-        forced = place.replay and place.replay[place.author, superstep, place.branch, place.call]
+        at = (place.author, superstep, place.branch, place.call)
+        forced = None if place.replay is None else place.replay[at]
         if forced is not None:
             return sampling.model_copy(update={"forced": forced})
         if sampling.seed is None:

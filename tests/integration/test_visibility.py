@@ -401,3 +401,32 @@ def test_input_that_is_private_to_a_reader_is_so_through_others(engine: Engine) 
     with pytest.raises(VisibilityError, match=r"'__start__' is declared private to 'bob'.*__start__ =shared=> ann"):
         graph.compile(engine=engine)
     graph.with_rule("ann", "bob", "reencoded").compile(engine=engine).invoke(QUESTION)
+
+
+def test_a_prompt_whose_answer_fails_is_given_back(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = ChoreoGraph()
+    graph.add_node(agent("ann", prompt="Tell.")).add_edge(START, "ann")
+    app = graph.compile(engine=engine)
+    app.invoke(QUESTION)
+    leases = engine.stats().leases
+    monkeypatch.setattr(BoundEngine, "astream", lambda *args, **options: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        app.invoke(QUESTION)
+    assert engine.stats().leases == leases
+
+
+def test_a_policy_cannot_change_what_a_subgraph_was_compiled_with(engine: Engine) -> None:
+    inner = ChoreoGraph()
+    inner.add_node(agent("ann", system="Ann has 3 red kites.")).add_node(agent("bob"))
+    inner.add_edge(START, "ann").add_edge("ann", "bob")
+    kept = Policy(confidential={"team|ann.system": {"press"}}, on_violation="reencode")
+    graph = ChoreoGraph(policy=kept)
+    graph.add_node("team", inner.compile(engine=engine)).add_node(agent("press"))
+    graph.add_edge(START, "team").add_edge("team", "press")
+    with pytest.raises(VisibilityError, match=r"keeps 'team\|ann.system' from 'team\|bob'"):
+        graph.compile(engine=engine)
+    outer = Policy(confidential={"team|ann.system": {"team|bob"}}, on_violation="reencode")
+    app = graph.with_policy(outer).compile(engine=engine)
+    assert [(hop.source, hop.reader) for hop in app.audit().changed] == [("team", "press")]
+    state = app.invoke(QUESTION)
+    assert app.audit(state).reached("press", "encoding") == set()

@@ -90,15 +90,18 @@ def _blind(rules: object, source: str) -> bool:
 def harmless(chart: Chart, policy: Policy) -> tuple[Chart, list[Hop]]:
     """Switch to `reencoded` what would break a promise through the encoding channel.
 
+    Only edges of the graph itself: those of its subgraphs were bound when these were compiled.
+
     Returns:
         The chart, and the edges that were changed.
     """
     changed: list[Hop] = []
     while True:
-        broken = [f for f in audit_chart(chart, policy).violations if f.channel == "encoding" and f.cut]
-        if not broken:
+        broken = [finding for finding in audit_chart(chart, policy).violations if finding.channel == "encoding"]
+        cuts = [f.cut for f in broken if f.cut and not any("|" in reader for _, reader in f.cut)]
+        if not cuts:
             return chart, changed
-        for source, reader in broken[0].cut:
+        for source, reader in cuts[0]:
             before = chart.node(reader).rules[source]
             chart = chart.with_rule(source, reader, Rule("reencoded", before.history))
             changed.append(Hop(source=source, reader=reader, by="reencoded"))
