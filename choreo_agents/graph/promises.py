@@ -38,7 +38,7 @@ def said(finding: Finding) -> str:
         return f"{start}. The edge itself contradicts it: remove the edge, or let {finding.reader!r} have it"
     how = "'reencoded'" if finding.channel == "encoding" else "'private'"
     edges = " and ".join(f"{source!r} to {reader!r}" for source, reader in finding.cut)
-    return f"{start}. declare {edges} {how}"
+    return f"{start}. Declare {edges} {how}"
 
 
 def guard_of(reader: str, persona: str, rules: Mapping[str, Rule], chart: Chart, policy: Policy) -> Guard:

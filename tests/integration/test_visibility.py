@@ -236,7 +236,7 @@ def test_a_policy_keeps_an_unsafe_graph_from_compiling(engine: Engine) -> None:
     unsafe = pair("shared", Policy(**KEEP_PLAN))
     says = (
         "the policy keeps 'ann.plan' from 'bob', but an encoding that attended to it would get there: "
-        "ann.plan -> ann =shared=> bob. declare 'ann' to 'bob' 'reencoded'"
+        "ann.plan -> ann =shared=> bob. Declare 'ann' to 'bob' 'reencoded'"
     )
     with pytest.raises(VisibilityError, match=re.escape(says)):
         unsafe.compile(engine=engine)
@@ -246,7 +246,7 @@ def test_a_policy_keeps_an_unsafe_graph_from_compiling(engine: Engine) -> None:
 
 def test_words_are_kept_back_on_request(engine: Engine) -> None:
     both = Policy(**KEEP_PLAN, channels={"encoding", "words"})
-    with pytest.raises(VisibilityError, match=r"words made of it would get there.*declare 'ann' to 'bob' 'private'"):
+    with pytest.raises(VisibilityError, match=r"words made of it would get there.*Declare 'ann' to 'bob' 'private'"):
         pair("reencoded", both).compile(engine=engine)
     with pytest.raises(ValueError, match="words cannot be cut by re-encoding"):
         Policy(**KEEP_PLAN, channels={"words"}, on_violation="reencode")
@@ -264,7 +264,7 @@ def test_a_policy_may_reencode_what_would_leak(engine: Engine) -> None:
 
 def test_a_policy_may_only_warn(engine: Engine) -> None:
     graph = pair("shared", Policy(**KEEP_PLAN, on_violation="warn"))
-    with pytest.warns(VisibilityWarning, match=r"'ann.plan' from 'bob'.*declare 'ann' to 'bob' 'reencoded'"):
+    with pytest.warns(VisibilityWarning, match=r"'ann.plan' from 'bob'.*Declare 'ann' to 'bob' 'reencoded'"):
         app = graph.compile(engine=engine)
     with pytest.warns(VisibilityWarning, match="the policy keeps 'ann.plan' from 'bob', but the encoding"):
         state = app.invoke(QUESTION)
