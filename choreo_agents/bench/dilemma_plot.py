@@ -26,7 +26,7 @@ def save_shifts(report: DilemmaReport, path: Path) -> None:
     for place, (variant, colour) in enumerate(_COLOURS.items()):
         found = [report.difference(alice, variant) for alice in alices]
         shifts = [100 * each.share for each in found]
-        intervals = [each.exact_interval() for each in found]
+        intervals = [each.score_interval() for each in found]
         errors = [
             [max(0.0, shift - 100 * low) for shift, (low, _) in zip(shifts, intervals, strict=True)],
             [max(0.0, 100 * high - shift) for shift, (_, high) in zip(shifts, intervals, strict=True)],

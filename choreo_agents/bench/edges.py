@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from torch import Tensor
 from choreo_agents.bench.probe import readable
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph import Agent, ChoreoGraph, Rule
+from choreo_agents.graph import Agent, ChoreoGraph, Policy, Rule
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
 
@@ -66,6 +67,8 @@ class EdgeRun:
     shared_logits: tuple[float, ...] = ()
     reencoded_logits: tuple[float, ...] = ()
     """Means over the reader's tokens, if there is a label."""
+    experiment: str = ""
+    """Of which graph, model and input."""
 
 
 @dataclass(frozen=True)
@@ -113,16 +116,21 @@ def measure_edges(
         InvalidRequestError: There is no input, no shared edge, or no model; or the file is another graph's.
     """
     graph: ChoreoGraph = app if isinstance(app, ChoreoGraph) else app.builder.origin
+    # A policy that re-encodes would measure an edge against itself.
+    graph = graph.with_policy(Policy(on_violation="warn"))
     serving = model if model is not None else _model_of(app)
     edges = shared_edges(graph)
     if not inputs:
         raise InvalidRequestError("there is nothing to measure on: give at least one input")
     if not edges:
         raise InvalidRequestError("no edge of the graph is shared between two agents: there is nothing to measure")
-    done = {(run.source, run.reader, run.index): run for run in _read(out, edges)}
+    names = [_fingerprint(graph, serving, given) for given in inputs]
+    done = {(run.source, run.reader, run.index): run for run in _read(out, edges, names)}
     if out is not None:
         # Without what a run that was ended has left of its last line.
-        out.write_text("".join(json.dumps(asdict(run)) + "\n" for run in done.values()))
+        fresh = out.with_name(f"{out.name}.new")
+        fresh.write_text("".join(json.dumps(asdict(run)) + "\n" for run in done.values()))
+        fresh.replace(out)
     for index, given in enumerate(inputs):
         missing = [edge for edge in edges if (*edge, index) not in done]
         if not missing:
@@ -135,6 +143,7 @@ def measure_edges(
             rule = mine.reads_of(reader, Agent(reader))[source]
             other = _run(mine.with_rule(source, reader, Rule("reencoded", rule.history)), serving, given, said)
             found = _compared(source, reader, index, base, other, labelled=given.label is not None)
+            found = replace(found, experiment=names[index])
             done[source, reader, index] = found
             if out is not None:
                 with out.open("a") as file:
@@ -194,20 +203,40 @@ def _run(graph: ChoreoGraph, model: Any, given: EdgeInput, said: Mapping[Place, 
     with Engine.load(model, kv_budget_bytes=1 << 28) as engine:
         app = graph.compile(engine=engine)
         config: Any = {"configurable": {"replay": said, "watch": watch if said is not None else None, "seed": 0}}
-        state: Any = {}
         streamed: Iterator[Any] = app.stream(dict(given.state), config, stream_mode=["values", "custom"])
         for mode, item in streamed:
             if mode == "values":
-                state = item
+                _remember(engine, item, found.said)
             elif item.get("type") == "choreo.decode":
                 found.waits[item["agent"]].append(item["ttft_s"])
         found.tokens = engine.stats().tokens_encoded
-        for entry in state["handles"]:
-            chosen = engine.logprobs(MessageHandle.model_validate(entry["handle"]))
-            if chosen:
-                place = (entry["author"], entry["superstep"], entry["branch"], entry["call"])
-                found.said[place] = tuple(each.token for each in chosen)
     return found
+
+
+def _remember(engine: Engine, state: Mapping[str, Any], said: dict[Place, tuple[int, ...]]) -> None:
+    """Note the tokens of what was decoded since, before anybody edits it."""
+    for entry in state.get("handles") or []:
+        place = (entry["author"], entry["superstep"], entry["branch"], entry.get("call", 0))
+        chosen = tuple(each.token for each in engine.logprobs(MessageHandle.model_validate(entry["handle"])))
+        if not chosen:
+            continue
+        if said.setdefault(place, chosen) != chosen:
+            raise InvalidRequestError(
+                f"two messages of {place[0]!r} in superstep {place[1]} cannot be told apart: send branches with "
+                "choreo_agents.send, which knows when they were sent"
+            )
+
+
+def _fingerprint(graph: ChoreoGraph, model: Any, given: EdgeInput) -> str:
+    """Names what a run measures: another graph, model or input has another name."""
+    systems = {
+        name: (spec.runnable.system, str(spec.runnable.sampling))
+        for name, spec in graph.nodes.items()
+        if isinstance(spec.runnable, Agent)
+    }
+    fingerprint = getattr(getattr(model, "adapter", None), "fingerprint", str(model))
+    what = (fingerprint, graph.system, systems, graph.visibility_table(), given)
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
 
 
 def _compared(source: str, reader: str, index: int, base: _Run, other: _Run, *, labelled: bool) -> EdgeRun:
@@ -254,9 +283,9 @@ def _figures(runs: Sequence[EdgeRun], labels: Sequence[str | None]) -> EdgeFigur
         share,
         mean(run.ttft_saved_s for run in runs),
         mean(kl) if kl else 0.0,
-        _bootstrap([mean(run.kl) for run in runs if run.kl]),
+        _bootstrap([run.kl for run in runs if run.kl]),
         mean(agreement) if agreement else 1.0,
-        _bootstrap([mean(map(float, run.agreement)) for run in runs if run.agreement]),
+        _bootstrap([[float(same) for same in run.agreement] for run in runs if run.agreement]),
         probes[0],
         probes[1],
         _advice(mean(kl) if kl else 0.0, mean(agreement) if agreement else 1.0, share, probes[0], probes[1]),
@@ -272,12 +301,14 @@ def _advice(kl: float, agreement: float, share: float, shared: float | None, ree
     return "fine-tune" if share > WORTH_IT else "re-encode"
 
 
-def _bootstrap(values: Sequence[float], draws: int = 1000) -> tuple[float, float]:
-    """The 95 % percentile interval of a mean over inputs."""
+def _bootstrap(values: Sequence[Sequence[float]], draws: int = 1000) -> tuple[float, float]:
+    """The 95 % percentile interval of a mean over the tokens of all inputs, inputs being drawn anew."""
     if not values:
         return math.nan, math.nan
     rng = random.Random(0)
-    means = sorted(mean(rng.choices(values, k=len(values))) for _ in range(draws))
+    sums = [(sum(each), len(each)) for each in values]
+    drawn = (rng.choices(sums, k=len(sums)) for _ in range(draws))
+    means = sorted(sum(total for total, _ in each) / sum(count for _, count in each) for each in drawn)
     return means[int(0.025 * draws)], means[int(0.975 * draws) - 1]
 
 
@@ -295,7 +326,7 @@ def _model_of(app: Any) -> Any:
     return engines[0].model
 
 
-def _read(out: Path | None, edges: Iterable[tuple[str, str]]) -> Iterator[EdgeRun]:
+def _read(out: Path | None, edges: Iterable[tuple[str, str]], names: Sequence[str]) -> Iterator[EdgeRun]:
     """What was measured before."""
     known = set(edges)
     lines = out.read_text().splitlines() if out is not None and out.exists() else []
@@ -305,12 +336,15 @@ def _read(out: Path | None, edges: Iterable[tuple[str, str]]) -> Iterator[EdgeRu
                 name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(line).items()
             }
             run = EdgeRun(**values)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             if number == len(lines):
                 return  # cut short when the run before was ended
             raise InvalidRequestError(f"{out}:{number} is no measurement: {error}") from error
-        if (run.source, run.reader) not in known:
+        of_this = (run.source, run.reader) in known and names[run.index : run.index + 1] in ([run.experiment], [])
+        if not of_this:
             raise InvalidRequestError(
-                f"{out} is of another graph: it measures {run.source!r} to {run.reader!r}. Name another file"
+                f"{out}:{number} is of another graph, model or input: it measures {run.source!r} to {run.reader!r} on "
+                f"input {run.index + 1}. Name another file"
             )
-        yield run
+        if run.index < len(names):
+            yield run

@@ -87,7 +87,7 @@ def eval_dilemma(
 ) -> None:
     """How often Bob cooperates, by what he sees of Alice, on the same games (table 3 and figure 8 of the paper).
 
-    Differences to the baseline come with the 95 % interval of McNemar's exact test.
+    Differences to the baseline come with the 95 % interval that inverts McNemar's test.
 
     [b]Examples[/b]
 
@@ -125,7 +125,7 @@ def eval_dilemma(
 def _cells(report: DilemmaReport, alice: str) -> list[str]:
     cells = [_WORDS[alice], f"{100 * report.score(alice, 'baseline').share:.1f}"]
     for variant in VARIANTS[1:]:
-        low, high = report.difference(alice, variant).exact_interval()
+        low, high = report.difference(alice, variant).score_interval()
         cells.append(f"{100 * report.score(alice, variant).share:.1f} ({100 * low:+.1f} to {100 * high:+.1f})")
     return cells
 
@@ -152,7 +152,13 @@ def as_markdown(report: DilemmaReport, command: str) -> str:
     lines += [f"| Alice's strategy | {' | '.join(VARIANTS)} |", "|---|--:" + "|--:" * (len(VARIANTS) - 1) + "|"]
     lines += [f"| {' | '.join(_cells(report, alice))} |" for alice in report.cooperated]
     return "\n".join(
-        [*lines, "", f"In brackets: 95 % interval of the difference to the baseline. {_unread(report)}.", ""]
+        [
+            *lines,
+            "",
+            "In brackets: 95 % interval of the difference to the baseline, which inverts McNemar's test. "
+            f"{_unread(report)}.",
+            "",
+        ]
     )
 
 

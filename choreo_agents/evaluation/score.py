@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 Z = 1.96
 """Of a 95 % interval."""
-TAIL = 0.025
-"""What such an interval leaves out on either side."""
 
 
 @dataclass(frozen=True)
@@ -59,39 +57,26 @@ class Difference:
         half = Z * math.sqrt(gained + lost - (gained - lost) ** 2 / n) / n
         return max(-1.0, middle - half), min(1.0, middle + half)
 
-    def exact_interval(self) -> tuple[float, float]:
-        """The 95 % interval that belongs to McNemar's exact test: Clopper and Pearson's for the share of discordant
-        problems that were gained, given how many are discordant."""
-        discordant = self.gained + self.lost
-        if not discordant:
-            return 0.0, 0.0
-        low = _bound(lambda p: _at_least(self.gained, discordant, p) < TAIL) if self.gained else 0.0
-        high = _bound(lambda p: 1 - _at_least(self.gained + 1, discordant, p) > TAIL) if self.lost else 1.0
-        scale = discordant / self.count
-        return (2 * low - 1) * scale, (2 * high - 1) * scale
+    def score_interval(self) -> tuple[float, float]:
+        """The 95 % interval of a paired difference that inverts McNemar's test (the score interval of Tango, 1998)."""
+
+        def statistic(difference: float) -> float:
+            """McNemar's for a difference other than none; at 0 it is McNemar's own."""
+            n, b, c = self.count, self.gained, self.lost
+            linear = -b - c + (2 * n - b + c) * difference
+            constant = -c * difference * (1 - difference)
+            lost = (math.sqrt(max(0.0, linear * linear - 8 * n * constant)) - linear) / (4 * n)
+            variance = n * (2 * lost + difference * (1 - difference))
+            return (b - c - n * difference) / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, b - c)
+
+        low = _root(lambda difference: statistic(difference) > Z, -1.0, self.share)
+        high = _root(lambda difference: statistic(difference) > -Z, self.share, 1.0)
+        return low, high
 
 
-def _at_least(successes: int, trials: int, chance: float) -> float:
-    """Probability of so many successes or more."""
-    if successes <= 0:
-        return 1.0
-    if chance <= 0.0 or chance >= 1.0:
-        return float(chance >= 1.0)
-    terms = (
-        math.lgamma(trials + 1)
-        - math.lgamma(k + 1)
-        - math.lgamma(trials - k + 1)
-        + k * math.log(chance)
-        + (trials - k) * math.log1p(-chance)
-        for k in range(successes, trials + 1)
-    )
-    return min(1.0, sum(math.exp(term) for term in terms))
-
-
-def _bound(holds: Callable[[float], bool]) -> float:
-    """Up to where a condition on a probability holds, by halving."""
-    low, high = 0.0, 1.0
-    for _ in range(50):
+def _root(holds: Callable[[float], bool], low: float, high: float) -> float:
+    """Up to where a condition holds, by halving."""
+    for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return (low + high) / 2

@@ -11,6 +11,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit.chart import Chart, ChartNode
+from choreo_agents.graph.audit.policy import Policy
 from choreo_agents.graph.visibility import START_SOURCE, Rule, with_input
 
 Reads = Callable[[str, Agent], Mapping[str, Rule]]
@@ -27,24 +28,30 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "") -> Chart
     reads: Reads = getattr(builder, "reads_of", _own_reads)
     nodes: list[ChartNode] = []
     outside: list[str] = []
+    policies: list[Policy] = []
     for name, spec in builder.nodes.items():
         path = prefix + name
-        inner = next(_found(spec.runnable, CompiledStateGraph), None)
-        agent = next(_found(spec.runnable, Agent), None)
+        inner = next(found(spec.runnable, CompiledStateGraph), None)
+        agent = next(found(spec.runnable, Agent), None)
         if inner is not None:
             chart = chart_of(inner.builder, f"{path}|")
             nodes += chart.nodes
             outside += chart.outside
+            policies += chart.policies
         elif agent is not None:
             nodes.append(_agent_node(agent, name, prefix, reads(name, agent)))
             if callable(agent.prompt):
                 outside.append(f"the prompt of {path!r}, which a function makes from the state")
         else:
             nodes.append(ChartNode(path, persona=path, is_function=True))
-            outside.append(f"the function {path!r}: what it reads in the state, calls, and where it sends control")
+            outside.append(
+                f"the function {path!r}: what it reads, calls, says in a person's name, and where it sends control"
+            )
     for source, branches in builder.branches.items():
         outside += [f"the route that {route!r} takes after {prefix + source!r}" for route in branches]
-    return Chart(tuple(nodes), tuple(outside))
+    own: Policy | None = getattr(builder, "policy", None)
+    policies += [] if own is None or not own.confidential else [own.within(prefix)]
+    return Chart(tuple(nodes), tuple(outside), tuple(policies))
 
 
 def _own_reads(name: str, agent: Agent) -> Mapping[str, Rule]:
@@ -55,8 +62,8 @@ def _own_reads(name: str, agent: Agent) -> Mapping[str, Rule]:
 def agents_of(builder: StateGraph[Any, Any, Any, Any]) -> Iterator[Agent]:
     """All agents of a graph, those of its subgraphs included."""
     for spec in builder.nodes.values():
-        yield from _found(spec.runnable, Agent)
-        for inner in _found(spec.runnable, CompiledStateGraph):
+        yield from found(spec.runnable, Agent)
+        for inner in found(spec.runnable, CompiledStateGraph):
             yield from agents_of(inner.builder)
 
 
@@ -64,17 +71,18 @@ def _agent_node(agent: Agent, name: str, prefix: str, rules: Mapping[str, Rule])
     return ChartNode(
         prefix + name,
         persona=prefix + (agent.persona or name),
-        has_system=agent.system is not None or agent.prompt is not None,
+        has_system=agent.system is not None,
+        has_prompt=agent.prompt is not None,
         confidential=agent.confidential,
         rules={source if source == START_SOURCE else prefix + source: rule for source, rule in rules.items()},
     )
 
 
-def _found(runnable: Any, kind: type[Any]) -> Iterator[Any]:
+def found(runnable: Any, kind: type[Any]) -> Iterator[Any]:
     """What of a kind a node is, or has among the steps of a sequence."""
     if isinstance(runnable, kind):
         yield runnable
     elif isinstance(runnable, RunnableSequence):
         steps: list[Runnable[Any, Any]] = runnable.steps
         for step in steps:
-            yield from _found(step, kind)
+            yield from found(step, kind)

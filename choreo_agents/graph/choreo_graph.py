@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, get_args
@@ -16,12 +17,12 @@ from langgraph.graph.state import CompiledStateGraph
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.audit import AuditReport, Chart, Hop, Policy, audit_chart, audit_entries
-from choreo_agents.graph.charting import agents_of, chart_of
+from choreo_agents.graph.audit import AuditReport, Chart, Hop, Policy, audit_chart, audit_entries, harmless
+from choreo_agents.graph.binding import named_contexts, reader_rules
+from choreo_agents.graph.charting import agents_of, chart_of, found
 from choreo_agents.graph.inputs import sign
 from choreo_agents.graph.loops import require_bounded_loops
-from choreo_agents.graph.promises import guard_of, kept
-from choreo_agents.graph.rules import ReaderRules
+from choreo_agents.graph.promises import kept
 from choreo_agents.graph.state import ChoreoState
 from choreo_agents.graph.visibility import History, Mode, Positions, Rule, Scope, VisibilityTable, rule_of
 
@@ -56,6 +57,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         self.positions = positions
         self._visibility = VisibilityTable()
         self._changed: tuple[Hop, ...] = ()
+        self._charted: Chart | None = None
+        """Of a compiled graph's builder, the chart as it runs."""
         self.origin: ChoreoGraph = self
         """Of a compiled graph's builder, the graph that it was compiled from."""
 
@@ -70,6 +73,11 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
             raise InvalidRequestError(
                 f"agent {agent.bound.name!r} is wrapped, so that its declarations cannot be read: add the agent "
                 "itself, and give retries, caching and timeouts to add_node"
+            )
+        if not isinstance(agent, Agent) and any(True for _ in found(agent, Agent)):
+            raise InvalidRequestError(
+                "an agent stands in a sequence of runnables, where its declarations would bind nobody: make each step "
+                "a node of its own"
             )
         super().add_node(node, action, **options)
         if isinstance(agent, Agent):
@@ -127,12 +135,15 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
             path_map: The targets, if `path` does not name them in its return type.
             visibility: As for `add_edge`, for every target.
         """
+        before = set(self.branches.get(source, {}))
         super().add_conditional_edges(source, path, path_map)
-        for branch in self.branches[source].values():
+        for name, branch in self.branches[source].items():
+            if name in before:
+                continue
             for target in (branch.ends or {}).values():
                 starts = [source] if source != target else []
-                for name, rule in {} if target == END else _declared(visibility, starts).items():
-                    self._visibility.declare(name, target, rule, explicit=visibility is not None)
+                for start, rule in ({} if target == END else _declared(visibility, starts)).items():
+                    self._visibility.declare(start, target, rule, explicit=visibility is not None)
         return self
 
     def share(
@@ -187,6 +198,9 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
 
     def _copied(self: Self) -> Self:
         copied = copy.copy(self)
+        copied.nodes, copied.edges = dict(self.nodes), set(self.edges)
+        copied.waiting_edges = set(self.waiting_edges)
+        copied.branches = defaultdict(dict, {source: dict(each) for source, each in self.branches.items()})
         copied._visibility = copy.deepcopy(self._visibility)
         return copied
 
@@ -205,7 +219,10 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
             VisibilityError: A declaration names no node or private context.
         """
         self._require_names()
-        return audit_chart(self.chart(), self.policy, self._changed)
+        if self._charted is not None:
+            return audit_chart(self._charted, self._changed)
+        chart, changed = harmless(self.chart()) if self.policy.on_violation == "reencode" else (self.chart(), [])
+        return audit_chart(chart, changed)
 
     def compile(self, checkpointer: Any = None, *, engine: Engine | None = None, **options: Any) -> CompiledChoreoGraph:
         """Compile as `StateGraph.compile` does, bind every agent to `engine` and to what it may read.
@@ -223,8 +240,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         whole = self.chart()
         if engine is not None and engine.method != "choreo":
             whole = whole.all_reencoded()
-        whole, changed = kept(whole, self.policy)
-        bound._changed = tuple(changed)
+        whole, changed = kept(whole, self.policy.on_violation)
+        bound._changed, bound._charted = tuple(changed), whole
         for hop in bound._changed:
             bound._visibility.change(hop.source, hop.reader, whole.node(hop.reader).rules[hop.source])
         require_bounded_loops(self, whole)
@@ -236,7 +253,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
                     raise InvalidRequestError(
                         f"agent {name!r} has no engine: compile(engine=Engine.load(...)), or give the agent one"
                     )
-                rules = bound._rules(name, agent, whole)
+                rules = reader_rules(bound, self.nodes, name, agent, whole)
                 choreo = {"reads": {source: rule.mode for source, rule in rules.sources.items()}}
                 metadata = {**(spec.metadata or {}), "choreo": choreo}
                 bound.nodes[name] = replace(spec, runnable=agent.bound(engine, rules), metadata=metadata)
@@ -252,18 +269,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         chart = self.chart()
         contexts = [context.name for context in chart.contexts()]
         self._visibility.require_nodes(self.nodes)
-        self._visibility.require_contexts(contexts)
+        self._visibility.require_contexts(named_contexts(self.nodes))
         self.policy.require_names(contexts, {node.persona for node in chart.nodes})
-
-    def _rules(self, name: str, agent: Agent, chart: Chart) -> ReaderRules:
-        """All that an agent is told about what it may see."""
-        sources = self._visibility.reads(name)
-        agents = {other: spec.runnable for other, spec in self.nodes.items() if isinstance(spec.runnable, Agent)}
-        systems = {
-            f"{each.persona or other}.system": each.system for other, each in agents.items() if each.system is not None
-        }
-        guard = guard_of(name, agent.persona or name, sources, chart, self.policy)
-        return ReaderRules(sources, self.system, agent.positions or self.positions, systems, guard)
 
 
 def _declared(
@@ -307,7 +314,7 @@ class CompiledChoreoGraph(CompiledStateGraph[Any, Any, Any, Any]):
             raise InvalidRequestError(f"the agents of this graph have {len(engines)} engines: give audit(engine=...)")
         entries = state.get("handles") if isinstance(state, Mapping) else getattr(state, "handles", None)
         serving = engine if engine is not None else engines.pop()
-        return audit_entries(serving, self.builder.chart(), self.builder.policy, entries or [])
+        return audit_entries(serving, self.builder.chart(), entries or [])
 
     def _labelled(self, graph: Graph) -> Graph:
         assert isinstance(self.builder, ChoreoGraph)

@@ -79,8 +79,24 @@ def with_ids(messages: Sequence[Any]) -> list[BaseMessage]:
 
 
 def writer_of(message: BaseMessage) -> str:
-    """The plain node that wrote a message, behind its subgraphs; input otherwise."""
-    return str(message.additional_kwargs.get(_SIGNATURE, START_SOURCE))
+    """Who wrote a message, behind its subgraphs: an agent whose handle was left out, or a plain node; else input."""
+    return str(_said(message).get("author") or message.additional_kwargs.get(_SIGNATURE, START_SOURCE))
+
+
+def persona_of(message: BaseMessage) -> str | None:
+    """Whose node said it, if an agent did."""
+    return _said(message).get("persona")
+
+
+def is_confidential(message: BaseMessage) -> bool:
+    """Whether the agent that said it keeps its messages to itself."""
+    return bool(_said(message).get("confidential"))
+
+
+def _said(message: BaseMessage) -> Mapping[str, Any]:
+    """What an agent noted on its own message."""
+    noted = message.response_metadata.get("choreo")
+    return noted if isinstance(noted, Mapping) else {}
 
 
 def turn_of(message: BaseMessage, chat: ChatFormat) -> str:

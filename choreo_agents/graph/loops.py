@@ -11,7 +11,7 @@ from choreo_agents.graph.audit import Chart
 
 
 def require_bounded_loops(builder: StateGraph[Any, Any, Any, Any], chart: Chart) -> None:
-    """Raise `VisibilityError` if an agent in a loop without an exit sees all that another one in it ever says.
+    """Raise `VisibilityError` if an agent stands in a loop without an exit: its own messages alone outgrow its context.
 
     Nodes that may end a run or send control anywhere, by a `Command` or a route whose targets are not known, count as
     exits.
@@ -26,17 +26,11 @@ def require_bounded_loops(builder: StateGraph[Any, Any, Any, Any], chart: Chart)
         if name not in ahead:
             continue
         endless = name in ahead[name] and END not in ahead[name]
-        if not endless:
-            continue
-        for source, rule in node.rules.items():
-            if source in ahead[name] and name in ahead.get(source, set()) and rule.history == "all":
-                if rule.mode == "private":
-                    continue
-                raise VisibilityError(
-                    f"{name!r} and {source!r} are in a loop that nothing ends, and {name!r} sees all that {source!r} "
-                    f"ever says: its view must outgrow the model's context. Declare {source!r} to {name!r} with "
-                    "history='last', or give the loop an exit"
-                )
+        if endless and not node.is_function:
+            raise VisibilityError(
+                f"{name!r} is in a loop that nothing ends: what it sees, its own messages at least, must outgrow the "
+                "model's context. Give the loop an exit"
+            )
 
 
 def _following(builder: StateGraph[Any, Any, Any, Any], name: str, is_function: bool) -> set[str]:

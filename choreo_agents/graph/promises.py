@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 
 from choreo_agents.errors import VisibilityError, VisibilityWarning
-from choreo_agents.graph.audit import Chart, Finding, Guard, Hop, Policy, PrivateContext, audit_chart, harmless
+from choreo_agents.graph.audit import Chart, Finding, Guard, Hop, audit_chart, harmless
+from choreo_agents.graph.audit.policy import OnViolation
 from choreo_agents.graph.audit.report import Channel
-from choreo_agents.graph.visibility import Rule
+from choreo_agents.graph.visibility import START_SOURCE, Rule
 
 
-def kept(chart: Chart, policy: Policy) -> tuple[Chart, Sequence[Hop]]:
+def kept(chart: Chart, on_violation: OnViolation) -> tuple[Chart, Sequence[Hop]]:
     """The chart as it may run, and the edges that the policy has changed for it.
 
     Raises:
@@ -19,10 +20,10 @@ def kept(chart: Chart, policy: Policy) -> tuple[Chart, Sequence[Hop]]:
             could be changed.
     """
     changed: Sequence[Hop] = ()
-    if policy.on_violation == "reencode":
-        chart, changed = harmless(chart, policy)
-    broken = audit_chart(chart, policy).violations
-    if broken and policy.on_violation == "warn":
+    if on_violation == "reencode":
+        chart, changed = harmless(chart)
+    broken = audit_chart(chart).violations
+    if broken and on_violation == "warn":
         for finding in broken:
             warnings.warn(said(finding), VisibilityWarning, stacklevel=4)
     elif broken:
@@ -36,18 +37,18 @@ def said(finding: Finding) -> str:
     start = f"{finding.violation}, but {what} would get there: {finding.walk()}"
     if not finding.cut:
         return f"{start}. The edge itself contradicts it: remove the edge, or let {finding.reader!r} have it"
-    how = "'reencoded'" if finding.channel == "encoding" else "'private'"
     edges = " and ".join(f"{source!r} to {reader!r}" for source, reader in finding.cut)
-    return f"{start}. Declare {edges} {how}"
+    return f"{start}. Declare {edges} 'reencoded'" if finding.channel == "encoding" else f"{start}. Undeclare {edges}"
 
 
-def guard_of(reader: str, persona: str, rules: Mapping[str, Rule], chart: Chart, policy: Policy) -> Guard:
+def guard_of(reader: str, persona: str, rules: Mapping[str, Rule], chart: Chart, on_violation: OnViolation) -> Guard:
     """What one reader's views are checked for at call time."""
     channels: tuple[Channel, ...] = ("encoding", "words")
     others = [context for context in chart.contexts() if reader not in context.owners]
-    forbidden: dict[Channel, tuple[PrivateContext, ...]] = {
-        channel: tuple(context for context in others if policy.forbids(context, persona, channel))
+    forbidden: dict[Channel, frozenset[str]] = {
+        channel: frozenset(context.name for context in others if chart.forbids(context, persona, channel))
         for channel in channels
     }
+    known = {START_SOURCE, *(node.name for node in chart.nodes), *(context.name for context in chart.contexts())}
     hidden = frozenset(source for source, rule in rules.items() if rule.mode == "private")
-    return Guard(hidden, forbidden, policy.on_violation)
+    return Guard(hidden, forbidden, frozenset(known), on_violation)

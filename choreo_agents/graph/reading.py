@@ -11,9 +11,9 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 
 from choreo_agents.engine import Engine, Prefill
-from choreo_agents.errors import ContextLengthError, HandleError
+from choreo_agents.errors import ContextLengthError, HandleError, VisibilityError
 from choreo_agents.graph.bound import BoundEngine
-from choreo_agents.graph.inputs import digest_of, turn_of, writer_of
+from choreo_agents.graph.inputs import digest_of, is_confidential, persona_of, turn_of, writer_of
 from choreo_agents.graph.placing import PlacedView
 from choreo_agents.graph.rules import ReaderRules
 from choreo_agents.graph.run import RunPlace
@@ -36,6 +36,7 @@ class Reading:
         persona: str,
         messages: Sequence[BaseMessage],
         entries: list[HandleEntry],
+        superstep: int = 0,
     ) -> None:
         self.bound = BoundEngine(engine, place.node)
         self._engine = engine
@@ -47,7 +48,10 @@ class Reading:
         """All that was said; what this call has encoded first is among them once it has a view."""
         self.inputs: list[HandleEntry] = []
         """Entries that this call has made of messages which no node had encoded."""
-        self.superstep = _next_superstep(entries)
+        self._elsewhere: list[HandleEntry] = []
+        """The same of agents' messages whose own entries are not here."""
+        self._earliest = superstep
+        self.superstep = self._next_superstep(entries)
         self.seen: list[BaseMessage] = []
         """The messages of the view, as chat messages."""
         self._asked: list[MessageHandle] = []
@@ -61,9 +65,9 @@ class Reading:
         """Encode what nobody has yet, and put together all that the reader may see."""
         self._root = await self._shared_root()
         own = await self._prefill_turns(system)
-        known = {entry["message_id"]: entry for entry in [*self.entries, *self.inputs]}
+        known = {entry["message_id"]: entry for entry in [*self.entries, *self.inputs, *self._elsewhere]}
         self.entries = list(known.values())
-        self.superstep = _next_superstep(self.entries)
+        self.superstep = self._next_superstep(self.entries)
         view = PlacedView()
         for handle in [*self._root, *own]:
             view.add(handle)
@@ -107,6 +111,19 @@ class Reading:
             what, advice = "input", "send less"
         return ContextLengthError(f"{error}. In the view of {reader!r}, {count} tokens are {what}: {advice}")
 
+    def _known(self, edited: HandleEntry | None) -> MessageHandle | None:
+        """The handle of a message as it read before it was edited, if it is still good."""
+        if edited is None:
+            return None
+        handle = MessageHandle.model_validate(edited["handle"])
+        with suppress(HandleError):
+            self._engine.tokens(handle)
+            return handle
+        return None
+
+    def _next_superstep(self, entries: Sequence[HandleEntry]) -> int:
+        return max(self._earliest, 1 + max((entry["superstep"] for entry in entries), default=-1))
+
     def _source(self, entry: HandleEntry) -> str:
         own = entry["author"] == self._place.author or entry.get("persona") == self._persona
         return self._place.node if own else source_of_author(entry["author"], self._place.author) or entry["author"]
@@ -134,24 +151,33 @@ class Reading:
         chat = self._engine.chat
         before = {entry["message_id"]: entry for entry in self.entries}
         new = [message for message in self._messages if not _encoded(message, before)]
-        calls = [] if system is None else [self._system(f"{self._persona}.system", system)]
+        calls: list[Prefill] = []
+        if system is not None:
+            author = f"{self._persona}.system"
+            calls.append(Prefill(chat.turn("system", system), self._root, author=author, role="system"))
         authors = [before[m.id]["author"] if m.id in before else writer_of(m) for m in new]
-        calls += [Prefill(turn_of(m, chat), self._root, author=author) for m, author in zip(new, authors, strict=True)]
+        edited = [self._known(before.get(str(m.id))) for m in new]
+        marks = [before[m.id]["confidential"] if m.id in before else is_confidential(m) for m in new]
+        calls += [
+            Prefill(turn_of(m, chat), self._root, author=author, confidential=mark, source=source)
+            for m, author, mark, source in zip(new, authors, marks, edited, strict=True)
+        ]
         handles = await self._ask_for(calls)
         own, rest = handles[: len(calls) - len(new)], handles[len(calls) - len(new) :]
-        superstep = self.superstep
+        superstep, made = self.superstep, list[HandleEntry]()
         for index, (message, author, handle) in enumerate(zip(new, authors, rest, strict=True)):
-            entry = entry_of(handle, author, superstep, message, branch=index)
-            edited = before.get(str(message.id))
-            if edited is not None:
-                entry |= {"superstep": edited["superstep"], "branch": edited["branch"], "call": edited.get("call", 0)}
-            elif self.inputs and author != self.inputs[-1]["author"]:
+            entry = entry_of(handle, author, superstep, message, branch=index, confidential=marks[index])
+            persona, known = persona_of(message), before.get(str(message.id))
+            if persona is not None:
+                entry["persona"] = persona
+            if known is not None:
+                entry = HandleEntry(**{**known, "handle": entry["handle"], "digest": entry["digest"]})
+            elif made and author != made[-1]["author"]:
                 superstep = entry["superstep"] = superstep + 1  # what others said in between stays in between
-            self.inputs.append(entry)
+            made.append(entry)
+            # What an agent said elsewhere, or what came without its handle, has an entry of its own there.
+            (self.inputs if persona is None or known is not None else self._elsewhere).append(entry)
         return own
-
-    def _system(self, author: str, text: str) -> Prefill:
-        return Prefill(self._engine.chat.turn("system", text), self._root, author=author, role="system")
 
     def _groups(self, seen: Sequence[Seen]) -> Iterator[list[list[Seen]]]:
         """Siblings that stand at one offset, each a chain of messages that follow each other."""
@@ -184,9 +210,10 @@ class Reading:
         source = entry["author"]
         own = source == self._place.author or entry.get("persona") == self._persona
         reencode = rule.mode == "reencoded"
-        if not reencode and not own:
-            guard = self._rules.guard
-            reencode = not guard.admits(self._engine, handle, source, self._place.author, self.entries)
+        if not own:
+            reader = self._place.author
+            admitted = self._rules.guard.admits(self._engine, handle, source, reader, self.entries, words_only=reencode)
+            reencode = reencode or not admitted
         if reencode:
             view.add(await self._reencoded(view, entry, handle, rule))
             return
@@ -220,11 +247,12 @@ class Reading:
         """The messages of a private context, encoded after the root and the contexts named before."""
         home = self._place.author.rpartition("|")[0]
         path = f"{home}|{name}" if home else name
-        text = self._rules.systems.get(name)
-        if text is not None:
-            call = self._system(path, text)
-            return await self._ask_for([Prefill(call.content, parents, author=path, role="system")])
         made: list[MessageHandle] = []
+        for text in self._rules.systems.get(name, ()):
+            turn = self._engine.chat.turn("system", text)
+            made += await self._ask_for([Prefill(turn, [*parents, *made], author=path, role="system")])
+        if name not in self._rules.systems and name not in self._rules.confidential:
+            raise VisibilityError(f"there is no private context {name!r} that words could be encoded in")
         for entry in sorted(self.entries, key=lambda one: one["superstep"]):
             if entry["author"] == path and entry["confidential"]:
                 handle = MessageHandle.model_validate(entry["handle"])
@@ -260,10 +288,6 @@ def entry_of(
 
 def _is_input(entry: HandleEntry) -> bool:
     return entry["author"] == START_SOURCE
-
-
-def _next_superstep(entries: Sequence[HandleEntry]) -> int:
-    return 1 + max((entry["superstep"] for entry in entries), default=-1)
 
 
 def _encoded(message: BaseMessage, entries: Mapping[str, HandleEntry]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from choreo_agents.graph.audit.guard import Guard
@@ -18,6 +18,8 @@ class ReaderRules:
     public: str | None = None
     """The system prompt that all views start with."""
     positions: Positions = "sequential"
-    systems: Mapping[str, str] = field(default_factory=dict)
+    systems: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """System prompts that fresh encodings may attend to, by the name of the private context."""
+    confidential: frozenset[str] = frozenset()
+    """The nodes whose messages are private contexts."""
     guard: Guard = field(default_factory=Guard)

@@ -11,6 +11,7 @@ from choreo_agents.errors import InvalidRequestError, UnknownHandleError
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.kv.handle import MessageHandle
 
+_SENT_AT = "choreo_sent_at"
 Selected = HandleEntry | MessageHandle | str
 """An entry of the `handles` channel, its handle, or the id of the message that mirrors it."""
 
@@ -28,7 +29,7 @@ def send(
     The choice never widens what the graph lets the node see: more than that is a `VisibilityError` when it runs.
 
     Args:
-        node: The target. Each branch is a reader of its own.
+        node: The target, an agent. Each branch is a reader of its own.
         state: The state, as the routing function has it.
         shared: Messages that it attends to as they were encoded.
         reencoded: Messages that it attends to in a fresh encoding of their words.
@@ -47,11 +48,24 @@ def send(
             entry = _entry(item, entries)
             if entry["message_id"] in chosen:
                 raise InvalidRequestError(f"message {entry['message_id']!r} is sent twice: choose it once")
-            chosen[entry["message_id"]] = HandleEntry(**{**entry, "select": mode})
+            chosen[entry["message_id"]] = HandleEntry(**{**entry, "select": mode, "behind": _behind(entry, entries)})
     messages = [message for message in state.get("messages") or [] if message.id in chosen]
     added = update.pop("messages", [])
     messages += added if isinstance(added, list) else [added]
-    return Send(node, {**state, **update, "handles": list(chosen.values()), "messages": messages})
+    # A branch that was sent nothing speaks after all that was said, too.
+    after = 1 + max((entry["superstep"] for entry in entries), default=-1)
+    return Send(node, {**state, **update, "handles": list(chosen.values()), "messages": messages, _SENT_AT: after})
+
+
+def sent_at(state: Any) -> int:
+    """The earliest superstep of what a branch says; 0 if it was not sent."""
+    return int(state.get(_SENT_AT, 0)) if isinstance(state, Mapping) else 0
+
+
+def _behind(entry: HandleEntry, entries: Iterable[HandleEntry]) -> int:
+    """In how many later supersteps its author has spoken."""
+    later = {e["superstep"] for e in entries if e["author"] == entry["author"] and e["superstep"] > entry["superstep"]}
+    return len(later)
 
 
 def _entry(item: Selected, entries: list[HandleEntry]) -> HandleEntry:

@@ -31,6 +31,8 @@ class HandleEntry(TypedDict):
     own views, and in nobody else's."""
     select: NotRequired[str]
     """As what a `send` hands it on, where it does: `shared` or `reencoded`."""
+    behind: NotRequired[int]
+    """Then also, in how many later supersteps its author has spoken."""
     message_id: str
     """The message in the `messages` channel that mirrors its words."""
     digest: str
@@ -40,7 +42,10 @@ class HandleEntry(TypedDict):
 def merge_entries(left: list[HandleEntry] | None, right: list[HandleEntry] | None) -> list[HandleEntry]:
     """Reducer of the `handles` channel: append, and replace the entry of a message that was said again."""
     merged = {entry["message_id"]: entry for entry in left or []}
-    merged.update((entry["message_id"], entry) for entry in right or [])
+    for entry in right or []:
+        if entry.get("select") and entry["message_id"] in merged:
+            continue  # as it was sent to one branch: that says nothing to the others
+        merged[entry["message_id"]] = {k: v for k, v in entry.items() if k not in ("select", "behind")}  # type: ignore[assignment]
     return list(merged.values())
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -20,12 +21,13 @@ from choreo_agents.graph.placing import PlacedView
 from choreo_agents.graph.reading import Reading, entry_of
 from choreo_agents.graph.rules import ReaderRules
 from choreo_agents.graph.run import RunPlace
+from choreo_agents.graph.sending import sent_at
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.streaming import DecodeRun
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling
 
-Prompt = str | Callable[[Any], str | None]
+Prompt = str | Callable[[Any], str | Awaitable[str | None] | None]
 """What an agent is asked before it speaks: always the same, or made of the graph's state; None: nothing."""
 
 
@@ -59,14 +61,16 @@ class Turn:
         self.persona = f"{home}|{agent.persona}" if home and agent.persona else agent.persona or self.place.author
         messages = with_ids(_channel(state, "messages"))
         entries = _still_said(_channel(state, "handles"), messages, state)
-        self.reading = Reading(engine, agent.reader_rules(), self.place, self.persona, messages, entries)
+        rules, earliest = agent.reader_rules(), sent_at(state)
+        self.reading = Reading(engine, rules, self.place, self.persona, messages, entries, earliest)
 
     async def speak(self) -> dict[str, Any]:
         """Decode one message and return the update of the graph's state."""
         reading = self.reading
         try:
             view = await reading.view(self.agent.system)
-            prompt = self.agent.prompt(self.state) if callable(self.agent.prompt) else self.agent.prompt
+            prompt: Any = self.agent.prompt(self.state) if callable(self.agent.prompt) else self.agent.prompt
+            prompt = await prompt if inspect.isawaitable(prompt) else prompt
             asked = None if prompt is None else await reading.ask(view, prompt)
             message, said = await self._decode(view)
             reading.keep_prompt()
@@ -146,11 +150,17 @@ class Turn:
 
     def _message(self, words: str, handle: MessageHandle, message_id: str, seen: int, header: int) -> AIMessage:
         usage = self.engine.usage(handle)
+        noted = {
+            "handle": handle.id,
+            "author": self.place.author,
+            "persona": self.persona,
+            "confidential": self.agent.confidential,
+        }
         return AIMessage(
             content=words,
             name=self.place.node,
             id=message_id,
-            response_metadata={"model_name": self.engine.model.name, "choreo": {"handle": handle.id}},
+            response_metadata={"model_name": self.engine.model.name, "choreo": noted},
             usage_metadata=UsageMetadata(
                 input_tokens=seen + header,
                 output_tokens=handle.length - header,

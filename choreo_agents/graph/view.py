@@ -61,12 +61,19 @@ def visible(
     for source, said in by_source.items():
         rule = Rule() if source == _OWN else rules.get(source or "")
         shown = set() if rule is None or rule.mode == "private" else {id(entry) for entry in _recent(said, rule)}
+        shown = {id(entry) for entry in said if id(entry) in shown and _kept(entry, rule)}
         for entry in said:
             if id(entry) in shown or entry.get("select"):
                 narrowed = _narrowed(entry, rule if id(entry) in shown else None, source, reader)
                 seen.append((rank[str(source)], Seen(entry, narrowed)))
     seen.sort(key=_place)
     return [item for _, item in seen]
+
+
+def _kept(entry: HandleEntry, rule: Rule | None) -> bool:
+    """Whether a rule's history keeps an entry that a `send` has selected, for all that the branch was not sent."""
+    most = {"all": None, "last": 1}.get(str(rule.history), rule.history) if rule is not None else None
+    return not isinstance(most, int) or entry.get("behind", 0) < most
 
 
 def _narrowed(entry: HandleEntry, rule: Rule | None, source: str | None, reader: str) -> Rule:

@@ -198,7 +198,7 @@ def test_a_send_names_messages_that_there_are_and_each_once(engine: Engine) -> N
     entry = state["handles"][-1]
     same = MessageHandle.model_validate(entry["handle"]), entry["message_id"], entry
     sent = [send("bob", state, shared=[one]).arg["handles"] for one in same]
-    assert sent[0] == sent[1] == sent[2] == [{**entry, "select": "shared"}]
+    assert sent[0] == sent[1] == sent[2] == [{**entry, "select": "shared", "behind": 0}]
     assert [message.id for message in send("bob", state, reencoded=[entry]).arg["messages"]] == [entry["message_id"]]
     with pytest.raises(UnknownHandleError, match="no message 'nobody'"):
         send("bob", state, shared=["nobody"])
@@ -246,7 +246,7 @@ def test_a_policy_keeps_an_unsafe_graph_from_compiling(engine: Engine) -> None:
 
 def test_words_are_kept_back_on_request(engine: Engine) -> None:
     both = Policy(**KEEP_PLAN, channels={"encoding", "words"})
-    with pytest.raises(VisibilityError, match=r"words made of it would get there.*Declare 'ann' to 'bob' 'private'"):
+    with pytest.raises(VisibilityError, match=r"words made of it would get there.*Undeclare 'ann' to 'bob'"):
         pair("reencoded", both).compile(engine=engine)
     with pytest.raises(ValueError, match="words cannot be cut by re-encoding"):
         Policy(**KEEP_PLAN, channels={"words"}, on_violation="reencode")
@@ -357,10 +357,10 @@ def endless(history: Any = "all", *, ends: bool = False) -> ChoreoGraph:
     return graph
 
 
-def test_a_loop_that_nothing_ends_needs_bounded_histories(engine: Engine) -> None:
-    with pytest.raises(VisibilityError, match=r"in a loop that nothing ends.*history='last', or give the loop an exit"):
-        endless().compile(engine=engine)
-    endless("last").compile(engine=engine)
+def test_a_loop_that_nothing_ends_is_refused(engine: Engine) -> None:
+    for history in ("all", "last"):
+        with pytest.raises(VisibilityError, match=r"in a loop that nothing ends.*Give the loop an exit"):
+            endless(history).compile(engine=engine)
     endless(ends=True).compile(engine=engine)
 
 
@@ -430,3 +430,131 @@ def test_a_policy_cannot_change_what_a_subgraph_was_compiled_with(engine: Engine
     assert [(hop.source, hop.reader) for hop in app.audit().changed] == [("team", "press")]
     state = app.invoke(QUESTION)
     assert app.audit(state).reached("press", "encoding") == set()
+
+
+def test_a_message_that_comes_without_its_handle_is_still_its_authors(engine: Engine) -> None:
+    """A plain Send that leaves the handles out does not make input of what an agent said."""
+    graph = ChoreoGraph(system="Root.")
+    graph.add_node("ann", agent("ann", confidential=True)).add_node(agent("bob")).add_node(agent("carl"))
+    graph.add_edge(START, "ann").add_edge("bob", "carl", visibility={}).share("ann", "bob", "private")
+    route = lambda state: [Send("bob", {"messages": state["messages"]})]  # noqa: E731
+    graph.add_conditional_edges("ann", route, ["bob"], visibility={})
+    app = graph.compile(engine=engine)
+    state = app.invoke(QUESTION)
+    [ann] = entries_of(state, "ann")
+    assert ann["confidential"] and [entry["author"] for entry in state["handles"]].count(START) == 1
+    for reader in ("bob", "carl"):
+        assert "ann" not in ancestors(engine, handle_of(state, reader))
+    assert handle_of(state, "ann").id == engine.audit([handle_of(state, "ann")]).messages[0].handle.id
+
+
+def test_an_edited_message_stays_confidential_and_its_personas(engine: Engine) -> None:
+    from langgraph.checkpoint.memory import InMemorySaver
+
+    app = pair("shared").compile(checkpointer=InMemorySaver(), engine=engine, interrupt_before=["ann"])
+    config: Any = {"configurable": {"thread_id": "1"}}
+    stopped = app.invoke(QUESTION, config)
+    plan = stopped["messages"][-1]
+    app.update_state(config, {"messages": [plan.model_copy(update={"content": "Another plan."})]})
+    state = app.invoke(None, config)
+    [entry] = entries_of(state, "ann.plan")
+    assert entry["confidential"] and entry["persona"] == "ann"
+    assert "ann.plan" in ancestors(engine, handle_of(state, "ann"))
+    assert "ann.plan" in app.audit(state).reached("bob", "encoding")
+
+
+def test_what_somebody_who_may_be_heard_says_too_is_no_secret(engine: Engine) -> None:
+    """ann and bob have the same notes: carl, who may not learn ann's, may read bob."""
+    graph = ChoreoGraph(system="Root.", policy=Policy(confidential={"ann.system": frozenset()}))
+    for name in ("ann", "bob"):
+        graph.add_node(agent(name, system="Ann has 3 red kites."))
+    graph.add_node(agent("carl"))
+    graph.add_edge(START, "ann").add_edge(START, "bob").add_edge("ann", "carl", visibility={}).add_edge("bob", "carl")
+    app = graph.compile(engine=engine)
+    state = app.invoke(QUESTION)
+    assert not app.audit().violations and not app.audit(state).violations
+
+
+def test_agents_in_sequences_are_refused() -> None:
+    from langchain_core.runnables import RunnableLambda
+
+    with pytest.raises(InvalidRequestError, match="stands in a sequence of runnables"):
+        ChoreoGraph().add_node("bob", RunnableLambda(lambda state: state) | agent("bob"))
+
+
+def test_a_subgraphs_policy_holds_in_the_graph_around_it(engine: Engine) -> None:
+    inner = ChoreoGraph(policy=Policy(confidential={"ann": {"ann"}}))
+    inner.add_node("ann", agent("ann", confidential=True)).add_edge(START, "ann")
+    graph = ChoreoGraph()
+    graph.add_node("team", inner.compile(engine=engine)).add_node(agent("press"))
+    graph.add_edge(START, "team").add_edge("team", "press")
+    with pytest.raises(VisibilityError, match=r"the policy keeps 'team\|ann' from 'press'"):
+        graph.compile(engine=engine)
+
+
+def test_a_send_does_not_widen_history_and_its_branches_speak_after_what_was_said(engine: Engine) -> None:
+    graph = ChoreoGraph(system="Root.")
+    for name in ("pro", "again", "worker", "judge"):
+        graph.add_node(agent(name, persona="pro" if name == "again" else None))
+    graph.add_node("router", lambda state: None)
+    graph.add_edge(START, "pro").add_conditional_edges(
+        "pro", lambda state: "pro" if len(state["handles"]) < 3 else "router", ["pro", "router"], visibility={}
+    )
+    chosen = {"index": 0}
+    graph.share("pro", "worker", "shared", history="last").share("worker", "judge").share("pro", "judge")
+
+    def route(state: Any) -> list[Send]:
+        said = entries_of(state, "pro")
+        return [send("worker", state, shared=[said[chosen["index"]]])]
+
+    graph.add_conditional_edges("router", route, ["worker"], visibility={})
+    graph.add_edge("worker", "judge", visibility={})
+    app = graph.compile(engine=engine)
+    with pytest.raises(VisibilityError, match="'pro' to 'worker' as 'shared', which may see nothing"):
+        app.invoke(QUESTION)
+    chosen["index"] = 1
+    state = app.invoke(QUESTION)
+    assert entries_of(state, "worker")[0]["superstep"] > entries_of(state, "pro")[1]["superstep"]
+    assert all("select" not in entry and "behind" not in entry for entry in state["handles"])
+
+
+async def test_a_prompt_may_be_made_asynchronously(engine: Engine) -> None:
+    async def ask(state: Any) -> str:
+        return "Tell."
+
+    graph = ChoreoGraph()
+    graph.add_node(agent("ann", prompt=ask)).add_edge(START, "ann")
+    state = await graph.compile(engine=engine).ainvoke(QUESTION)
+    assert "Tell." in engine.text(MessageHandle.model_validate(entries_of(state, "ann")[0]["prompt"]))
+
+
+def test_a_copy_of_a_graph_is_its_own(engine: Engine) -> None:
+    graph = pair()
+    other = graph.with_policy(Policy())
+    other.add_node(agent("carl")).add_edge("bob", "carl")
+    assert "carl" not in graph.nodes and ("bob", "carl") not in graph.edges
+    graph.compile(engine=engine)
+
+
+def test_a_second_route_leaves_the_first_one_alone() -> None:
+    graph = ChoreoGraph()
+    for name in ("a", "b", "c"):
+        graph.add_node(agent(name))
+    graph.add_conditional_edges("a", lambda state: "b", ["b"])
+
+    def elsewhere(state: Any) -> str:
+        return "c"
+
+    graph.add_conditional_edges("a", elsewhere, ["c"], visibility="private")
+    assert {reader: rules["a"].mode for reader, rules in graph.visibility_table().items()} == {
+        "b": "shared",
+        "c": "private",
+    }
+
+
+def test_words_are_kept_back_at_call_time_too(engine: Engine) -> None:
+    both = Policy(**KEEP_PLAN, channels={"encoding", "words"}, on_violation="warn")
+    with pytest.warns(VisibilityWarning):
+        app = pair("reencoded", both).compile(engine=engine)
+    with pytest.warns(VisibilityWarning, match="the words of 'ann' may have been made of it: undeclare 'ann' to 'bob'"):
+        app.invoke(QUESTION)

@@ -120,7 +120,7 @@ def heard(engine: Engine, state: Mapping[str, Any]) -> dict[tuple[str, int], lis
     return found
 
 
-modes = st.sampled_from(["shared", "shared", "reencoded", "reencoded", None])
+modes = st.sampled_from(["shared", "shared", "reencoded", "reencoded", None, None, None])
 
 
 @st.composite
@@ -143,7 +143,7 @@ def specs(draw: st.DrawFn, *, personas: bool = True) -> Spec:
             mode = draw(modes)
             if source == reader or mode is None:
                 continue
-            history = draw(st.sampled_from(["all", "all", "last"]))
+            history = draw(st.sampled_from(["all", "all", "last", 2]))
             scope: Any = "reader"
             if mode == "reencoded":
                 named = st.lists(st.sampled_from(contexts), min_size=1, max_size=2, unique=True).map(tuple)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from choreo_agents.graph.audit.report import Hop, PrivateContext
+from choreo_agents.graph.audit.policy import Policy
+from choreo_agents.graph.audit.report import Channel, Hop, PrivateContext
 from choreo_agents.graph.visibility import START_SOURCE, Rule
 
 HopKind = Literal["shared", "reencoded", "own", "state"]
@@ -22,7 +23,8 @@ class ChartNode:
     is_function: bool = False
     """It reads the words in the state instead of a view, and its messages are encoded alone."""
     has_system: bool = False
-    """It has a system prompt, or is asked something, that nobody else sees."""
+    has_prompt: bool = False
+    """It is asked something that nobody else sees."""
     confidential: bool = False
     rules: Mapping[str, Rule] = field(default_factory=dict)
     """Its sources by path; one that is a graph stands for all that is said in it."""
@@ -49,6 +51,8 @@ class Chart:
 
     nodes: tuple[ChartNode, ...]
     outside: tuple[str, ...] = ()
+    policies: tuple[Policy, ...] = ()
+    """The graph's own, and those of its subgraphs."""
 
     def node(self, name: str) -> ChartNode:
         return next(node for node in self.nodes if node.name == name)
@@ -63,11 +67,15 @@ class Chart:
         for node in self.nodes:
             kin = tuple(other.name for other in self.nodes if other.persona == node.persona)
             names = [context.name for context in found]
-            if node.has_system and f"{node.persona}.system" not in names:
+            if (node.has_system or node.has_prompt) and f"{node.persona}.system" not in names:
                 found.append(PrivateContext(name=f"{node.persona}.system", kind="system", owners=kin))
             if node.confidential:
                 found.append(PrivateContext(name=node.name, kind="message", owners=kin))
         return tuple(found)
+
+    def forbids(self, context: PrivateContext, persona: str, channel: Channel) -> bool:
+        """Whether any policy keeps a context from a persona, to which it does not belong, through a channel."""
+        return any(policy.forbids(context, persona, channel) for policy in self.policies)
 
     def edges(self) -> list[Edge]:
         """Every way on which something that was said can reach a reader."""

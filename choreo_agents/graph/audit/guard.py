@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from choreo_agents.engine import Engine
 from choreo_agents.engine.lineage import Ancestor
 from choreo_agents.errors import VisibilityError, VisibilityWarning
-from choreo_agents.graph.audit.observed import reached_contexts
 from choreo_agents.graph.audit.policy import OnViolation
-from choreo_agents.graph.audit.report import Channel, PrivateContext
+from choreo_agents.graph.audit.report import Channel
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.view import source_of_author
 from choreo_agents.kv.handle import MessageHandle
@@ -19,16 +18,25 @@ from choreo_agents.kv.handle import MessageHandle
 
 @dataclass(frozen=True)
 class Guard:
-    """What must not reach one reader."""
+    """What must not reach one reader. All names are those of its own graph."""
 
     hidden: frozenset[str] = frozenset()
     """Sources that are declared private to it."""
-    forbidden: Mapping[Channel, tuple[PrivateContext, ...]] = field(default_factory=dict)
-    """Contexts that the policy keeps from it, named as its own graph names them."""
+    forbidden: Mapping[Channel, frozenset[str]] = field(default_factory=dict)
+    """Contexts that a policy keeps from it."""
+    known: frozenset[str] = frozenset()
+    """All nodes and contexts. What somebody who is not forbidden has said, too, word for word, is no secret."""
     on_violation: OnViolation = "raise"
 
     def admits(
-        self, engine: Engine, handle: MessageHandle, source: str, reader: str, entries: Sequence[HandleEntry]
+        self,
+        engine: Engine,
+        handle: MessageHandle,
+        source: str,
+        reader: str,
+        entries: Sequence[HandleEntry],
+        *,
+        words_only: bool = False,
     ) -> bool:
         """Whether the reader may attend to an encoding as it is; False: encode its words again.
 
@@ -37,46 +45,49 @@ class Guard:
             handle: The encoding.
             source: Who shares it, and `reader` with whom: paths of nodes.
             entries: The state: who said what in this very run.
+            words_only: The reader is to see a fresh encoding of its words.
 
         Raises:
             VisibilityError: It may not, and the policy says `raise`.
         """
         if not self.hidden and not any(self.forbidden.values()):
             return True
-        broken = self._broken(engine, handle, reader, entries)
+        broken = self._broken(engine, handle, reader, entries, words_only)
         if broken is None:
             return True
         channel, what = broken
-        node = reader.rsplit("|", maxsplit=1)[-1]
-        said_by = source_of_author(source, reader)
         if self.on_violation == "reencode" and channel == "encoding":
             return False
-        change = f"declare {said_by!r} to {node!r} 'reencoded'"
-        message = f"{what}, but what {said_by!r} shares with it was made of it ({channel}): {change}"
-        if channel == "encoding":
-            message = f"{what}, but the encoding that {said_by!r} shares with it attended to it: {change}"
+        said_by, node = source_of_author(source, reader), reader.rsplit("|", maxsplit=1)[-1]
+        message = f"{what}, but the encoding that {said_by!r} shares with it attended to it: declare {said_by!r} to "
+        message += f"{node!r} 'reencoded'"
+        if channel == "words":
+            message = (
+                f"{what}, but the words of {said_by!r} may have been made of it: undeclare {said_by!r} to {node!r}"
+            )
         if self.on_violation == "warn":
             warnings.warn(message, VisibilityWarning, stacklevel=2)
             return True
         raise VisibilityError(message)
 
     def _broken(
-        self, engine: Engine, handle: MessageHandle, reader: str, entries: Sequence[HandleEntry]
+        self, engine: Engine, handle: MessageHandle, reader: str, entries: Sequence[HandleEntry], words_only: bool
     ) -> tuple[Channel, str] | None:
-        """The first promise that the encoding would break."""
+        """The first promise that the view would break."""
         home, _, node = reader.rpartition("|")
         [lineage] = engine.audit([handle]).messages
         for ancestor in lineage.ancestors:
             names = _names(ancestor, entries)
-            if "encoding" in ancestor.channels:
+            if "encoding" in ancestor.channels and not words_only:
                 for name in names:
                     if (source := source_of_author(name, reader)) in self.hidden:
                         return "encoding", f"{source!r} is declared private to {node!r}"
-            local = [name.removeprefix(f"{home}|") for name in names if name.startswith(f"{home}|") or not home]
-            for channel in ancestor.channels:
-                contexts = self.forbidden.get(channel, ())
-                for context in reached_contexts(local, ancestor.confidential, contexts, node):
-                    return channel, f"the policy keeps {context.name!r} from {node!r}"
+            local = {name.removeprefix(f"{home}|") for name in names if name.startswith(f"{home}|") or not home}
+            channels: set[Channel] = {"words"} if words_only else set(ancestor.channels)
+            for channel in channels:
+                secret = (local & self.known) or {""}
+                if secret <= self.forbidden.get(channel, frozenset()):
+                    return channel, f"the policy keeps {min(secret)!r} from {node!r}"
         return None
 
 

@@ -41,6 +41,14 @@ class Policy(BaseModel):
         allowed = self.confidential.get(context.name)
         return allowed is not None and channel in self.channels and persona not in allowed
 
+    def within(self, prefix: str) -> Policy:
+        """The policy of a graph that stands in another: all names behind those of its nodes."""
+        named = {
+            prefix + context: frozenset(prefix + each for each in allowed)
+            for context, allowed in self.confidential.items()
+        }
+        return self.model_copy(update={"confidential": named})
+
     def require_names(self, contexts: Iterable[str], personas: Iterable[str]) -> None:
         """Raise `VisibilityError` if the policy names no context or no persona of the graph."""
         known, there = sorted(contexts), set(personas)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from choreo_agents.graph.audit.chart import Chart, HopKind
+from choreo_agents.graph.audit.chart import Chart, Edge, HopKind
 from choreo_agents.graph.audit.report import Channel, Hop, PrivateContext
 from choreo_agents.graph.visibility import START_SOURCE, Rule
 
@@ -79,7 +79,7 @@ def _starts(chart: Chart, context: PrivateContext) -> Iterator[tuple[State, Hop 
             yield (node.name, "text"), None
         return
     for owner in context.owners:
-        if chart.node(owner).has_system:
+        if chart.node(owner).has_system or chart.node(owner).has_prompt:
             yield (owner, "encoding"), Hop(source=context.name, reader=owner, by="own")
     for source, reader, rule in chart.scopes():
         if context.name in rule.contexts:
@@ -117,16 +117,25 @@ def cut(chart: Chart, context: PrivateContext, reader: str, channel: Channel) ->
     declared = {(edge.source, edge.reader): edge for edge in chart.edges() if edge.declared is not None}
     singles = [declared[hop.source, hop.reader] for hop in reversed(path) if (hop.source, hop.reader) in declared]
     into = [edge for edge in declared.values() if edge.reader in kin]
-    for edges in [*([edge] for edge in singles), into]:
-        useful = [edge for edge in edges if channel == "words" or edge.kind == "shared"]
+
+    def cuts(edges: Sequence[Edge]) -> bool:
         changed = chart
-        for edge in useful:
+        for edge in edges:
             assert edge.declared is not None
             source, to = edge.declared
-            rule = chart.node(to).rules[source]
-            other = Rule("reencoded", rule.history) if channel == "encoding" else Rule("private")
+            other = (
+                Rule("reencoded", chart.node(to).rules[source].history) if channel == "encoding" else Rule("private")
+            )
             changed = changed.with_rule(source, to, other)
-        if useful and nearest(changed, reach(changed, context), reader, channel) is None:
-            needed = dict.fromkeys(edge.declared for edge in useful if edge.declared is not None)
-            return tuple(needed)
+        return nearest(changed, reach(changed, context), reader, channel) is None
+
+    for edges in [*([edge] for edge in singles), into]:
+        useful = [edge for edge in edges if channel == "words" or edge.kind == "shared"]
+        if not useful or not cuts(useful):
+            continue
+        for edge in list(useful):
+            # Of several, those that it takes.
+            if len(useful) > 1 and cuts([other for other in useful if other is not edge]):
+                useful.remove(edge)
+        return tuple(dict.fromkeys(edge.declared for edge in useful if edge.declared is not None))
     return ()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from choreo_agents.graph.audit.chart import Chart
-from choreo_agents.graph.audit.policy import Policy
+from choreo_agents.graph.audit.chart import Chart, ChartNode
 from choreo_agents.graph.audit.reach import cut, nearest, reach
 from choreo_agents.graph.audit.report import AuditReport, Blocked, Channel, Finding, Hop, PrivateContext
 from choreo_agents.graph.visibility import START_SOURCE, Rule
@@ -13,10 +12,10 @@ from choreo_agents.graph.visibility import START_SOURCE, Rule
 CHANNELS: tuple[Channel, ...] = ("encoding", "words")
 
 
-def audit_chart(chart: Chart, policy: Policy, changed: Sequence[Hop] = ()) -> AuditReport:
+def audit_chart(chart: Chart, changed: Sequence[Hop] = ()) -> AuditReport:
     """Every private context, every reader it can reach, by the shortest path, and what would cut it."""
     contexts = chart.contexts()
-    findings = [finding for context in contexts for finding in _findings(chart, policy, context)]
+    findings = [finding for context in contexts for finding in _findings(chart, context)]
     findings += _broken_pairs(chart)
     return AuditReport(
         contexts=contexts,
@@ -27,7 +26,7 @@ def audit_chart(chart: Chart, policy: Policy, changed: Sequence[Hop] = ()) -> Au
     )
 
 
-def _findings(chart: Chart, policy: Policy, context: PrivateContext) -> Iterator[Finding]:
+def _findings(chart: Chart, context: PrivateContext) -> Iterator[Finding]:
     found = reach(chart, context)
     speakers = dict.fromkeys(n.persona for n in chart.nodes if not n.is_function and n.name not in context.owners)
     for persona in speakers:
@@ -35,7 +34,7 @@ def _findings(chart: Chart, policy: Policy, context: PrivateContext) -> Iterator
             node = nearest(chart, found, persona, channel)
             if node is None:
                 continue
-            forbidden = policy.forbids(context, persona, channel)
+            forbidden = chart.forbids(context, persona, channel)
             yield Finding(
                 context=context.name,
                 reader=persona,
@@ -77,17 +76,18 @@ def _blocked(chart: Chart) -> Iterator[Blocked]:
             if later == START_SOURCE:
                 continue
             for earlier in seen:
-                if earlier != later and any(_blind(node.rules, earlier) for node in chart.inside(later)):
+                if earlier != later and any(_blind(chart, node, earlier) for node in chart.inside(later)):
                     yield Blocked(reader=reader.name, earlier=earlier, later=later)
 
 
-def _blind(rules: object, source: str) -> bool:
-    assert isinstance(rules, dict)
-    rule = rules.get(source)
-    return not isinstance(rule, Rule) or rule.mode == "private"
+def _blind(chart: Chart, node: ChartNode, source: str) -> bool:
+    """Whether a node sees nothing of a source."""
+    rule = node.rules.get(source)
+    own = any(other.persona == node.persona for other in chart.inside(source))
+    return not own and (rule is None or rule.mode == "private")
 
 
-def harmless(chart: Chart, policy: Policy) -> tuple[Chart, list[Hop]]:
+def harmless(chart: Chart) -> tuple[Chart, list[Hop]]:
     """Switch to `reencoded` what would break a promise through the encoding channel.
 
     Only edges of the graph itself: those of its subgraphs were bound when these were compiled.
@@ -97,7 +97,7 @@ def harmless(chart: Chart, policy: Policy) -> tuple[Chart, list[Hop]]:
     """
     changed: list[Hop] = []
     while True:
-        broken = [finding for finding in audit_chart(chart, policy).violations if finding.channel == "encoding"]
+        broken = [finding for finding in audit_chart(chart).violations if finding.channel == "encoding"]
         cuts = [f.cut for f in broken if f.cut and not any("|" in reader for _, reader in f.cut)]
         if not cuts:
             return chart, changed

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from support.graphs import agent
 
-from choreo_agents import START, ChoreoGraph, Rule
+from choreo_agents import START, ChoreoGraph, Rule, Sampling
 from choreo_agents.bench import edges
 from choreo_agents.bench.edges import EdgeInput, measure_edges, read_inputs, shared_edges
 from choreo_agents.bench.probe import readable
@@ -70,9 +70,11 @@ def test_a_measurement_goes_on_where_it_ended(
     runs.clear()
     measure_edges(graph(), INPUTS, model=tiny, out=out)
     assert not runs
-    with pytest.raises(InvalidRequestError, match="is of another graph: it measures 'ann' to 'bob'"):
+    with pytest.raises(InvalidRequestError, match="is of another graph, model or input: it measures 'ann' to 'bob'"):
         measure_edges(graph().with_rule("ann", "bob", "reencoded"), INPUTS, model=tiny, out=out)
-    out.write_text("what?\n" + out.read_text())
+    with pytest.raises(InvalidRequestError, match="is of another graph, model or input"):
+        measure_edges(graph(), list(reversed(INPUTS)), model=tiny, out=out)
+    out.write_text("3\n" + out.read_text())
     with pytest.raises(InvalidRequestError, match=r"runs\.jsonl:1 is no measurement"):
         measure_edges(graph(), INPUTS, model=tiny, out=out)
 
@@ -80,18 +82,19 @@ def test_a_measurement_goes_on_where_it_ended(
 def test_a_probe_reads_a_private_label_through_a_shared_edge_only(tiny: LoadedModel) -> None:
     """All say the same words; only what ann's encoding attended to differs."""
     leaky = ChoreoGraph()
-    leaky.add_node(agent("ann", system="?")).add_node(agent("bob"))
+    same = Sampling(forced=(40, 41, 42))
+    leaky.add_node(agent("ann", system="?", sampling=same)).add_node(agent("bob", sampling=same))
     leaky.add_edge(START, "ann", visibility={}).add_edge("ann", "bob").share(START, "bob", "reencoded")
     leaky.share(START, "ann", "private")
     rng = Random(0)
     inputs = []
     for _ in range(20):
         label = rng.choice(["kites", "cups"])
-        text = f"Ann has {rng.randrange(2, 9)} red {label}. " * 3
-        inputs.append(EdgeInput({"messages": []}, {"ann": text}, label))
+        inputs.append(EdgeInput({"messages": []}, {"ann": f"Ann has {rng.randrange(2, 9)} red {label}. " * 3}, label))
     [found] = measure_edges(leaky, inputs, model=tiny)
     assert found.probe_shared is not None and found.probe_reencoded is not None
-    assert 0 <= found.probe_reencoded <= 1 and found.probe_shared >= 0.7
+    # The words are the same for all: re-encoded, they tell nothing beyond which label is the more frequent.
+    assert found.probe_reencoded <= 0.7 < 0.85 <= found.probe_shared and found.advice == "re-encode"
 
 
 def test_a_probe_reads_what_is_linear_and_nothing_else() -> None:

@@ -1,5 +1,8 @@
 """Shares and their intervals."""
 
+import math
+import random
+
 import pytest
 
 from choreo_agents.evaluation import Difference, Score
@@ -40,13 +43,24 @@ def test_intervals_stay_within_what_is_possible() -> None:
     assert Difference(100, 0, 100).interval()[1] == 1.0 and Difference(0, 100, 100).interval()[0] == -1.0
 
 
-@pytest.mark.parametrize(
-    ("gained", "lost", "count", "low", "high"),
-    [(0, 0, 10, 0.0, 0.0), (5, 0, 10, -0.0218, 0.5), (10, 10, 100, -0.0911, 0.0911), (30, 10, 100, 0.0704, 0.2985)],
-)
-def test_mcnemars_exact_interval(gained: int, lost: int, count: int, low: float, high: float) -> None:
-    """Against the beta quantiles of Clopper and Pearson, scaled by the share of discordant pairs."""
-    found = Difference(gained, lost, count).exact_interval()
-    assert found == pytest.approx((low, high), abs=2e-3)
-    back = Difference(lost, gained, count).exact_interval()
-    assert back == pytest.approx((-found[1], -found[0]), abs=1e-6)
+@pytest.mark.parametrize(("gained", "lost", "count"), [(0, 0, 10), (5, 0, 10), (10, 10, 100), (30, 10, 100), (1, 0, 3)])
+def test_the_score_interval_inverts_mcnemars_test(gained: int, lost: int, count: int) -> None:
+    low, high = Difference(gained, lost, count).score_interval()
+    assert -1 <= low <= (gained - lost) / count <= high <= 1 and low < high
+    back = Difference(lost, gained, count).score_interval()
+    assert back == pytest.approx((-high, -low), abs=1e-6)
+    # Significant by McNemar's statistic just when none is not among the differences.
+    significant = gained + lost > 0 and abs(gained - lost) / math.sqrt(gained + lost) > 1.96
+    assert significant == (not low <= 0 <= high)
+
+
+@pytest.mark.parametrize(("first", "second", "count"), [(0.3, 0.0, 100), (0.3, 0.05, 60), (0.1, 0.1, 50)])
+def test_the_score_interval_covers_the_truth_about_as_often_as_it_says(first: float, second: float, count: int) -> None:
+    rng = random.Random(0)
+    covered = 0
+    for _ in range(400):
+        draws = [rng.random() for _ in range(count)]
+        gained, lost = sum(d < first for d in draws), sum(first <= d < first + second for d in draws)
+        low, high = Difference(gained, lost, count).score_interval()
+        covered += low <= first - second <= high
+    assert 0.9 <= covered / 400 <= 0.99
