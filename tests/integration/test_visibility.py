@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.graphs import QUESTION, agent
 
-from choreo_agents import END, START, ChoreoGraph, Engine, MessageHandle, Policy, Rule, Send, send
+from choreo_agents import END, START, ChoreoGraph, Engine, MessageHandle, Policy, Rule, Sampling, Send, send
 from choreo_agents.errors import (
     ContextLengthError,
     InvalidRequestError,
@@ -372,7 +372,8 @@ def test_a_view_that_outgrows_the_context_says_which_edge_to_change(engine: Engi
 
 @pytest.fixture
 def played(engine: Engine) -> Iterator[dict[str, Any]]:
-    game = prisoners_dilemma({"Alice": "Always defect.", "Bob": "Do what the other says."}, game="Points.", talks=2)
+    strategies = {"Alice": "Always defect.", "Bob": "Do what the other says."}
+    game = prisoners_dilemma(strategies, game="Points.", talks=2, sampling=Sampling(max_tokens=6))
     yield game.compile(engine=engine).invoke({"messages": []})
 
 
