@@ -56,9 +56,9 @@ def audit(
 ) -> None:
     """Who can be influenced by which private context, and how: proved from the graph alone.
 
-    A private context is what a speaker alone is told, or messages marked confidential. [red]encoding[/]: the
-    reader attends to KV that attended to it. [yellow]words[/]: only words decoded from it get there. For each the
-    shortest path is shown, and the edges whose change would cut it. The exit code is 1 if a promise is broken.
+    A private context is what a speaker alone is told, or messages marked confidential. [red]encoding[/]: the reader
+    attends to KV that attended to it. [yellow]words[/]: only words decoded from it get there. For each the shortest
+    path is shown, and the edges whose change would cut it. The exit code is 1 if a promise is broken.
 
     [b]Examples[/b]
 

@@ -21,7 +21,7 @@ ModelOption = Annotated[
     str,
     typer.Option(
         "--model",
-        help="[b]embedded[/b], a folder in Hugging Face's layout, or a hub name. Llama architecture, safetensors.",
+        help="[b]embedded[/b], a folder in Hugging Face's layout, or a hub name: see [b]choreo models check[/b].",
     ),
 ]
 AgentsOption = Annotated[int, typer.Option("--agents", min=2, max=MOST_AGENTS, help="How many debate.")]

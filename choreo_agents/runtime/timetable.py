@@ -6,12 +6,16 @@ every step, its rows and their chunks; when calls arrive is left to threads, so 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from typing import Protocol
 
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.runtime.scheduler import Plan
 
+PATIENCE_S = 20.0
+"""For calls that a kept-to step holds."""
 Name = tuple[str, int]
 """A request's label, and how many with the same one came before."""
 
@@ -38,6 +42,8 @@ class Timetable:
         self._wanted = None if steps is None else [tuple(step) for step in steps]
         self._names: dict[int, Name] = {}
         self._counts: Counter[str] = Counter()
+        self._since: float | None = None
+        """When a call was first missed."""
 
     def again(self) -> Timetable:
         """A timetable for another engine, which runs the steps of this one."""
@@ -62,12 +68,23 @@ class Timetable:
         Args:
             requests: All that wait or run.
             running: The numbers of those that run.
+
+        Raises:
+            InvalidRequestError: They have not come for long.
         """
         assert self._wanted is not None
         numbers = {self.name(request): request.number for request in sorted(requests, key=lambda each: each.number)}
         step = self._wanted[len(self.steps)]
-        if any(name not in numbers for name, _ in step):
+        missing = [name for name, _ in step if name not in numbers]
+        if missing:
+            self._since = self._since or time.perf_counter()
+            if numbers and time.perf_counter() - self._since > PATIENCE_S:
+                raise InvalidRequestError(
+                    f"step {len(self.steps) + 1} of the timetable holds {len(missing)} calls that have not come in "
+                    f"{PATIENCE_S} s: this program makes other calls than the one that was written down"
+                )
             return None
+        self._since = None
         chunks = tuple((numbers[name], count) for name, count in step)
         return Plan(tuple(number for number, _ in chunks if number not in running), (), chunks)
 

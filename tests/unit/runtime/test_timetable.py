@@ -1,0 +1,70 @@
+"""Two runs in the same steps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from choreo_agents import Decode, Engine, Prefill, Sampling
+from choreo_agents.errors import EngineFailedError
+from choreo_agents.models import LoadedModel
+from choreo_agents.runtime import timetable as module
+from choreo_agents.runtime.timetable import Timetable
+
+FORCED = Sampling(forced=(10, 11, 12))
+
+
+def say(engine: Engine, *order: str) -> None:
+    """Two authors prefill and decode, on threads of their own, one of them later."""
+
+    def one(name: str, wait_s: float) -> None:
+        time.sleep(wait_s)
+        notes = engine.prefill(f"{name} has 3 red kites.", author=name)
+        engine.decode([Decode([5], [notes], sampling=FORCED, author=name)])
+
+    threads = [threading.Thread(target=one, args=(name, 0.03 * place)) for place, name in enumerate(order)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_another_engine_runs_the_same_steps_whoever_comes_first(tiny: LoadedModel) -> None:
+    written = Timetable()
+    with Engine.load(tiny, timetable=written) as engine:
+        say(engine, "ann", "bob")
+        steps = engine.stats().steps
+    assert len(written.steps) == steps >= 4 and not written.is_kept_to
+    for order in (("ann", "bob"), ("bob", "ann")):
+        again = written.again()
+        with Engine.load(tiny, timetable=again) as engine:
+            assert again.is_kept_to
+            say(engine, *order)
+            assert again.steps == written.steps and not again.is_kept_to
+            engine.prefill("Whatever comes after is planned as ever.")
+
+
+def test_labels_do_not_depend_on_words(tiny: LoadedModel) -> None:
+    def steps(word: str) -> Any:
+        written = Timetable()
+        with Engine.load(tiny, timetable=written) as engine:
+            root = engine.prefill(f"{word} has 3 red kites.", author="ann")
+            engine.prefill([Prefill("Yes.", [root], author="bob"), Prefill("No.", [root], author="carl")])
+        return written.steps
+
+    assert steps("Ann") == steps("Bob")
+    names = {name for step in steps("Ann") for name, _ in step}
+    assert len(names) == 3
+
+
+def test_calls_that_never_come_fail_the_others(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = Timetable()
+    with Engine.load(tiny, timetable=written) as engine:
+        engine.prefill("Ann has 3 red kites.", author="ann")
+    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+    missed = pytest.raises(EngineFailedError, match="holds 1 calls that have not come")
+    with Engine.load(tiny, timetable=written.again()) as engine, missed:
+        engine.prefill("Ann has 3 red kites.", author="bob")
