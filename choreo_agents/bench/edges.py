@@ -125,11 +125,12 @@ def measure_edges(
     if not edges:
         raise InvalidRequestError("no edge of the graph is shared between two agents: there is nothing to measure")
     names = [_fingerprint(graph, serving, given) for given in inputs]
-    done = {(run.source, run.reader, run.index): run for run in _read(out, edges, names)}
+    before = list(_read(out, edges, names))
+    done = {(run.source, run.reader, run.index): run for run in before if run.index < len(inputs)}
     if out is not None:
         # Without what a run that was ended has left of its last line.
         fresh = out.with_name(f"{out.name}.new")
-        fresh.write_text("".join(json.dumps(asdict(run)) + "\n" for run in done.values()))
+        fresh.write_text("".join(json.dumps(asdict(run)) + "\n" for run in before))
         fresh.replace(out)
     for index, given in enumerate(inputs):
         missing = [edge for edge in edges if (*edge, index) not in done]
@@ -229,14 +230,20 @@ def _remember(engine: Engine, state: Mapping[str, Any], said: dict[Place, tuple[
 
 def _fingerprint(graph: ChoreoGraph, model: Any, given: EdgeInput) -> str:
     """Names what a run measures: another graph, model or input has another name."""
-    systems = {
-        name: (spec.runnable.system, str(spec.runnable.sampling))
+    agents = {
+        name: {key: _named(value) for key, value in vars(spec.runnable).items() if key != "engine"}
         for name, spec in graph.nodes.items()
         if isinstance(spec.runnable, Agent)
     }
+    flow = (sorted(graph.edges), sorted(graph.waiting_edges), {s: sorted(each) for s, each in graph.branches.items()})
     fingerprint = getattr(getattr(model, "adapter", None), "fingerprint", str(model))
-    what = (fingerprint, graph.system, systems, graph.visibility_table(), given)
+    what = (fingerprint, graph.system, graph.positions, agents, flow, graph.visibility_table(), given)
     return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
+
+
+def _named(value: Any) -> str:
+    """A value as text that is the same in every process."""
+    return getattr(value, "__qualname__", type(value).__name__) if callable(value) else repr(value)
 
 
 def _compared(source: str, reader: str, index: int, base: _Run, other: _Run, *, labelled: bool) -> EdgeRun:
@@ -329,7 +336,8 @@ def _model_of(app: Any) -> Any:
 def _read(out: Path | None, edges: Iterable[tuple[str, str]], names: Sequence[str]) -> Iterator[EdgeRun]:
     """What was measured before."""
     known = set(edges)
-    lines = out.read_text().splitlines() if out is not None and out.exists() else []
+    text = out.read_text() if out is not None and out.exists() else ""
+    lines, whole = text.splitlines(), text.endswith("\n")
     for number, line in enumerate(lines, start=1):
         try:
             values: dict[str, Any] = {
@@ -337,7 +345,7 @@ def _read(out: Path | None, edges: Iterable[tuple[str, str]], names: Sequence[st
             }
             run = EdgeRun(**values)
         except (ValueError, TypeError, AttributeError) as error:
-            if number == len(lines):
+            if number == len(lines) and not whole:
                 return  # cut short when the run before was ended
             raise InvalidRequestError(f"{out}:{number} is no measurement: {error}") from error
         of_this = (run.source, run.reader) in known and names[run.index : run.index + 1] in ([run.experiment], [])
@@ -346,5 +354,4 @@ def _read(out: Path | None, edges: Iterable[tuple[str, str]], names: Sequence[st
                 f"{out}:{number} is of another graph, model or input: it measures {run.source!r} to {run.reader!r} on "
                 f"input {run.index + 1}. Name another file"
             )
-        if run.index < len(names):
-            yield run
+        yield run

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from langchain_core.runnables import Runnable, RunnableSequence
+from langchain_core.runnables import Runnable, RunnableParallel, RunnableSequence, RunnableWithFallbacks
+from langchain_core.runnables.base import RunnableBindingBase
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
@@ -28,7 +29,7 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "") -> Chart
     reads: Reads = getattr(builder, "reads_of", _own_reads)
     nodes: list[ChartNode] = []
     outside: list[str] = []
-    policies: list[Policy] = []
+    policies: list[tuple[str, Policy]] = []
     for name, spec in builder.nodes.items():
         path = prefix + name
         inner = next(found(spec.runnable, CompiledStateGraph), None)
@@ -50,7 +51,7 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "") -> Chart
     for source, branches in builder.branches.items():
         outside += [f"the route that {route!r} takes after {prefix + source!r}" for route in branches]
     own: Policy | None = getattr(builder, "policy", None)
-    policies += [] if own is None or not own.confidential else [own.within(prefix)]
+    policies += [] if own is None or not own.confidential else [(prefix, own.within(prefix))]
     return Chart(tuple(nodes), tuple(outside), tuple(policies))
 
 
@@ -86,3 +87,11 @@ def found(runnable: Any, kind: type[Any]) -> Iterator[Any]:
         steps: list[Runnable[Any, Any]] = runnable.steps
         for step in steps:
             yield from found(step, kind)
+    elif isinstance(runnable, RunnableBindingBase):
+        yield from found(runnable.bound, kind)
+    elif isinstance(runnable, RunnableWithFallbacks):
+        for each in (runnable.runnable, *runnable.fallbacks):
+            yield from found(each, kind)
+    elif isinstance(runnable, RunnableParallel):
+        for each in runnable.steps__.values():
+            yield from found(each, kind)

@@ -244,7 +244,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         bound._changed, bound._charted = tuple(changed), whole
         for hop in bound._changed:
             bound._visibility.change(hop.source, hop.reader, whole.node(hop.reader).rules[hop.source])
-        require_bounded_loops(self, whole)
+        stops = [*(options.get("interrupt_before") or ()), *(options.get("interrupt_after") or ())]
+        require_bounded_loops(self, whole, self.nodes if "*" in stops else stops)
         bound.nodes = {}
         for name, spec in self.nodes.items():
             agent: Any = spec.runnable

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.run import author_of
 from choreo_agents.graph.visibility import START_SOURCE
+from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat
 
 _SIGNATURE = "choreo_source"
@@ -86,6 +87,14 @@ def writer_of(message: BaseMessage) -> str:
 def persona_of(message: BaseMessage) -> str | None:
     """Whose node said it, if an agent did."""
     return _said(message).get("persona")
+
+
+def handle_of(message: BaseMessage, model: str) -> MessageHandle | None:
+    """What an agent's message was when it was said, as far as it says so itself."""
+    noted = _said(message)
+    if not noted.get("handle"):
+        return None
+    return MessageHandle(id=str(noted["handle"]), model=model, length=int(noted.get("length", 1)))
 
 
 def is_confidential(message: BaseMessage) -> bool:

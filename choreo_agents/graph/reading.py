@@ -13,7 +13,7 @@ from langchain_core.messages import BaseMessage
 from choreo_agents.engine import Engine, Prefill
 from choreo_agents.errors import ContextLengthError, HandleError, VisibilityError
 from choreo_agents.graph.bound import BoundEngine
-from choreo_agents.graph.inputs import digest_of, is_confidential, persona_of, turn_of, writer_of
+from choreo_agents.graph.inputs import digest_of, handle_of, is_confidential, persona_of, turn_of, writer_of
 from choreo_agents.graph.placing import PlacedView
 from choreo_agents.graph.rules import ReaderRules
 from choreo_agents.graph.run import RunPlace
@@ -48,8 +48,6 @@ class Reading:
         """All that was said; what this call has encoded first is among them once it has a view."""
         self.inputs: list[HandleEntry] = []
         """Entries that this call has made of messages which no node had encoded."""
-        self._elsewhere: list[HandleEntry] = []
-        """The same of agents' messages whose own entries are not here."""
         self._earliest = superstep
         self.superstep = self._next_superstep(entries)
         self.seen: list[BaseMessage] = []
@@ -65,7 +63,7 @@ class Reading:
         """Encode what nobody has yet, and put together all that the reader may see."""
         self._root = await self._shared_root()
         own = await self._prefill_turns(system)
-        known = {entry["message_id"]: entry for entry in [*self.entries, *self.inputs, *self._elsewhere]}
+        known = {entry["message_id"]: entry for entry in [*self.entries, *self.inputs]}
         self.entries = list(known.values())
         self.superstep = self._next_superstep(self.entries)
         view = PlacedView()
@@ -111,14 +109,18 @@ class Reading:
             what, advice = "input", "send less"
         return ContextLengthError(f"{error}. In the view of {reader!r}, {count} tokens are {what}: {advice}")
 
-    def _known(self, edited: HandleEntry | None) -> MessageHandle | None:
-        """The handle of a message as it read before it was edited, if it is still good."""
-        if edited is None:
-            return None
-        handle = MessageHandle.model_validate(edited["handle"])
+    def _writer(self, message: BaseMessage) -> str:
+        """Who wrote a message that has no entry. What an agent of no node here said openly is input."""
+        author, known = writer_of(message), self._rules.guard.known
+        foreign = bool(known) and source_of_author(author, self._place.author) not in known
+        return START_SOURCE if foreign and persona_of(message) and not is_confidential(message) else author
+
+    def _known(self, handle: MessageHandle | None) -> MessageHandle | None:
+        """A handle, if it is still good."""
         with suppress(HandleError):
-            self._engine.tokens(handle)
-            return handle
+            if handle is not None:
+                self._engine.tokens(handle)
+                return handle
         return None
 
     def _next_superstep(self, entries: Sequence[HandleEntry]) -> int:
@@ -155,8 +157,8 @@ class Reading:
         if system is not None:
             author = f"{self._persona}.system"
             calls.append(Prefill(chat.turn("system", system), self._root, author=author, role="system"))
-        authors = [before[m.id]["author"] if m.id in before else writer_of(m) for m in new]
-        edited = [self._known(before.get(str(m.id))) for m in new]
+        authors = [before[m.id]["author"] if m.id in before else self._writer(m) for m in new]
+        edited = [self._known(handle_of(m, self._engine.model.adapter.fingerprint)) for m in new]
         marks = [before[m.id]["confidential"] if m.id in before else is_confidential(m) for m in new]
         calls += [
             Prefill(turn_of(m, chat), self._root, author=author, confidential=mark, source=source)
@@ -168,15 +170,15 @@ class Reading:
         for index, (message, author, handle) in enumerate(zip(new, authors, rest, strict=True)):
             entry = entry_of(handle, author, superstep, message, branch=index, confidential=marks[index])
             persona, known = persona_of(message), before.get(str(message.id))
-            if persona is not None:
-                entry["persona"] = persona
+            if persona is not None and author != START_SOURCE:
+                # It has an entry of its own where it was said: this one is for where there is none.
+                entry |= {"persona": persona, "borrowed": True}
             if known is not None:
                 entry = HandleEntry(**{**known, "handle": entry["handle"], "digest": entry["digest"]})
             elif made and author != made[-1]["author"]:
                 superstep = entry["superstep"] = superstep + 1  # what others said in between stays in between
             made.append(entry)
-            # What an agent said elsewhere, or what came without its handle, has an entry of its own there.
-            (self.inputs if persona is None or known is not None else self._elsewhere).append(entry)
+        self.inputs += made
         return own
 
     def _groups(self, seen: Sequence[Seen]) -> Iterator[list[list[Seen]]]:

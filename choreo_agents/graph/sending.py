@@ -42,6 +42,9 @@ def send(
     if "handles" in update:
         raise InvalidRequestError("say which messages to send by shared= and reencoded=, not by handles=")
     entries: list[HandleEntry] = list(state.get("handles") or [])
+    if "messages" in state:
+        present = {message.id for message in state["messages"] or []}
+        entries = [entry for entry in entries if entry["message_id"] in present]
     chosen: dict[str, HandleEntry] = {}
     for mode, items in (("shared", shared), ("reencoded", reencoded)):
         for item in items:

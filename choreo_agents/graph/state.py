@@ -31,6 +31,8 @@ class HandleEntry(TypedDict):
     own views, and in nobody else's."""
     select: NotRequired[str]
     """As what a `send` hands it on, where it does: `shared` or `reencoded`."""
+    borrowed: NotRequired[bool]
+    """Made of an agent's message that came without its entry: stands back where there is one."""
     behind: NotRequired[int]
     """Then also, in how many later supersteps its author has spoken."""
     message_id: str
@@ -43,9 +45,13 @@ def merge_entries(left: list[HandleEntry] | None, right: list[HandleEntry] | Non
     """Reducer of the `handles` channel: append, and replace the entry of a message that was said again."""
     merged = {entry["message_id"]: entry for entry in left or []}
     for entry in right or []:
-        if entry.get("select") and entry["message_id"] in merged:
-            continue  # as it was sent to one branch: that says nothing to the others
-        merged[entry["message_id"]] = {k: v for k, v in entry.items() if k not in ("select", "behind")}  # type: ignore[assignment]
+        known = merged.get(entry["message_id"])
+        if known is not None and (
+            entry.get("select") or (entry.get("borrowed") and known["digest"] == entry["digest"])
+        ):
+            continue  # how one branch got it says nothing to the others
+        kept = {key: value for key, value in entry.items() if key not in ("select", "behind", "borrowed")}
+        merged[entry["message_id"]] = HandleEntry(**kept)  # type: ignore[typeddict-item]
     return list(merged.values())
 
 

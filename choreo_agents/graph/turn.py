@@ -152,6 +152,7 @@ class Turn:
         usage = self.engine.usage(handle)
         noted = {
             "handle": handle.id,
+            "length": handle.length,
             "author": self.place.author,
             "persona": self.persona,
             "confidential": self.agent.confidential,

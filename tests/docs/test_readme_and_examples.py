@@ -58,7 +58,7 @@ def test_the_page_on_who_sees_what_runs() -> None:
         exec(compile(code, "visibility.md", "exec"), names)
     assert names["policy"].confidential == {"alice.plan": {"alice"}}
     entries = [{"message_id": each, "handle": {"id": each}, "author": each, "superstep": 1} for each in "abc"]
-    [sent] = names["route"]({"handles": entries, "messages": []})
+    [sent] = names["route"]({"handles": entries})
     selected = [(each["message_id"], each["select"]) for each in sent.arg["handles"]]
     assert selected == [("b", "shared"), ("c", "reencoded")]
 

@@ -559,3 +559,94 @@ def test_words_are_kept_back_at_call_time_too(engine: Engine) -> None:
         app = pair("reencoded", both).compile(engine=engine)
     with pytest.warns(VisibilityWarning, match="the words of 'ann' may have been made of it: undeclare 'ann' to 'bob'"):
         app.invoke(QUESTION)
+
+
+def words(state: dict[str, Any], engine: Engine, author: str) -> list[str]:
+    """What an author's last message attended to, by author."""
+    return [str(parent.author) for parent in engine._desk.find(handle_of(state, author)).parents]
+
+
+def test_a_conversation_handed_on_as_messages_keeps_its_order(engine: Engine) -> None:
+    app = pair("shared").compile(engine=engine)
+    first = app.invoke(QUESTION)
+    again = app.invoke({"messages": [*first["messages"], ("user", "And Bob?")]})
+    assert words(again, engine, "ann")[:5] == ["public root", "ann.system", START, "ann.plan", "ann"]
+    assert words(again, engine, "ann")[5] == START
+    said = sorted(again["handles"], key=lambda each: each["superstep"])
+    assert [e["author"] for e in said] == [START, "ann.plan", "ann", "bob", START, "ann.plan", "ann", "bob"]
+    assert all("borrowed" not in entry for entry in said)
+
+
+def test_what_agents_of_another_graph_said_openly_is_input(engine: Engine) -> None:
+    first = pair("shared").compile(engine=engine).invoke(QUESTION)
+    other = ChoreoGraph(system="Root.")
+    other.add_node(agent("zoe")).add_edge(START, "zoe")
+    state = other.compile(engine=engine).invoke({"messages": first["messages"]})
+    # ann's plan is confidential: it stays hers. Her open words, and bob's, are read as text.
+    assert words(state, engine, "zoe") == ["public root", START, START, START]
+
+
+def test_the_audit_of_a_run_does_not_depend_on_other_runs(engine: Engine) -> None:
+    graph = ChoreoGraph(system="Root.")
+    same = Sampling(forced=(40, 41, 42))
+    graph.add_node("plan", agent("ann", confidential=True, sampling=same))
+    graph.add_node("talk", agent("ann", sampling=same))
+    graph.add_node(agent("bob"))
+    graph.add_conditional_edges(START, lambda state: state["messages"][-1].text, ["plan", "talk"])
+    graph.share("plan", "bob").share("talk", "bob").add_edge("plan", "bob", visibility={})
+    graph.add_edge("talk", "bob", visibility={})
+    app = graph.compile(engine=engine)
+    state = app.invoke({"messages": [("user", "plan")]})
+    alone = app.audit(state).reached("bob", "encoding")
+    app.invoke({"messages": [("user", "talk")]})
+    assert app.audit(state).reached("bob", "encoding") == alone == {"plan"}
+
+
+def test_two_secrets_of_one_text_are_both_reported(engine: Engine) -> None:
+    graph = ChoreoGraph(system="Root.")
+    for name in ("ann", "bob"):
+        graph.add_node(agent(name, system="Ann has 3 red kites."))
+    graph.add_node(agent("carl")).add_edge(START, "ann").add_edge("ann", "bob").add_edge("bob", "carl")
+    app = graph.compile(engine=engine)
+    assert app.audit(app.invoke(QUESTION)).reached("carl", "encoding") == {"ann.system", "bob.system"}
+
+
+def test_a_send_counts_what_is_still_said(engine: Engine) -> None:
+    state = branching(shared="pro").compile(engine=engine).invoke(QUESTION)
+    [entry] = entries_of(state, "pro")
+    removed = {**entry, "superstep": 9, "message_id": "removed"}
+    sent = send("worker", {**state, "handles": [*state["handles"], removed]}, shared=[entry])
+    assert sent.arg["handles"][0]["behind"] == 0
+
+
+def test_a_subgraph_that_only_warns_can_stand_in_a_graph_that_raises(engine: Engine) -> None:
+    inner = ChoreoGraph(policy=Policy(confidential={"ann": {"ann"}}, on_violation="warn"))
+    inner.add_node("ann", agent("ann", confidential=True)).add_node(agent("bob"))
+    inner.add_edge(START, "ann").add_edge("ann", "bob")
+    with pytest.warns(VisibilityWarning):
+        team = inner.compile(engine=engine)
+    graph = ChoreoGraph()
+    graph.add_node("team", team).add_edge(START, "team")
+    graph.compile(engine=engine)
+
+
+def test_loops_that_people_interrupt_are_not_endless(engine: Engine) -> None:
+    graph = ChoreoGraph()
+    graph.add_node(agent("ann")).add_edge(START, "ann").add_edge("ann", "ann")
+    with pytest.raises(VisibilityError, match="in a loop that nothing ends"):
+        graph.compile(engine=engine)
+    graph.compile(engine=engine, interrupt_after=["ann"])
+    graph.compile(engine=engine, interrupt_before="*")
+    with pytest.raises(VisibilityError, match="in a loop that nothing ends"):
+        graph.add_edge("ann", END).compile(engine=engine)
+
+
+def test_equal_words_of_a_source_that_is_not_private_are_no_breach(engine: Engine) -> None:
+    graph = ChoreoGraph(system="Root.")
+    same = Sampling(forced=(40, 41, 42))
+    for name in ("a", "b"):
+        graph.add_node(name, agent("same", sampling=same))
+        graph.add_edge(START, name)
+    graph.add_node(agent("c")).add_node(agent("carl"))
+    graph.add_edge("a", "c").add_edge("b", "c", visibility={}).add_edge("c", "carl").share("b", "carl", "private")
+    graph.compile(engine=engine).invoke(QUESTION)

@@ -51,8 +51,8 @@ class Chart:
 
     nodes: tuple[ChartNode, ...]
     outside: tuple[str, ...] = ()
-    policies: tuple[Policy, ...] = ()
-    """The graph's own, and those of its subgraphs."""
+    policies: tuple[tuple[str, Policy], ...] = ()
+    """The graph's own, and those of its subgraphs, behind what the subgraph's nodes begin with."""
 
     def node(self, name: str) -> ChartNode:
         return next(node for node in self.nodes if node.name == name)
@@ -75,7 +75,12 @@ class Chart:
 
     def forbids(self, context: PrivateContext, persona: str, channel: Channel) -> bool:
         """Whether any policy keeps a context from a persona, to which it does not belong, through a channel."""
-        return any(policy.forbids(context, persona, channel) for policy in self.policies)
+        return any(
+            policy.forbids(context, persona, channel)
+            for prefix, policy in self.policies
+            # Inside a subgraph its policy was kept when it was compiled.
+            if not (prefix and persona.startswith(prefix))
+        )
 
     def edges(self) -> list[Edge]:
         """Every way on which something that was said can reach a reader."""

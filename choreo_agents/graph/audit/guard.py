@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from choreo_agents.engine import Engine
-from choreo_agents.engine.lineage import Ancestor
 from choreo_agents.errors import VisibilityError, VisibilityWarning
+from choreo_agents.graph.audit.observed import names_of
 from choreo_agents.graph.audit.policy import OnViolation
 from choreo_agents.graph.audit.report import Channel
 from choreo_agents.graph.state import HandleEntry
@@ -77,11 +77,11 @@ class Guard:
         home, _, node = reader.rpartition("|")
         [lineage] = engine.audit([handle]).messages
         for ancestor in lineage.ancestors:
-            names = _names(ancestor, entries)
+            names = names_of(ancestor, entries)
             if "encoding" in ancestor.channels and not words_only:
-                for name in names:
-                    if (source := source_of_author(name, reader)) in self.hidden:
-                        return "encoding", f"{source!r} is declared private to {node!r}"
+                sources = {source for name in names if (source := source_of_author(name, reader)) is not None}
+                if sources and sources <= self.hidden:
+                    return "encoding", f"{min(sources)!r} is declared private to {node!r}"
             local = {name.removeprefix(f"{home}|") for name in names if name.startswith(f"{home}|") or not home}
             channels: set[Channel] = {"words"} if words_only else set(ancestor.channels)
             for channel in channels:
@@ -89,10 +89,3 @@ class Guard:
                 if secret <= self.forbidden.get(channel, frozenset()):
                     return channel, f"the policy keeps {min(secret)!r} from {node!r}"
         return None
-
-
-def _names(ancestor: Ancestor, entries: Sequence[HandleEntry]) -> list[str]:
-    """Who said it in this run. Equal words in an equal place are one message, whoever else said them elsewhere."""
-    return [entry["author"] for entry in entries if entry["handle"]["id"] == ancestor.handle.id] or sorted(
-        ancestor.authors
-    )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 from choreo_agents.engine import Engine
+from choreo_agents.engine.lineage import Ancestor
 from choreo_agents.graph.audit.chart import Chart
-from choreo_agents.graph.audit.report import AuditReport, Channel, Finding, Hop, PrivateContext
+from choreo_agents.graph.audit.report import AuditReport, Channel, Finding, Hop
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
@@ -29,13 +31,14 @@ def audit_entries(engine: Engine, chart: Chart, entries: Sequence[HandleEntry]) 
         if reader not in personas:
             continue
         for ancestor in lineage.ancestors:
-            context = _secret(set(ancestor.authors) & known, contexts)
-            if context is None or reader in context.owners:
+            names = set(names_of(ancestor, entries)) & known
+            secrets = [contexts[name] for name in sorted(names)] if names <= contexts.keys() else []
+            if any(reader in context.owners for context in secrets):
                 continue
-            for channel in _CHANNELS:
+            for context, channel in product(secrets, _CHANNELS):
                 key = (context.name, personas[reader], channel)
                 if channel in ancestor.channels and key not in found:
-                    forbidden = chart.forbids(context, personas[reader], channel)
+                    forbidden = all(chart.forbids(secret, personas[reader], channel) for secret in secrets)
                     found[key] = Finding(
                         context=context.name,
                         reader=personas[reader],
@@ -46,6 +49,8 @@ def audit_entries(engine: Engine, chart: Chart, entries: Sequence[HandleEntry]) 
     return AuditReport(contexts=tuple(contexts.values()), findings=tuple(found.values()), outside=chart.outside)
 
 
-def _secret(names: set[str], contexts: dict[str, PrivateContext]) -> PrivateContext | None:
-    """The private context that a message is, if it is one alone."""
-    return contexts.get(next(iter(names))) if len(names) == 1 else None
+def names_of(ancestor: Ancestor, entries: Sequence[HandleEntry]) -> list[str]:
+    """Who said it in this run. Equal words in an equal place are one message, whoever else said them elsewhere."""
+    return [entry["author"] for entry in entries if entry["handle"]["id"] == ancestor.handle.id] or sorted(
+        ancestor.authors
+    )

@@ -68,8 +68,9 @@ def test_a_measurement_goes_on_where_it_ended(
     assert [(e.kl, e.agreement, e.tokens_saved) for e in again] == [(e.kl, e.agreement, e.tokens_saved) for e in whole]
     assert len(out.read_text().splitlines()) == 4
     runs.clear()
+    measure_edges(graph(), INPUTS[:1], model=tiny, out=out)
     measure_edges(graph(), INPUTS, model=tiny, out=out)
-    assert not runs
+    assert not runs and len(out.read_text().splitlines()) == 4
     with pytest.raises(InvalidRequestError, match="is of another graph, model or input: it measures 'ann' to 'bob'"):
         measure_edges(graph().with_rule("ann", "bob", "reencoded"), INPUTS, model=tiny, out=out)
     with pytest.raises(InvalidRequestError, match="is of another graph, model or input"):
