@@ -179,12 +179,13 @@ def _measured(
     )
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     for column in ("edge", "tokens saved", "first token", "KL, nats per token", "same choice", "probe", "advice"):
-        table.add_column(column, justify="left" if column in ("edge", "advice") else "right")
+        named = column in ("edge", "advice")
+        table.add_column(column, justify="left" if named else "right", no_wrap=named)
     for each in found:
         table.add_row(*_edge_cells(each))
     console.print(table)
     console.print(
-        "[dim]Brackets: 95 % intervals over inputs. Probe: how often a linear map reads the label, shared and "
+        "[dim]Below each: 95 % intervals over inputs. Probe: how often a linear map reads the label, shared and "
         "re-encoded.[/]"
     )
 
@@ -196,8 +197,8 @@ def _edge_cells(each: EdgeFigures) -> tuple[str, ...]:
         f"{source} -> {each.reader}",
         f"{each.tokens_saved:.0f} ({each.share_saved:.0%})",
         f"{1000 * each.ttft_saved_s:+.1f} ms",
-        f"{each.kl:.3f} ({each.kl_interval[0]:.3f} to {each.kl_interval[1]:.3f})",
-        f"{each.agreement:.0%} ({each.agreement_interval[0]:.0%} to {each.agreement_interval[1]:.0%})",
+        f"{each.kl:.3f}\n[dim]{each.kl_interval[0]:.3f}–{each.kl_interval[1]:.3f}[/]",
+        f"{each.agreement:.0%}\n[dim]{each.agreement_interval[0]:.0%}–{each.agreement_interval[1]:.0%}[/]",
         probe,
         each.advice,
     )
