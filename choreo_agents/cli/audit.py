@@ -178,16 +178,18 @@ def _measured(
         f"what each shared edge saves and changes, on {len(inputs)} inputs: the same words with that edge re-encoded"
     )
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    for column in ("edge", "tokens saved", "first token", "KL, nats per token", "same choice", "probe", "advice"):
+    probed = any(each.probe_shared is not None for each in found)
+    names = ["edge", "advice", "tokens saved", "first token", "KL, nats a token", "same choice", "probe"]
+    for column in names if probed else names[:-1]:
         named = column in ("edge", "advice")
-        table.add_column(column, justify="left" if named else "right", no_wrap=named)
+        width = 11 if column.startswith("KL") else None
+        table.add_column(column, justify="left" if named else "right", no_wrap=named, min_width=width)
     for each in found:
-        table.add_row(*_edge_cells(each))
+        table.add_row(*_edge_cells(each)[: len(table.columns)])
     console.print(table)
-    console.print(
-        "[dim]Below each: 95 % intervals over inputs. Probe: how often a linear map reads the label, shared and "
-        "re-encoded.[/]"
-    )
+    console.print("[dim]Below each: 95 % intervals over inputs.[/]")
+    if probed:
+        console.print("[dim]Probe: how often a linear map reads the label, shared and re-encoded.[/]")
 
 
 def _edge_cells(each: EdgeFigures) -> tuple[str, ...]:
@@ -195,10 +197,10 @@ def _edge_cells(each: EdgeFigures) -> tuple[str, ...]:
     probe = "" if each.probe_shared is None else f"{each.probe_shared:.2f}, {each.probe_reencoded:.2f}"
     return (
         f"{source} -> {each.reader}",
+        each.advice,
         f"{each.tokens_saved:.0f} ({each.share_saved:.0%})",
         f"{1000 * each.ttft_saved_s:+.1f} ms",
         f"{each.kl:.3f}\n[dim]{each.kl_interval[0]:.3f}–{each.kl_interval[1]:.3f}[/]",
         f"{each.agreement:.0%}\n[dim]{each.agreement_interval[0]:.0%}–{each.agreement_interval[1]:.0%}[/]",
         probe,
-        each.advice,
     )

@@ -87,7 +87,7 @@ def test_edges_are_measured_from_the_command_line(tmp_path: Path) -> None:
     inputs, runs = tmp_path / "inputs.jsonl", tmp_path / "runs.jsonl"
     inputs.write_text(json.dumps({"messages": "What does Ann have?"}) + "\n")
     out = run("audit", "choreo_agents.workflows.debate:graph", "--measure", str(inputs), "--out", str(runs))
-    assert "Alice -> Bruno" in out and "KL, nats per token" in out
+    assert "Alice -> Bruno" in out and "KL, nats" in out
     assert len(runs.read_text().splitlines()) == 6
     found = json.loads(
         run("audit", "choreo_agents.workflows.debate:graph", "--measure", str(inputs), "--out", str(runs), "--json")
