@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich import box
@@ -22,6 +22,7 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph import START, AuditReport, ChoreoGraph, CompiledChoreoGraph, Policy
 from choreo_agents.graph.audit import Finding
 from choreo_agents.graph.drawing import draw_audit
+from choreo_agents.graph.visibility import Mode
 from choreo_agents.models import LoadedModel
 
 _CHANNELS = {"encoding": "[red]encoding[/]", "words": "[yellow]words[/]"}
@@ -118,7 +119,7 @@ def _changed(graph: ChoreoGraph, rules: list[str], keep: list[str]) -> ChoreoGra
         source, colon, reader = pair.partition(":")
         if not colon or not mode:
             raise InvalidRequestError(f"spell a rule as SOURCE:READER=MODE, not {spelled!r}")
-        graph = graph.with_rule(source, reader, mode)
+        graph = graph.with_rule(source, reader, cast(Mode, mode))  # what is no mode is refused there
     if keep:
         kept = {name: frozenset(filter(None, who.split(","))) for name, _, who in (k.partition("=") for k in keep)}
         confidential = {**graph.policy.confidential, **kept}

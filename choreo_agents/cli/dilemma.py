@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from choreo_agents.bench.dilemma import ALICES, RULES, VARIANTS, DilemmaReport, Game, Variant, measure_dilemma, play
@@ -101,13 +101,15 @@ def eval_dilemma(
         loaded = load(console, model, device)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, transient=True) as progress:
-            bars = {variant: progress.add_task(variant, total=n * len(ALICES)) for variant in VARIANTS}
+            bars: dict[str, TaskID] = {
+                variant: progress.add_task(variant, total=n * len(ALICES)) for variant in VARIANTS
+            }
             report = measure_dilemma(
                 loaded,
                 games=n,
                 seed=seed,
                 temperature=temperature,
-                on_progress=lambda each: progress.advance(bars[each]),  # type: ignore[index]
+                on_progress=lambda each: progress.advance(bars[each]),
             )
         if as_json:
             typer.echo(json.dumps(report.as_object()))
@@ -163,8 +165,8 @@ def as_markdown(report: DilemmaReport, command: str) -> str:
 
 
 def _strategy(name: str) -> Strategy:
-    found: Any = _one_of("strategy", name, tuple(STRATEGIES))
-    return found  # type: ignore[no-any-return]
+    _one_of("strategy", name, tuple(STRATEGIES))
+    return next(strategy for strategy in STRATEGIES if strategy == name)
 
 
 def _one_of(what: str, name: str, known: tuple[str, ...] | tuple[Variant, ...]) -> str:

@@ -163,10 +163,10 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         """Every declaration, by reader and source, as plain data."""
         return {reader: dict(rules) for reader, rules in self._visibility.rules.items()}
 
-    def with_rule(self: Self, source: str, reader: str, rule: Mode | Rule | str) -> Self:
+    def with_rule(self: Self, source: str, reader: str, rule: Mode | Rule) -> Self:
         """A copy in which one reader sees one source otherwise, whatever was declared."""
         changed = self._copied()
-        changed._visibility.change(source, reader, rule_of(rule))  # type: ignore[arg-type]
+        changed._visibility.change(source, reader, rule_of(rule))
         return changed
 
     def with_policy(self: Self, policy: Policy) -> Self:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
-from typing import Any
 
 from langchain_core.messages import BaseMessage
 
@@ -272,7 +271,9 @@ def entry_of(
     *,
     branch: int = 0,
     call: int = 0,
-    **more: Any,
+    confidential: bool = False,
+    persona: str | None = None,
+    prompt: MessageHandle | None = None,
 ) -> HandleEntry:
     """The entry of a message in graph state."""
     entry = HandleEntry(
@@ -281,11 +282,13 @@ def entry_of(
         superstep=superstep,
         branch=branch,
         call=call,
-        confidential=False,
+        confidential=confidential,
         message_id=str(message.id),
         digest=digest_of(message),
     )
-    return entry | more  # type: ignore[return-value]
+    if persona is not None:
+        entry |= {"persona": persona, "prompt": None if prompt is None else prompt.plain()}
+    return entry
 
 
 def _is_input(entry: HandleEntry) -> bool:

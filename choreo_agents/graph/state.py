@@ -47,11 +47,14 @@ def merge_entries(left: list[HandleEntry] | None, right: list[HandleEntry] | Non
     for entry in right or []:
         known = merged.get(entry["message_id"])
         if known is not None and (
-            entry.get("select") or (entry.get("borrowed") and known["digest"] == entry["digest"])
+            entry.get("select") or (entry.get("borrowed") and known.get("digest") == entry.get("digest"))
         ):
             continue  # how one branch got it says nothing to the others
-        kept = {key: value for key, value in entry.items() if key not in ("select", "behind", "borrowed")}
-        merged[entry["message_id"]] = HandleEntry(**kept)  # type: ignore[typeddict-item]
+        kept = entry.copy()
+        kept.pop("select", None)
+        kept.pop("behind", None)
+        kept.pop("borrowed", None)
+        merged[entry["message_id"]] = kept
     return list(merged.values())
 
 

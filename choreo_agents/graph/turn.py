@@ -87,7 +87,7 @@ class Turn:
             call=self.place.call,
             persona=self.persona,
             confidential=self.agent.confidential,
-            prompt=None if asked is None else asked.plain(),
+            prompt=asked,
         )
         return {"handles": [*reading.inputs, entry], "messages": [message]}
 

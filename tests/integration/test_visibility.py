@@ -649,4 +649,5 @@ def test_equal_words_of_a_source_that_is_not_private_are_no_breach(engine: Engin
         graph.add_edge(START, name)
     graph.add_node(agent("c")).add_node(agent("carl"))
     graph.add_edge("a", "c").add_edge("b", "c", visibility={}).add_edge("c", "carl").share("b", "carl", "private")
-    graph.compile(engine=engine).invoke(QUESTION)
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    assert handle_of(state, "a") == handle_of(state, "b") in engine.ancestors(handle_of(state, "carl"))

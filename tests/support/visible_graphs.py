@@ -120,7 +120,7 @@ def heard(engine: Engine, state: Mapping[str, Any]) -> dict[tuple[str, int], lis
     return found
 
 
-modes = st.sampled_from(["shared", "shared", "reencoded", "reencoded", None, None, None])
+modes = st.sampled_from(["shared", "shared", "reencoded", "reencoded", "private", None, None, None])
 
 
 @st.composite

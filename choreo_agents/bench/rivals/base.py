@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -62,6 +63,31 @@ class Rival(Protocol):
     def close(self) -> None:
         """Give everything back."""
         ...
+
+
+def after_prefixes(
+    generate: Callable[[list[int]], object], messages: Sequence[Sequence[int]], order: Sequence[int], new: Sequence[int]
+) -> Timer:
+    """Times a first token on a rival that keeps what it was asked before, and finds exact prefixes of it again.
+
+    Args:
+        generate: Encodes a prompt and gives its first token.
+        messages: As for `Rival.first_token`, like `order` and `new`.
+    """
+    calls = 0
+
+    def timer() -> float:
+        nonlocal calls
+        calls += 1
+        # Each time the messages are others, encoded in their first order before the clock starts.
+        fresh = [[3 + (token + 7 * calls) % 290 for token in tokens] for tokens in messages]
+        generate([token for tokens in fresh for token in tokens])
+        asked = [token for index in order for token in fresh[index]]
+        started = time.perf_counter()
+        generate([*asked, *new])
+        return time.perf_counter() - started
+
+    return timer
 
 
 def paths(levels: Levels, branches: int) -> list[tuple[tuple[int, int], ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from choreo_agents.bench.rivals.base import Absent, Levels, Timer, paths
+from choreo_agents.bench.rivals.base import Absent, Levels, Timer, after_prefixes, paths
 
 _config: Any = getattr(transformers, "ContinuousBatchingConfig", None)
 PAGE_TOKENS = 32
@@ -40,21 +39,7 @@ class ContinuousBatching:
         )
 
     def first_token(self, messages: Sequence[Sequence[int]], order: Sequence[int], new: Sequence[int]) -> Timer:
-        calls = 0
-
-        def timer() -> float:
-            nonlocal calls
-            calls += 1
-            # What was asked before is in its pages still: each time the messages are others, encoded in their first
-            # order before the clock starts.
-            fresh = [[3 + (token + 7 * calls) % 290 for token in tokens] for tokens in messages]
-            self._generate([[token for tokens in fresh for token in tokens]], 1)
-            asked = [token for index in order for token in fresh[index]]
-            started = time.perf_counter()
-            self._generate([[*asked, *new]], 1)
-            return time.perf_counter() - started
-
-        return timer
+        return after_prefixes(lambda prompt: self._generate([prompt], 1), messages, order, new)
 
     def decode(self, levels: Levels, branches: int, steps: int) -> Timer:
         prompts = [

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from choreo_agents.bench.rivals.base import Absent, Levels, Timer, absent_on_failure, paths
+from choreo_agents.bench.rivals.base import Absent, Levels, Timer, absent_on_failure, after_prefixes, paths
 
 BLOCK_TOKENS = 128
 """Its default on a processor, faster than the smallest that works, 32. What fills no block is encoded anew."""
@@ -61,21 +61,7 @@ class Vllm:
             self._open = stack.pop_all()
 
     def first_token(self, messages: Sequence[Sequence[int]], order: Sequence[int], new: Sequence[int]) -> Timer:
-        calls = 0
-
-        def timer() -> float:
-            nonlocal calls
-            calls += 1
-            # What was asked before is in its blocks still: each time the messages are others, encoded in their first
-            # order before the clock starts.
-            fresh = [[3 + (token + 7 * calls) % 290 for token in tokens] for tokens in messages]
-            self._generate([[token for tokens in fresh for token in tokens]], 1)
-            asked = [token for index in order for token in fresh[index]]
-            started = time.perf_counter()
-            [*_, ended] = self._generate([[*asked, *new]], 1)
-            return ended - started
-
-        return timer
+        return after_prefixes(lambda prompt: self._generate([prompt], 1), messages, order, new)
 
     def decode(self, levels: Levels, branches: int, steps: int) -> Timer:
         prompts = [
