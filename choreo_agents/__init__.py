@@ -13,6 +13,8 @@ from choreo_agents.graph import (
     Policy,
     Rule,
     Send,
+    Synthesizer,
+    Worker,
     send,
 )
 from choreo_agents.kv.handle import MessageHandle
@@ -39,7 +41,9 @@ __all__ = [
     "Sampling",
     "Send",
     "StreamedToken",
+    "Synthesizer",
     "Usage",
+    "Worker",
     "__version__",
     "send",
 ]

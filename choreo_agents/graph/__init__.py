@@ -8,7 +8,9 @@ from choreo_agents.graph.audit import AuditReport, Policy
 from choreo_agents.graph.choreo_graph import ChoreoGraph, CompiledChoreoGraph
 from choreo_agents.graph.sending import send
 from choreo_agents.graph.state import ChoreoState, HandleEntry
+from choreo_agents.graph.synthesizer import Strategy, Synthesizer
 from choreo_agents.graph.visibility import Rule
+from choreo_agents.graph.worker import Worker
 
 __all__ = [
     "END",
@@ -23,5 +25,8 @@ __all__ = [
     "Policy",
     "Rule",
     "Send",
+    "Strategy",
+    "Synthesizer",
+    "Worker",
     "send",
 ]

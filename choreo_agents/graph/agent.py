@@ -14,7 +14,7 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.audit.guard import Guard
 from choreo_agents.graph.rules import ReaderRules
 from choreo_agents.graph.run import run_coroutine
-from choreo_agents.graph.turn import Prompt, Turn
+from choreo_agents.graph.turn import Choices, Prompt, Turn
 from choreo_agents.graph.visibility import Positions, Reads, Rule, rules_of, with_input
 from choreo_agents.sampling import Sampling
 
@@ -34,6 +34,9 @@ class Agent(Runnable[Any, dict[str, Any]]):
             of the graph's state. Part of its persona's later views only.
         confidential: Whether its messages are a private context of their own: a plan, a chain of thought.
         header: What its messages start with, after the chat template's assistant header; by default its name.
+        choices: The answers that it may give, or a function that makes them of the graph's state: its message is, or
+            ends with, exactly one of them, so that a vote or a stop can always be read. None or none of them: anything.
+        lead: What comes before the answer, behind whatever else it says: "I vote for". Without one the answer is all.
         sampling: How it chooses tokens. Without a seed, one is derived from the run's seed, the node, the superstep
             and the branch.
         engine: Needed in a stock `StateGraph` only.
@@ -53,6 +56,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
         prompt: Prompt | None = None,
         confidential: bool = False,
         header: str | None = None,
+        choices: Choices | None = None,
+        lead: str = "",
         sampling: Sampling | None = None,
         engine: Engine | None = None,
         reads: Reads | None = None,
@@ -68,12 +73,20 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.prompt = prompt
         self.confidential = confidential
         self.header = header
+        self.choices = choices
+        self.lead = lead
         self.sampling = sampling or Sampling()
         self.engine = engine
         self.rules: Mapping[str, Rule] = rules_of(reads or {})
         self.public = public
         self.positions = positions
+        self.n = 1
+        """Messages that it says at a time."""
         self._reader_rules: ReaderRules | None = None
+
+    def speaker(self, _: Any) -> str:
+        """Whose name stands in the header, given the state."""
+        return self.name
 
     def bound(self, engine: Engine | None, rules: ReaderRules) -> Agent:
         """A copy that reads by these rules; its own engine, if it has one, stays."""

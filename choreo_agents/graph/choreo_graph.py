@@ -20,7 +20,7 @@ from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import AuditReport, Chart, Hop, Policy, audit_chart, audit_entries, harmless
 from choreo_agents.graph.binding import named_contexts, reader_rules
 from choreo_agents.graph.charting import agents_of, chart_of, found
-from choreo_agents.graph.inputs import sign
+from choreo_agents.graph.inputs import identified, sign
 from choreo_agents.graph.loops import require_bounded_loops
 from choreo_agents.graph.promises import kept
 from choreo_agents.graph.state import ChoreoState
@@ -295,6 +295,12 @@ class CompiledChoreoGraph(CompiledStateGraph[Any, Any, Any, Any]):
 
     async def aget_graph(self, config: RunnableConfig | None = None, *, xray: int | bool = False) -> Graph:
         return self._labelled(await super().aget_graph(config, xray=xray))
+
+    def stream(self, input: Any, *args: Any, **options: Any) -> Any:
+        return super().stream(identified(input), *args, **options)
+
+    def astream(self, input: Any, *args: Any, **options: Any) -> Any:
+        return super().astream(identified(input), *args, **options)
 
     def agents(self) -> Iterator[Agent]:
         """All agents, those of subgraphs included."""

@@ -19,7 +19,7 @@ from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat
 
-_SIGNATURE = "choreo_source"
+_SIGNATURE, _SIGNED_AT = "choreo_source", "choreo_step"
 
 
 def sign(output: Any, config: RunnableConfig) -> Any:
@@ -27,46 +27,55 @@ def sign(output: Any, config: RunnableConfig) -> Any:
 
     What it only hands on stays as it is: agents' messages, people's and instructions with an id, and what is signed.
     """
-    author = author_of(config, "")
+    marks = {_SIGNATURE: author_of(config, ""), _SIGNED_AT: _step(config)}
     if isinstance(output, Command):
         return dataclasses.replace(output, update=sign(output.update, config))
     if isinstance(output, Mapping):
-        return {**output, "messages": _all_signed(output["messages"], author)} if "messages" in output else output
+        return {**output, "messages": _all_signed(output["messages"], marks)} if "messages" in output else output
     if isinstance(output, list | tuple):
-        parts = [_pair_signed(part, author) or sign(part, config) for part in output]
+        parts = [_pair_signed(part, marks) or sign(part, config) for part in output]
         return parts if isinstance(output, list) else tuple(parts)
     if isinstance(output, BaseModel) and "messages" in type(output).model_fields:
-        return output.model_copy(update={"messages": _all_signed(getattr(output, "messages", []), author)})
+        return output.model_copy(update={"messages": _all_signed(getattr(output, "messages", []), marks)})
     if dataclasses.is_dataclass(output) and not isinstance(output, type) and hasattr(output, "messages"):
-        return dataclasses.replace(output, messages=_all_signed(output.messages, author))
+        return dataclasses.replace(output, messages=_all_signed(output.messages, marks))
     return output
 
 
-def _pair_signed(part: Any, author: str) -> tuple[str, Any] | None:
+def _step(config: RunnableConfig) -> str:
+    """Which superstep of which graph a node runs in: the same for siblings."""
+    metadata = config.get("metadata") or {}
+    around = str(metadata.get("langgraph_checkpoint_ns", "")).rpartition("|")[0]
+    return f"{around} {metadata.get('langgraph_step', '')}"
+
+
+def _pair_signed(part: Any, marks: Mapping[str, str]) -> tuple[str, Any] | None:
     """A (channel, value) pair of the messages channel, signed; None for anything else."""
     pair = isinstance(part, tuple) and len(part) == 2 and part[0] == "messages"
-    return ("messages", _all_signed(part[1], author)) if pair else None
+    return ("messages", _all_signed(part[1], marks)) if pair else None
 
 
-def _all_signed(added: Any, author: str) -> Any:
+def _all_signed(added: Any, marks: Mapping[str, str]) -> Any:
     if added is None:
         return None
     if isinstance(added, Overwrite):
-        return Overwrite(_all_signed(added.value, author))
+        return Overwrite(_all_signed(added.value, marks))
     try:
         messages = convert_to_messages(added if isinstance(added, list) else [added])
     except (NotImplementedError, ValueError) as error:
         # Passed on unsigned it would count as input, and be shown to those from whom its node is hidden.
-        raise InvalidRequestError(f"node {author!r} wrote to messages what is no message: {error}") from error
-    return [_signed(message, author) for message in messages]
+        raise InvalidRequestError(
+            f"node {marks[_SIGNATURE]!r} wrote to messages what is no message: {error}"
+        ) from error
+    return [_signed(message, marks) for message in messages]
 
 
-def _signed(message: BaseMessage, author: str) -> BaseMessage:
+def _signed(message: BaseMessage, marks: Mapping[str, str]) -> BaseMessage:
     handed_on = message.id is not None and message.type in ("human", "system")
     known = _SIGNATURE in message.additional_kwargs or "choreo" in message.response_metadata
     if message.type == "remove" or handed_on or known:
         return message
-    return message.model_copy(update={"additional_kwargs": {**message.additional_kwargs, _SIGNATURE: author}})
+    return message.model_copy(update={"additional_kwargs": {**message.additional_kwargs, **marks}})
 
 
 def with_ids(messages: Sequence[Any]) -> list[BaseMessage]:
@@ -79,9 +88,28 @@ def with_ids(messages: Sequence[Any]) -> list[BaseMessage]:
     return found
 
 
+def identified(given: Any) -> Any:
+    """A graph's input, its messages with ids: a route from START would otherwise see other ids than the channel has."""
+    if not isinstance(given, Mapping) or not given.get("messages"):
+        return given
+    added = given["messages"]
+    try:
+        messages = convert_to_messages(added if isinstance(added, list) else [added])
+    except (NotImplementedError, ValueError):
+        return given  # LangGraph says what is wrong with it
+    named = [m if m.id is not None else m.model_copy(update={"id": str(uuid.uuid4())}) for m in messages]
+    return {**given, "messages": named}
+
+
 def writer_of(message: BaseMessage) -> str:
     """Who wrote a message, behind its subgraphs: an agent whose handle was left out, or a plain node; else input."""
     return str(_said(message).get("author") or message.additional_kwargs.get(_SIGNATURE, START_SOURCE))
+
+
+def are_siblings(one: BaseMessage, other: BaseMessage) -> bool:
+    """Whether plain nodes of one superstep wrote both: neither has seen the other."""
+    at = one.additional_kwargs.get(_SIGNED_AT)
+    return at is not None and at == other.additional_kwargs.get(_SIGNED_AT)
 
 
 def persona_of(message: BaseMessage) -> str | None:

@@ -12,7 +12,15 @@ from langchain_core.messages import BaseMessage
 from choreo_agents.engine import Engine, Prefill
 from choreo_agents.errors import ContextLengthError, HandleError, VisibilityError
 from choreo_agents.graph.bound import BoundEngine
-from choreo_agents.graph.inputs import digest_of, handle_of, is_confidential, persona_of, turn_of, writer_of
+from choreo_agents.graph.inputs import (
+    are_siblings,
+    digest_of,
+    handle_of,
+    is_confidential,
+    persona_of,
+    turn_of,
+    writer_of,
+)
 from choreo_agents.graph.placing import PlacedView
 from choreo_agents.graph.rules import ReaderRules
 from choreo_agents.graph.run import RunPlace
@@ -174,7 +182,7 @@ class Reading:
                 entry |= {"persona": persona, "borrowed": True}
             if known is not None:
                 entry = HandleEntry(**{**known, "handle": entry["handle"], "digest": entry["digest"]})
-            elif made and author != made[-1]["author"]:
+            elif made and author != made[-1]["author"] and not are_siblings(new[index - 1], message):
                 superstep = entry["superstep"] = superstep + 1  # what others said in between stays in between
             made.append(entry)
         self.inputs += made

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -30,6 +31,9 @@ from choreo_agents.sampling import Sampling
 Prompt = str | Callable[[Any], str | Awaitable[str | None] | None]
 """What an agent is asked before it speaks: always the same, or made of the graph's state; None: nothing."""
 
+Choices = Sequence[str] | Callable[[Any], Sequence[str]]
+"""The answers that an agent may give: always the same, or made of the graph's state."""
+
 
 class Speaker(Protocol):
     """What a turn needs of its agent."""
@@ -39,8 +43,15 @@ class Speaker(Protocol):
     system: str | None
     prompt: Prompt | None
     header: str | None
+    choices: Choices | None
+    lead: str
     confidential: bool
     sampling: Sampling
+    n: int
+
+    def speaker(self, state: Any, /) -> str:
+        """Whose name stands in the header."""
+        ...
 
     def reader_rules(self) -> ReaderRules:
         """How its views are made."""
@@ -65,36 +76,55 @@ class Turn:
         self.reading = Reading(engine, rules, self.place, self.persona, messages, entries, earliest)
 
     async def speak(self) -> dict[str, Any]:
-        """Decode one message and return the update of the graph's state."""
+        """Decode one message, or as many as the agent says at a time, and return the update of the graph's state."""
         reading = self.reading
         try:
             view = await reading.view(self.agent.system)
             prompt: Any = self.agent.prompt(self.state) if callable(self.agent.prompt) else self.agent.prompt
             prompt = await prompt if inspect.isawaitable(prompt) else prompt
             asked = None if prompt is None else await reading.ask(view, prompt)
-            message, said = await self._decode(view)
+            sampling = self._chosen()
+            told = await self._decode_all(view, sampling)
             reading.keep_prompt()
         except ContextLengthError as error:
             raise reading.outgrown(error) from error
         finally:
             reading.release()
-        entry = entry_of(
-            said,
-            self.place.author,
-            reading.superstep,
-            message,
-            branch=self.place.branch,
-            call=self.place.call,
-            persona=self.persona,
-            confidential=self.agent.confidential,
-            prompt=asked,
-        )
-        return {"handles": [*reading.inputs, entry], "messages": [message]}
+        entries = [
+            entry_of(
+                handle,
+                place.author,
+                reading.superstep,
+                message,
+                branch=place.branch,
+                call=place.call,
+                persona=self.persona,
+                confidential=self.agent.confidential,
+                prompt=asked,
+            )
+            for place, message, handle in told
+        ]
+        return {"handles": [*reading.inputs, *entries], "messages": [message for _, message, _ in told]}
 
-    async def _decode(self, view: PlacedView) -> tuple[AIMessage, MessageHandle]:
-        engine, place = self.engine, self.place
-        superstep = self.reading.superstep
-        message_id = self._message_id(superstep)
+    async def _decode_all(
+        self, view: PlacedView, sampling: Sampling
+    ) -> list[tuple[RunPlace, AIMessage, MessageHandle]]:
+        """The messages over one view, each a call of its own, and where in the run each stands."""
+        if self.agent.n == 1:
+            return [await self._decode(view, sampling, self.place)]
+        places = [self.place, *(RunPlace.of(self.config, self.agent.name) for _ in range(self.agent.n - 1))]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._decode(view, sampling, place)) for place in places]
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _decode(
+        self, view: PlacedView, sampling: Sampling, place: RunPlace
+    ) -> tuple[RunPlace, AIMessage, MessageHandle]:
+        engine, superstep = self.engine, self.reading.superstep
+        message_id = self._message_id(place, superstep)
         run = await DecodeRun.start(self.config, engine.model.name, self.reading.seen, message_id, place.node)
         header = engine.model.encode(self._header())
         stream = self.reading.bound.astream(
@@ -102,7 +132,7 @@ class Turn:
             view.handles,
             offsets=view.offsets,
             new_offset=view.end,
-            sampling=self._sampling(superstep),
+            sampling=self._sampling(sampling, place, superstep),
             author=place.author,
             confidential=self.agent.confidential,
             closing=engine.chat.turn_end,
@@ -131,15 +161,25 @@ class Turn:
         message = self._message(words, handle, message_id, sum(h.length for h in view.handles), len(header))
         await run.end(message)
         self._report(handle, words, first_token_s or time.perf_counter())
-        return message, handle
+        return place, message, handle
 
     def _header(self) -> str:
         chat, agent = self.engine.chat, self.agent
-        return chat.header(agent.name) if agent.header is None else chat.assistant.opening(None) + agent.header
+        return (
+            chat.header(agent.speaker(self.state))
+            if agent.header is None
+            else chat.assistant.opening(None) + agent.header
+        )
 
-    def _sampling(self, superstep: int) -> Sampling:
-        """The agent's, with a seed of this very call, or with the tokens that the run replays."""
-        sampling, place = self.agent.sampling, self.place
+    def _chosen(self) -> Sampling:
+        """The agent's sampling, with the answers that it may give now."""
+        choices = self.agent.choices(self.state) if callable(self.agent.choices) else self.agent.choices
+        if not choices:
+            return self.agent.sampling
+        return self.agent.sampling.model_copy(update={"choices": tuple(choices), "lead": self.agent.lead})
+
+    def _sampling(self, sampling: Sampling, place: RunPlace, superstep: int) -> Sampling:
+        """With a seed of this very call, or with the tokens that the run replays."""
         at = (place.author, superstep, place.branch, place.call)
         forced = None if place.replay is None else place.replay[at]
         if forced is not None:
@@ -193,9 +233,8 @@ class Turn:
             }
         )
 
-    def _message_id(self, superstep: int) -> str:
+    def _message_id(self, place: RunPlace, superstep: int) -> str:
         """The same again if LangGraph reruns the node; never shared by two branches or two calls."""
-        place = self.place
         name = place.call_name() or str(uuid.uuid4())
         return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{name} {superstep} {place.branch}"))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from langchain_core.messages import AIMessage, BaseMessage
 
@@ -26,19 +26,21 @@ class DebateState(ChoreoState, total=False):
 
 
 def debate(
-    notes: Mapping[str, str],
+    notes: Mapping[str, str | None],
     *,
     rounds: int = 3,
     system: str | None = None,
+    revise: str | None = None,
     sampling: Sampling | None = None,
     visibility: Mode = "shared",
 ) -> ChoreoGraph:
     """The graph of a debate.
 
     Args:
-        notes: Each agent's private system prompt, by its name.
+        notes: Each agent's private system prompt, by its name; None for an agent that has none.
         rounds: How often each agent speaks.
         system: The public root that all of them share.
+        revise: What each is asked from its second round on, after it has heard the others.
         sampling: How they choose tokens.
         visibility: How they see each other: their own encodings, or fresh ones of their words.
 
@@ -51,11 +53,16 @@ def debate(
         raise ValueError(f"a debate takes at least one round, not {rounds}")
     graph = ChoreoGraph(DebateState, system=system)
     names = list(notes)
+
+    def asked(state: Mapping[str, Any]) -> str | None:
+        return revise if state.get("rounds_over", 0) else None
+
     for name in names:
         others = {other: Rule(visibility, history="last") for other in names if other != name}
-        graph.add_node(name, Agent(name, system=notes[name], sampling=sampling, reads=others))
-        # Each reads the question in the light of its notes: a few tokens, without which it would not find the answer.
-        graph.add_edge(START, name, visibility="reencoded")
+        prompt = None if revise is None else asked
+        graph.add_node(name, Agent(name, system=notes[name], prompt=prompt, sampling=sampling, reads=others))
+        # With notes, each reads the question in their light: a few tokens, without which it would not find the answer.
+        graph.add_edge(START, name, visibility="shared" if notes[name] is None else "reencoded")
 
     def count_round(state: DebateState) -> dict[str, int]:
         return {"rounds_over": (state.get("rounds_over", 0) + 1) % rounds}

@@ -1,0 +1,84 @@
+"""A node with many instances: one `Send` branch each, every one with its own instruction."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from langgraph.types import Send
+
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.graph.agent import Agent
+from choreo_agents.graph.sending import Selected, send
+from choreo_agents.graph.turn import Prompt
+
+_INSTRUCTION, _SPEAKER = "choreo_instruction", "choreo_speaker"
+
+
+class Worker(Agent):
+    """An agent that runs as many instances, all over one trunk: what they see is the same, what they are told differs.
+
+    Its public root, system prompt and view come first, encoded once for all instances; the instruction comes last, as
+    a user's turn. A route starts instances by `worker.send(state, "Write part 1.")`; without a route there is one,
+    which is asked `prompt`. Instances run as one batch, and those who read them see them in the order of the sends.
+
+    Args:
+        name: As for `Agent`.
+        n: Messages that each instance samples, over one view: a superstep's candidates.
+        prompt: What an instance is asked that is sent without an instruction.
+        speaker: The name in the headers of instances that are not given one; by default `name`.
+        **options: As for `Agent`.
+    """
+
+    def __init__(
+        self, name: str, *, n: int = 1, prompt: Prompt | None = None, speaker: str | None = None, **options: Any
+    ) -> None:
+        if n < 1:
+            raise InvalidRequestError(f"a worker says at least one message at a time, not {n!r}")
+
+        async def asked(state: Any) -> str | None:
+            told = _of(state, _INSTRUCTION)
+            found: Any = prompt(state) if told is None and callable(prompt) else prompt if told is None else told
+            words: str | None = await found if inspect.isawaitable(found) else found
+            return words
+
+        super().__init__(name, prompt=asked, **options)
+        self.n = n
+        self._speaker = speaker or name
+
+    def speaker(self, state: Any) -> str:
+        return _of(state, _SPEAKER) or self._speaker
+
+    def send(
+        self,
+        state: Mapping[str, Any],
+        instruction: str | None = None,
+        *,
+        speaker: str | None = None,
+        node: str | None = None,
+        shared: Iterable[Selected] | None = None,
+        reencoded: Iterable[Selected] | None = None,
+    ) -> Send:
+        """One instance, for a route to return.
+
+        Args:
+            state: The state, as the route has it.
+            instruction: What this instance is asked; None: the worker's own prompt.
+            speaker: Its name in the header of what it says.
+            node: The worker's node, if that is not called as the worker is.
+            shared: Messages that it attends to, as for `send`; without them and `reencoded`, all that the graph lets
+                it see.
+            reencoded: Messages that it attends to in a fresh encoding.
+        """
+        told = {_INSTRUCTION: instruction, _SPEAKER: speaker}
+        told = {key: value for key, value in told.items() if value is not None}
+        target = node or self.name
+        if shared is None and reencoded is None:
+            return Send(target, {**state, **told})
+        return send(target, state, shared=shared or (), reencoded=reencoded or (), **told)
+
+
+def _of(state: Any, key: str) -> str | None:
+    found = state.get(key) if isinstance(state, Mapping) else None
+    return None if found is None else str(found)

@@ -1,0 +1,55 @@
+"""Branch, solve, merge (Prompt Choreography, section 3.3): a plan in parts, each part solved apart, then one whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from choreo_agents.graph import END, START, Agent, ChoreoGraph, Send, Strategy, Synthesizer, Worker
+from choreo_agents.sampling import Sampling
+
+PLANNER, SOLVER, MERGER = "planner", "solver", "merger"
+
+
+def branch_solve_merge(
+    parts: Sequence[str],
+    *,
+    system: str | None = None,
+    plan: str | None = None,
+    merge: str | None = None,
+    strategy: Strategy = "sequential",
+    speakers: Sequence[str] = ("Planner", "Merger"),
+    sampling: Sampling | None = None,
+) -> ChoreoGraph:
+    """The graph of a plan, parallel parts and their merge.
+
+    Args:
+        parts: What each solver is told: one branch for each.
+        system: The public root.
+        plan: What the planner is asked besides the problem.
+        merge: What the merger is asked.
+        strategy: How the merger reads the parts (see `Synthesizer`).
+        speakers: Names of planner and merger, then of the solvers; those without one are called `Solver`.
+        sampling: How they choose tokens.
+
+    Raises:
+        ValueError: There is nothing to solve.
+    """
+    if not parts:
+        raise ValueError("there are no parts to solve: name at least one")
+    graph = ChoreoGraph(system=system)
+    solver = Worker(SOLVER, sampling=sampling)
+    names = [*speakers[2:], *["Solver"] * len(parts)]
+
+    def solve(state: Mapping[str, Any]) -> list[Send]:
+        return [solver.send(state, part, speaker=name) for part, name in zip(parts, names, strict=False)]
+
+    graph.add_node(PLANNER, Agent(speakers[0], prompt=plan, sampling=sampling))
+    graph.add_node(solver)
+    merger = Synthesizer(speakers[1], merges=[PLANNER, SOLVER], strategy=strategy, prompt=merge, sampling=sampling)
+    graph.add_node(MERGER, merger)
+    graph.add_edge(START, PLANNER)
+    graph.add_conditional_edges(PLANNER, solve, [SOLVER])
+    graph.add_edge(SOLVER, MERGER)
+    graph.add_edge(MERGER, END)
+    return graph

@@ -1,0 +1,85 @@
+"""Debate in turns (MADiter: Prompt Choreography, section 4 and figure 6): one side answers, the other objects, and a
+moderator ends it, or lets it go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from choreo_agents.graph import END, START, Agent, ChoreoGraph
+from choreo_agents.graph.visibility import Mode
+from choreo_agents.sampling import Sampling
+
+AFFIRMATIVE, NEGATIVE, MODERATOR = "affirmative", "negative", "moderator"
+Verdicts = Callable[[Sequence[str]], Sequence[str]]
+"""What the moderator may end with, given what the two sides have said in turns."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """One of the three: its name, its private system prompt, and what it is asked before it speaks."""
+
+    speaker: str
+    system: str | None = None
+    prompt: str | None = None
+
+
+def iterative_debate(
+    roles: Mapping[str, Role],
+    *,
+    verdicts: Verdicts,
+    go_on: str,
+    rounds: int = 3,
+    system: str | None = None,
+    sampling: Sampling | None = None,
+    visibility: Mode = "shared",
+) -> ChoreoGraph:
+    """The graph of a debate in turns. The moderator's words are a verdict or `go_on`, in the last round a verdict.
+
+    Args:
+        roles: Of `affirmative`, `negative` and `moderator`.
+        verdicts: What ends the debate.
+        go_on: What the moderator says to have another round.
+        rounds: At most.
+        system: The public root.
+        sampling: How they choose tokens.
+        visibility: How they see each other. Nobody but the moderator sees what it says.
+
+    Raises:
+        ValueError: A role is missing, or there is no round.
+    """
+    missing = {AFFIRMATIVE, NEGATIVE, MODERATOR} - set(roles)
+    if missing:
+        raise ValueError(f"a debate in turns takes three roles: {', '.join(sorted(missing))} is missing")
+    if rounds < 1:
+        raise ValueError(f"a debate takes at least one round, not {rounds}")
+
+    def allowed(state: Mapping[str, Any]) -> list[str]:
+        sides = [words for name, words in said(state) if name != MODERATOR]
+        ends = list(verdicts(sides))
+        last = sum(name == MODERATOR for name, _ in said(state)) + 1 >= rounds
+        return ends if last else [*ends, go_on]
+
+    def after_verdict(state: Mapping[str, Any]) -> str:
+        spoken = [words for name, words in said(state) if name == MODERATOR]
+        return AFFIRMATIVE if spoken[-1] == go_on and len(spoken) < rounds else END
+
+    graph = ChoreoGraph(system=system)
+    for name in (AFFIRMATIVE, NEGATIVE, MODERATOR):
+        role = roles[name]
+        choices = allowed if name == MODERATOR else None
+        agent = Agent(role.speaker, system=role.system, prompt=role.prompt, choices=choices, sampling=sampling)
+        graph.add_node(name, agent)
+    graph.add_edge(START, AFFIRMATIVE)
+    graph.add_edge(AFFIRMATIVE, NEGATIVE, visibility=visibility)
+    graph.share(NEGATIVE, AFFIRMATIVE, visibility).share(AFFIRMATIVE, MODERATOR, visibility)
+    graph.add_edge(NEGATIVE, MODERATOR, visibility=visibility)
+    graph.add_conditional_edges(MODERATOR, after_verdict, [AFFIRMATIVE, END], visibility={})
+    return graph
+
+
+def said(state: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Who said what, in order: nodes and words."""
+    words = {message.id: str(message.text) for message in state["messages"]}
+    return [(entry["author"], words[entry["message_id"]]) for entry in state["handles"] if entry["author"] != START]

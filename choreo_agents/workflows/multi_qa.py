@@ -1,0 +1,74 @@
+"""Several questions, asked apart and answered in one reply (Prompt Choreography, section 3.3 and figure 4).
+
+On an engine that re-encodes text a question attends to those before it. From the cache it does not: the questions stand
+one after the other (`serial`), or all at one offset (`parallel`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from langchain_core.messages import HumanMessage
+
+from choreo_agents.graph import END, START, Agent, ChoreoGraph, Rule
+from choreo_agents.graph.turn import Prompt
+from choreo_agents.sampling import Sampling
+
+Layout = Literal["serial", "parallel"]
+ANSWERER = "answerer"
+
+
+def multi_qa(
+    questions: Sequence[str],
+    *,
+    layout: Layout = "serial",
+    system: str | None = None,
+    notes: str | None = None,
+    prompt: Prompt | None = None,
+    speaker: str = "Answerer",
+    sampling: Sampling | None = None,
+) -> ChoreoGraph:
+    """The graph of questions that are encoded without seeing each other, and one answer.
+
+    Args:
+        questions: Each a node that asks it.
+        layout: Where the questions stand.
+        system: The public root: answer all questions.
+        notes: The answerer's private system prompt, in whose light each question is encoded.
+        prompt: What it is asked besides.
+        speaker: Its name.
+        sampling: How it chooses tokens.
+
+    Raises:
+        ValueError: There is no question, or no such layout.
+    """
+    if not questions:
+        raise ValueError("there is no question to answer: ask at least one")
+    if layout not in ("serial", "parallel"):
+        raise ValueError(f"layout must be 'serial' or 'parallel', not {layout!r}")
+    graph = ChoreoGraph(system=system)
+    rule = Rule() if notes is None else Rule("reencoded", scope=(f"{ANSWERER}.system",))
+    names = [f"question {number}" for number in range(1, len(questions) + 1)]
+    agent = Agent(
+        speaker,
+        system=notes,
+        prompt=prompt,
+        sampling=sampling,
+        reads=dict.fromkeys(names, rule),
+        positions="sequential" if layout == "serial" else "parallel",
+    )
+    graph.add_node(ANSWERER, agent)
+    for name, question in zip(names, questions, strict=True):
+        graph.add_node(name, _asking(question))
+        graph.add_edge(START, name)
+    graph.add_edge(names, ANSWERER)
+    graph.add_edge(ANSWERER, END)
+    return graph
+
+
+def _asking(question: str) -> Callable[[Any], dict[str, Any]]:
+    def ask(_: Any) -> dict[str, Any]:
+        return {"messages": [HumanMessage(question)]}
+
+    return ask

@@ -1,0 +1,55 @@
+"""The state of a tree of thoughts: which thoughts stand for election, and which are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from choreo_agents.graph import START, ChoreoState
+from choreo_agents.graph.visibility import Mode
+
+THINKER, VOTER = "thinker", "voter"
+Thought = list[str]
+"""A thought from its first level on, as message ids."""
+
+
+class TreeState(ChoreoState, total=False):
+    """A tree's channels, besides handles and messages."""
+
+    candidates: list[Thought]
+    kept: list[Thought]
+    thoughts: int
+    """Messages that candidates have said, on all levels so far."""
+
+
+def stand(state: Mapping[str, Any], branches: int) -> dict[str, Any]:
+    """What a level's messages make of the state: each goes on from one of the thoughts that were kept."""
+    said = [entry["message_id"] for entry in state["handles"] if entry["author"] == THINKER]
+    new, kept = said[state.get("thoughts", 0) :], state.get("kept") or [[]]
+    candidates = [[*kept[index // branches], message] for index, message in enumerate(new)]
+    return {"candidates": candidates, "thoughts": len(said)}
+
+
+def numbered(state: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """The level's candidates: which of all messages each is, from 0 on, and its words."""
+    words = {message.id: str(message.text) for message in state["messages"]}
+    first = state["thoughts"] - len(state["candidates"])
+    return [(first + index, words[thought[-1]]) for index, thought in enumerate(state["candidates"])]
+
+
+class Sent(TypedDict):
+    """What a branch sees, as message ids."""
+
+    shared: list[str]
+    reencoded: list[str]
+
+
+def sent(state: Mapping[str, Any], thoughts: Sequence[Thought], visibility: Mode) -> Sent:
+    """What a branch is sent to see these thoughts and nothing else but the input."""
+    inputs = [entry["message_id"] for entry in state["handles"] if entry["author"] == START]
+    chosen = list(dict.fromkeys(message for thought in thoughts for message in thought))
+    if visibility == "shared":
+        return Sent(shared=[*inputs, *chosen], reencoded=[])
+    return Sent(shared=inputs, reencoded=chosen)

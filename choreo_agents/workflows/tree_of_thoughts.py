@@ -1,0 +1,105 @@
+"""Tree of thoughts (Prompt Choreography, section 4 and figure 6): candidates side by side, votes, the best goes on.
+
+candidates 1 .. B  ->  votes 1 .. V  ->  the best  (->  B candidates that go on from it  ->  votes  ...)  ->  answer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from choreo_agents.graph import END, START, Agent, ChoreoGraph, Send, Worker, send
+from choreo_agents.graph.visibility import Mode
+from choreo_agents.sampling import Sampling
+from choreo_agents.workflows.election import elect
+from choreo_agents.workflows.thoughts import THINKER, VOTER, TreeState, numbered, sent, stand
+
+FINALIST = "finalist"
+Ballot = Callable[[str, str], str | None]
+"""What a vote for a candidate says, given its name and its words; None if nobody can vote for it."""
+
+
+def tree_of_thoughts(
+    *,
+    branches: int = 8,
+    voters: int = 4,
+    depth: int = 1,
+    keep: int = 1,
+    system: str | None = None,
+    think: str | None = None,
+    go_on: str | None = None,
+    vote: str | Sequence[str] | None = None,
+    answer: str | None = None,
+    lead: str = "",
+    ballot: Ballot = lambda name, _: f"{name}.",
+    speakers: Sequence[str] = (),
+    sampling: Sampling | None = None,
+    visibility: Mode = "shared",
+) -> ChoreoGraph:
+    """The graph of a breadth-first search. A level's candidates are one batch, and so are its votes.
+
+    Args:
+        branches: Candidates that go on from each thought that is kept; `voters`: who choose among a level's.
+        depth: Levels; `keep`: thoughts that are kept of each.
+        system: The public root.
+        think: What candidates are asked; `go_on`: from the second level on; `answer`: what is asked at last.
+        vote: What voters are asked: all the same, or each another.
+        lead: What a vote comes after, behind the voter's own thoughts; `ballot`: what it can be.
+        speakers: Names: of the last speaker, of the voters, and of the candidates; by default `Candidate 1` on.
+        sampling: How they choose tokens.
+        visibility: How voters and later levels see what was thought.
+
+    Raises:
+        ValueError: A number is below 1.
+    """
+    for name, number in (("branches", branches), ("voters", voters), ("depth", depth), ("keep", keep)):
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, not {number}")
+    last, voting, *names = speakers or ("Assistant", "Voter")
+    votes = [vote] if vote is None or isinstance(vote, str) else list(vote)
+
+    def name_of(number: int) -> str:
+        return names[number % len(names)] if names else f"Candidate {number + 1}"
+
+    def grow(state: Mapping[str, Any]) -> list[Send]:
+        kept, first = state.get("kept"), state.get("thoughts", 0)
+        if not kept:
+            return [thinker.send(state, think, speaker=name_of(index)) for index in range(branches)]
+        return [
+            thinker.send(state, go_on or think, speaker=name_of(first + number), **sent(state, [thought], visibility))
+            for number, thought in enumerate(thought for thought in kept for _ in range(branches))
+        ]
+
+    def ballots(state: Mapping[str, Any]) -> list[str | None]:
+        return [ballot(name_of(number), words) for number, words in numbered(state)]
+
+    def poll(state: Mapping[str, Any]) -> list[Send]:
+        seen = sent(state, state["candidates"], visibility)
+        return [voter.send(state, votes[number % len(votes)], **seen) for number in range(voters)]
+
+    def count(state: Mapping[str, Any]) -> dict[str, Any]:
+        cast = [str(message.text) for message in state["messages"] if message.name == VOTER][-voters:]
+        return {"kept": [state["candidates"][i] for i in elect(cast, ballots(state), lead=lead, seats=keep)]}
+
+    def next_level(state: Mapping[str, Any]) -> list[Send]:
+        if len(state["kept"][0]) < depth:
+            return grow(state)
+        return [send(FINALIST, state, **sent(state, state["kept"][:1], visibility))]
+
+    def allowed(state: Mapping[str, Any]) -> list[str]:
+        return list(dict.fromkeys(each for each in ballots(state) if each is not None))
+
+    thinker = Worker(THINKER, sampling=sampling)
+    voter = Worker(VOTER, speaker=voting, choices=allowed, lead=lead, sampling=sampling, reads={THINKER: visibility})
+    graph = ChoreoGraph(TreeState, system=system)
+    graph.add_node(thinker).add_node(voter)
+    graph.add_node(FINALIST, Agent(last, prompt=answer, sampling=sampling, reads={THINKER: visibility}))
+    graph.add_node("stand", lambda state: stand(state, branches))
+    graph.add_node("count", count)
+    graph.add_conditional_edges(START, grow, [THINKER])
+    graph.add_edge(THINKER, "stand")
+    graph.add_conditional_edges("stand", poll, [VOTER], visibility={})
+    graph.add_edge(VOTER, "count")
+    graph.add_conditional_edges("count", next_level, [THINKER, FINALIST], visibility={})
+    graph.add_edge(FINALIST, END)
+    return graph
