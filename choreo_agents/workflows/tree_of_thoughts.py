@@ -32,6 +32,7 @@ def tree_of_thoughts(
     answer: str | None = None,
     lead: str = "",
     ballot: Ballot = lambda name, _: f"{name}.",
+    critics: Sequence[str] = (),
     speakers: Sequence[str] = (),
     sampling: Sampling | None = None,
     visibility: Mode = "shared",
@@ -45,6 +46,7 @@ def tree_of_thoughts(
         think: What candidates are asked; `go_on`: from the second level on; `answer`: what is asked at last.
         vote: What voters are asked: all the same, or each another.
         lead: What a vote comes after, behind the voter's own thoughts; `ballot`: what it can be.
+        critics: System prompts of the voters, for voters that differ: each is a node of its own, and in turn gets one.
         speakers: Names: of the last speaker, of the voters, and of the candidates; by default `Candidate 1` on.
         sampling: How they choose tokens.
         visibility: How voters and later levels see what was thought.
@@ -75,10 +77,12 @@ def tree_of_thoughts(
 
     def poll(state: Mapping[str, Any]) -> list[Send]:
         seen = sent(state, state["candidates"], visibility)
+        if critics:
+            return [send(node, state, **seen) for node in voting_nodes]
         return [voter.send(state, votes[number % len(votes)], **seen) for number in range(voters)]
 
     def count(state: Mapping[str, Any]) -> dict[str, Any]:
-        cast = [str(message.text) for message in state["messages"] if message.name == VOTER][-voters:]
+        cast = [str(message.text) for message in state["messages"] if message.name in voting_nodes][-voters:]
         return {"kept": [state["candidates"][i] for i in elect(cast, ballots(state), lead=lead, seats=keep)]}
 
     def next_level(state: Mapping[str, Any]) -> list[Send]:
@@ -89,17 +93,21 @@ def tree_of_thoughts(
     def allowed(state: Mapping[str, Any]) -> list[str]:
         return list(dict.fromkeys(each for each in ballots(state) if each is not None))
 
-    thinker = Worker(THINKER, sampling=sampling)
-    voter = Worker(VOTER, speaker=voting, choices=allowed, lead=lead, sampling=sampling, reads={THINKER: visibility})
+    judging: Any = {"choices": allowed, "lead": lead, "sampling": sampling, "reads": {THINKER: visibility}}
+    thinker, voter = Worker(THINKER, sampling=sampling), Worker(VOTER, speaker=voting, **judging)
+    voting_nodes = [f"{VOTER} {number}" for number in range(1, voters + 1)] if critics else [VOTER]
     graph = ChoreoGraph(TreeState, system=system)
-    graph.add_node(thinker).add_node(voter)
+    graph.add_node(thinker)
+    for number, node in enumerate(voting_nodes):
+        critic = {"system": critics[number % len(critics)], "prompt": votes[number % len(votes)]} if critics else {}
+        graph.add_node(node, Agent(voting, **critic, **judging) if critics else voter)
     graph.add_node(FINALIST, Agent(last, prompt=answer, sampling=sampling, reads={THINKER: visibility}))
     graph.add_node("stand", lambda state: stand(state, branches))
     graph.add_node("count", count)
     graph.add_conditional_edges(START, grow, [THINKER])
     graph.add_edge(THINKER, "stand")
-    graph.add_conditional_edges("stand", poll, [VOTER], visibility={})
-    graph.add_edge(VOTER, "count")
+    graph.add_conditional_edges("stand", poll, voting_nodes, visibility={})
+    graph.add_edge(voting_nodes if critics else VOTER, "count")
     graph.add_conditional_edges("count", next_level, [THINKER, FINALIST], visibility={})
     graph.add_edge(FINALIST, END)
     return graph

@@ -1,0 +1,116 @@
+"""Results as lines of JSON, on disk one by one: a run that was killed goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from choreo_agents.errors import InvalidRequestError
+
+Record = dict[str, Any]
+
+
+class Journal:
+    """The records of one run by key; each key once, whatever interrupts it.
+
+    The first line says what the run is, so that results of two different ones never mix. A line that was cut in the
+    middle is dropped. While it is open nobody else writes to it.
+
+    Args:
+        path: A file, made if need be; None keeps the records in memory.
+        settings: What decides the results, as plain JSON.
+
+    Raises:
+        InvalidRequestError: The file holds another run's results, is no such file, or is being written to.
+    """
+
+    def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
+        self.path = path
+        self.records: dict[str, Record] = {}
+        """What is known, in the order in which it was found out."""
+        self._file = None
+        if path is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(path.with_name(path.name + ".lock"))
+        try:
+            self._lock.acquire(blocking=False)
+        except Timeout as error:
+            raise InvalidRequestError(f"{str(path)!r} is being written to by another run: wait, or name another") from error
+        try:
+            self._open(path, json.loads(json.dumps(settings)))
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _open(self, path: Path, settings: Mapping[str, Any]) -> None:
+        whole = b""
+        if path.exists():
+            found = path.read_bytes()
+            whole = found[: found.rfind(b"\n") + 1]
+        first, *lines = whole.decode().splitlines() or [""]
+        if first:
+            self._require_same(first, settings)
+        for number, line in enumerate(lines, start=2):
+            record = _parsed(path, number, line)
+            self.records[str(record.pop("key"))] = record
+        self._file = path.open("ab")
+        self._file.truncate(len(whole))
+        if not first:
+            self._write({"settings": settings})
+
+    def _require_same(self, line: str, settings: Mapping[str, Any]) -> None:
+        assert self.path is not None
+        known = _parsed(self.path, 1, line).get("settings")
+        if not isinstance(known, dict):
+            raise InvalidRequestError(f"{str(self.path)!r} holds no results of ours: name another file")
+        other = [name for name in {**known, **settings} if known.get(name) != settings.get(name)]
+        if other:
+            differs = ", ".join(f"{name} {known.get(name)!r}, not {settings.get(name)!r}" for name in sorted(other))
+            raise InvalidRequestError(f"{str(self.path)!r} holds another run's results, with {differs}: name another file")
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.records
+
+    def add(self, key: str, record: Record) -> None:
+        """Write one result down; it is on disk when this returns."""
+        assert key not in self.records, f"{key} is there already"
+        self._write({"key": key, **record})
+        self.records[key] = json.loads(json.dumps(record))
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Let others write to the file."""
+        if self._file is not None:
+            self._file.close()
+            self._lock.release()
+            self._lock_path().unlink(missing_ok=True)
+
+    def _lock_path(self) -> Path:
+        return Path(self._lock.lock_file)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _parsed(path: Path, number: int, line: str) -> Record:
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InvalidRequestError(f"line {number} of {str(path)!r} is no JSON: {error}") from error
+    if not isinstance(found, dict) or (number > 1 and "key" not in found):
+        raise InvalidRequestError(f"line {number} of {str(path)!r} is no result of ours: {line[:60]!r}")
+    return found

@@ -1,0 +1,139 @@
+"""Workflows of stated lengths, with words that mean nothing: what is measured does not depend on them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from choreo_agents.graph import ChoreoGraph
+from choreo_agents.language import vocabulary
+from choreo_agents.models import LoadedModel
+from choreo_agents.workflows.debate import debate
+from choreo_agents.workflows.iterative_debate import AFFIRMATIVE, MODERATOR, NEGATIVE, Role, iterative_debate
+from choreo_agents.workflows.tree_of_thoughts import tree_of_thoughts
+
+_WORDS = tuple(word for word in vocabulary.words() if word.isalpha())
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """In tokens, but for the headers of chat turns."""
+
+    system: int = 64
+    """Of each system prompt and instruction."""
+    problem: int = 128
+    utterance: int = 256
+
+
+class Words:
+    """Texts of so many tokens of a model, always the same for one name."""
+
+    def __init__(self, model: LoadedModel, lengths: Lengths, problem: int) -> None:
+        self._model = model
+        self.lengths = lengths
+        self._problem = problem
+
+    def text(self, name: str, tokens: int) -> str:
+        """A text of just so many tokens, as it stands behind other words."""
+        rng = random.Random(f"{self._problem} {name}")
+        words: list[str] = []
+        while len(self._model.encode(f" {' '.join(words)}")) < tokens:
+            words.append(rng.choice(_WORDS))
+        if len(self._model.encode(f" {' '.join(words)}")) > tokens:
+            words.pop()  # a word of several tokens went too far: other vocabularies may come out a little short
+        return " ".join(words)
+
+    def system(self, name: str) -> str:
+        return self.text(f"system {name}", self.lengths.system)
+
+    def problem(self) -> str:
+        return self.text("problem", self.lengths.problem)
+
+
+class Utterances(Mapping[tuple[str, int, int, int], tuple[int, ...]]):
+    """What every call says, by (author, superstep, branch, call): so many tokens, others for each call.
+
+    Args:
+        words: Of the problem.
+        fixed: Authors who always say the same.
+    """
+
+    def __init__(self, words: Words, model: LoadedModel, fixed: Mapping[str, str] | None = None) -> None:
+        self._words, self._model, self._fixed = words, model, fixed or {}
+        self._said: dict[tuple[str, int, int, int], tuple[int, ...]] = {}
+
+    def __getitem__(self, call: tuple[str, int, int, int]) -> tuple[int, ...]:
+        author = call[0]
+        if call not in self._said:
+            text = self._fixed.get(author) or self._words.text(str(call), self._words.lengths.utterance)
+            self._said[call] = tuple(self._model.encode(f" {text}"))
+        return self._said[call]
+
+    def __iter__(self) -> Iterator[tuple[str, int, int, int]]:
+        return iter(self._said)
+
+    def __len__(self) -> int:
+        return len(self._said)
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A workflow on one problem, and what is said in it."""
+
+    graph: ChoreoGraph
+    question: str
+    said: Utterances
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One workflow of a given size."""
+
+    name: str
+    what: str
+    """Its size in words."""
+    build: Callable[[LoadedModel, Words], Instance]
+
+
+def parallel_debate(agents: int = 3, rounds: int = 3) -> Scenario:
+    """MADpar: one system prompt and question for all."""
+
+    def build(model: LoadedModel, words: Words) -> Instance:
+        names = vocabulary.AGENTS[:agents]
+        graph = debate(dict.fromkeys(names), rounds=rounds, system=words.system("all"))
+        return Instance(graph, words.problem(), Utterances(words, model))
+
+    return Scenario("MADpar", f"{agents} agents, {rounds} rounds", build)
+
+
+def debate_in_turns(rounds: int = 3) -> Scenario:
+    """MADiter: a system prompt for each role; the moderator never ends it early."""
+
+    def build(model: LoadedModel, words: Words) -> Instance:
+        names = (AFFIRMATIVE, NEGATIVE, MODERATOR)
+        roles = {name: Role(who, words.system(name)) for name, who in zip(names, vocabulary.AGENTS, strict=False)}
+        go_on = words.text("go on", words.lengths.utterance)
+        graph = iterative_debate(roles, verdicts=lambda _: [], go_on=go_on, rounds=rounds)
+        return Instance(graph, words.problem(), Utterances(words, model, {MODERATOR: go_on}))
+
+    return Scenario("MADiter", f"{rounds} rounds", build)
+
+
+def tree(branches: int = 8, voters: int = 4, *, critics: bool = False) -> Scenario:
+    """ToT of one level; all voters are told the same, or each is a critic with a system prompt of its own."""
+
+    def build(model: LoadedModel, words: Words) -> Instance:
+        graph = tree_of_thoughts(
+            branches=branches,
+            voters=voters,
+            system=words.system("all"),
+            vote=words.system("vote"),
+            answer=words.system("answer"),
+            speakers=vocabulary.AGENTS,
+            critics=[words.system(f"critic {number}") for number in range(voters)] if critics else (),
+        )
+        return Instance(graph, words.problem(), Utterances(words, model))
+
+    name = f"ToT {branches}x{voters}" + (" critics" if critics else "")
+    return Scenario(name, f"{branches} branches, {voters} {'critics' if critics else 'voters'}", build)
