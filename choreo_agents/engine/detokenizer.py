@@ -66,7 +66,6 @@ class TextEnd:
         self._tail = ""
 
     def complete(self, token: int) -> bool:
-        """Add the next token; whether the text ends with it."""
-        added = self._detokenizer.add(token)
-        self._tail = (self._tail + added)[-len(self._text) :]
-        return self._detokenizer.whole and bool(added) and self._tail == self._text
+        """Add the next token; whether the text ends with it, and with no part of another character."""
+        self._tail = (self._tail + self._detokenizer.add(token))[-len(self._text) :]
+        return self._detokenizer.whole and self._tail == self._text

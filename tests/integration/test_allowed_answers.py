@@ -185,7 +185,7 @@ def test_a_choice_with_a_token_that_ends_the_message_is_refused(engine: Engine) 
     with pytest.raises(InvalidRequestError, match="holds a token that ends the message"):
         engine.decode([7], **call)
     with pytest.raises(InvalidRequestError, match="holds a token that ends the message"):
-        engine.decode([7], sampling=Sampling(choices=("a\nb",)), closing="\n")
+        engine.decode([7], sampling=Sampling(choices=("a\nb",), stop_tokens=()), closing="\n")
 
 
 def test_texts_that_a_tokenizer_would_change_or_drop_are_refused() -> None:

@@ -18,8 +18,10 @@ class ByteModel:
         ends: How many end tokens it has, after all others.
     """
 
-    def __init__(self, longer: Sequence[str] = (), used: int = 0, ends: int = 1) -> None:
-        self.pieces = [bytes([byte]) for byte in range(256)] + [text.encode() for text in longer]
+    def __init__(self, longer: Sequence[str | bytes] = (), used: int = 0, ends: int = 1) -> None:
+        self.pieces = [bytes([byte]) for byte in range(256)] + [
+            piece.encode() if isinstance(piece, str) else piece for piece in longer
+        ]
         self._used = sorted(range(256 + used), key=lambda token: -len(self.pieces[token]))
         first = len(self.pieces)
         self.adapter = SimpleNamespace(end_tokens=tuple(range(first, first + ends)), vocabulary_size=first + ends)
