@@ -21,18 +21,21 @@ class Detokenizer:
         """From the last one on that said something by itself: it decides the spacing of what follows."""
         self._shown = ""
         """What has been told of their text."""
+        self.whole = True
+        """Whether no character is incomplete."""
 
     def add(self, token: int) -> str:
         """The text that this token completes."""
         self._tokens.append(token)
         text = self._model.decode(self._tokens, special=False)
         whole = text.rstrip(_INCOMPLETE)
+        self.whole = whole == text
         added = whole[len(self._shown) :]
         if not added:
             return ""
         self._shown = whole
         last = self._model.decode(self._tokens[-1:], special=False)
-        if whole == text and _INCOMPLETE not in last:
+        if self.whole and _INCOMPLETE not in last:
             self._tokens, self._shown = self._tokens[-1:], last
         return added
 
@@ -52,3 +55,17 @@ class TextStop:
         seen = self._tail + added
         self._tail = seen[-(self._longest - 1) :] if self._longest > 1 else ""
         return any(text in seen for text in self._texts)
+
+
+class TextEnd:
+    """Watches whether the text of one answer ends with a given one."""
+
+    def __init__(self, model: LoadedModel, text: str) -> None:
+        self._detokenizer = Detokenizer(model)
+        self._text = text
+        self._tail = ""
+
+    def complete(self, token: int) -> bool:
+        """Add the next token; whether the text ends with it, and with no part of another character."""
+        self._tail = (self._tail + self._detokenizer.add(token))[-len(self._text) :]
+        return self._detokenizer.whole and self._tail == self._text

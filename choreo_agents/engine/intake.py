@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from choreo_agents.engine.allowed import answer_guide, answer_paths
 from choreo_agents.engine.calls import Content, Decode, Prefill
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.detokenizer import TextStop
@@ -19,7 +20,7 @@ from choreo_agents.engine.placement import place
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, KVBudgetError
 from choreo_agents.kv.handle import MessageHandle, message_id
 from choreo_agents.runtime.request import Decoding
-from choreo_agents.sampling import Sampling, TokenSampler, nth_seed
+from choreo_agents.sampling import AnswerPaths, Sampling, TokenSampler, nth_seed
 
 _REMEMBERED_CALLS = 65_536
 
@@ -33,13 +34,18 @@ class ReadCall:
     closing: tuple[int, ...]
     sample: int = 0
     """Which of the answers that the call asks for this is."""
+    stops: frozenset[int] = frozenset()
+    """Tokens after which a decode ends."""
+    paths: AnswerPaths | None = None
+    """To the answers that are allowed; None: any is."""
 
     @property
     def longest(self) -> int:
         """Tokens that it can add to these at most."""
         if isinstance(self.call, Prefill):
             return 0
-        return self.call.sampling.longest + len(self.closing)
+        sampled = self.call.sampling.longest if self.paths is None else self.paths.longest
+        return sampled + len(self.closing)
 
 
 class Intake:
@@ -77,7 +83,10 @@ class Intake:
         if not isinstance(call.sampling, Sampling):
             raise InvalidRequestError(f"sampling must be a Sampling, not {call.sampling!r}")
         self._tokens(call.sampling.forced or (), "sampling.forced")
-        return ReadCall(call, tokens, self._tokens(call.closing, "closing"))
+        closing = self._tokens(call.closing, "closing")
+        stops = frozenset(self._stops(call.sampling, closing))
+        paths = answer_paths(self._core.model, call.sampling, stops | frozenset(closing[:1]))
+        return ReadCall(call, tokens, closing, stops=stops, paths=paths)
 
     def read_samples(self, call: Decode) -> list[ReadCall]:
         """The same, once for every answer that a decode asks for."""
@@ -97,13 +106,12 @@ class Intake:
         """How a decode samples. Derives its seed, so that it must be called once for each that really runs."""
         assert isinstance(read.call, Decode)
         sampling = read.call.sampling
-        stops = sampling.stop_tokens
-        if stops is None:
-            stops = (*self._core.model.adapter.end_tokens, *read.closing[:1])
+        model = self._core.model
         seed = self._call_seed(job, sampling) if sampling.seed is None else nth_seed(sampling.seed, read.sample)
-        sampler = TokenSampler(sampling, seed, job.text(), read.call.watch)
-        stop_text = TextStop(self._core.model, sampling.stop).ends_with if sampling.stop else None
-        return Decoding(sampling, sampler, frozenset(stops), read.closing, stop_text)
+        guide = None if read.paths is None else answer_guide(model, sampling, read.paths)
+        sampler = TokenSampler(sampling, seed, job.text(), read.call.watch, guide)
+        stop_text = TextStop(model, sampling.stop).ends_with if sampling.stop and guide is None else None
+        return Decoding(sampling, sampler, read.stops, read.closing, stop_text)
 
     def identity(self, job: Job, tokens: tuple[int, ...]) -> str:
         """The id of the message that these tokens make in the job's place."""
@@ -116,7 +124,7 @@ class Intake:
         if read.call.memo is None:
             return None
         closing = ",".join(map(str, read.closing))
-        call = f"{self.identity(job, job.tokens)} {read.call.sampling.model_dump_json()} {closing}"
+        call = f"{self.identity(job, job.tokens)} {_written(read.call.sampling)} {closing}"
         return f"{read.call.memo} {read.sample} {call}"
 
     def _tokens(self, content: Content, what: str) -> tuple[int, ...]:
@@ -129,6 +137,11 @@ class Intake:
             raise InvalidRequestError(f"the {what} must be text or token ids, not {type(content).__name__}")
         size = self._core.model.adapter.vocabulary_size
         return tuple(_token(item, size) for item in _listed(content, what))
+
+    def _stops(self, sampling: Sampling, closing: tuple[int, ...]) -> tuple[int, ...]:
+        if sampling.stop_tokens is not None:
+            return sampling.stop_tokens
+        return (*self._core.model.adapter.end_tokens, *closing[:1])
 
     def _require_fit(self, job: Job, added: int) -> None:
         end, most = self._core.method.reach(job, added), self._core.model.adapter.max_positions
@@ -147,7 +160,7 @@ class Intake:
 
     def _call_seed(self, job: Job, sampling: Sampling) -> int:
         """Different for each repetition of a call, the same in each run of a program."""
-        call = f"{self.identity(job, job.tokens)} {sampling.model_dump_json()}"
+        call = f"{self.identity(job, job.tokens)} {_written(sampling)}"
         repeat = self._repeats.pop(call, 0)
         self._repeats[call] = repeat + 1
         while len(self._repeats) > _REMEMBERED_CALLS:
@@ -163,6 +176,11 @@ def _require_urgency(call: Prefill | Decode) -> None:
     timeout = call.timeout_s
     if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
         raise InvalidRequestError(f"timeout_s must be a number of seconds, not {timeout!r}")
+
+
+def _written(sampling: Sampling) -> str:
+    """What it says, in JSON. Without fields of later releases that it does not use: calls keep the seeds they had."""
+    return sampling.model_dump_json(exclude=None if sampling.choices else {"choices", "lead"})
 
 
 def _token(item: Any, size: int) -> int:

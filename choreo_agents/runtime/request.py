@@ -110,12 +110,15 @@ class Decoding:
     @property
     def longest(self) -> int:
         """Tokens that it can add at most, closing ones included."""
-        return self.sampling.longest + len(self.closing)
+        guide = self.sampler.guide
+        return (self.sampling.longest if guide is None else guide.paths.longest) + len(self.closing)
 
     def ends(self, sampled: list[int]) -> bool:
         """Whether these are all the tokens to sample; asked once after each."""
         if self.sampling.forced is not None:
             return len(sampled) == len(self.sampling.forced)
+        if self.sampler.guide is not None:
+            return self.sampler.guide.done
         stopped = self.stop_text is not None and self.stop_text(sampled[-1])
         return stopped or sampled[-1] in self.stop_tokens or len(sampled) == self.sampling.max_tokens
 

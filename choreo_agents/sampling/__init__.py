@@ -1,6 +1,7 @@
 """How the next token is chosen."""
 
+from choreo_agents.sampling.answers import AnswerGuide, AnswerPaths
 from choreo_agents.sampling.parameters import Sampling
 from choreo_agents.sampling.sampler import Chosen, TokenSampler, nth_seed
 
-__all__ = ["Chosen", "Sampling", "TokenSampler", "nth_seed"]
+__all__ = ["AnswerGuide", "AnswerPaths", "Chosen", "Sampling", "TokenSampler", "nth_seed"]

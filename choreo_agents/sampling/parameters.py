@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MOST_LOGPROBS = 64
 
@@ -40,6 +40,21 @@ class Sampling(BaseModel):
     n: int = Field(default=1, ge=1)
     """Answers to sample: over one view, each with its own random numbers. More than one come as a list, from a list
     of calls."""
+    choices: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """The allowed answers: the text that is sampled ends with one of them, and the decode with it. A longer choice may
+    follow a shorter one that starts it, unless the model ends there. Whatever is `forced` is taken as it is."""
+    lead: str = ""
+    """Text that the answer comes after, as in "I vote for". The model writes freely until its text ends with it; where
+    it would stop before, or has just enough tokens left, the lead is forced. Empty: the answer is all that is
+    sampled."""
+
+    @model_validator(mode="after")
+    def _leads_to_something(self) -> Sampling:
+        if self.lead and not self.choices:
+            raise ValueError(
+                f"lead {self.lead!r} leads to no answer: give the allowed ones as choices, or leave it out"
+            )
+        return self
 
     @property
     def longest(self) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from choreo_agents.sampling.answers import AnswerGuide
 from choreo_agents.sampling.filters import apply_filters, penalise
 from choreo_agents.sampling.parameters import Sampling
 
@@ -37,12 +38,14 @@ class TokenSampler:
         seed: int,
         seen: Iterable[int] = (),
         watch: Callable[[Tensor], None] | None = None,
+        guide: AnswerGuide | None = None,
     ) -> None:
         """Start the random numbers at `seed`; `seen` are the tokens before the answer, for the repetition penalty.
 
-        `watch` is shown the logits before each choice.
+        `watch` is shown the logits before each choice. `guide` says which tokens may be chosen; forced ones always.
         """
         self.sampling = sampling
+        self.guide = guide if sampling.forced is None else None
         self._watch = watch
         self._generator = torch.Generator().manual_seed(seed % 2**63)
         self._chosen = 0
@@ -53,7 +56,7 @@ class TokenSampler:
         sampling = self.sampling
         if self._watch is not None:
             self._watch(logits)
-        token = sampling.forced[self._chosen] if sampling.forced is not None else self._sample(logits)
+        token = sampling.forced[self._chosen] if sampling.forced is not None else self._guided(logits)
         self._chosen += 1
         if sampling.repetition_penalty != 1.0:
             self._seen.add(token)
@@ -64,10 +67,26 @@ class TokenSampler:
         top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
         return Chosen(token, float(likely[token]), top)
 
-    def _sample(self, logits: Tensor) -> int:
+    def _guided(self, logits: Tensor) -> int:
+        if self.guide is None:
+            return self._sample(logits)
+        token = self._sample(logits, self.guide.allowed())
+        if self.guide.refuses(token):
+            token = self._sample(logits, self.guide.allowed())
+        self.guide.take(token)
+        return token
+
+    def _sample(self, logits: Tensor, allowed: Sequence[int] | None = None) -> int:
+        """A token of [vocabulary] logits, or of the allowed ones alone: as if all others had a logit of -inf."""
         sampling = self.sampling
         if sampling.repetition_penalty != 1.0:
             logits = penalise(logits.float(), self._seen, sampling.repetition_penalty)
+        if allowed is None:
+            return self._draw(logits)
+        return allowed[self._draw(logits[torch.tensor(allowed, device=logits.device)])]
+
+    def _draw(self, logits: Tensor) -> int:
+        sampling = self.sampling
         if sampling.temperature == 0.0:
             return int(logits.max(dim=-1).indices)  # several times as fast as argmax in bf16
         kept = apply_filters(logits.cpu(), sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)

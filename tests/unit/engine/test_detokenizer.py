@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import cast
 
 import pytest
+from support.byte_model import ByteModel
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from choreo_agents.engine.detokenizer import Detokenizer
+from choreo_agents.engine.detokenizer import Detokenizer, TextEnd
 from choreo_agents.models import LoadedModel
 
 
@@ -59,3 +60,21 @@ def test_spaces_stay_between_words_and_after_special_tokens() -> None:
     pieces = [detokenizer.add(token) for token in tokens]
     assert "".join(pieces) == model.decode(tokens, special=False) == "Ann hass Anné"
     assert pieces[:3] == ["Ann", "", " has"]
+
+
+@pytest.mark.parametrize("text", ["vote", "te", "ö vote", "I vöte"])
+def test_a_text_ends_with_the_token_that_completes_it(text: str) -> None:
+    model = ByteModel(["vot", "ö", " v"], used=3)
+    tokens = model.encode(f"I {text}, or {text}") if not text.startswith("I ") else model.encode(f"{text} {text}")
+    end = TextEnd(model.loaded(), text)
+    told = [end.complete(token) for token in tokens]
+    assert told == [model.decode(tokens[: i + 1]).endswith(text) for i in range(len(tokens))]
+    assert sum(told) == 2
+
+
+def test_a_text_does_not_end_within_a_token_or_a_character() -> None:
+    """The token that completes it also says more, or starts another character."""
+    model = ByteModel(["te!", b"te\xc3"])
+    for last in (256, 257):
+        end = TextEnd(model.loaded(), "vote")
+        assert [end.complete(token) for token in [*model.encode("vo"), last]] == [False] * 3
