@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -33,7 +33,7 @@ class Journal:
         self.path = path
         self.records: dict[str, Record] = {}
         """What is known, in the order in which it was found out."""
-        self._file = None
+        self._file: BinaryIO | None = None
         if path is None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,9 @@ class Journal:
         try:
             self._lock.acquire(blocking=False)
         except Timeout as error:
-            raise InvalidRequestError(f"{str(path)!r} is being written to by another run: wait, or name another") from error
+            raise InvalidRequestError(
+                f"{str(path)!r} is being written to by another run: wait, or name another"
+            ) from error
         try:
             self._open(path, json.loads(json.dumps(settings)))
         except BaseException:
@@ -59,8 +61,8 @@ class Journal:
         for number, line in enumerate(lines, start=2):
             record = _parsed(path, number, line)
             self.records[str(record.pop("key"))] = record
-        self._file = path.open("ab")
-        self._file.truncate(len(whole))
+        file = self._file = path.open("ab")
+        file.truncate(len(whole))
         if not first:
             self._write({"settings": settings})
 
@@ -72,7 +74,9 @@ class Journal:
         other = [name for name in {**known, **settings} if known.get(name) != settings.get(name)]
         if other:
             differs = ", ".join(f"{name} {known.get(name)!r}, not {settings.get(name)!r}" for name in sorted(other))
-            raise InvalidRequestError(f"{str(self.path)!r} holds another run's results, with {differs}: name another file")
+            raise InvalidRequestError(
+                f"{str(self.path)!r} holds another run's results, with {differs}: name another file"
+            )
 
     def __contains__(self, key: str) -> bool:
         return key in self.records

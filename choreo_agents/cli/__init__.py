@@ -7,6 +7,7 @@ import typer
 from choreo_agents.cli.audit import audit
 from choreo_agents.cli.bench import bench_app
 from choreo_agents.cli.bench_engine import engine
+from choreo_agents.cli.bench_workflows import workflows
 from choreo_agents.cli.dilemma import eval_dilemma, run_dilemma
 from choreo_agents.cli.evaluate import eval_app
 from choreo_agents.cli.inspect import inspect_app
@@ -27,6 +28,7 @@ app.command()(audit)
 eval_app.command("dilemma")(eval_dilemma)
 app.add_typer(eval_app, name="eval")
 bench_app.command()(engine)
+bench_app.command()(workflows)
 app.add_typer(bench_app, name="bench")
 app.add_typer(train_app, name="train")
 app.add_typer(models_app, name="models")

@@ -99,8 +99,8 @@ def tree_of_thoughts(
     graph = ChoreoGraph(TreeState, system=system)
     graph.add_node(thinker)
     for number, node in enumerate(voting_nodes):
-        critic = {"system": critics[number % len(critics)], "prompt": votes[number % len(votes)]} if critics else {}
-        graph.add_node(node, Agent(voting, **critic, **judging) if critics else voter)
+        told: Any = {"system": critics[number % len(critics)], "prompt": votes[number % len(votes)]} if critics else {}
+        graph.add_node(node, Agent(voting, **told, **judging) if critics else voter)
     graph.add_node(FINALIST, Agent(last, prompt=answer, sampling=sampling, reads={THINKER: visibility}))
     graph.add_node("stand", lambda state: stand(state, branches))
     graph.add_node("count", count)

@@ -63,7 +63,12 @@ def measure_workflows(
                         _run(model, scenario, Lengths(8, 8, 8), 0, method, kv_budget_bytes)
                         warm = True
                     cost = _run(model, scenario, lengths, problem, method, kv_budget_bytes)
-                    record = {"scenario": scenario.name, "problem": problem, "method": method, "lengths": asdict(lengths)}
+                    record = {
+                        "scenario": scenario.name,
+                        "problem": problem,
+                        "method": method,
+                        "lengths": asdict(lengths),
+                    }
                     journal.add(key, {**record, **asdict(cost)})
                 on_progress(key)
 

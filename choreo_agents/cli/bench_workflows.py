@@ -1,0 +1,193 @@
+"""`choreo bench workflows`: how it is asked for and shown."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from choreo_agents.bench.journal import Journal
+from choreo_agents.bench.speed.plot import require_plots
+from choreo_agents.bench.workflows.measure import METHODS, measure_workflows
+from choreo_agents.bench.workflows.plot import save_lengths, save_sweep
+from choreo_agents.bench.workflows.report import COLUMNS, WorkflowReport, as_markdown
+from choreo_agents.bench.workflows.scenarios import Lengths, Scenario, debate_in_turns, parallel_debate, tree
+from choreo_agents.cli.options import DeviceOption, errors_as_lines
+from choreo_agents.engine.methods import MethodName
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.models.random_llama import SHAPES, save_random_llama
+
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+PAPER = (tree(), debate_in_turns(), parallel_debate())
+SWEEP_BRANCHES, SWEEP_VOTERS = (2, 4, 8, 16), (4, 8, 16)
+"""Of figure 5."""
+
+
+def workflows(
+    model: Annotated[
+        str, typer.Option(help=f"[b]embedded[/b], a random Llama ({', '.join(SHAPES)}), or a checkpoint.")
+    ] = "smollm2-135m",
+    dtype: Annotated[Literal["bf16", "fp32"], typer.Option(help="Of weights and KV.")] = "bf16",
+    n: Annotated[int, typer.Option("--n", min=1, help="Problems.")] = 30,
+    only: Annotated[list[str] | None, typer.Option("--only", help="Workflows whose name has this in it.")] = None,
+    methods: Annotated[str, typer.Option(help="With commas between.")] = ",".join(METHODS),
+    naive: Annotated[
+        int | None, typer.Option(min=0, help="On how many of the problems naive runs; by default all.")
+    ] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Trees of 2 to 16 branches and 4 to 16 voters instead (figure 5).")
+    ] = False,
+    critics: Annotated[
+        bool, typer.Option("--critics", help="In the sweep, voters have system prompts of their own.")
+    ] = False,
+    system: Annotated[int, typer.Option(min=1, help="Tokens of a system prompt or instruction.")] = 64,
+    problem: Annotated[int, typer.Option(min=1, help="Tokens of a problem.")] = 128,
+    utterance: Annotated[str, typer.Option(help="Tokens of each utterance; several lengths with commas.")] = "256",
+    threads: Annotated[int, typer.Option(min=1, help="Of the processor.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write every run to this JSONL file, and go on where it stops.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Also write the tables to this Markdown file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the sweep, or the lengths, to this PNG file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
+    device: DeviceOption = "cpu",
+) -> None:
+    """The paper's workflows, word for word the same under every method (tables 4 and 5, figures 5 and 7).
+
+    Every call is forced to given tokens, and every decode step is paid for: methods differ in what they encode. The
+    baseline has a radix prefix cache, and its calls share steps like choreo's. Runs take turns, each on a fresh engine.
+
+    [b]Examples[/b]
+
+      choreo bench workflows --model embedded --n 5 --utterance 32
+      choreo bench workflows --out runs.jsonl --report workflows.md
+      choreo bench workflows --sweep --critics --n 1 --methods choreo,baseline --plot sweep.png
+    """
+    console = Console(stderr=as_json, highlight=False)
+    with errors_as_lines(console):
+        if plot is not None:
+            require_plots()
+        chosen = _scenarios(only, sweep=sweep, critics=critics)
+        named = _methods(methods)
+        lengths = [Lengths(system, problem, each) for each in _numbers(utterance)]
+        torch.set_num_threads(threads)
+        settings = {"model": model, "dtype": dtype, "threads": threads, "device": device}
+        with Journal(out, settings) as journal, _loaded(console, model, dtype, device) as loaded:
+            total = sum(n if method != "naive" or naive is None else min(n, naive) for method in named)
+            with _bar(console) as progress:
+                task = progress.add_task("", total=total * len(chosen) * len(lengths))
+                for each in lengths:
+                    measure_workflows(
+                        loaded,
+                        chosen,
+                        journal,
+                        problems=n,
+                        lengths=each,
+                        methods=named,
+                        naive_problems=naive,
+                        on_progress=lambda key: progress.update(task, advance=1, description=key),
+                    )
+            found = WorkflowReport(settings | _versions(), list(journal.records.values()))
+        if as_json:
+            typer.echo(json.dumps(found.as_object(), indent=2))
+        else:
+            console.print(_table(found))
+        if report is not None:
+            report.write_text(as_markdown(found, _command(settings, n, only, methods, naive, lengths, sweep, critics)))
+            console.print(f"[dim]written to {report}[/]")
+        if plot is not None:
+            (save_sweep if sweep else save_lengths)(found, plot)
+            console.print(f"[dim]drawn to {plot}[/]")
+
+
+def _scenarios(only: list[str] | None, *, sweep: bool, critics: bool) -> list[Scenario]:
+    if critics and not sweep:
+        raise InvalidRequestError("--critics is for --sweep: the workflows of the paper have voters that are all alike")
+    found = [tree(b, v, critics=critics) for b in SWEEP_BRANCHES for v in SWEEP_VOTERS] if sweep else list(PAPER)
+    chosen = [each for each in found if not only or any(part.lower() in each.name.lower() for part in only)]
+    if not chosen:
+        raise InvalidRequestError(f"no workflow is named so: there are {', '.join(each.name for each in found)}")
+    return chosen
+
+
+def _methods(names: str) -> list[MethodName]:
+    chosen = [method for method in METHODS if method in names.split(",")]
+    unknown = set(names.split(",")) - set(METHODS)
+    if unknown:
+        raise InvalidRequestError(f"there is no method {min(unknown)!r}: there are {', '.join(METHODS)}")
+    return chosen
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        found = [int(each) for each in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise InvalidRequestError(f"lengths are numbers from 1 on, with commas between, not {text!r}")
+    return found
+
+
+@contextmanager
+def _loaded(console: Console, name: str, dtype: str, device: str) -> Iterator[LoadedModel]:
+    """A model by name; random weights are drawn anew."""
+    with tempfile.TemporaryDirectory() as folder, console.status(f"loading [b]{name}[/b] ..."):
+        path: str | Path = name
+        if name in SHAPES:
+            path = Path(folder) / name
+            save_random_llama(SHAPES[name], path, positions=1 << 15)
+        loaded = load_model(path, device=device, dtype=_DTYPES[dtype])
+    yield loaded
+
+
+@contextmanager
+def _bar(console: Console) -> Iterator[Progress]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+        yield progress
+
+
+def _versions() -> dict[str, Any]:
+    return {"torch": torch.__version__, "transformers": version("transformers"), "langgraph": version("langgraph")}
+
+
+def _table(found: WorkflowReport) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=found.title(), title_justify="left")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in COLUMNS[:2] else "right")
+    for row in found.rows():
+        table.add_row(*row)
+    return table
+
+
+def _command(
+    settings: dict[str, Any],
+    n: int,
+    only: list[str] | None,
+    methods: str,
+    naive: int | None,
+    lengths: list[Lengths],
+    sweep: bool,
+    critics: bool,
+) -> str:
+    """The command that measures the same again."""
+    words = [f"choreo bench workflows --model {settings['model']} --dtype {settings['dtype']} --n {n}"]
+    words += [f"--methods {methods}"] if methods != ",".join(METHODS) else []
+    words += [f"--naive {naive}"] if naive is not None else []
+    words += [f"--only {each}" for each in only or []]
+    words += ["--sweep"] * sweep + ["--critics"] * critics
+    words += [f"--system {lengths[0].system} --problem {lengths[0].problem}"]
+    words += [f"--utterance {','.join(str(each.utterance) for each in lengths)} --threads {settings['threads']}"]
+    return " ".join(words)
