@@ -1,0 +1,44 @@
+"""Reads what a reply answers, and compares it with what is right."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from choreo_agents.language.scoring import first_sentence, last_sentence
+
+FIRST, LAST = "first sentence", "last sentence"
+
+
+def read_answer(reply: str, where: str) -> str:
+    """The answer that a reply states.
+
+    Args:
+        reply: All that was said.
+        where: `first sentence`, `last sentence`, or what stands before the answer on its line: `Answer:`. Without
+            that the last line that says anything counts.
+    """
+    if where == FIRST:
+        return first_sentence(reply)
+    if where == LAST:
+        return last_sentence(reply)
+    marked = re.findall(rf"{re.escape(where)}[ \t]*(\S.*)", reply, re.IGNORECASE)
+    lines = [line.strip() for line in reply.splitlines() if line.strip()]
+    return str(marked[-1]).strip() if marked else lines[-1] if lines else ""
+
+
+def states(answer: str, right: str) -> bool:
+    """Whether an answer is the right one, or says it in whole words; case, spaces and marks at its ends aside."""
+    said, wanted = _plain(answer), _plain(right)
+    return bool(wanted) and re.search(rf"(?<![\w.]){re.escape(wanted)}(?![\w]|\.\d)", said) is not None
+
+
+def majority(answers: Sequence[str]) -> str:
+    """The answer that most gave; the first of equals, and none of none."""
+    counts = Counter(_plain(answer) for answer in answers)
+    return next((answer for answer in answers if counts[_plain(answer)] == max(counts.values())), "")
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split()).strip(" .,:;!?\"'`*$")
