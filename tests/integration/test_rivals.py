@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
 import pytest
 import torch
 from support.tiny import save_tiny_llama
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from choreo_agents.bench.rivals import Absent, LlamaCpp, Vllm
+from choreo_agents.bench.rivals import Absent, ChatHuggingFaceDebate, LlamaCpp, Vllm
 from choreo_agents.bench.rivals.base import absent_on_failure, paths
+from choreo_agents.bench.rivals.forced_call import ForcedCall
 from choreo_agents.bench.rivals.llama_gguf import _interleaved, write_gguf
 from choreo_agents.bench.speed import SCENARIOS, measure_all, scaled
+from choreo_agents.models.random_llama import LlamaShape, save_random_llama
 
 LEVELS = [[list(range(5, 25))], [[9, 10, 40], [11, 12]]]
 MESSAGES, NEW = [list(range(5, 14)), list(range(30, 37)), list(range(50, 61))], [8, 9]
@@ -164,3 +169,89 @@ def test_only_plain_llamas_are_converted(tmp_path: Path) -> None:
     scaled_rope = save_tiny_llama(tmp_path / "llama3", rope="llama3")
     with pytest.raises(Absent, match="only plain Llamas"):
         write_gguf(scaled_rope, torch.float32, tmp_path / "model.gguf")
+
+
+AGENTS, SYSTEM, QUESTION = ("Clara", "Alice", "Bruno"), "Agents answer.", "How many kites?"
+SAID = {
+    (name, turn): f"{name} has {10 * turn + place} {'red ' * (turn + place)}kites."
+    for turn in range(3)
+    for place, name in enumerate(AGENTS)
+}
+
+
+@pytest.fixture(scope="module")
+def debate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ChatHuggingFaceDebate, Any]]:
+    """The rival, and the tokenizer of its model."""
+    pytest.importorskip("langchain_huggingface")
+    folder = tmp_path_factory.mktemp("debate")
+    save_random_llama(LlamaShape(2, 64, 128, 4, 2, 800), folder)
+    rival = ChatHuggingFaceDebate(folder, torch.float32)
+    yield rival, AutoTokenizer.from_pretrained(folder)
+    rival.close()
+
+
+def test_chat_hugging_face_says_exactly_what_it_must(debate: tuple[ChatHuggingFaceDebate, Any]) -> None:
+    rival, tokenizer = debate
+    end = tokenizer.eos_token_id
+
+    def said(name: str, turn: int) -> list[int]:
+        # An end in its midst is a token like any other.
+        first, *others = tokenizer.encode(f" {SAID[name, turn]}")
+        return [first, end, *others, end]
+
+    before = dict(os.environ)
+    run = rival.debate(AGENTS, rounds=2, system=SYSTEM, question=QUESTION, said=said)
+    assert dict(os.environ) == before
+    assert run.answers == tuple(SAID[name, turn] for turn in range(2) for name in AGENTS)
+    assert run.calls == len(run.ttft_s) == 6
+    assert min(run.ttft_s) > 0
+    assert sum(run.ttft_s) < run.end_to_end_s
+
+
+def test_chat_hugging_face_makes_one_call_at_a_time(
+    debate: tuple[ChatHuggingFaceDebate, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy, make, made = Lock(), ForcedCall.make, 0
+
+    def alone(call: ForcedCall, chat: Any, messages: list[Any]) -> str:
+        nonlocal made
+        assert busy.acquire(blocking=False)
+        try:
+            made += 1
+            # Long enough for one beside it to come.
+            time.sleep(0.02)
+            return make(call, chat, messages)
+        finally:
+            busy.release()
+
+    monkeypatch.setattr(ForcedCall, "make", alone)
+    debate[0].debate(AGENTS, rounds=2, system=SYSTEM, question=QUESTION, said=lambda name, turn: [9])
+    assert made == 6
+
+
+def test_chat_hugging_face_encodes_the_whole_chat_in_every_call(debate: tuple[ChatHuggingFaceDebate, Any]) -> None:
+    rival, tokenizer = debate
+    run = rival.debate(
+        AGENTS,
+        rounds=3,
+        system=SYSTEM,
+        question=QUESTION,
+        said=lambda name, turn: tokenizer.encode(f" {SAID[name, turn]}"),
+    )
+    wanted = []
+    for turn in range(3):
+        for name in AGENTS:
+            spans = [f"<s><|system|> {SYSTEM}", f"<|user|> {QUESTION}"]
+            spans += [f"<|assistant|> {SAID[name, known]}" for known in range(turn)]
+            spans += [
+                f"<|user|> {other}: {SAID[other, turn - 1]}" for other in sorted(AGENTS) if turn and other != name
+            ]
+            wanted.append(tuple(tokenizer.encode("".join(f"{span}<|end|>" for span in spans) + "<|assistant|>")))
+    assert run.prompts == tuple(wanted)
+    assert run.prompt_tokens == tuple(len(prompt) for prompt in wanted)
+
+
+def test_chat_hugging_face_that_is_not_installed_is_named(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("choreo_agents.bench.rivals.chat_hugging_face.find_spec", lambda name: None)
+    with pytest.raises(Absent, match=r"^langchain-huggingface is not installed$"):
+        ChatHuggingFaceDebate(tiny_path, torch.float32)

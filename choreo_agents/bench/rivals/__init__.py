@@ -1,6 +1,7 @@
 """What the engine is measured against. Each is used as its own documentation says; none is a dependency."""
 
 from choreo_agents.bench.rivals.base import Absent, Levels, Rival, Timer
+from choreo_agents.bench.rivals.chat_hugging_face import ChatHuggingFaceDebate, ChatRun
 from choreo_agents.bench.rivals.continuous import ContinuousBatching
 from choreo_agents.bench.rivals.hugging_face import HuggingFace
 from choreo_agents.bench.rivals.llama_cpp import LlamaCpp
@@ -9,6 +10,8 @@ from choreo_agents.bench.rivals.vllm import Vllm
 
 __all__ = [
     "Absent",
+    "ChatHuggingFaceDebate",
+    "ChatRun",
     "ContinuousBatching",
     "HuggingFace",
     "Levels",
