@@ -4,8 +4,7 @@ figure 8)."""
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
@@ -13,22 +12,14 @@ from langchain_core.messages import AIMessage
 
 from choreo_agents.engine import Engine
 from choreo_agents.evaluation import Difference, Score
-from choreo_agents.graph import Rule
 from choreo_agents.language.tasks.dilemma import GAME, STRATEGIES, Strategy, decided
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
+from choreo_agents.workflows.cases.prisoners_dilemma import seen_by_bob, stakes
 from choreo_agents.workflows.prisoners_dilemma import prisoners_dilemma
 
 Variant = Literal["baseline", "choreo", "leak system", "leak plan", "reencoded"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
-RULES: Mapping[Variant, Rule] = {
-    "baseline": Rule(),
-    "choreo": Rule(),
-    "leak system": Rule("reencoded", scope=("alice.system",)),
-    "leak plan": Rule("reencoded", scope=("alice.plan",)),
-    "reencoded": Rule("reencoded"),
-}
-"""How Bob sees Alice; she sees him likewise, and in the two ablations re-encoded."""
 ALICES: tuple[Strategy, ...] = ("free", "cooperate", "defect")
 AT_ONCE = 64
 """Games that are played concurrently."""
@@ -43,8 +34,7 @@ class Game:
     bob: Strategy = "free"
 
     def rules(self) -> str:
-        rng = random.Random(f"dilemma {self.number}")
-        none, both = sorted(rng.sample(range(2, 61), 2))
+        both, none = stakes(self.number)
         return GAME.format(both=both, none=none)
 
     def strategies(self) -> dict[str, str]:
@@ -106,10 +96,7 @@ async def play(
             the plans are the same in all variants.
         on_message: Told of every message, with the node that said it.
     """
-    rule = RULES[variant]
-    back = Rule("reencoded") if rule.contexts else rule
-    graph = prisoners_dilemma(game.strategies(), game=game.rules(), sampling=sampling)
-    graph = graph.with_rule("alice", "bob", rule).with_rule("bob", "alice", back)
+    graph = seen_by_bob(prisoners_dilemma(game.strategies(), game=game.rules(), sampling=sampling), variant)
     with engine.scope():
         app = graph.compile(engine=engine)
         config: Any = {"configurable": {"seed": game.number}}

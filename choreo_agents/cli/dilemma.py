@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from choreo_agents.bench.dilemma import ALICES, RULES, VARIANTS, DilemmaReport, Game, Variant, measure_dilemma, play
+from choreo_agents.bench.dilemma import ALICES, VARIANTS, DilemmaReport, Game, Variant, measure_dilemma, play
 from choreo_agents.bench.dilemma_plot import save_shifts
 from choreo_agents.bench.speed.plot import require_plots
 from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load
@@ -21,6 +21,7 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.language.tasks.dilemma import STRATEGIES, Strategy
 from choreo_agents.sampling import Sampling
+from choreo_agents.workflows.cases.prisoners_dilemma import RULES
 
 _WORDS = {"free": "no explicit strategy", "cooperate": "always cooperate", "defect": "always defect"}
 

@@ -22,11 +22,16 @@ from choreo_agents.bench.language import (
     require_tasks,
     require_views,
 )
+from choreo_agents.cli.case_options import SpelledGroup, command_of
 from choreo_agents.cli.language_tables import as_markdown, as_tables
 from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load
+from choreo_agents.cli.play import eval_case
 from choreo_agents.language import Split
+from choreo_agents.workflows.cases import CASES, Case
 
-eval_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Score answers, with intervals.")
+eval_app = typer.Typer(
+    cls=SpelledGroup, no_args_is_help=True, rich_markup_mode="rich", help="Score answers, with intervals."
+)
 
 
 @eval_app.callback()
@@ -121,3 +126,18 @@ def _command(model: str, tasks: list[str], views: list[View], n: int, seed: int,
     words += [f"--model {model}"] if model != "embedded" else []
     words += [f"--task {name}" for name in tasks]
     return " ".join([*words, f"--views {','.join(views)}"])
+
+
+def eval_doc(case: Case) -> str:
+    """What `--help` says of a workflow."""
+    spelled = case.name.replace("_", "-")
+    return (
+        f"{case.summary}\n\nPlays many items under several methods, the same items and seeds for each, and says how "
+        f"many are {case.scored}. Killed and started again with the same --out, it finishes the rest.\n\n"
+        f"Methods: {', '.join(case.variants)}.\n\n[b]Examples[/b]\n\n  choreo eval {spelled} --n 100\n"
+        f"  choreo eval {spelled} --method choreo,baseline --out results.jsonl --report {spelled}.md"
+    )
+
+
+for _case in CASES.values():
+    eval_app.command(_case.name.replace("_", "-"))(command_of(_case, eval_case, eval_doc(_case)))

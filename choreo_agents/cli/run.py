@@ -11,12 +11,18 @@ from rich.progress import Progress
 
 from choreo_agents.bench.comparison import Comparison, compare, runs
 from choreo_agents.bench.debate import DebateRun, DebateSetting, hold
+from choreo_agents.cli.case_options import SpelledGroup, command_of
 from choreo_agents.cli.display import DebateDisplay, cost_object, cost_table, opening, verdict
 from choreo_agents.cli.options import AgentsOption, DeviceOption, ModelOption, RoundsOption, errors_as_lines, load
+from choreo_agents.cli.play import InputsOption, OutOption, run_case
 from choreo_agents.engine.methods import MethodName
 from choreo_agents.language.tasks.debate import DebateProblem, debate_problem
+from choreo_agents.workflows.cases import CASES, Case
+from choreo_agents.workflows.cases.debate import DebateOptions
 
-run_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Run a workflow and watch it.")
+run_app = typer.Typer(
+    cls=SpelledGroup, no_args_is_help=True, rich_markup_mode="rich", help="Run a workflow and watch it."
+)
 
 
 @run_app.callback()
@@ -38,6 +44,8 @@ def debate(
     rounds: RoundsOption = 3,
     seed: Annotated[int, typer.Option(help="Draws the question and the agents' notes.")] = 31,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method in the comparison.")] = 5,
+    inputs: InputsOption = None,
+    out: OutOption = None,
     no_compare: Annotated[bool, typer.Option("--no-compare", help="Only hold the debate.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
     device: DeviceOption = "cpu",
@@ -56,7 +64,13 @@ def debate(
       choreo run debate --seed 7
       choreo run debate --method baseline --no-compare
       choreo run debate --agents 5 --rounds 2 --json
+      choreo run debate --inputs questions.jsonl --out answers.jsonl
     """
+    if inputs is not None or out is not None:
+        options = DebateOptions(agents=agents, rounds=rounds)
+        kept: Any = {"inputs": inputs, "out": out, "as_json": as_json, "device": device, "temperature": 0.0}
+        run_case(CASES["debate"], lambda: options, model, method, seed, **kept)
+        return
     console = Console(stderr=as_json, highlight=False)
     with errors_as_lines(console):
         problem = debate_problem(seed, agents=agents)
@@ -97,3 +111,19 @@ def _json(problem: DebateProblem, run: DebateRun, method: MethodName, comparison
         "messages": [{"round": u.round, "agent": u.agent, "words": u.words} for u in run.utterances],
         "methods": {name: cost_object(cost) for name, cost in costs.items()},
     }
+
+
+def run_doc(case: Case) -> str:
+    """What `--help` says of a workflow."""
+    spelled = case.name.replace("_", "-")
+    return (
+        f"{case.summary}\n\nThe task is drawn from the embedded language, and shown as it is worked on. With --inputs "
+        "every line of a file is worked on, many at a time, and results go to --out.\n\n"
+        f"Methods: {', '.join(case.variants)}.\n\n[b]Examples[/b]\n\n  choreo run {spelled} --seed 7\n"
+        f"  choreo run {spelled} --model path/or/hub-name --inputs items.jsonl --out results.jsonl"
+    )
+
+
+for _case in CASES.values():
+    if _case.name != "debate":
+        run_app.command(_case.name.replace("_", "-"))(command_of(_case, run_case, run_doc(_case)))

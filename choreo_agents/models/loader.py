@@ -17,6 +17,7 @@ from choreo_agents.models.adapter import ModelAdapter, max_positions
 from choreo_agents.models.chat import ChatFormat
 from choreo_agents.models.discovery import discover_attention
 from choreo_agents.models.embedded import WEIGHTS
+from choreo_agents.models.embedded.tokenizer import build_tokenizer
 from choreo_agents.models.prepacked import prepack
 from choreo_agents.models.support import (
     MovedLogits,
@@ -41,6 +42,11 @@ class LoadedModel:
     """What moving cached keys did to its logits when it was loaded."""
     prepacked: int = 0
     """Linear layers whose weights were laid out for the CPU."""
+
+    @property
+    def speaks_embedded(self) -> bool:
+        """Whether its words are those of the embedded language: the model that ships, or one that replaces it."""
+        return bool(self.tokenizer.get_vocab() == build_tokenizer().get_vocab())
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; none are added."""

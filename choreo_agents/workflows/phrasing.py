@@ -5,18 +5,24 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from jinja2.exceptions import TemplateError
 
 from choreo_agents.errors import InvalidRequestError
 
 Dialect = Literal["embedded", "chat"]
 """The embedded model knows the phrases of its own language only; chat models are told things at length."""
-_ENVIRONMENT = Environment(undefined=StrictUndefined, autoescape=False)  # noqa: S701 - plain text
+_ENVIRONMENT = Environment(undefined=StrictUndefined, autoescape=False)
+
+
+@lru_cache(maxsize=256)
+def _template(text: str) -> Template:
+    return _ENVIRONMENT.from_string(text)
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Prompts:
         if not isinstance(text, str):
             raise InvalidRequestError(f"{name!r} in the prompts of {self.source} is no text: {text!r}")
         try:
-            return _ENVIRONMENT.from_string(text).render(**values)
+            return _template(text).render(**values)
         except TemplateError as error:
             raise InvalidRequestError(f"the text {name!r} of {self.source} cannot be filled in: {error}") from error
 

@@ -15,9 +15,8 @@ from choreo_agents.graph.visibility import Mode
 from choreo_agents.language.tasks.dilemma import GAME, STRATEGIES
 from choreo_agents.sampling import Sampling
 
-ASK_PLAN = "What is your plan?"
-ASK_TALK = "Tell the other what you will do."
-ASK_DECISION = "What do you do?"
+ASKS = ("What is your plan?", "Tell the other what you will do.", "What do you do?")
+"""What players are asked: to plan, to talk, to decide."""
 
 
 def prisoners_dilemma(
@@ -27,6 +26,8 @@ def prisoners_dilemma(
     talks: int = 2,
     visibility: Mode | Rule = "shared",
     policy: Policy | None = None,
+    asks: tuple[str, str, str] = ASKS,
+    decisions: Sequence[str] = (),
     sampling: Sampling | None = None,
 ) -> ChoreoGraph:
     """The graph of one game. Nodes: `alice.plan`, `bob.plan`, then `alice` and `bob` in turns; both decide at once.
@@ -37,6 +38,8 @@ def prisoners_dilemma(
         talks: How often each speaks before they decide.
         visibility: How each sees what the other says.
         policy: What must not get across.
+        asks: What players are asked: to plan, to talk, to decide.
+        decisions: What they may decide; by default they say what they like.
         sampling: How they choose tokens.
 
     Raises:
@@ -48,10 +51,12 @@ def prisoners_dilemma(
         raise ValueError(f"each player talks at least once, not {talks} times")
     graph = ChoreoGraph(system=game, policy=policy)
     first, second = nodes = [name.lower() for name in strategies]
+    plan, *asked = asks
     for node, (name, strategy) in zip(nodes, strategies.items(), strict=True):
         speaker: dict[str, Any] = {"system": strategy, "persona": node, "sampling": sampling}
-        graph.add_node(f"{node}.plan", Agent(name, prompt=ASK_PLAN, confidential=True, **speaker))
-        graph.add_node(node, Agent(name, prompt=_asking(node, talks), **speaker))
+        graph.add_node(f"{node}.plan", Agent(name, prompt=plan, confidential=True, **speaker))
+        deciding = _deciding(node, talks, decisions)
+        graph.add_node(node, Agent(name, prompt=_asking(node, talks, *asked), choices=deciding, **speaker))
         graph.add_edge(START, f"{node}.plan")
     graph.share(first, second, visibility).share(second, first, visibility)
     graph.add_edge([f"{node}.plan" for node in nodes], first, visibility={})
@@ -74,13 +79,18 @@ def graph() -> ChoreoGraph:
     return prisoners_dilemma(strategies, game=GAME.format(both=20, none=7))
 
 
-def _asking(node: str, talks: int) -> Callable[[Mapping[str, Any]], str | None]:
+def _asking(node: str, talks: int, talk: str, decide: str) -> Callable[[Mapping[str, Any]], str | None]:
     """What a player is asked: to talk, the first time; to decide, when all has been said."""
 
     def ask(state: Mapping[str, Any]) -> str | None:
-        return {0: ASK_TALK, talks: ASK_DECISION}.get(_said(state, node))
+        return {0: talk, talks: decide}.get(_said(state, node))
 
     return ask
+
+
+def _deciding(node: str, talks: int, decisions: Sequence[str]) -> Callable[[Mapping[str, Any]], Sequence[str]]:
+    """What a player may say: anything while they talk."""
+    return lambda state: decisions if _said(state, node) == talks else ()
 
 
 def _said(state: Mapping[str, Any], node: str) -> int:

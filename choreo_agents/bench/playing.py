@@ -1,0 +1,192 @@
+"""Plays many items of a workflow at once, and writes every result down."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from choreo_agents.bench.journal import Journal, Record
+from choreo_agents.bench.running import OnToken, RunCost, run_graph
+from choreo_agents.engine import Engine
+from choreo_agents.errors import ChoreoError, InvalidRequestError
+from choreo_agents.evaluation.evaluate import at_once, room
+from choreo_agents.language import Split
+from choreo_agents.models import LoadedModel
+from choreo_agents.sampling import Sampling
+from choreo_agents.workflows.cases import Case, Item, Options, Result, Variant
+from choreo_agents.workflows.cases.base import said
+from choreo_agents.workflows.phrasing import Prompts
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a variant has come."""
+
+    variant: str
+    finished: int
+    """Items, those that were known before included."""
+    tokens: int = 0
+    """Encoded and reused since it started."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is played: all that decides a result but the model and the item."""
+
+    case: Case
+    options: Options
+    prompts: Prompts
+    sampling: Sampling
+
+    def changed(self, variant: Variant) -> Setup:
+        """The same as a variant has it."""
+        options = type(self.options).model_validate(self.options.model_dump() | dict(variant.changes))
+        return Setup(self.case, options, self.prompts, self.sampling)
+
+    def as_settings(self, model: LoadedModel) -> Record:
+        """As plain JSON, for a journal's first line."""
+        return {
+            "workflow": self.case.name,
+            "options": self.options.model_dump(mode="json"),
+            "model": model.name,
+            "weights": model.adapter.fingerprint,
+            "sampling": self.sampling.model_dump(mode="json", exclude_defaults=True),
+            "prompts": dict(self.prompts.texts),
+        }
+
+
+def read_items(case: Case, path: Path) -> list[Item]:
+    """The items of a JSONL file, one for each line that is not empty.
+
+    Raises:
+        InvalidRequestError: A line is no JSON or no such item, or two have one id; says which.
+    """
+    items: dict[str, Item] = {}
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            found = case.item.model_validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise InvalidRequestError(
+                f"line {number} of {str(path)!r} is no item of {case.name}: {where and where + ': '}{first['msg']}"
+            ) from error
+        named = found if found.id else found.model_copy(update={"id": f"line {number}"})
+        if named.id in items:
+            raise InvalidRequestError(f"line {number} of {str(path)!r} has the id {named.id!r} of another line")
+        items[named.id] = named
+    if not items:
+        raise InvalidRequestError(f"{str(path)!r} holds no items")
+    return list(items.values())
+
+
+def draw_items(case: Case, options: Options, count: int, split: Split, seed: int) -> list[Item]:
+    """Items of the embedded language: those of seeds `seed` to `seed + count - 1`."""
+    return [case.draw(options, split, number) for number in range(seed, seed + count)]
+
+
+async def play(
+    engine: Engine, setup: Setup, item: Item, *, seed: int, on_token: OnToken | None = None
+) -> tuple[Result, list[dict[str, str]], RunCost]:
+    """Play one item: its result, all that was said with its nodes, and the cost.
+
+    Args:
+        engine: Of the variant's method.
+        setup: As the variant has it.
+        item: What to do.
+        seed: Of the run.
+        on_token: Sees the words as they come.
+    """
+    made = setup.case.play(item, setup.options, setup.prompts, setup.sampling)
+    with engine.scope():
+        state, cost = await run_graph(engine, made.graph, made.messages, seed=seed, on_token=on_token)
+    nodes = dict.fromkeys(entry["author"] for entry in state["handles"] if entry["author"] in made.graph.nodes)
+    spoken = [{"node": node, "words": words} for node in nodes for words in said(state, node)]
+    return setup.case.judge(item, setup.options, setup.prompts, state), spoken, cost
+
+
+def play_all(
+    model: LoadedModel,
+    setup: Setup,
+    items: Sequence[Item],
+    variants: Sequence[str],
+    journal: Journal,
+    *,
+    seed: int = 0,
+    kv_budget_bytes: int = 1 << 30,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> None:
+    """Play what the journal does not hold yet; one engine for each variant, many items at a time.
+
+    An item that cannot be played, because its view outgrows the model's context, say, is written down with the reason.
+
+    Args:
+        model: Serves all.
+        setup: Workflow, options, prompts, sampling.
+        items: What to do; the run's seed of each is its place, so that variants draw alike.
+        variants: Names of the case's.
+        journal: Gets a record of each item and variant.
+        seed: Added to those places.
+        kv_budget_bytes: Of each engine.
+        on_progress: Told of every item that is over.
+    """
+    for name in variants:
+        variant = setup.case.variants[name]
+        keys = [f"{name} | {item.id}" for item in items]
+        left = [place for place, key in enumerate(keys) if key not in journal]
+        progress = Progress(name, len(items) - len(left))
+        on_progress(progress)
+        if not left:
+            continue
+        changed = setup.changed(variant)
+        with Engine.load(model, method=variant.method, kv_budget_bytes=kv_budget_bytes) as engine:
+            started = time.perf_counter()
+            over = progress.finished
+
+            async def one(
+                place: int,
+                engine: Engine = engine,
+                changed: Setup = changed,
+                name: str = name,
+                started: float = started,
+            ) -> None:
+                nonlocal over
+                record: Record = {"variant": name, "item": items[place].id}
+                try:
+                    result, spoken, _ = await play(engine, changed, items[place], seed=seed + place)
+                except ChoreoError as error:
+                    record |= {"error": f"{type(error).__name__}: {error}"}
+                else:
+                    parts = {"answer": result.answer, "score": result.score, "parts": dict(result.parts)}
+                    record |= parts | {"messages": spoken}
+                journal.add(f"{name} | {items[place].id}", record)
+                over += 1
+                stats = engine.stats()
+                tokens = stats.tokens_encoded + stats.tokens_reused
+                on_progress(Progress(name, over, tokens, time.perf_counter() - started))
+
+            asyncio.run(_all([partial(one, place) for place in left], room(engine)))
+
+
+async def _all(jobs: Sequence[Callable[[], Any]], most: int) -> None:
+    await at_once(jobs, most)
+
+
+def item_words(item: Item) -> list[tuple[str, str]]:
+    """What an item says, field by field, for people to read."""
+    found: list[tuple[str, str]] = []
+    for name, value in item.model_dump(exclude={"id"}, exclude_none=True).items():
+        for each in value if isinstance(value, list | tuple) else [value]:
+            found.append((name, each if isinstance(each, str) else json.dumps(each)))
+    return found

@@ -1,0 +1,95 @@
+"""The prisoner's dilemma: what Bob decides, by what he sees of Alice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from choreo_agents.graph import ChoreoGraph, Rule
+from choreo_agents.language import Split
+from choreo_agents.language.tasks.dilemma import Strategy
+from choreo_agents.sampling import Sampling
+from choreo_agents.workflows.cases.base import Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.phrasing import Prompts
+from choreo_agents.workflows.prisoners_dilemma import prisoners_dilemma
+
+RULES: Mapping[str, Rule] = {
+    "baseline": Rule(),
+    "naive": Rule(),
+    "choreo": Rule(),
+    "leak system": Rule("reencoded", scope=("alice.system",)),
+    "leak plan": Rule("reencoded", scope=("alice.plan",)),
+    "reencoded": Rule("reencoded"),
+}
+"""How Bob sees Alice; she sees him likewise, and in the two ablations re-encoded."""
+
+
+class Stakes(Item):
+    """One game."""
+
+    both: int
+    """Points of each if both cooperate."""
+    none: int
+    """If both defect."""
+    bob_first: bool = False
+    """Whether Bob speaks first."""
+
+
+class DilemmaOptions(Options):
+    """Who plays how."""
+
+    alice: Strategy = Field(default="free", description="Alice's strategy.")
+    bob: Strategy = Field(default="free", description="Bob's strategy.")
+    talks: int = Field(default=2, ge=1, description="How often each speaks before they decide.")
+    leak: str = Field(default="choreo", description="What Bob sees of Alice, as the variants name it.")
+
+
+class DilemmaCase:
+    """Plans in private, talk in public, and two decisions."""
+
+    name: ClassVar[str] = "prisoners_dilemma"
+    summary: ClassVar[str] = "Two players plan in private, talk, and decide at once."
+    options: ClassVar[type[Options]] = DilemmaOptions
+    item: ClassVar[type[Item]] = Stakes
+    variants: ClassVar[Mapping[str, Variant]] = {
+        name: Variant("baseline" if name == "baseline" else "naive" if name == "naive" else "choreo", {"leak": name})
+        for name in RULES
+    }
+    scored: ClassVar[str] = "Bob cooperates"
+
+    def draw(self, options: DilemmaOptions, split: Split, number: int) -> Stakes:
+        both, none = stakes(number)
+        return Stakes(id=f"{split} {number}", both=both, none=none, bob_first=bool(number % 2))
+
+    def play(self, item: Stakes, options: DilemmaOptions, prompts: Prompts, sampling: Sampling) -> Play:
+        players = {"Alice": prompts(options.alice), "Bob": prompts(options.bob)}
+        graph = prisoners_dilemma(
+            dict(reversed(players.items())) if item.bob_first else players,
+            game=prompts("game", both=item.both, none=item.none),
+            talks=options.talks,
+            asks=(prompts("plan"), prompts("talk"), prompts("decide")),
+            decisions=prompts.names("decisions"),
+            sampling=sampling,
+        )
+        return Play(seen_by_bob(graph, options.leak))
+
+    def judge(self, item: Stakes, options: DilemmaOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
+        cooperate = prompts.names("decisions")[0]
+        bob, alice = (said(state, player)[-1] for player in ("bob", "alice"))
+        return Result(bob, float(bob == cooperate), {"Alice cooperates": float(alice == cooperate)})
+
+
+def seen_by_bob(graph: ChoreoGraph, leak: str) -> ChoreoGraph:
+    """The game in which Bob sees of Alice what a variant says."""
+    rule = RULES[leak]
+    back = Rule("reencoded") if rule.contexts else rule
+    return graph.with_rule("alice", "bob", rule).with_rule("bob", "alice", back)
+
+
+def stakes(number: int) -> tuple[int, int]:
+    """Points of a game if both cooperate, and if both defect."""
+    none, both = sorted(random.Random(f"dilemma {number}").sample(range(2, 61), 2))
+    return both, none
