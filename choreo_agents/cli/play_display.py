@@ -67,14 +67,8 @@ def ending(case: Case, result: Result, cost: RunCost) -> Text:
         mark = (f"  {case.scored}: {result.score:.0%}", style)
     parts = "".join(f", {name} {share:.0%}" for name, share in result.parts.items())
     waits = 1000 * sum(cost.ttft_s) / max(1, len(cost.ttft_s))
-    return Text.assemble(
-        "answer: ",
-        (result.answer, "bold"),
-        mark,
-        (parts, "dim"),
-        (
-            f"\n{cost.tokens_encoded:,} tokens encoded, {cost.tokens_reused:,} reused; "
-            f"{waits:.0f} ms to the first token, {cost.end_to_end_s:.2f} s in all, {cost.rows_per_decode_step:.1f} calls a decode step",
-            "dim",
-        ),
+    spent = (
+        f"\n{cost.tokens_encoded:,} tokens encoded, {cost.tokens_reused:,} reused; {waits:.0f} ms to the first token, "
+        f"{cost.end_to_end_s:.2f} s in all, {cost.rows_per_decode_step:.1f} calls a decode step"
     )
+    return Text.assemble("answer: ", (result.answer, "bold"), mark, (parts, "dim"), (spent, "dim"))
