@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from choreo_agents.bench.journal import Journal
+from choreo_agents.bench.rivals import Absent, ChatHuggingFaceDebate
 from choreo_agents.bench.speed.plot import require_plots
 from choreo_agents.bench.workflows.measure import METHODS, measure_workflows
 from choreo_agents.bench.workflows.plot import save_lengths, save_sweep
@@ -27,6 +28,7 @@ from choreo_agents.cli.options import DeviceOption, errors_as_lines
 from choreo_agents.engine.methods import MethodName
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.models.embedded import WEIGHTS
 from choreo_agents.models.random_llama import SHAPES, save_random_llama
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -46,6 +48,9 @@ def workflows(
     naive: Annotated[
         int | None, typer.Option(min=0, help="On how many of the problems naive runs; by default all.")
     ] = None,
+    chat: Annotated[
+        int, typer.Option(min=0, help="On how many of the problems a graph with ChatHuggingFace runs MADpar, too.")
+    ] = 0,
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Trees of 2 to 16 branches and 4 to 16 voters instead (figure 5).")
     ] = False,
@@ -84,10 +89,11 @@ def workflows(
         lengths = [Lengths(system, problem, each) for each in _numbers(utterance)]
         torch.set_num_threads(threads)
         settings = {"model": model, "dtype": dtype, "threads": threads, "device": device}
-        with Journal(out, settings) as journal, _loaded(console, model, dtype, device) as loaded:
+        with Journal(out, settings) as journal, _loaded(console, model, dtype, device, chat) as (loaded, rival):
             total = sum(n if method != "naive" or naive is None else min(n, naive) for method in named)
+            chats = min(n, chat) * sum(each.has_chat for each in chosen)
             with _bar(console) as progress:
-                task = progress.add_task("", total=total * len(chosen) * len(lengths))
+                task = progress.add_task("", total=(total * len(chosen) + chats) * len(lengths))
                 for each in lengths:
                     measure_workflows(
                         loaded,
@@ -97,6 +103,8 @@ def workflows(
                         lengths=each,
                         methods=named,
                         naive_problems=naive,
+                        chat=rival,
+                        chat_problems=chat,
                         on_progress=lambda key: progress.update(task, advance=1, description=key),
                     )
             found = WorkflowReport(settings | _versions(), list(journal.records.values()))
@@ -105,7 +113,9 @@ def workflows(
         else:
             console.print(_table(found))
         if report is not None:
-            report.write_text(as_markdown(found, _command(settings, n, only, methods, naive, lengths, sweep, critics)))
+            report.write_text(
+                as_markdown(found, _command(settings, n, only, methods, naive, chat, lengths, sweep, critics))
+            )
             console.print(f"[dim]written to {report}[/]")
         if plot is not None:
             (save_sweep if sweep else save_lengths)(found, plot)
@@ -141,15 +151,26 @@ def _numbers(text: str) -> list[int]:
 
 
 @contextmanager
-def _loaded(console: Console, name: str, dtype: str, device: str) -> Iterator[LoadedModel]:
-    """A model by name; random weights are drawn anew."""
-    with tempfile.TemporaryDirectory() as folder, console.status(f"loading [b]{name}[/b] ..."):
-        path: str | Path = name
-        if name in SHAPES:
-            path = Path(folder) / name
-            save_random_llama(SHAPES[name], path, positions=1 << 15)
-        loaded = load_model(path, device=device, dtype=_DTYPES[dtype])
-    yield loaded
+def _loaded(
+    console: Console, name: str, dtype: str, device: str, chat: int
+) -> Iterator[tuple[LoadedModel, ChatHuggingFaceDebate | None]]:
+    """A model by name, random weights drawn anew; and the same as a `ChatHuggingFace` if that is asked for."""
+    with tempfile.TemporaryDirectory() as folder:
+        with console.status(f"loading [b]{name}[/b] ..."):
+            path: str | Path = name
+            if name in SHAPES:
+                path = Path(folder) / name
+                save_random_llama(SHAPES[name], path, positions=1 << 15)
+            loaded = load_model(path, device=device, dtype=_DTYPES[dtype])
+            rival = None
+            if chat:
+                try:
+                    rival = ChatHuggingFaceDebate(WEIGHTS if name == "embedded" else Path(path), _DTYPES[dtype])
+                except Absent as reason:
+                    console.print(f"[yellow]not measured: {ChatHuggingFaceDebate.name}: {reason}[/]")
+        yield loaded, rival
+        if rival is not None:
+            rival.close()
 
 
 @contextmanager
@@ -164,12 +185,17 @@ def _versions() -> dict[str, Any]:
 
 
 def _table(found: WorkflowReport) -> Table:
+    """Without the columns that a terminal has no room for."""
+    shown = [place for place, column in enumerate(COLUMNS) if column not in _LEFT_OUT]
     table = Table(box=box.SIMPLE_HEAD, title=found.title(), title_justify="left")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in COLUMNS[:2] else "right")
+    for place in shown:
+        table.add_column(COLUMNS[place], justify="left" if place < 2 else "right")
     for row in found.rows():
-        table.add_row(*row)
+        table.add_row(*(row[place] for place in shown))
     return table
+
+
+_LEFT_OUT = ("problems", "tokens reused", "rows a decode step")
 
 
 def _command(
@@ -178,6 +204,7 @@ def _command(
     only: list[str] | None,
     methods: str,
     naive: int | None,
+    chat: int,
     lengths: list[Lengths],
     sweep: bool,
     critics: bool,
@@ -186,6 +213,7 @@ def _command(
     words = [f"choreo bench workflows --model {settings['model']} --dtype {settings['dtype']} --n {n}"]
     words += [f"--methods {methods}"] if methods != ",".join(METHODS) else []
     words += [f"--naive {naive}"] if naive is not None else []
+    words += [f"--chat {chat}"] if chat else []
     words += [f"--only {each}" for each in only or []]
     words += ["--sweep"] * sweep + ["--critics"] * critics
     words += [f"--system {lengths[0].system} --problem {lengths[0].problem}"]

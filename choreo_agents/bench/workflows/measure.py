@@ -6,8 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from choreo_agents.bench.journal import Journal
+from choreo_agents.bench.rivals import ChatHuggingFaceDebate
 from choreo_agents.bench.running import RunCost, run_graph
 from choreo_agents.bench.workflows.scenarios import Lengths, Scenario, Words
 from choreo_agents.engine import Engine
@@ -17,6 +19,7 @@ from choreo_agents.models import LoadedModel
 REST_S = 0.2
 """Between two runs: the threads of the one before may spin for a while."""
 METHODS: tuple[MethodName, ...] = ("choreo", "baseline", "naive")
+CHAT = ChatHuggingFaceDebate.name
 OnProgress = Callable[[str], None]
 
 
@@ -34,6 +37,8 @@ def measure_workflows(
     lengths: Lengths = Lengths(),
     methods: Sequence[MethodName] = METHODS,
     naive_problems: int | None = None,
+    chat: ChatHuggingFaceDebate | None = None,
+    chat_problems: int = 0,
     kv_budget_bytes: int = 1 << 30,
     on_progress: OnProgress = lambda what: None,
 ) -> None:
@@ -47,6 +52,7 @@ def measure_workflows(
         lengths: Of prompts and utterances.
         methods: In turn; the first of a problem is another for the next problem.
         naive_problems: On how many of the problems `naive` runs; by default on all.
+        chat: What is done today, for parallel debates; on the first `chat_problems`.
         kv_budget_bytes: Of each engine.
         on_progress: Told of every run that is over, or was before.
     """
@@ -71,6 +77,32 @@ def measure_workflows(
                     }
                     journal.add(key, {**record, **asdict(cost)})
                 on_progress(key)
+            key = key_of(scenario.name, lengths, problem, CHAT)
+            if chat is not None and scenario.has_chat and problem < chat_problems:
+                if key not in journal:
+                    record = {"scenario": scenario.name, "problem": problem, "method": CHAT, "lengths": asdict(lengths)}
+                    journal.add(key, {**record, **_run_chat(model, scenario, lengths, problem, chat)})
+                on_progress(key)
+
+
+def _run_chat(
+    model: LoadedModel, scenario: Scenario, lengths: Lengths, problem: int, chat: ChatHuggingFaceDebate
+) -> dict[str, Any]:
+    instance = scenario.build(model, Words(model, lengths, problem))
+    shape = instance.chat
+    assert shape is not None
+    time.sleep(REST_S)
+    run = chat.debate(
+        shape.agents, rounds=shape.rounds, system=shape.system, question=instance.question, said=instance.said_in
+    )
+    decoded = run.calls * lengths.utterance
+    return {
+        "ttft_s": list(run.ttft_s),
+        "end_to_end_s": run.end_to_end_s,
+        "tokens_encoded": sum(run.prompt_tokens) + decoded,
+        "tokens_reused": 0,
+        "rows_per_decode_step": 1.0,
+    }
 
 
 def _run(

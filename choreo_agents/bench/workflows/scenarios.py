@@ -78,12 +78,26 @@ class Utterances(Mapping[tuple[str, int, int, int], tuple[int, ...]]):
 
 
 @dataclass(frozen=True)
+class ChatDebate:
+    """A parallel debate, for rivals that build the graph themselves."""
+
+    agents: tuple[str, ...]
+    rounds: int
+    system: str
+
+
+@dataclass(frozen=True)
 class Instance:
     """A workflow on one problem, and what is said in it."""
 
     graph: ChoreoGraph
     question: str
     said: Utterances
+    chat: ChatDebate | None = None
+
+    def said_in(self, agent: str, round_: int) -> tuple[int, ...]:
+        """What an agent of a debate says in a round, the first being 0: input stands in the superstep before it."""
+        return self.said[agent, round_ + 1, 0, 0]
 
 
 @dataclass(frozen=True)
@@ -94,6 +108,8 @@ class Scenario:
     what: str
     """Its size in words."""
     build: Callable[[LoadedModel, Words], Instance]
+    has_chat: bool = False
+    """Whether its instances are parallel debates."""
 
 
 def parallel_debate(agents: int = 3, rounds: int = 3) -> Scenario:
@@ -101,10 +117,11 @@ def parallel_debate(agents: int = 3, rounds: int = 3) -> Scenario:
 
     def build(model: LoadedModel, words: Words) -> Instance:
         names = vocabulary.AGENTS[:agents]
-        graph = debate(dict.fromkeys(names), rounds=rounds, system=words.system("all"))
-        return Instance(graph, words.problem(), Utterances(words, model))
+        chat = ChatDebate(names, rounds, words.system("all"))
+        graph = debate(dict.fromkeys(names), rounds=rounds, system=chat.system)
+        return Instance(graph, words.problem(), Utterances(words, model), chat)
 
-    return Scenario("MADpar", f"{agents} agents, {rounds} rounds", build)
+    return Scenario("MADpar", f"{agents} agents, {rounds} rounds", build, has_chat=True)
 
 
 def debate_in_turns(rounds: int = 3) -> Scenario:
