@@ -19,10 +19,10 @@ from choreo_agents.workflows.multi_qa import multi_qa
 from choreo_agents.workflows.thoughts import THINKER, VOTER
 from choreo_agents.workflows.tree_of_thoughts import FINALIST, tree_of_thoughts
 
-WARM = FREE.model_copy(update={"max_tokens": 8})
+WARM = FREE.model_copy(update={"max_tokens": 16})  # enough for the longest ballot, which is spelled in bytes
 GRAPHS: dict[str, Any] = {
-    "tree": lambda: tree_of_thoughts(branches=2, voters=2, depth=2, keep=2, system="Root.", sampling=SHORT),
-    "tree of words": lambda: tree_of_thoughts(branches=2, voters=1, visibility="reencoded", sampling=SHORT),
+    "tree": lambda: tree_of_thoughts(branches=2, voters=2, depth=2, keep=2, system="Root.", sampling=WARM),
+    "tree of words": lambda: tree_of_thoughts(branches=2, voters=1, visibility="reencoded", sampling=WARM),
     "parts": lambda: branch_solve_merge(["Write part 1.", "Write part 2."], plan="Plan.", merge="All.", sampling=SHORT),
     "questions, serial": lambda: multi_qa(["Who?", "Why?"], notes="Notes.", sampling=SHORT),
     "questions, parallel": lambda: multi_qa(["Who?", "Why?"], layout="parallel", sampling=SHORT),
