@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
+from typing import Any
 
 from langchain_core.messages import BaseMessage
 
 from choreo_agents.engine import Engine, Prefill
-from choreo_agents.errors import ContextLengthError, HandleError, VisibilityError
+from choreo_agents.errors import ContextLengthError, HandleError, UnknownHandleError, VisibilityError
 from choreo_agents.graph.bound import BoundEngine
 from choreo_agents.graph.inputs import (
     are_siblings,
@@ -130,6 +131,16 @@ class Reading:
                 return handle
         return None
 
+    def _is_forgotten(self, plain: Mapping[str, Any]) -> bool:
+        """Whether a handle outlived its engine: a checkpoint is resumed in another process, on the same model."""
+        try:
+            self._engine.tokens(MessageHandle.model_validate(plain))
+        except UnknownHandleError:
+            return True
+        except HandleError:
+            return False  # another model's, or released on purpose: who reads it is told so
+        return False
+
     def _next_superstep(self, entries: Sequence[HandleEntry]) -> int:
         return max(self._earliest, 1 + max((entry["superstep"] for entry in entries), default=-1))
 
@@ -159,7 +170,7 @@ class Reading:
         """The agent's own system prompt, and entries for messages that no node has encoded as they now stand."""
         chat = self._engine.chat
         before = {entry["message_id"]: entry for entry in self.entries}
-        new = [message for message in self._messages if not _encoded(message, before)]
+        new = [m for m in self._messages if not _encoded(m, before) or self._is_forgotten(before[str(m.id)]["handle"])]
         calls: list[Prefill] = []
         if system is not None:
             author = f"{self._persona}.system"
@@ -227,7 +238,7 @@ class Reading:
             view.add(await self._reencoded(view, entry, handle, rule))
             return
         prompt = entry.get("prompt")
-        if own and prompt is not None:
+        if own and prompt is not None and not self._is_forgotten(prompt):
             view.add(self.bound.grant(MessageHandle.model_validate(prompt)))
         view.add(self.bound.grant(handle))
 

@@ -17,7 +17,7 @@ from langgraph.config import get_stream_writer
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import ContextLengthError
-from choreo_agents.graph.inputs import with_ids
+from choreo_agents.graph.inputs import digest_of, with_ids
 from choreo_agents.graph.placing import PlacedView
 from choreo_agents.graph.reading import Reading, entry_of
 from choreo_agents.graph.rules import ReaderRules
@@ -25,6 +25,7 @@ from choreo_agents.graph.run import RunPlace
 from choreo_agents.graph.sending import sent_at
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.streaming import DecodeRun
+from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling
 
@@ -245,8 +246,23 @@ def _channel(state: Any, name: str) -> list[Any]:
 
 
 def _still_said(entries: list[HandleEntry], messages: list[BaseMessage], state: Any) -> list[HandleEntry]:
-    """Entries whose message was not removed since. A `Send` may leave the channel out: then all of them stand."""
+    """Entries whose message was not removed since. A `Send` may leave the channel out: then all of them stand.
+
+    A stock graph shows its input to a route from START under other ids than the channel gives it. What branches have
+    encoded of it stands for it, where the order of messages allows that.
+    """
     if isinstance(state, Mapping) and "messages" not in state:
         return list(entries)
+    by_id = {entry["message_id"]: entry for entry in entries}
     present = {message.id for message in messages}
-    return [entry for entry in entries if entry["message_id"] in present]
+    unnamed = {e.get("digest"): e for e in entries if e["author"] == START_SOURCE and e["message_id"] not in present}
+    stand_ins: dict[str, str] = {}
+    latest = -1
+    for message in messages:
+        entry = by_id.get(str(message.id)) or unnamed.get(digest_of(message))
+        if entry is not None and entry["superstep"] >= latest:
+            stand_ins.setdefault(entry["message_id"], str(message.id))
+            latest = entry["superstep"]
+    present |= stand_ins.keys()
+    named = [(e, stand_ins.get(e["message_id"], e["message_id"])) for e in entries if e["message_id"] in present]
+    return [HandleEntry(**{**entry, "message_id": name}) for entry, name in named]

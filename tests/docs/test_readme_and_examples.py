@@ -33,6 +33,90 @@ def test_the_captain_learns_from_the_scout(capsys: pytest.CaptureFixture[str]) -
     assert "captain: Bob has 5 blue boats." in out
 
 
+def run_example(number: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines that an example prints."""
+    [path] = [path for path in EXAMPLES if path.name.startswith(number)]
+    runpy.run_path(str(path), run_name="__main__")
+    return capsys.readouterr().out.splitlines()
+
+
+def numbers(line: str) -> list[int]:
+    return [int(each) for each in re.findall(r"\d+", line)]
+
+
+def test_every_example_is_short_and_listed() -> None:
+    listed = re.findall(r"\]\((.*?\.py)\)", (ROOT / "examples" / "README.md").read_text())
+    assert listed == [path.name for path in EXAMPLES]
+    for path in EXAMPLES:
+        assert path.read_text().count("\n") <= 60 and path.read_text().startswith('"""'), path.name
+
+
+def test_most_debaters_end_with_the_truth_and_reuse_more_each_round(capsys: pytest.CaptureFixture[str]) -> None:
+    *said, last = run_example("04", capsys)
+    assert last == "most end with: Bob has 5 blue boats."
+    reused = [numbers(line)[-1] for line in sorted(said)]
+    assert len(said) == 9 and max(reused[3:6]) < min(reused[6:])
+    assert min(reused[3:6]) - max(reused[:3]) == 30, "its own answer and two others, of ten tokens each"
+
+
+def test_the_tree_elects_the_right_result_among_wrong_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run_example("05", capsys)
+    found = [line.split()[-1] for line in lines if line.strip().startswith("thinker")]
+    assert len(found) == 6 and {"15."} < set(found), "some of them slip"
+    votes = [line.split()[-1] for line in lines if line.strip().startswith("voter")]
+    assert votes == ["15."] * 3
+    [checked] = [line for line in lines if line.strip().startswith("checker")]
+    assert "6 plus 9 is 15, right." in checked and checked.endswith("The result is right.")
+
+
+def test_the_cache_merge_says_the_same_and_encodes_less(capsys: pytest.CaptureFixture[str]) -> None:
+    before, before_cost, after, after_cost = run_example("06", capsys)
+    whole = "Ann has red kites. Bob has blue boats. Cleo has green drums. Dan has gold rings. Eve has white cups. "
+    assert before.removeprefix("before: ") == after.removeprefix("after: ") == whole + "Finn has black hats."
+    assert numbers(after_cost)[0] < numbers(before_cost)[0]
+    source = (ROOT / "examples" / "06_text_to_cache_merge.py").read_text()
+    one, other = re.findall(r"def (?:before|after)\(engine\):\n(.*?)return graph", source, re.DOTALL)
+    changed = [(a, b) for a, b in zip(one.splitlines(), other.splitlines(), strict=True) if a != b]
+    assert len(changed) == 3
+
+
+def test_one_answer_comes_from_what_three_workers_found(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run_example("07", capsys)
+    assert {line for line in lines if line.startswith("reader")} == {
+        "reader: Find kites: 12. Find drums: 7.",
+        "reader: Find bells: 31. Find masks: 5.",
+        "reader: Find cups: 9. Find maps: 22. Find keys: 14.",
+    }
+    assert "David: The bells: 31." in lines
+
+
+def test_words_are_streamed_under_their_speakers(capsys: pytest.CaptureFixture[str]) -> None:
+    solver, _, checker, cost = run_example("08", capsys)
+    assert solver.split(maxsplit=1) == ["solver:", "5 plus 3 is 8. 8 minus 2 is 6. 6 plus 9 is 15. The result is 15."]
+    assert checker.startswith("checker: ") and checker.endswith("The result is right.")
+    assert numbers(cost)[-1] > 0
+
+
+def test_a_run_goes_on_in_another_process(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run_example("09", capsys)
+    assert "next: ('Bruno',)" in lines[1] and "next: ()" in lines[3]
+    assert lines[-3].startswith("Bruno: ") and lines[-3].endswith("The result is right.")
+    assert lines[-2].startswith("the question has the same handle") and lines[-1].startswith("Alice's has another")
+
+
+def test_the_tools_answer_decides_what_the_supervisor_says(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run_example("10", capsys)
+    answers = [line.partition(": ")[2] for line in lines if line.strip().startswith("supervisor") and "->" not in line]
+    assert answers == ["The kites: 12.", "The bells: 31.", "The hats: none."]
+    assert sum("-> find(" in line for line in lines) == 3
+
+
+def test_a_model_of_ones_own_is_checked_and_served(capsys: pytest.CaptureFixture[str]) -> None:
+    out = "\n".join(run_example("11", capsys))
+    error, rounding = map(float, re.findall(r"changes logits by (\S+); (\S+) is rounding", out)[0])
+    assert error <= rounding and "editor: " in out
+
+
 def test_the_readmes_engine_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:
     for block in BLOCKS[1:]:
         exec(compile(block, "README.md", "exec"), {})

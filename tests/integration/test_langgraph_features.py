@@ -7,12 +7,14 @@ from operator import add
 from typing import Annotated, Any, Literal
 
 import pytest
+from conftest import MakeEngine
 from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import CachePolicy, RetryPolicy, interrupt
 from support.graphs import QUESTION, agent
 
 from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Command, Engine, MessageHandle
+from choreo_agents.errors import ReleasedHandleError
 
 
 class Counted(ChoreoState, total=False):
@@ -77,6 +79,44 @@ def test_an_interrupt_goes_on_where_it_stopped(engine: Engine) -> None:
     assert "__interrupt__" in stopped
     state = app.invoke(Command(resume="yes"), config)
     assert state["visits"] == ["yes"] and views(engine, state)["pro"][0] in views(engine, state)["judge"]
+
+
+def test_a_checkpoint_goes_on_in_a_new_engine_from_its_words(make_engine: MakeEngine) -> None:
+    """As after a restart: no handle of the checkpoint is known, and what was asked is nowhere in the state."""
+    graph = ChoreoGraph(system="Root.")
+    graph.add_node(agent("pro", prompt="Say it.")).add_node(agent("judge"))
+    graph.add_edge(START, "pro").add_edge("pro", "judge").add_conditional_edges(
+        "judge", lambda state: "pro" if len(state["handles"]) < 5 else END, ["pro", END]
+    )
+    saver: Any = InMemorySaver()
+    config: Any = {"configurable": {"thread_id": "1"}}
+    first = graph.compile(saver, engine=make_engine(), interrupt_before=["judge"]).invoke(QUESTION, config)
+    engine = make_engine()
+    app = graph.compile(saver, engine=engine, interrupt_after=["judge"])
+    state = app.invoke(None, config)
+    old, new = first["handles"], state["handles"]
+    assert [(e["author"], e["superstep"]) for e in new[:2]] == [(e["author"], e["superstep"]) for e in old]
+    assert new[0]["handle"] == old[0]["handle"] and new[1]["handle"] != old[1]["handle"]
+    copy = MessageHandle.model_validate(new[1]["handle"])
+    assert [parent.author for parent in engine._desk.find(copy).parents] == ["public root"]
+    assert str(state["messages"][1].text) in engine.text(copy, special=False)
+    assert views(engine, state)["judge"][2:] == [new[0]["handle"]["id"], new[1]["handle"]["id"]]
+    encoded = engine.stats().tokens_encoded
+    state = app.invoke(None, config)  # pro again: its own first words, without what it was asked then
+    seen = engine._desk.find(MessageHandle.model_validate(state["handles"][-2]["handle"])).parents
+    assert [parent.author for parent in seen] == ["public root", START, "pro", "judge", "pro.system"]
+    assert copy in [parent.handle for parent in seen], "computed again once"
+    assert engine.stats().tokens_encoded > encoded
+
+
+def test_a_released_handle_of_a_checkpoint_stays_refused(engine: Engine) -> None:
+    saver: Any = InMemorySaver()
+    config: Any = {"configurable": {"thread_id": "1"}}
+    app = chain().compile(saver, engine=engine, interrupt_before=["con"])
+    state = app.invoke(QUESTION, config)
+    engine.release(MessageHandle.model_validate(state["handles"][1]["handle"]))
+    with pytest.raises(ReleasedHandleError):
+        app.invoke(None, config)
 
 
 def test_command_goto_and_conditional_edges(engine: Engine) -> None:
