@@ -11,7 +11,7 @@ from torch import Tensor
 
 from choreo_agents.attention.backends.merging import Merging
 from choreo_agents.attention.backends.packed import PackedRuns, packable
-from choreo_agents.attention.backends.partial import Partial, attend_run
+from choreo_agents.attention.backends.partial import Partial, attend_lone, attend_run, takes_lone
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout, Read
 from choreo_agents.attention.window import windowed
@@ -29,9 +29,9 @@ class FoldedBackend:
 
 
 class FoldedAttention:
-    """Pairs are (token, run): first those of the packed short runs, then those of each other read.
+    """Pairs are (token, run): first those of the packed short runs, then those of each other read, lone ones first.
 
-    pairs    | packed: tokens 0 1 2 3 1 3 | read: token 0 | read, causal: tokens 4 5 6 | ...
+    pairs    | packed: tokens 0 1 2 3 1 3 | lone: token 0 | lone: token 2 | read, causal: tokens 4 5 6 | ...
     """
 
     def __init__(self, layout: Layout, kind: AttentionKind, backend: FoldedBackend) -> None:
@@ -42,6 +42,9 @@ class FoldedAttention:
             short = []
         self.packed = PackedRuns(short, backend.dtype, backend.device, kind.softcap) if short else None
         single = [read for read in layout.reads if not (short and packable(read))]
+        plain = kind.softcap is None and takes_lone(backend.device)
+        single.sort(key=lambda read: not (plain and read.queries == 1 and read.window is None))
+        self.lone = [(r.start, r.length) for r in single if plain and r.queries == 1 and r.window is None]
         self.single = [(read, _hidden(layout, read, backend)) for read in single]
         spans = [span for read in (*short, *single) for span in read.spans]
         counts = torch.tensor([span.count for span in spans])
@@ -53,8 +56,8 @@ class FoldedAttention:
             assert kind.rotation is not None
             shifts = torch.repeat_interleave(torch.tensor([span.shift for span in spans]), counts)
             self.cos, self.sin = (part.to(backend.device) for part in kind.rotation.cos_sin(-shifts))
-        lone = len(layout.reads) == 1 and tokens.tolist() == list(range(len(layout.positions)))
-        self.merging = None if lone else Merging(self.tokens, len(layout.positions))
+        whole = len(layout.reads) == 1 and tokens.tolist() == list(range(len(layout.positions)))
+        self.merging = None if whole else Merging(self.tokens, len(layout.positions))
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
         pairs = query[self.tokens]
@@ -69,7 +72,14 @@ class FoldedAttention:
             out, lse = self.packed.attend(pairs[:first], keys, values, scale)
             outs.append(out)
             lses.append(lse)
-        for read, hidden in self.single:
+        done = 0
+        if self.lone and query.shape[1] > keys.shape[0]:
+            done = len(self.lone)
+            out, lse = attend_lone(pairs[first : first + done], keys, values, self.lone, scale)
+            first += done
+            outs.append(out)
+            lses.append(lse)
+        for read, hidden in self.single[done:]:
             block = pairs[first : first + read.queries]
             first += read.queries
             out, lse = _attend_read(read, hidden, block, keys, values, scale, self.kind.softcap)

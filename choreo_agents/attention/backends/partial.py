@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -45,6 +45,47 @@ def attend_run(
         out, lse = _flash_for_cpu(query[None], keys[None], values[None], 0.0, causal, attn_mask=mask, scale=scale)
         return out[0], lse[0]
     return matmul_attention(query, keys, values, scale, causal=causal, hidden=hidden, softcap=softcap)
+
+
+def takes_lone(device: torch.device) -> bool:
+    """Whether `attend_lone` may be called."""
+    return _flash_for_cpu is not None and device.type == "cpu"
+
+
+def attend_lone(
+    queries: Tensor, keys: Tensor, values: Tensor, runs: Sequence[tuple[int, int]], scale: float
+) -> Partial:
+    """Each query over a run of its own: what a row that decodes alone does, where calls around the kernel count.
+
+    Args:
+        queries: [runs, heads, head_dim]; there are more heads than key heads.
+        keys: [kv_heads, slots, head_dim], all of the pool.
+        values: Like `keys`.
+        runs: First slot and length of each.
+        scale: Factor on the scores.
+
+    Returns:
+        Output [runs, heads, head_dim] and log-sum-exp [runs, heads].
+    """
+    assert _flash_for_cpu is not None
+    count, heads, dim = queries.shape
+    grouped = queries.reshape(count, keys.shape[0], -1, dim)
+    whole_keys, whole_values = keys[None], values[None]
+    outs: list[Tensor] = []
+    lses: list[Tensor] = []
+    for index, (start, length) in enumerate(runs):
+        out, lse = _flash_for_cpu(
+            grouped[index : index + 1],
+            whole_keys.narrow(2, start, length),
+            whole_values.narrow(2, start, length),
+            0.0,
+            False,
+            attn_mask=None,
+            scale=scale,
+        )
+        outs.append(out)
+        lses.append(lse)
+    return torch.cat(outs).reshape(count, heads, dim), torch.cat(lses).reshape(count, heads)
 
 
 def attend_padded(
