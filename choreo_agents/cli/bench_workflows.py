@@ -79,6 +79,7 @@ def workflows(
       choreo bench workflows --model embedded --n 5 --utterance 32
       choreo bench workflows --out runs.jsonl --report workflows.md
       choreo bench workflows --sweep --critics --n 1 --methods choreo,baseline --plot sweep.png
+      choreo bench workflows --model llama-8b --device cuda --out cuda.jsonl --report cuda.md
     """
     console = Console(stderr=as_json, highlight=False)
     with errors_as_lines(console):
@@ -160,7 +161,7 @@ def _loaded(
             path: str | Path = name
             if name in SHAPES:
                 path = Path(folder) / name
-                save_random_llama(SHAPES[name], path, positions=1 << 15)
+                save_random_llama(SHAPES[name], path, positions=1 << 15, dtype=_DTYPES[dtype])
             loaded = load_model(path, device=device, dtype=_DTYPES[dtype])
             rival = None
             if chat:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
+import torch
 import typer
 from rich import box
 from rich.console import Console
@@ -18,8 +19,9 @@ from choreo_agents.models.random_llama import SHAPES, save_random_llama
 models_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="rich", help="See whether a model can be served, or make one."
 )
-ShapeName = Literal["smollm2-135m", "six-layers"]
+ShapeName = Literal["smollm2-135m", "six-layers", "llama-8b"]
 assert set(get_args(ShapeName)) == set(SHAPES)
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @models_app.callback()
@@ -32,6 +34,7 @@ def random(
     folder: Annotated[Path, typer.Argument(help="Where to write it: a new or empty folder.")],
     like: Annotated[ShapeName, typer.Option(help="Whose shape it has.")] = "smollm2-135m",
     seed: Annotated[int, typer.Option(help="Of the weights.")] = 0,
+    dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Of the weights.")] = "fp32",
 ) -> None:
     """Write a Llama of random weights: it says nothing sensible, and costs what a real one of its shape costs.
 
@@ -43,7 +46,7 @@ def random(
     console = Console(highlight=False)
     with errors_as_lines(console):
         with console.status("drawing weights ..."):
-            save_random_llama(SHAPES[like], folder, seed=seed)
+            save_random_llama(SHAPES[like], folder, seed=seed, dtype=_DTYPES[dtype])
         console.print(f"wrote a random Llama of the shape of {like} to {folder}")
 
 

@@ -26,11 +26,14 @@ class LlamaShape:
 SHAPES = {
     "smollm2-135m": LlamaShape(30, 576, 1536, 9, 3, 49152),
     "six-layers": LlamaShape(6, 896, 4864, 14, 2, 32000),
+    "llama-8b": LlamaShape(32, 4096, 14336, 32, 8, 128256),
 }
 """Shapes by name."""
 
 
-def save_random_llama(shape: LlamaShape, folder: Path, *, seed: int = 0, positions: int = 8192) -> None:
+def save_random_llama(
+    shape: LlamaShape, folder: Path, *, seed: int = 0, positions: int = 8192, dtype: torch.dtype = torch.float32
+) -> None:
     """Write a random Llama with the embedded model's tokenizer, its vocabulary padded to the shape's.
 
     Args:
@@ -38,6 +41,7 @@ def save_random_llama(shape: LlamaShape, folder: Path, *, seed: int = 0, positio
         folder: Made if need be; not to exist with files in it.
         seed: Of the weights.
         positions: The length of its context.
+        dtype: In which its weights are drawn and kept.
 
     Raises:
         FileExistsError: The folder holds files.
@@ -58,5 +62,10 @@ def save_random_llama(shape: LlamaShape, folder: Path, *, seed: int = 0, positio
         eos_token_id=2,
         pad_token_id=0,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        LlamaForCausalLM(config).save_pretrained(folder)
+    finally:
+        torch.set_default_dtype(usual)
     build_tokenizer().save_pretrained(folder)

@@ -135,6 +135,13 @@ def test_the_page_on_serving_many_callers_runs(capsys: pytest.CaptureFixture[str
     assert len(names["four"]) == 4 and capsys.readouterr().out
 
 
+def test_the_page_on_workflows_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "how-to" / "run-workflows.md").read_text()
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(code, "run-workflows.md", "exec"), {})
+    assert "Ann has red kites. Bob has blue boats. Cleo has green drums. Dan has gold rings." in capsys.readouterr().out
+
+
 def test_the_page_on_who_sees_what_runs() -> None:
     page = (ROOT / "docs" / "explanation" / "visibility.md").read_text()
     names: dict[str, Any] = {}
