@@ -17,6 +17,12 @@ from choreo_agents.attention.layout import Layout, Read
 from choreo_agents.attention.window import windowed
 
 
+FEWEST_PACKED, FEWEST_LONE_PACKED = 2, 5
+"""Short runs that repay packing, and so many if each has a single query: then its own call costs little."""
+MOST_TURNED = 64
+"""Pairs that are rotated by a matrix each: fewer operations, where there are few numbers to work on."""
+
+
 class FoldedBackend:
     """One attention call per long run of slots and one for all short ones together, on any device."""
 
@@ -37,12 +43,13 @@ class FoldedAttention:
     def __init__(self, layout: Layout, kind: AttentionKind, backend: FoldedBackend) -> None:
         self.layout = layout
         self.kind = kind
+        plain = kind.softcap is None and takes_lone(backend.device)
         short = [read for read in layout.reads if packable(read)]
-        if len(short) < 2:
+        alone = plain and all(read.queries == 1 for read in short)
+        if len(short) < (FEWEST_LONE_PACKED if alone else FEWEST_PACKED):
             short = []
         self.packed = PackedRuns(short, backend.dtype, backend.device, kind.softcap) if short else None
         single = [read for read in layout.reads if not (short and packable(read))]
-        plain = kind.softcap is None and takes_lone(backend.device)
         single.sort(key=lambda read: not (plain and read.queries == 1 and read.window is None))
         self.lone = [(r.start, r.length) for r in single if plain and r.queries == 1 and r.window is None]
         self.single = [(read, _hidden(layout, read, backend)) for read in single]
@@ -52,6 +59,7 @@ class FoldedAttention:
         tokens = torch.repeat_interleave(starts, counts) + torch.arange(int(counts.sum()))
         self.tokens = tokens.to(backend.device)
         self.moved = kind.rotation is not None and any(span.shift for span in spans)
+        self._turns: Tensor | None = None
         if self.moved:
             assert kind.rotation is not None
             shifts = torch.repeat_interleave(torch.tensor([span.shift for span in spans]), counts)
@@ -62,8 +70,7 @@ class FoldedAttention:
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
         pairs = query[self.tokens]
         if self.moved:
-            assert self.kind.rotation is not None
-            pairs = self.kind.rotation.apply(pairs, self.cos, self.sin)
+            pairs = self._turned(pairs)
         outs: list[Tensor] = []
         lses: list[Tensor] = []
         first = 0
@@ -89,6 +96,17 @@ class FoldedAttention:
             return outs[0] if sinks is None else drained(outs[0], lses[0], sinks)
         out, joint = self.merging.join(torch.cat(outs), torch.cat(lses), with_lse=sinks is not None)
         return out if sinks is None or joint is None else drained(out, joint, sinks)
+
+    def _turned(self, pairs: Tensor) -> Tensor:
+        """Each pair's query as its run's shift asks for."""
+        rotation = self.kind.rotation
+        assert rotation is not None
+        if len(pairs) > MOST_TURNED or pairs.dtype == torch.float64:
+            return rotation.apply(pairs, self.cos, self.sin)
+        if self._turns is None:
+            basis = torch.eye(pairs.shape[-1], device=pairs.device).expand(len(pairs), -1, -1)
+            self._turns = rotation.apply(basis, self.cos, self.sin)
+        return (pairs.float() @ self._turns).to(pairs.dtype)
 
 
 def _hidden(layout: Layout, read: Read, backend: FoldedBackend) -> Tensor | None:

@@ -47,9 +47,12 @@ class Merging:
         if not self._even:
             outs = torch.cat([outs, outs.new_zeros(1, *outs.shape[1:])])
             lses = torch.cat([lses, lses.new_full((1, lses.shape[1]), float("-inf"))])
-        side_by_side = lses[self._parts]
+        if self._count == 1:
+            side_by_side, parts = lses[None], outs[None]
+        else:
+            side_by_side, parts = lses[self._parts], outs[self._parts]
         weights = side_by_side.softmax(dim=1)
-        out = (outs[self._parts].to(lses.dtype) * weights[..., None]).sum(dim=1).to(outs.dtype)
+        out = (parts.to(lses.dtype) * weights[..., None]).sum(dim=1).to(outs.dtype)
         return out, side_by_side.logsumexp(dim=1) if with_lse else None
 
     def _scattered(self, outs: Tensor, lses: Tensor) -> Partial:

@@ -102,7 +102,7 @@ def test_only_short_runs_with_few_queries_are_packed(read: Read, fits: bool) -> 
     assert packed.packable(read) is fits
 
 
-@pytest.mark.parametrize("count", [1, 2, 30])
+@pytest.mark.parametrize("count", [1, folded.FEWEST_LONE_PACKED - 1, folded.FEWEST_LONE_PACKED, 30])
 def test_the_number_of_kernel_calls_does_not_grow_with_short_runs(count: int, monkeypatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(packed, "attend_padded", lambda *a: calls.append("padded") or partial.attend_padded(*a))
@@ -110,4 +110,31 @@ def test_the_number_of_kernel_calls_does_not_grow_with_short_runs(count: int, mo
     reads = tuple(Read(3 * i, 1 + i % 3, 0, (QuerySpan(i, 1, i),)) for i in range(count))
     query, pool = torch.randn(count, 2, DIM), torch.randn(2, 3 * count, DIM)
     backends()[0].prepare(Layout((0,) * count, (0,) * count, reads), KIND).attend(query, pool, pool, 1.0)
-    assert calls == (["run"] if count == 1 else ["padded"])
+    assert calls == (["run"] * count if count < folded.FEWEST_LONE_PACKED else ["padded"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("heads", [2, 4, 6], ids=lambda heads: f"{heads} heads over 2")
+@pytest.mark.parametrize("rotation", [None, ROTATION, PureRotation(FREQUENCIES[:2], "neighbours", first=2)])
+def test_rows_that_decode_alone_see_what_the_reference_sees(dtype, heads: int, rotation, monkeypatch) -> None:
+    """Two rows, each with messages of its own at other places than they were encoded at, and one that both read."""
+    torch.manual_seed(0)
+    lone: list[int] = []
+    attend_lone = folded.attend_lone
+    monkeypatch.setattr(folded, "attend_lone", lambda *a: lone.append(len(a[3])) or attend_lone(*a))
+    reads = (
+        Read(0, 140, 5, (QuerySpan(0, 1, 300),)),
+        Read(140, 3, 70, (QuerySpan(1, 1, -7),)),
+        Read(150, 130, 0, (QuerySpan(0, 1, 11), QuerySpan(1, 1, 0))),
+        Read(280, 9, 900, (QuerySpan(1, 1, 0),)),
+        Read(290, 4, 900, (QuerySpan(0, 1, 0),)),
+    )
+    layout, kind = Layout((903, 908), (293, 288), reads), AttentionKind(rotation)
+    query = torch.randn(2, heads, DIM).to(dtype)
+    keys, values = torch.randn(2, 2, 300, DIM).to(dtype)
+    got, wanted = (
+        backend.prepare(layout, kind).attend(query, keys, values, 0.3)
+        for backend in (FoldedBackend(dtype, CPU), ReferenceBackend())
+    )
+    assert (got - wanted).abs().max() < (1e-5 if dtype == torch.float32 else 2e-2)
+    assert lone == ([4] if heads > 2 else []), "as many key heads as heads take the usual way"
