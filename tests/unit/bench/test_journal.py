@@ -126,7 +126,7 @@ FOREIGN = [
 def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(path: Path, content: bytes) -> None:
     path.parent.mkdir()
     path.write_bytes(content)
-    with pytest.raises(InvalidRequestError, match="runs.jsonl"):
+    with pytest.raises(InvalidRequestError, match=r"runs\.jsonl"):
         Journal(path, SETTINGS)
     assert path.read_bytes() == content
 
@@ -135,7 +135,7 @@ def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(path: Path, cont
 def test_a_strange_line_is_named_and_the_file_left_as_it_is(path: Path, line: bytes) -> None:
     whole = write(path) + line + b"\n" + b'{"key": "torn'
     path.write_bytes(whole)
-    with pytest.raises(InvalidRequestError, match="line 5 of .*runs.jsonl"):
+    with pytest.raises(InvalidRequestError, match=r"line 5 of .*runs\.jsonl"):
         Journal(path, SETTINGS)
     assert path.read_bytes() == whole
 
