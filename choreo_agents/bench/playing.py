@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -71,7 +72,8 @@ def read_items(case: Case, path: Path) -> list[Item]:
         InvalidRequestError: A line is no JSON or no such item, or two have one id; says which.
     """
     items: dict[str, Item] = {}
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    # Only a line feed ends a line: items may hold what Unicode calls a line separator.
+    for number, line in enumerate(path.read_bytes().decode("utf-8-sig").split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -140,7 +142,18 @@ def play_all(
         seed: Added to those places.
         kv_budget_bytes: Of each engine.
         on_progress: Told of every item that is over.
+
+    Raises:
+        InvalidRequestError: The journal holds the result of another item under the same id.
     """
+    contents = [_content(item) for item in items]
+    for name in variants:
+        for item, content in zip(items, contents, strict=True):
+            if journal.records.get(f"{name} | {item.id}", {}).get("content", content) != content:
+                raise InvalidRequestError(
+                    f"{str(journal.path)!r} holds the result of another item that was called {item.id!r}: "
+                    "name another file, or give items ids of their own"
+                )
     for name in variants:
         variant = setup.case.variants[name]
         keys = [f"{name} | {item.id}" for item in items]
@@ -162,7 +175,7 @@ def play_all(
                 started: float = started,
             ) -> None:
                 nonlocal over
-                record: Record = {"variant": name, "item": items[place].id}
+                record: Record = {"variant": name, "item": items[place].id, "content": contents[place]}
                 try:
                     result, spoken, _ = await play(engine, changed, items[place], seed=seed + place)
                 except ChoreoError as error:
@@ -177,6 +190,11 @@ def play_all(
                 on_progress(Progress(name, over, tokens, time.perf_counter() - started))
 
             asyncio.run(_all([partial(one, place) for place in left], room(engine)))
+
+
+def _content(item: Item) -> str:
+    """Tells whether an item is the same as one of the same id."""
+    return hashlib.sha256(item.model_dump_json(exclude_defaults=True).encode()).hexdigest()[:16]
 
 
 async def _all(jobs: Sequence[Callable[[], Any]], most: int) -> None:

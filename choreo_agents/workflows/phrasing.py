@@ -15,6 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from choreo_agents.errors import InvalidRequestError
 
+_OURS = "the package"
 Dialect = Literal["embedded", "chat"]
 """The embedded model knows the phrases of its own language only; chat models are told things at length."""
 _ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
@@ -31,7 +32,12 @@ class Prompts:
     """The texts of one workflow. A text may hold `{{ names }}` that are filled in when it is asked for."""
 
     texts: Mapping[str, Any]
-    source: str = "the package"
+    source: str = _OURS
+
+    @property
+    def is_own(self) -> bool:
+        """Whether some come from a user's file."""
+        return self.source != _OURS
 
     def __call__(self, name: str, **values: Any) -> str:
         """A text.
