@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from choreo_agents.bench.journal import Journal, Record
 from choreo_agents.bench.running import OnToken, RunCost, run_graph
 from choreo_agents.engine import Engine
-from choreo_agents.errors import ChoreoError, InvalidRequestError
+from choreo_agents.errors import InvalidRequestError, KVBudgetError
 from choreo_agents.evaluation.evaluate import at_once, room
 from choreo_agents.language import Split
 from choreo_agents.models import LoadedModel
@@ -132,6 +132,7 @@ def play_all(
     """Play what the journal does not hold yet; one engine for each variant, many items at a time.
 
     An item that cannot be played, because its view outgrows the model's context, say, is written down with the reason.
+    What is no fault of an item, as too little KV memory, ends the run: started again, it plays the rest.
 
     Args:
         model: Serves all.
@@ -145,6 +146,7 @@ def play_all(
 
     Raises:
         InvalidRequestError: The journal holds the result of another item under the same id.
+        ChoreoError: The engine failed, or has too little memory.
     """
     contents = [_content(item) for item in items]
     for name in variants:
@@ -178,7 +180,9 @@ def play_all(
                 record: Record = {"variant": name, "item": items[place].id, "content": contents[place]}
                 try:
                     result, spoken, _ = await play(engine, changed, items[place], seed=seed + place)
-                except ChoreoError as error:
+                except KVBudgetError:
+                    raise
+                except InvalidRequestError as error:
                     record |= {"error": f"{type(error).__name__}: {error}"}
                 else:
                     parts = {"answer": result.answer, "score": result.score, "parts": dict(result.parts)}

@@ -168,7 +168,8 @@ def _score(
         console.print(as_table(case, found))
     if out is not None:
         console.print(f"[dim]results are in {out}[/]")
-    failed = [record for record in records if "error" in record]
+    asked = {item.id for item in chosen}
+    failed = [r for r in records if "error" in r and r["variant"] in variants and r["item"] in asked]
     if failed:
         console.print(f"[red]{len(failed)} could not be played, and count as wrong[/]; the first: ", end="")
         console.print(f"{failed[0]['item']}: {failed[0]['error']}", markup=False)

@@ -11,7 +11,9 @@ import pytest
 from support.chatty import save_chatty
 from typer.testing import CliRunner
 
+from choreo_agents.bench import playing
 from choreo_agents.cli import app
+from choreo_agents.errors import EngineFailedError
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.workflows.cases import CASES
 
@@ -241,6 +243,26 @@ def test_an_item_that_cannot_be_played_is_wrong_and_the_others_finish(tmp_path: 
         assert outcome["share"] == pytest.approx(right / 5) and outcome["unscored"] == 0
     said, _ = run(*command, "--temperature", "0")
     assert "4 could not be played, and count as wrong; the first: long: ContextLengthError" in said
+    said, _ = run(*command[:-1], "baseline", "--temperature", "0")
+    assert "2 could not be played" in said, "of those that were asked for"
+
+
+def test_what_is_no_fault_of_an_item_is_not_held_against_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "results.jsonl"
+    command = ["eval", "direct", "--n", "4", "--method", "choreo", "--max-tokens", "3", "--out", str(path)]
+    with monkeypatch.context() as patched:
+        real = playing.play
+
+        async def breaking(engine: Any, setup: Any, item: Any, **options: Any) -> Any:
+            if item.id == "test 2":
+                raise EngineFailedError("the disk is full")
+            return await real(engine, setup, item, **options)
+
+        patched.setattr(playing, "play", breaking)
+        assert "the disk is full" in refused(*command)
+    run(*command)
+    assert {record["item"] for record in results(path)} == {f"test {number}" for number in range(4)}
+    assert not any("error" in record for record in results(path))
 
 
 def test_other_settings_do_not_go_to_the_same_file(tmp_path: Path) -> None:
