@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -47,26 +48,27 @@ class Journal:
         try:
             self._open(path, json.loads(json.dumps(settings)))
         except BaseException:
-            self._lock.release()
+            self._unlock()
             raise
 
     def _open(self, path: Path, settings: Mapping[str, Any]) -> None:
-        whole = b""
-        if path.exists():
-            found = path.read_bytes()
-            whole = found[: found.rfind(b"\n") + 1]
-        first, *lines = whole.decode().splitlines() or [""]
-        if first:
-            self._require_same(first, settings)
-        for number, line in enumerate(lines, start=2):
+        found = path.read_bytes() if path.exists() else b""
+        # Only a line feed ends a line: answers may hold what Unicode calls a line separator.
+        *lines, torn = found.split(b"\n")
+        head = _line({"settings": settings})
+        if lines:
+            self._require_same(lines[0], settings)
+        elif not head.startswith(torn):
+            raise InvalidRequestError(f"{str(path)!r} holds no results of ours: name another file")
+        for number, line in enumerate(lines[1:], start=2):
             record = _parsed(path, number, line)
             self.records[str(record.pop("key"))] = record
         file = self._file = path.open("ab")
-        file.truncate(len(whole))
-        if not first:
-            self._write({"settings": settings})
+        file.truncate(len(found) - len(torn))
+        if not lines:
+            self._write(head)
 
-    def _require_same(self, line: str, settings: Mapping[str, Any]) -> None:
+    def _require_same(self, line: bytes, settings: Mapping[str, Any]) -> None:
         assert self.path is not None
         known = _parsed(self.path, 1, line).get("settings")
         if not isinstance(known, dict):
@@ -84,12 +86,12 @@ class Journal:
     def add(self, key: str, record: Record) -> None:
         """Write one result down; it is on disk when this returns."""
         assert key not in self.records, f"{key} is there already"
-        self._write({"key": key, **record})
+        self._write(_line({"key": key, **record}))
         self.records[key] = json.loads(json.dumps(record))
 
-    def _write(self, line: Mapping[str, Any]) -> None:
+    def _write(self, line: bytes) -> None:
         if self._file is not None:
-            self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+            self._file.write(line)
             self._file.flush()
             os.fsync(self._file.fileno())
 
@@ -97,11 +99,12 @@ class Journal:
         """Let others write to the file."""
         if self._file is not None:
             self._file.close()
-            self._lock.release()
-            self._lock_path().unlink(missing_ok=True)
+            self._unlock()
 
-    def _lock_path(self) -> Path:
-        return Path(self._lock.lock_file)
+    def _unlock(self) -> None:
+        with suppress(OSError):  # in this order: once it is released, the file may be another run's
+            Path(self._lock.lock_file).unlink()
+        self._lock.release()
 
     def __enter__(self) -> Journal:
         return self
@@ -110,10 +113,14 @@ class Journal:
         self.close()
 
 
-def _parsed(path: Path, number: int, line: str) -> Record:
+def _line(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, ensure_ascii=False).encode() + b"\n"
+
+
+def _parsed(path: Path, number: int, line: bytes) -> Record:
     try:
-        found = json.loads(line)
-    except json.JSONDecodeError as error:
+        found = json.loads(line.decode())
+    except ValueError as error:  # no UTF-8, or no JSON
         raise InvalidRequestError(f"line {number} of {str(path)!r} is no JSON: {error}") from error
     if not isinstance(found, dict) or (number > 1 and "key" not in found):
         raise InvalidRequestError(f"line {number} of {str(path)!r} is no result of ours: {line[:60]!r}")

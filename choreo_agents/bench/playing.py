@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 from choreo_agents.bench.journal import Journal, Record
 from choreo_agents.bench.running import OnToken, RunCost, run_graph
 from choreo_agents.engine import Engine
-from choreo_agents.errors import ChoreoError, InvalidRequestError
+from choreo_agents.errors import InvalidRequestError, KVBudgetError
 from choreo_agents.evaluation.evaluate import at_once, room
 from choreo_agents.language import Split
 from choreo_agents.models import LoadedModel
@@ -71,7 +72,8 @@ def read_items(case: Case, path: Path) -> list[Item]:
         InvalidRequestError: A line is no JSON or no such item, or two have one id; says which.
     """
     items: dict[str, Item] = {}
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    # Only a line feed ends a line: items may hold what Unicode calls a line separator.
+    for number, line in enumerate(path.read_bytes().decode("utf-8-sig").split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -130,6 +132,7 @@ def play_all(
     """Play what the journal does not hold yet; one engine for each variant, many items at a time.
 
     An item that cannot be played, because its view outgrows the model's context, say, is written down with the reason.
+    What is no fault of an item, as too little KV memory, ends the run: started again, it plays the rest.
 
     Args:
         model: Serves all.
@@ -140,7 +143,19 @@ def play_all(
         seed: Added to those places.
         kv_budget_bytes: Of each engine.
         on_progress: Told of every item that is over.
+
+    Raises:
+        InvalidRequestError: The journal holds the result of another item under the same id.
+        ChoreoError: The engine failed, or has too little memory.
     """
+    contents = [_content(item) for item in items]
+    for name in variants:
+        for item, content in zip(items, contents, strict=True):
+            if journal.records.get(f"{name} | {item.id}", {}).get("content", content) != content:
+                raise InvalidRequestError(
+                    f"{str(journal.path)!r} holds the result of another item that was called {item.id!r}: "
+                    "name another file, or give items ids of their own"
+                )
     for name in variants:
         variant = setup.case.variants[name]
         keys = [f"{name} | {item.id}" for item in items]
@@ -162,10 +177,12 @@ def play_all(
                 started: float = started,
             ) -> None:
                 nonlocal over
-                record: Record = {"variant": name, "item": items[place].id}
+                record: Record = {"variant": name, "item": items[place].id, "content": contents[place]}
                 try:
                     result, spoken, _ = await play(engine, changed, items[place], seed=seed + place)
-                except ChoreoError as error:
+                except KVBudgetError:
+                    raise
+                except InvalidRequestError as error:
                     record |= {"error": f"{type(error).__name__}: {error}"}
                 else:
                     parts = {"answer": result.answer, "score": result.score, "parts": dict(result.parts)}
@@ -177,6 +194,11 @@ def play_all(
                 on_progress(Progress(name, over, tokens, time.perf_counter() - started))
 
             asyncio.run(_all([partial(one, place) for place in left], room(engine)))
+
+
+def _content(item: Item) -> str:
+    """Tells whether an item is the same as one of the same id."""
+    return hashlib.sha256(item.model_dump_json(exclude_defaults=True).encode()).hexdigest()[:16]
 
 
 async def _all(jobs: Sequence[Callable[[], Any]], most: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from choreo_agents.bench.workflows.measure import METHODS, measure_workflows
 from choreo_agents.bench.workflows.plot import save_lengths, save_sweep
 from choreo_agents.bench.workflows.report import COLUMNS, WorkflowReport, as_markdown
 from choreo_agents.bench.workflows.scenarios import Lengths, Scenario, debate_in_turns, parallel_debate, tree
-from choreo_agents.cli.options import DeviceOption, errors_as_lines
+from choreo_agents.cli.options import DeviceOption, errors_as_lines, require_writable
 from choreo_agents.engine.methods import MethodName
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel, load_model
@@ -88,6 +89,7 @@ def workflows(
         chosen = _scenarios(only, sweep=sweep, critics=critics)
         named = _methods(methods)
         lengths = [Lengths(system, problem, each) for each in _numbers(utterance)]
+        require_writable(report)
         torch.set_num_threads(threads)
         settings = {"model": model, "dtype": dtype, "threads": threads, "device": device}
         with Journal(out, settings) as journal, _loaded(console, model, dtype, device, chat) as (loaded, rival):
@@ -211,12 +213,13 @@ def _command(
     critics: bool,
 ) -> str:
     """The command that measures the same again."""
-    words = [f"choreo bench workflows --model {settings['model']} --dtype {settings['dtype']} --n {n}"]
+    words = [f"choreo bench workflows --model {shlex.quote(settings['model'])} --dtype {settings['dtype']} --n {n}"]
     words += [f"--methods {methods}"] if methods != ",".join(METHODS) else []
     words += [f"--naive {naive}"] if naive is not None else []
     words += [f"--chat {chat}"] if chat else []
-    words += [f"--only {each}" for each in only or []]
+    words += [f"--only {shlex.quote(each)}" for each in only or []]
     words += ["--sweep"] * sweep + ["--critics"] * critics
     words += [f"--system {lengths[0].system} --problem {lengths[0].problem}"]
     words += [f"--utterance {','.join(str(each.utterance) for each in lengths)} --threads {settings['threads']}"]
+    words += [f"--device {settings['device']}"] if settings["device"] != "cpu" else []
     return " ".join(words)

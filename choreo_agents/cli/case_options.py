@@ -36,7 +36,11 @@ def command_of(case: Case, run: Callable[..., None], doc: str) -> Callable[..., 
         parameter.replace(annotation=hints[parameter.name])
         for parameter in list(inspect.signature(run).parameters.values())[2:]
     ]
-    fields = case.options.model_fields
+    # What every variant decides is not the user's to say.
+    decided = [set(variant.changes) for variant in case.variants.values()]
+    fields = {
+        name: field for name, field in case.options.model_fields.items() if name not in set.intersection(*decided)
+    }
     own = [_parameter(name, field) for name, field in fields.items()]
 
     def command(**given: Any) -> None:

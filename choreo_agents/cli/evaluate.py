@@ -24,7 +24,7 @@ from choreo_agents.bench.language import (
 )
 from choreo_agents.cli.case_options import SpelledGroup, command_of
 from choreo_agents.cli.language_tables import as_markdown, as_tables
-from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load
+from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load, require_writable
 from choreo_agents.cli.play import eval_case
 from choreo_agents.language import Split
 from choreo_agents.workflows.cases import CASES, Case
@@ -74,8 +74,7 @@ def language(
         chosen = require_views(views.split(","))
         tasks = require_tasks(task or [])
         loaded = load(console, model, device)
-        if out is not None:
-            _require_writable(out)
+        require_writable(out)
         reports: list[LanguageReport] = []
         try:
             with _bars(console, chosen, tasks, n) as advance:
@@ -111,13 +110,6 @@ def _bars(console: Console, views: list[View], tasks: list[str], n: int) -> Iter
         if "ordinary" in views and SAMPLED in tasks:
             bars["vote"] = progress.add_task(f"{SAMPLED} sampled", total=n * SAMPLES)
         yield lambda name: progress.advance(bars[name])
-
-
-def _require_writable(out: Path) -> None:
-    """Raise an `OSError` now rather than after the measurement."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("a"):
-        pass
 
 
 def _command(model: str, tasks: list[str], views: list[View], n: int, seed: int, split: Split) -> str:

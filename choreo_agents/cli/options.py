@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -38,6 +39,14 @@ def errors_as_lines(console: Console) -> Iterator[None]:
         console.print("[red bold]error:[/] ", end="")
         console.print(str(error), markup=False, highlight=False)
         raise typer.Exit(1) from None
+
+
+def require_writable(path: Path | None) -> None:
+    """Raise an `OSError` now rather than after the measurement."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a"):
+            pass
 
 
 def load(console: Console, name: str, device: str) -> LoadedModel:

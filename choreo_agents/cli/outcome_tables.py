@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from rich import box
 from rich.table import Table
 
@@ -30,10 +32,12 @@ def as_markdown(case: Case, report: PlayReport, setup: Setup, model: str, split:
     outcomes = report.outcomes()
     columns, rows = _cells(case, outcomes)
     words = [f"choreo eval {case.name}", *_changed(setup)]
-    words += [f"--model {model}"] if model != "embedded" else []
+    words += [f"--model {shlex.quote(model)}"] if model != "embedded" else []
+    words += [f"--prompts {shlex.quote(setup.prompts.source)}"] if setup.prompts.is_own else []
     words += ["--inputs ..."] if split is None else [f"--n {outcomes[0].items}", f"--split {split}", f"--seed {seed}"]
-    words += [f"--method {','.join(outcome.name for outcome in outcomes)}"]
+    words += [f"--method {shlex.quote(','.join(outcome.name for outcome in outcomes))}"]
     words += [f"--temperature {setup.sampling.temperature:g}", f"--top-p {setup.sampling.top_p:g}"]
+    words += [f"--max-tokens {setup.sampling.max_tokens}"]
     lines = [f"`{' '.join(words)}`", "", f"| {' | '.join(columns)} |", "|---" + "|--:" * (len(columns) - 1) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows), ""])
 

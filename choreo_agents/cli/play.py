@@ -18,7 +18,7 @@ from choreo_agents.bench.journal import Journal
 from choreo_agents.bench.outcome import PlayReport
 from choreo_agents.bench.playing import Progress as PlayProgress
 from choreo_agents.bench.playing import Setup, draw_items, play, play_all, read_items
-from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load
+from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load, require_writable
 from choreo_agents.cli.outcome_tables import as_markdown, as_table
 from choreo_agents.cli.play_display import PlayDisplay, ending, opening
 from choreo_agents.engine import Engine
@@ -143,6 +143,7 @@ def _score(
     """Play all items under all methods, with a bar for each, and show what they are worth."""
     model, device, prompts, temperature, top_p, max_tokens, kv_gib = setup
     variants = require_variants(case, ",".join(methods))
+    require_writable(report)
     loaded = load(console, model, device)
     made = _setup(case, options, loaded, prompts, temperature, top_p, max_tokens)
     chosen = list(items) if items is not None else draw_items(case, options, n, split, seed)
@@ -167,7 +168,8 @@ def _score(
         console.print(as_table(case, found))
     if out is not None:
         console.print(f"[dim]results are in {out}[/]")
-    failed = [record for record in records if "error" in record]
+    asked = {item.id for item in chosen}
+    failed = [r for r in records if "error" in r and r["variant"] in variants and r["item"] in asked]
     if failed:
         console.print(f"[red]{len(failed)} could not be played, and count as wrong[/]; the first: ", end="")
         console.print(f"{failed[0]['item']}: {failed[0]['error']}", markup=False)

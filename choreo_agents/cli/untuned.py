@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +17,7 @@ from rich.table import Table
 from choreo_agents.bench.intervals import Interval
 from choreo_agents.bench.playing import Progress as PlayProgress
 from choreo_agents.bench.untuned import TITLES, TRIALS, Line, UntunedReport, measure_untuned
-from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load
+from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load, require_writable
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.language import Split
 from choreo_agents.sampling import Sampling
@@ -52,6 +53,7 @@ def untuned(
         loaded = load(console, model, device)
         if not loaded.speaks_embedded:
             raise InvalidRequestError(f"{model!r} does not speak the embedded language: use choreo eval WORKFLOW")
+        require_writable(report)
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -84,7 +86,8 @@ def untuned(
             for table in TABLES:
                 console.print(_table(found, table))
         if report is not None:
-            command = f"choreo eval untuned --n {n} --seed {seed} --split {split} --temperature {temperature:g}"
+            named = f" --model {shlex.quote(model)}" if model != "embedded" else ""
+            command = f"choreo eval untuned{named} --n {n} --seed {seed} --split {split} --temperature {temperature:g}"
             report.write_text(as_markdown(found, command, loaded.adapter.fingerprint))
             console.print(f"[dim]written to {report}[/]")
 

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from choreo_agents.language.scoring import first_sentence, last_sentence
 
 FIRST, LAST = "first sentence", "last sentence"
+_NOT_WITHIN = r"(?<![\w.])(?<!\d,(?=\d))(?<!(?<!\w)[-\u2212](?=\d))"
+"""Where an answer may start: not within a word or number, nor behind the sign of one."""
+_MARKS = " .,:;!?\"'`*$"
 
 
 def read_answer(reply: str, where: str) -> str:
@@ -31,7 +34,7 @@ def read_answer(reply: str, where: str) -> str:
 def states(answer: str, right: str) -> bool:
     """Whether an answer is the right one, or says it in whole words; case, spaces and marks at its ends aside."""
     said, wanted = _plain(answer), _plain(right)
-    return bool(wanted) and re.search(rf"(?<![\w.]){re.escape(wanted)}(?![\w]|\.\d)", said) is not None
+    return bool(wanted) and re.search(rf"{_NOT_WITHIN}{re.escape(wanted)}(?!\w|[.,]\d)", said) is not None
 
 
 def majority(answers: Sequence[str]) -> str:
@@ -41,4 +44,5 @@ def majority(answers: Sequence[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.casefold().split()).strip(" .,:;!?\"'`*$")
+    words = " ".join(text.casefold().split()).rstrip(_MARKS)
+    return re.sub(rf"^((?!\.\d)[{_MARKS}])+", "", words)  # the point of .5 is no mark

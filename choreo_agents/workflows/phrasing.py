@@ -10,14 +10,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from jinja2 import Environment, StrictUndefined, Template
-from jinja2.exceptions import TemplateError
+from jinja2 import StrictUndefined, Template
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from choreo_agents.errors import InvalidRequestError
 
+_OURS = "the package"
 Dialect = Literal["embedded", "chat"]
 """The embedded model knows the phrases of its own language only; chat models are told things at length."""
-_ENVIRONMENT = Environment(undefined=StrictUndefined, autoescape=False)
+_ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
+"""A file of prompts may come from anybody."""
 
 
 @lru_cache(maxsize=256)
@@ -30,7 +32,12 @@ class Prompts:
     """The texts of one workflow. A text may hold `{{ names }}` that are filled in when it is asked for."""
 
     texts: Mapping[str, Any]
-    source: str = "the package"
+    source: str = _OURS
+
+    @property
+    def is_own(self) -> bool:
+        """Whether some come from a user's file."""
+        return self.source != _OURS
 
     def __call__(self, name: str, **values: Any) -> str:
         """A text.
@@ -52,7 +59,7 @@ class Prompts:
             raise InvalidRequestError(f"{name!r} in the prompts of {self.source} is no text: {text!r}")
         try:
             return _template(text).render(**values)
-        except TemplateError as error:
+        except Exception as error:  # whatever an expression in it may raise
             raise InvalidRequestError(f"the text {name!r} of {self.source} cannot be filled in: {error}") from error
 
     def names(self, name: str) -> tuple[str, ...]:
@@ -81,8 +88,8 @@ def load_prompts(workflow: str, dialect: Dialect, path: Path | None = None) -> P
     if path is None:
         return Prompts(ours)
     try:
-        own = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
+        own = tomllib.loads(path.read_bytes().decode())
+    except ValueError as error:
         raise InvalidRequestError(f"{str(path)!r} is no TOML: {error}") from error
     table = own.get(dialect)
     if not isinstance(table, dict):

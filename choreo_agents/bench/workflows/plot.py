@@ -13,18 +13,17 @@ _FIGURES = (("ttft", "time to first token"), ("end_to_end_s", "end to end"))
 
 
 def save_sweep(report: WorkflowReport, path: Path) -> None:
-    """Draw the baseline's times over choreo's by branches, a line for each number of voters.
+    """Draw the baseline's times over choreo's by branches, a line for each number of voters or critics.
 
     Raises:
         InvalidRequestError: matplotlib is not installed.
     """
-    cells = {}
+    cells: dict[tuple[str, int], list[tuple[int, Setting]]] = {}
     for setting in report.settings_found():
-        size = re.match(r"ToT (\d+)x(\d+)", setting[0])
+        size = re.match(r"ToT (\d+)x(\d+)( critics)?", setting[0])
         if size is not None:
-            cells[int(size[1]), int(size[2])] = setting
-    branches, voters = sorted({b for b, _ in cells}), sorted({v for _, v in cells})
-    lines = {f"{v} voters": [(b, cells[b, v]) for b in branches if (b, v) in cells] for v in voters}
+            cells.setdefault((size[3] or " voters", int(size[2])), []).append((int(size[1]), setting))
+    lines = {f"{number}{who}": sorted(cells[who, number]) for who, number in sorted(cells)}
     _save(report, lines, "branches", path)
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from choreo_agents.language import Split, draw_problem
+from choreo_agents.language.scoring import sentences
 from choreo_agents.language.tasks import SeveralQuestions
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.answers import states
@@ -60,7 +61,7 @@ class MultiQACase:
         task = SeveralQuestions(questions=options.questions, facts=max(options.facts, options.questions))
         problem = draw_problem(task, split, number)
         asked = tuple(m.text for m in problem.messages if m.name.startswith("question"))
-        answers = tuple(f"{sentence}." for sentence in problem.gold.split(". ")) if problem.gold else ()
+        answers = tuple(sentences(problem.gold)) if problem.gold else ()
         notes = problem.by_name["notes"].text
         return Questions(id=f"{split} {number}", questions=asked, answers=answers, notes=notes)
 

@@ -68,7 +68,7 @@ class DilemmaCase:
         players = {"Alice": prompts(options.alice), "Bob": prompts(options.bob)}
         graph = prisoners_dilemma(
             dict(reversed(players.items())) if item.bob_first else players,
-            game=prompts("game", both=item.both, none=item.none),
+            game=prompts("game", both=item.both, neither=item.none),
             talks=options.talks,
             asks=(prompts("plan"), prompts("talk"), prompts("decide")),
             decisions=prompts.names("decisions"),
