@@ -14,7 +14,7 @@ from choreo_agents.bench.debate import DebateRun, DebateSetting, hold
 from choreo_agents.cli.case_options import SpelledGroup, command_of
 from choreo_agents.cli.display import DebateDisplay, cost_object, cost_table, opening, verdict
 from choreo_agents.cli.options import AgentsOption, DeviceOption, ModelOption, RoundsOption, errors_as_lines, load
-from choreo_agents.cli.play import InputsOption, OutOption, run_case
+from choreo_agents.cli.play import InputsOption, MaxTokensOption, OutOption, PromptsOption, run_case
 from choreo_agents.engine.methods import MethodName
 from choreo_agents.language.tasks.debate import DebateProblem, debate_problem
 from choreo_agents.workflows.cases import CASES, Case
@@ -46,6 +46,9 @@ def debate(
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method in the comparison.")] = 5,
     inputs: InputsOption = None,
     out: OutOption = None,
+    prompts: PromptsOption = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Of all that is said about --inputs.")] = 0.7,
+    max_tokens: MaxTokensOption = None,
     no_compare: Annotated[bool, typer.Option("--no-compare", help="Only hold the debate.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
     device: DeviceOption = "cpu",
@@ -68,8 +71,9 @@ def debate(
     """
     if inputs is not None or out is not None:
         options = DebateOptions(agents=agents, rounds=rounds)
-        kept: Any = {"inputs": inputs, "out": out, "as_json": as_json, "device": device, "temperature": 0.0}
-        run_case(CASES["debate"], lambda: options, model, method, seed, **kept)
+        sampling: Any = {"temperature": temperature, "max_tokens": max_tokens}
+        kept: Any = {"inputs": inputs, "out": out, "prompts": prompts, "as_json": as_json, "device": device}
+        run_case(CASES["debate"], lambda: options, model, method, seed, **kept, **sampling)
         return
     console = Console(stderr=as_json, highlight=False)
     with errors_as_lines(console):

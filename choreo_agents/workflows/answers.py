@@ -38,9 +38,9 @@ def states(answer: str, right: str) -> bool:
 
 
 def majority(answers: Sequence[str]) -> str:
-    """The answer that most gave; the first of equals, and none of none."""
-    counts = Counter(_plain(answer) for answer in answers)
-    return next((answer for answer in answers if counts[_plain(answer)] == max(counts.values())), "")
+    """The answer that most gave; the first of equals. Who gave none does not count, and none of none is none."""
+    counts = Counter(plain for answer in answers if (plain := _plain(answer)))
+    return next((answer for answer in answers if counts[_plain(answer)] == max(counts.values(), default=-1)), "")
 
 
 def _plain(text: str) -> str:

@@ -35,7 +35,8 @@ def iterative_debate(
     sampling: Sampling | None = None,
     visibility: Mode = "shared",
 ) -> ChoreoGraph:
-    """The graph of a debate in turns. The moderator's words are a verdict or `go_on`, in the last round a verdict.
+    """The graph of a debate in turns. The moderator's words are a verdict or `go_on`; in the last round a verdict, if
+    there is one to choose.
 
     Args:
         roles: Of `affirmative`, `negative` and `moderator`.
@@ -59,7 +60,7 @@ def iterative_debate(
         sides = [words for name, words in said(state) if name != MODERATOR]
         ends = list(verdicts(sides))
         last = sum(name == MODERATOR for name, _ in said(state)) + 1 >= rounds
-        return ends if last else [*ends, go_on]
+        return ends if ends and last else [*ends, go_on]
 
     def after_verdict(state: Mapping[str, Any]) -> str:
         spoken = [words for name, words in said(state) if name == MODERATOR]

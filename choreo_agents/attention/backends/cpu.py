@@ -16,7 +16,6 @@ from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout, Read
 from choreo_agents.attention.window import windowed
 
-
 FEWEST_PACKED, FEWEST_LONE_PACKED = 2, 5
 """Short runs that repay packing, and so many if each has a single query: then its own call costs little."""
 MOST_TURNED = 64
