@@ -22,7 +22,7 @@ class VariantOutcome:
     unscored: int
     """Items whose answer nobody knows."""
     failed: int
-    """Items that could not be played; they count as wrong."""
+    """Items that could not be played: wrong, if anybody knows what is right."""
     share: float | None
     """Mean score."""
     interval: Interval | None
@@ -90,6 +90,8 @@ def paired(first: Sequence[float], second: Sequence[float]) -> tuple[float, Inte
     if _binary(first) and _binary(second):
         counted = Difference.of([score == 1 for score in first], [score == 1 for score in second])
         return counted.share, counted.score_interval()
+    if len({a - b for a, b in zip(first, second, strict=True)}) == 1:
+        return mean(first) - mean(second), None  # a bootstrap of equal differences would state what nobody knows
     return mean(first) - mean(second), difference_interval(first, second)
 
 
@@ -98,6 +100,6 @@ def _binary(scores: Sequence[float]) -> bool:
 
 
 def _scores(records: Sequence[Record]) -> dict[str, float]:
-    """By item; what failed is wrong."""
-    found = {record["item"]: 0.0 if "error" in record else record["score"] for record in records}
+    """By item; what could not be played is wrong, if anybody knows what is right."""
+    found = {record["item"]: record.get("score") for record in records}
     return {item: score for item, score in found.items() if score is not None}

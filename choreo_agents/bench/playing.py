@@ -98,6 +98,13 @@ def draw_items(case: Case, options: Options, count: int, split: Split, seed: int
     return [case.draw(options, split, number) for number in range(seed, seed + count)]
 
 
+def seeds_of(items: Sequence[Item], seed: int, *, drawn: bool) -> list[int]:
+    """The seed of each item's run: of drawn ones by their number, of the user's by their ids, in whatever order."""
+    if drawn:
+        return [seed + place for place in range(len(items))]
+    return [int.from_bytes(hashlib.sha256(f"{seed} {item.id}".encode()).digest()[:6], "big") for item in items]
+
+
 async def play(
     engine: Engine, setup: Setup, item: Item, *, seed: int, on_token: OnToken | None = None
 ) -> tuple[Result, list[dict[str, str]], RunCost]:
@@ -125,7 +132,7 @@ def play_all(
     variants: Sequence[str],
     journal: Journal,
     *,
-    seed: int = 0,
+    seeds: Sequence[int],
     kv_budget_bytes: int = 1 << 30,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> None:
@@ -137,10 +144,10 @@ def play_all(
     Args:
         model: Serves all.
         setup: Workflow, options, prompts, sampling.
-        items: What to do; the run's seed of each is its place, so that variants draw alike.
+        items: What to do.
         variants: Names of the case's.
         journal: Gets a record of each item and variant.
-        seed: Added to those places.
+        seeds: Of the items.
         kv_budget_bytes: Of each engine.
         on_progress: Told of every item that is over.
 
@@ -179,11 +186,12 @@ def play_all(
                 nonlocal over
                 record: Record = {"variant": name, "item": items[place].id, "content": contents[place]}
                 try:
-                    result, spoken, _ = await play(engine, changed, items[place], seed=seed + place)
+                    result, spoken, _ = await play(engine, changed, items[place], seed=seeds[place])
                 except KVBudgetError:
                     raise
                 except InvalidRequestError as error:
-                    record |= {"error": f"{type(error).__name__}: {error}"}
+                    score = 0.0 if items[place].graded else None
+                    record |= {"error": f"{type(error).__name__}: {error}", "score": score}
                 else:
                     parts = {"answer": result.answer, "score": result.score, "parts": dict(result.parts)}
                     record |= parts | {"messages": spoken}

@@ -11,7 +11,7 @@ from typing import Any
 from choreo_agents.bench.intervals import Interval
 from choreo_agents.bench.journal import Journal, Record
 from choreo_agents.bench.outcome import PlayReport, VariantOutcome
-from choreo_agents.bench.playing import Progress, Setup, draw_items, play_all
+from choreo_agents.bench.playing import Progress, Setup, draw_items, play_all, seeds_of
 from choreo_agents.language import Split
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
@@ -117,7 +117,15 @@ def measure_untuned(
             def advance(progress: Progress, name: str = trial.name) -> None:
                 on_progress(name, progress)
 
-            play_all(model, setup, drawn, trial.variants, journal, seed=seed, on_progress=advance)
+            play_all(
+                model,
+                setup,
+                drawn,
+                trial.variants,
+                journal,
+                seeds=seeds_of(drawn, seed, drawn=True),
+                on_progress=advance,
+            )
             items[trial.name] = [item.id for item in drawn]
             records[trial.name] = list(journal.records.values())
     return UntunedReport(items, records)

@@ -15,13 +15,14 @@ import torch
 import typer
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from choreo_agents.bench.journal import Journal
 from choreo_agents.bench.rivals import Absent, ChatHuggingFaceDebate
 from choreo_agents.bench.speed.plot import require_plots
-from choreo_agents.bench.workflows.measure import METHODS, measure_workflows
+from choreo_agents.bench.workflows.measure import METHODS, Bench, key_of, measure_workflows
 from choreo_agents.bench.workflows.plot import save_lengths, save_sweep
 from choreo_agents.bench.workflows.report import COLUMNS, WorkflowReport, as_markdown
 from choreo_agents.bench.workflows.scenarios import Lengths, Scenario, debate_in_turns, parallel_debate, tree
@@ -61,6 +62,7 @@ def workflows(
     system: Annotated[int, typer.Option(min=1, help="Tokens of a system prompt or instruction.")] = 64,
     problem: Annotated[int, typer.Option(min=1, help="Tokens of a problem.")] = 128,
     utterance: Annotated[str, typer.Option(help="Tokens of each utterance; several lengths with commas.")] = "256",
+    kv_gib: Annotated[float, typer.Option("--kv-gib", min=0.01, help="KV memory of an engine, in GiB.")] = 4.0,
     threads: Annotated[int, typer.Option(min=1, help="Of the processor.")] = 1,
     out: Annotated[
         Path | None, typer.Option("--out", help="Write every run to this JSONL file, and go on where it stops.")
@@ -91,38 +93,54 @@ def workflows(
         lengths = [Lengths(system, problem, each) for each in _numbers(utterance)]
         require_writable(report)
         torch.set_num_threads(threads)
-        settings = {"model": model, "dtype": dtype, "threads": threads, "device": device}
-        with Journal(out, settings) as journal, _loaded(console, model, dtype, device, chat) as (loaded, rival):
-            total = sum(n if method != "naive" or naive is None else min(n, naive) for method in named)
-            chats = min(n, chat) * sum(each.has_chat for each in chosen)
-            with _bar(console) as progress:
-                task = progress.add_task("", total=(total * len(chosen) + chats) * len(lengths))
+        with _loaded(console, model, dtype, device, chat) as (loaded, rival):
+            bench = Bench(loaded, named, int(kv_gib * (1 << 30)), naive, rival, chat)
+            settings = {
+                "model": model,
+                "weights": loaded.adapter.fingerprint if model not in SHAPES else "random",
+                "dtype": dtype,
+                "threads": threads,
+                "device": _device_name(device),
+                "kv_gib": kv_gib,
+                **_versions(),
+            }
+            with Journal(out, settings) as journal, _bar(console) as progress:
+                runs = [bench.of(scenario, problem) for scenario in chosen for problem in range(n)]
+                task = progress.add_task("", total=sum(map(len, runs)) * len(lengths))
                 for each in lengths:
                     measure_workflows(
-                        loaded,
+                        bench,
                         chosen,
                         journal,
                         problems=n,
                         lengths=each,
-                        methods=named,
-                        naive_problems=naive,
-                        chat=rival,
-                        chat_problems=chat,
                         on_progress=lambda key: progress.update(task, advance=1, description=key),
                     )
-            found = WorkflowReport(settings | _versions(), list(journal.records.values()))
+            # A journal may hold more than was asked for.
+            keys = {
+                key_of(scenario.name, each, number, method)
+                for each in lengths
+                for scenario in chosen
+                for number in range(n)
+                for method in bench.of(scenario, number)
+            }
+            found = WorkflowReport(settings, [record for key, record in journal.records.items() if key in keys])
         if as_json:
             typer.echo(json.dumps(found.as_object(), indent=2))
         else:
             console.print(_table(found))
         if report is not None:
             report.write_text(
-                as_markdown(found, _command(settings, n, only, methods, naive, chat, lengths, sweep, critics))
+                as_markdown(found, _command(settings, device, n, only, methods, naive, chat, lengths, sweep, critics))
             )
-            console.print(f"[dim]written to {report}[/]")
+            console.print(f"[dim]written to {escape(str(report))}[/]")
         if plot is not None:
             (save_sweep if sweep else save_lengths)(found, plot)
-            console.print(f"[dim]drawn to {plot}[/]")
+            console.print(f"[dim]drawn to {escape(str(plot))}[/]")
+
+
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name(torch.device(device)) if device.startswith("cuda") else device
 
 
 def _scenarios(only: list[str] | None, *, sweep: bool, critics: bool) -> list[Scenario]:
@@ -136,8 +154,9 @@ def _scenarios(only: list[str] | None, *, sweep: bool, critics: bool) -> list[Sc
 
 
 def _methods(names: str) -> list[MethodName]:
-    chosen = [method for method in METHODS if method in names.split(",")]
-    unknown = set(names.split(",")) - set(METHODS)
+    asked = {name.strip() for name in names.split(",")}
+    chosen = [method for method in METHODS if method in asked]
+    unknown = asked - set(METHODS)
     if unknown:
         raise InvalidRequestError(f"there is no method {min(unknown)!r}: there are {', '.join(METHODS)}")
     return chosen
@@ -168,7 +187,7 @@ def _loaded(
             rival = None
             if chat:
                 try:
-                    rival = ChatHuggingFaceDebate(WEIGHTS if name == "embedded" else Path(path), _DTYPES[dtype])
+                    rival = ChatHuggingFaceDebate(WEIGHTS if name == "embedded" else Path(path), _DTYPES[dtype], device)
                 except Absent as reason:
                     console.print(f"[yellow]not measured: {ChatHuggingFaceDebate.name}: {reason}[/]")
         yield loaded, rival
@@ -198,11 +217,12 @@ def _table(found: WorkflowReport) -> Table:
     return table
 
 
-_LEFT_OUT = ("problems", "tokens reused", "rows a decode step")
+_LEFT_OUT = ("tokens reused",)
 
 
 def _command(
     settings: dict[str, Any],
+    device: str,
     n: int,
     only: list[str] | None,
     methods: str,
@@ -221,5 +241,6 @@ def _command(
     words += ["--sweep"] * sweep + ["--critics"] * critics
     words += [f"--system {lengths[0].system} --problem {lengths[0].problem}"]
     words += [f"--utterance {','.join(str(each.utterance) for each in lengths)} --threads {settings['threads']}"]
-    words += [f"--device {settings['device']}"] if settings["device"] != "cpu" else []
+    words += [f"--kv-gib {settings['kv_gib']:g}"]
+    words += [f"--device {device}"] if device != "cpu" else []
     return " ".join(words)

@@ -12,12 +12,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from choreo_agents.bench.journal import Journal
 from choreo_agents.bench.outcome import PlayReport
 from choreo_agents.bench.playing import Progress as PlayProgress
-from choreo_agents.bench.playing import Setup, draw_items, play, play_all, read_items
+from choreo_agents.bench.playing import Setup, draw_items, play, play_all, read_items, seeds_of
 from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load, require_writable
 from choreo_agents.cli.outcome_tables import as_markdown, as_table
 from choreo_agents.cli.play_display import PlayDisplay, ending, opening
@@ -155,7 +156,7 @@ def _score(
                 chosen,
                 variants,
                 journal,
-                seed=seed,
+                seeds=seeds_of(chosen, seed, drawn=items is None),
                 kv_budget_bytes=int(kv_gib * (1 << 30)),
                 on_progress=advance,
             )
@@ -163,19 +164,23 @@ def _score(
     found = PlayReport(records, variants, [item.id for item in chosen])
     if as_json:
         outcomes = [asdict(each) for each in found.outcomes()]
-        typer.echo(json.dumps({"outcomes": outcomes, "results": records if out is None else str(out)}, indent=2))
+        typer.echo(json.dumps({"outcomes": outcomes, "results": records}, indent=2))
     else:
         console.print(as_table(case, found))
     if out is not None:
-        console.print(f"[dim]results are in {out}[/]")
+        console.print(f"[dim]results are in {escape(str(out))}[/]")
     asked = {item.id for item in chosen}
     failed = [r for r in records if "error" in r and r["variant"] in variants and r["item"] in asked]
     if failed:
-        console.print(f"[red]{len(failed)} could not be played, and count as wrong[/]; the first: ", end="")
+        console.print(
+            f"[red]{len(failed)} could not be played: wrong, if it is known what is right[/]; the first: ", end=""
+        )
         console.print(f"{failed[0]['item']}: {failed[0]['error']}", markup=False)
     if report is not None:
         report.write_text(as_markdown(case, found, made, loaded.name, split if items is None else None, seed))
-        console.print(f"[dim]written to {report}[/]")
+        console.print(f"[dim]written to {escape(str(report))}[/]")
+    if len(failed) == len(chosen) * len(variants):
+        raise typer.Exit(1)
 
 
 def _setup(

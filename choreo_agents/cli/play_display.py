@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich import box
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -55,7 +56,7 @@ def opening(case: Case, item: Item, model: str, variant: str) -> RenderableType:
     for name, words in item_words(item):
         if name not in ("answer", "answers", "concepts"):
             lines.add_row(name, Text(words))
-    title = f"{case.name.replace('_', ' ')} on {model}, {variant}"
+    title = f"{case.name.replace('_', ' ')} on {escape(model)}, {variant}"
     return Panel(lines, title=title, title_align="left", expand=False)
 
 

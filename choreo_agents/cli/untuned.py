@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -89,7 +90,7 @@ def untuned(
             named = f" --model {shlex.quote(model)}" if model != "embedded" else ""
             command = f"choreo eval untuned{named} --n {n} --seed {seed} --split {split} --temperature {temperature:g}"
             report.write_text(as_markdown(found, command, loaded.adapter.fingerprint))
-            console.print(f"[dim]written to {report}[/]")
+            console.print(f"[dim]written to {escape(str(report))}[/]")
 
 
 def _columns(lines: list[Line]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Allowed answers as tokens: every way to write them after what stands before."""
+"""Allowed answers as tokens: as the tokenizer spells them, with and without a space before them."""
 
 from __future__ import annotations
 

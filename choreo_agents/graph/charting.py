@@ -43,6 +43,8 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "") -> Chart
             nodes.append(_agent_node(agent, name, prefix, reads(name, agent)))
             if callable(agent.prompt):
                 outside.append(f"the prompt of {path!r}, which a function makes from the state")
+            if callable(agent.choices):
+                outside.append(f"the answers that {path!r} may give, which a function makes from the state")
         else:
             nodes.append(ChartNode(path, persona=path, is_function=True))
             outside.append(

@@ -43,10 +43,10 @@ def sign(output: Any, config: RunnableConfig) -> Any:
 
 
 def _step(config: RunnableConfig) -> str:
-    """Which superstep of which graph a node runs in: the same for siblings."""
-    metadata = config.get("metadata") or {}
-    around = str(metadata.get("langgraph_checkpoint_ns", "")).rpartition("|")[0]
-    return f"{around} {metadata.get('langgraph_step', '')}"
+    """Which superstep of which run a node runs in: the same for siblings, and for them alone; empty if nobody knows."""
+    info = (config.get("configurable") or {}).get("__pregel_runtime")
+    checkpoint = getattr(getattr(info, "execution_info", None), "checkpoint_id", None)
+    return f"{checkpoint} {(config.get('metadata') or {}).get('langgraph_step', '')}" if checkpoint else ""
 
 
 def _pair_signed(part: Any, marks: Mapping[str, str]) -> tuple[str, Any] | None:
@@ -109,7 +109,7 @@ def writer_of(message: BaseMessage) -> str:
 def are_siblings(one: BaseMessage, other: BaseMessage) -> bool:
     """Whether plain nodes of one superstep wrote both: neither has seen the other."""
     at = one.additional_kwargs.get(_SIGNED_AT)
-    return at is not None and at == other.additional_kwargs.get(_SIGNED_AT)
+    return bool(at) and at == other.additional_kwargs.get(_SIGNED_AT)
 
 
 def persona_of(message: BaseMessage) -> str | None:
@@ -149,7 +149,10 @@ def turn_of(message: BaseMessage, chat: ChatFormat) -> str:
     if isinstance(message, SystemMessage):
         return chat.turn("system", words)
     if isinstance(message, AIMessage):
-        return chat.turn("assistant", words, message.name)
+        header = _said(message).get("header")
+        if header is not None:
+            return f"{header}{'' if str(header)[-1:].isspace() else ' '}{words}{chat.turn_end}"
+        return chat.turn("assistant", words, _said(message).get("speaker") or message.name)
     return chat.turn("user", words, message.name)
 
 

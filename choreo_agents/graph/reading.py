@@ -45,6 +45,7 @@ class Reading:
         messages: Sequence[BaseMessage],
         entries: list[HandleEntry],
         superstep: int = 0,
+        standing_prompt: str | None = None,
     ) -> None:
         self.bound = BoundEngine(engine, place.node)
         self._engine = engine
@@ -57,6 +58,8 @@ class Reading:
         self.inputs: list[HandleEntry] = []
         """Entries that this call has made of messages which no node had encoded."""
         self._earliest = superstep
+        self._standing_prompt = standing_prompt
+        """What the agent is always asked: stands in for a prompt whose handle outlived its engine."""
         self.superstep = self._next_superstep(entries)
         self.seen: list[BaseMessage] = []
         """The messages of the view, as chat messages."""
@@ -123,24 +126,6 @@ class Reading:
         foreign = bool(known) and source_of_author(author, self._place.author) not in known
         return START_SOURCE if foreign and persona_of(message) and not is_confidential(message) else author
 
-    def _known(self, handle: MessageHandle | None) -> MessageHandle | None:
-        """A handle, if it is still good."""
-        with suppress(HandleError):
-            if handle is not None:
-                self._engine.tokens(handle)
-                return handle
-        return None
-
-    def _is_forgotten(self, plain: Mapping[str, Any]) -> bool:
-        """Whether a handle outlived its engine: a checkpoint is resumed in another process, on the same model."""
-        try:
-            self._engine.tokens(MessageHandle.model_validate(plain))
-        except UnknownHandleError:
-            return True
-        except HandleError:
-            return False  # another model's, or released on purpose: who reads it is told so
-        return False
-
     def _next_superstep(self, entries: Sequence[HandleEntry]) -> int:
         return max(self._earliest, 1 + max((entry["superstep"] for entry in entries), default=-1))
 
@@ -170,13 +155,17 @@ class Reading:
         """The agent's own system prompt, and entries for messages that no node has encoded as they now stand."""
         chat = self._engine.chat
         before = {entry["message_id"]: entry for entry in self.entries}
-        new = [m for m in self._messages if not _encoded(m, before) or self._is_forgotten(before[str(m.id)]["handle"])]
+        new = [
+            m
+            for m in self._messages
+            if not _encoded(m, before) or _is_forgotten(self._engine, before[str(m.id)]["handle"])
+        ]
         calls: list[Prefill] = []
         if system is not None:
             author = f"{self._persona}.system"
             calls.append(Prefill(chat.turn("system", system), self._root, author=author, role="system"))
         authors = [before[m.id]["author"] if m.id in before else self._writer(m) for m in new]
-        edited = [self._known(handle_of(m, self._engine.model.adapter.fingerprint)) for m in new]
+        edited = [_known(self._engine, handle_of(m, self._engine.model.adapter.fingerprint)) for m in new]
         marks = [before[m.id]["confidential"] if m.id in before else is_confidential(m) for m in new]
         calls += [
             Prefill(turn_of(m, chat), self._root, author=author, confidential=mark, source=source)
@@ -211,7 +200,10 @@ class Reading:
                 yield [list(said)]
                 continue
             yield [
-                list(chain) for _, chain in groupby(said, key=lambda one: (one.entry["author"], one.entry["branch"]))
+                list(chain)
+                for _, chain in groupby(
+                    said, key=lambda one: (one.entry["author"], one.entry["branch"], one.entry.get("call", 0))
+                )
             ]
 
     async def _show(self, view: PlacedView, group: Sequence[Sequence[Seen]]) -> None:
@@ -238,9 +230,20 @@ class Reading:
             view.add(await self._reencoded(view, entry, handle, rule))
             return
         prompt = entry.get("prompt")
-        if own and prompt is not None and not self._is_forgotten(prompt):
-            view.add(self.bound.grant(MessageHandle.model_validate(prompt)))
+        if own and prompt is not None:
+            await self._asked_before(view, entry["author"], prompt)
         view.add(self.bound.grant(handle))
+
+    async def _asked_before(self, view: PlacedView, author: str, prompt: Mapping[str, Any]) -> None:
+        """Append what stood before a message of one's own."""
+        if not _is_forgotten(self._engine, prompt):
+            view.add(self.bound.grant(MessageHandle.model_validate(prompt)))
+        elif self._standing_prompt is not None and author == self._place.author:
+            turn = self._engine.chat.turn("user", self._standing_prompt)
+            again = Prefill(turn, view.handles, view.offsets, view.end, author=f"{self._persona}.system", role="user")
+            [made] = await self.bound.aprefill([again])
+            self._copies.append(made)
+            view.add(made)
 
     async def _reencoded(
         self, view: PlacedView, entry: HandleEntry, handle: MessageHandle, rule: Rule
@@ -318,3 +321,23 @@ def _encoded(message: BaseMessage, entries: Mapping[str, HandleEntry]) -> bool:
     """Whether an entry stands for the message as it now reads."""
     entry = entries.get(str(message.id))
     return entry is not None and entry.get("digest") in (None, digest_of(message))
+
+
+def _known(engine: Engine, handle: MessageHandle | None) -> MessageHandle | None:
+    """A handle, if it is still good."""
+    with suppress(HandleError):
+        if handle is not None:
+            engine.tokens(handle)
+            return handle
+    return None
+
+
+def _is_forgotten(engine: Engine, plain: Mapping[str, Any]) -> bool:
+    """Whether a handle outlived its engine: a checkpoint is resumed in another process, on the same model."""
+    try:
+        engine.tokens(MessageHandle.model_validate(plain))
+    except UnknownHandleError:
+        return True
+    except HandleError:
+        return False  # another model's, or released on purpose: who reads it is told so
+    return False

@@ -6,8 +6,9 @@ import asyncio
 import inspect
 import time
 import uuid
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Protocol
 
 from langchain_core.messages import AIMessage, BaseMessage
@@ -16,8 +17,8 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_stream_writer
 
 from choreo_agents.engine import Engine
-from choreo_agents.errors import ContextLengthError
-from choreo_agents.graph.inputs import digest_of, with_ids
+from choreo_agents.errors import ContextLengthError, HandleError, InvalidRequestError
+from choreo_agents.graph.inputs import digest_of, with_ids, writer_of
 from choreo_agents.graph.placing import PlacedView
 from choreo_agents.graph.reading import Reading, entry_of
 from choreo_agents.graph.rules import ReaderRules
@@ -74,7 +75,8 @@ class Turn:
         messages = with_ids(_channel(state, "messages"))
         entries = _still_said(_channel(state, "handles"), messages, state)
         rules, earliest = agent.reader_rules(), sent_at(state)
-        self.reading = Reading(engine, rules, self.place, self.persona, messages, entries, earliest)
+        standing = agent.prompt if isinstance(agent.prompt, str) else None
+        self.reading = Reading(engine, rules, self.place, self.persona, messages, entries, earliest, standing)
 
     async def speak(self) -> dict[str, Any]:
         """Decode one message, or as many as the agent says at a time, and return the update of the graph's state."""
@@ -114,11 +116,18 @@ class Turn:
         if self.agent.n == 1:
             return [await self._decode(view, sampling, self.place)]
         places = [self.place, *(RunPlace.of(self.config, self.agent.name) for _ in range(self.agent.n - 1))]
+        tasks: list[asyncio.Task[tuple[RunPlace, AIMessage, MessageHandle]]] = []
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._decode(view, sampling, place)) for place in places]
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+                tasks += [group.create_task(self._decode(view, sampling, place)) for place in places]
+        except BaseException as failed:
+            for task in tasks:
+                if task.done() and not task.cancelled() and task.exception() is None:
+                    with suppress(HandleError):
+                        self.engine.release(task.result()[2])  # nobody will ever name it
+            if isinstance(failed, BaseExceptionGroup):
+                raise failed.exceptions[0] from None
+            raise
         return [task.result() for task in tasks]
 
     async def _decode(
@@ -177,7 +186,13 @@ class Turn:
         choices = self.agent.choices(self.state) if callable(self.agent.choices) else self.agent.choices
         if not choices:
             return self.agent.sampling
-        return self.agent.sampling.model_copy(update={"choices": tuple(choices), "lead": self.agent.lead})
+        if isinstance(choices, str) or not all(isinstance(choice, str) and choice.strip() for choice in choices):
+            raise InvalidRequestError(
+                f"the choices of {self.agent.name!r} must be texts that say something, in a list, not {choices!r}"
+            )
+        # Words in graph state have no spaces around them: what is chosen is compared with what is said.
+        stripped = tuple(dict.fromkeys(choice.strip() for choice in choices))
+        return self.agent.sampling.model_copy(update={"choices": stripped, "lead": self.agent.lead})
 
     def _sampling(self, sampling: Sampling, place: RunPlace, superstep: int) -> Sampling:
         """With a seed of this very call, or with the tokens that the run replays."""
@@ -197,6 +212,10 @@ class Turn:
             "author": self.place.author,
             "persona": self.persona,
             "confidential": self.agent.confidential,
+            # With what it would start if its words had to be encoded again.
+            **(
+                {"speaker": self.agent.speaker(self.state)} if self.agent.header is None else {"header": self._header()}
+            ),
         }
         return AIMessage(
             content=words,
@@ -255,11 +274,17 @@ def _still_said(entries: list[HandleEntry], messages: list[BaseMessage], state: 
         return list(entries)
     by_id = {entry["message_id"]: entry for entry in entries}
     present = {message.id for message in messages}
-    unnamed = {e.get("digest"): e for e in entries if e["author"] == START_SOURCE and e["message_id"] not in present}
+    unnamed: dict[str, deque[HandleEntry]] = {}
+    for each in entries:
+        if each["author"] == START_SOURCE and each["message_id"] not in present:
+            unnamed.setdefault(each.get("digest", ""), deque()).append(each)
     stand_ins: dict[str, str] = {}
     latest = -1
     for message in messages:
-        entry = by_id.get(str(message.id)) or unnamed.get(digest_of(message))
+        entry = by_id.get(str(message.id))
+        alike = unnamed.get(digest_of(message)) if entry is None and writer_of(message) == START_SOURCE else None
+        if alike and alike[0]["superstep"] >= latest:
+            entry = alike.popleft()
         if entry is not None and entry["superstep"] >= latest:
             stand_ins.setdefault(entry["message_id"], str(message.id))
             latest = entry["superstep"]

@@ -71,8 +71,13 @@ class Worker(Agent):
                 it see.
             reencoded: Messages that it attends to in a fresh encoding.
         """
+        if not isinstance(state, Mapping):
+            raise InvalidRequestError(
+                f"an instance of {self.name!r} takes its instruction with the state, which must be a TypedDict's, "
+                f"not {type(state).__name__}"
+            )
+        # Those of an instance that came before must not be handed on.
         told = {_INSTRUCTION: instruction, _SPEAKER: speaker}
-        told = {key: value for key, value in told.items() if value is not None}
         target = node or self.name
         if shared is None and reencoded is None:
             return Send(target, {**state, **told})

@@ -42,7 +42,8 @@ class Sampling(BaseModel):
     of calls."""
     choices: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """The allowed answers: the text that is sampled ends with one of them, and the decode with it. A longer choice may
-    follow a shorter one that starts it, unless the model ends there. Whatever is `forced` is taken as it is."""
+    follow a shorter one that starts it, unless the model ends there; an end token that has a text of its own then
+    stands behind the answer. Whatever is `forced` is taken as it is."""
     lead: str = ""
     """Text that the answer comes after, as in "I vote for". The model writes freely until its text ends with it; where
     it would stop before, or has just enough tokens left, the lead is forced. Empty: the answer is all that is

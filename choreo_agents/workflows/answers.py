@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 
 from choreo_agents.language.scoring import first_sentence, last_sentence
 
 FIRST, LAST = "first sentence", "last sentence"
 _NOT_WITHIN = r"(?<![\w.])(?<!\d,(?=\d))(?<!(?<!\w)[-\u2212](?=\d))"
 """Where an answer may start: not within a word or number, nor behind the sign of one."""
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_NUMBER = re.compile(r"(?<![\w.^])(?:(?<![)\w])[-\u2212])?(?:\d+\.\d+|\.\d+|\d+)(?:[/^]\d+)*(?!\w)")
 _MARKS = " .,:;!?\"'`*$"
 
 
@@ -32,7 +35,17 @@ def read_answer(reply: str, where: str) -> str:
 
 
 def states(answer: str, right: str) -> bool:
-    """Whether an answer is the right one, or says it in whole words; case, spaces and marks at its ends aside."""
+    """Whether an answer is the right one.
+
+    A number is right if it is the last one that the answer names, however it is written: 1,500 is 1500, 0.5 is 1/2.
+    A single capital is right where it stands alone. Anything else has to be said in whole words, whatever their case.
+    """
+    number = _number(right)
+    if number is not None:
+        numbers = _NUMBER.findall(_THOUSANDS.sub("", answer))
+        return bool(numbers) and _number(numbers[-1]) == number
+    if len(right.strip()) == 1 and right.strip().isupper():
+        return re.search(rf"(?<!\w){re.escape(right.strip())}(?!\w)", answer) is not None
     said, wanted = _plain(answer), _plain(right)
     return bool(wanted) and re.search(rf"{_NOT_WITHIN}{re.escape(wanted)}(?!\w|[.,]\d)", said) is not None
 
@@ -41,6 +54,15 @@ def majority(answers: Sequence[str]) -> str:
     """The answer that most gave; the first of equals. Who gave none does not count, and none of none is none."""
     counts = Counter(plain for answer in answers if (plain := _plain(answer)))
     return next((answer for answer in answers if counts[_plain(answer)] == max(counts.values(), default=-1)), "")
+
+
+def _number(text: str) -> Fraction | None:
+    """What a text that is nothing but a number means."""
+    words = _THOUSANDS.sub("", text.strip(" $*`").rstrip(".")).replace("\u2212", "-")
+    try:
+        return Fraction(words)
+    except (ValueError, ZeroDivisionError):
+        return None
 
 
 def _plain(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 from choreo_agents.graph import END, START, Agent, ChoreoGraph, Send, Strategy, Synthesizer, Worker
@@ -29,20 +30,24 @@ def branch_solve_merge(
         plan: What the planner is asked besides the problem.
         merge: What the merger is asked.
         strategy: How the merger reads the parts (see `Synthesizer`).
-        speakers: Names of planner and merger, then of the solvers; those without one are called `Solver`.
+        speakers: Names of planner and merger, then of the solvers, in turn; without any they are called `Solver`.
         sampling: How they choose tokens.
 
     Raises:
-        ValueError: There is nothing to solve.
+        ValueError: There is nothing to solve, or planner and merger have no names.
     """
     if not parts:
         raise ValueError("there are no parts to solve: name at least one")
+    if len(speakers) < 2:
+        raise ValueError(f"speakers must name the planner and the merger at least, not {list(speakers)!r}")
     graph = ChoreoGraph(system=system)
     solver = Worker(SOLVER, sampling=sampling)
-    names = [*speakers[2:], *["Solver"] * len(parts)]
+    names = cycle(speakers[2:] or ["Solver"])
+
+    named = list(zip(parts, names, strict=False))
 
     def solve(state: Mapping[str, Any]) -> list[Send]:
-        return [solver.send(state, part, speaker=name) for part, name in zip(parts, names, strict=False)]
+        return [solver.send(state, part, speaker=name) for part, name in named]
 
     graph.add_node(PLANNER, Agent(speakers[0], prompt=plan, sampling=sampling))
     graph.add_node(solver)

@@ -7,13 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from choreo_agents.graph import END, START, Agent, ChoreoGraph
+from choreo_agents.graph import END, START, Agent, ChoreoGraph, ChoreoState
 from choreo_agents.graph.visibility import Mode
 from choreo_agents.sampling import Sampling
 
 AFFIRMATIVE, NEGATIVE, MODERATOR = "affirmative", "negative", "moderator"
 Verdicts = Callable[[Sequence[str]], Sequence[str]]
 """What the moderator may end with, given what the two sides have said in turns."""
+
+
+class IterativeDebateState(ChoreoState, total=False):
+    """A debate's channels: handles, messages, and how many entries there were when it began."""
+
+    before: int
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,10 @@ def iterative_debate(
     if rounds < 1:
         raise ValueError(f"a debate takes at least one round, not {rounds}")
 
+    go_on = go_on.strip()
+
     def allowed(state: Mapping[str, Any]) -> list[str]:
-        sides = [words for name, words in said(state) if name != MODERATOR]
+        sides = [words for name, words in said(state) if name in (AFFIRMATIVE, NEGATIVE)]
         ends = list(verdicts(sides))
         last = sum(name == MODERATOR for name, _ in said(state)) + 1 >= rounds
         return ends if ends and last else [*ends, go_on]
@@ -66,13 +74,15 @@ def iterative_debate(
         spoken = [words for name, words in said(state) if name == MODERATOR]
         return AFFIRMATIVE if spoken[-1] == go_on and len(spoken) < rounds else END
 
-    graph = ChoreoGraph(system=system)
+    graph = ChoreoGraph(IterativeDebateState, system=system)
+    graph.add_node("begin", lambda state: {"before": len(state.get("handles") or [])})
     for name in (AFFIRMATIVE, NEGATIVE, MODERATOR):
         role = roles[name]
         choices = allowed if name == MODERATOR else None
         agent = Agent(role.speaker, system=role.system, prompt=role.prompt, choices=choices, sampling=sampling)
         graph.add_node(name, agent)
-    graph.add_edge(START, AFFIRMATIVE)
+    graph.add_edge(START, "begin")
+    graph.add_edge("begin", AFFIRMATIVE, visibility={})
     graph.add_edge(AFFIRMATIVE, NEGATIVE, visibility=visibility)
     graph.share(NEGATIVE, AFFIRMATIVE, visibility).share(AFFIRMATIVE, MODERATOR, visibility)
     graph.add_edge(NEGATIVE, MODERATOR, visibility=visibility)
@@ -81,6 +91,7 @@ def iterative_debate(
 
 
 def said(state: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Who said what, in order: nodes and words."""
+    """Who has said what since the debate began, in order: nodes, whatever graphs they stand in, and words."""
     words = {message.id: str(message.text) for message in state["messages"]}
-    return [(entry["author"], words[entry["message_id"]]) for entry in state["handles"] if entry["author"] != START]
+    since = state["handles"][state.get("before", 0) :]
+    return [(entry["author"].rpartition("|")[2], words.get(entry["message_id"], "")) for entry in since]

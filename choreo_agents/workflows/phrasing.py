@@ -62,11 +62,16 @@ class Prompts:
         except Exception as error:  # whatever an expression in it may raise
             raise InvalidRequestError(f"the text {name!r} of {self.source} cannot be filled in: {error}") from error
 
-    def names(self, name: str) -> tuple[str, ...]:
-        """A list of names; empty where there is none."""
+    def names(self, name: str, least: int = 0, most: int | None = None) -> tuple[str, ...]:
+        """A list of different names, of so many; empty where there is none."""
         found = self.texts.get(name, [])
         if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
             raise InvalidRequestError(f"{name!r} in the prompts of {self.source} is no list of texts: {found!r}")
+        if len(found) < least or (most is not None and len(found) > most) or len(set(found)) < len(found):
+            allowed = f"{least}" if most == least else f"{least} or more" if most is None else f"{least} to {most}"
+            raise InvalidRequestError(
+                f"{name!r} in the prompts of {self.source} must be {allowed} different texts: {found!r}"
+            )
         return tuple(found)
 
     def _names(self) -> str:

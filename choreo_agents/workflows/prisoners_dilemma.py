@@ -62,10 +62,10 @@ def prisoners_dilemma(
     graph.add_edge([f"{node}.plan" for node in nodes], first, visibility={})
 
     def after_first(state: Mapping[str, Any]) -> str:
-        return second if _said(state, first) <= talks else "__end__"
+        return second if _turns(state, first, talks) <= talks else "__end__"
 
     def after_second(state: Mapping[str, Any]) -> Sequence[str]:
-        spoken = _said(state, second)
+        spoken = _turns(state, second, talks)
         return [first] if spoken < talks else nodes if spoken == talks else ["__end__"]
 
     graph.add_conditional_edges(first, after_first, [second, "__end__"], visibility={})
@@ -83,16 +83,21 @@ def _asking(node: str, talks: int, talk: str, decide: str) -> Callable[[Mapping[
     """What a player is asked: to talk, the first time; to decide, when all has been said."""
 
     def ask(state: Mapping[str, Any]) -> str | None:
-        return {0: talk, talks: decide}.get(_said(state, node))
+        return {0: talk, talks: decide}.get(_said(state, node) % (talks + 1))
 
     return ask
 
 
 def _deciding(node: str, talks: int, decisions: Sequence[str]) -> Callable[[Mapping[str, Any]], Sequence[str]]:
     """What a player may say: anything while they talk."""
-    return lambda state: decisions if _said(state, node) == talks else ()
+    return lambda state: decisions if _said(state, node) % (talks + 1) == talks else ()
+
+
+def _turns(state: Mapping[str, Any], node: str, talks: int) -> int:
+    """How often a node that has just spoken has done so in this game: a thread may hold games that came before."""
+    return (_said(state, node) - 1) % (talks + 1) + 1
 
 
 def _said(state: Mapping[str, Any], node: str) -> int:
-    """How often a node has spoken."""
-    return sum(entry["author"] == node for entry in state.get("handles") or [])
+    """How often a node has spoken, whatever graphs it stands in."""
+    return sum(entry["author"].rpartition("|")[2] == node for entry in state.get("handles") or [])

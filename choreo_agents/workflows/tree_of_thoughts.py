@@ -12,7 +12,7 @@ from choreo_agents.graph import END, START, Agent, ChoreoGraph, Send, Worker, se
 from choreo_agents.graph.visibility import Mode
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.election import elect
-from choreo_agents.workflows.thoughts import THINKER, VOTER, TreeState, numbered, sent, stand
+from choreo_agents.workflows.thoughts import THINKER, VOTER, TreeState, begin, numbered, sent, stand, votes
 
 FINALIST = "finalist"
 Ballot = Callable[[str, str], str | None]
@@ -52,19 +52,21 @@ def tree_of_thoughts(
         visibility: How voters and later levels see what was thought.
 
     Raises:
-        ValueError: A number is below 1.
+        ValueError: A number is below 1, or there are names of some speakers only.
     """
     for name, number in (("branches", branches), ("voters", voters), ("depth", depth), ("keep", keep)):
         if number < 1:
             raise ValueError(f"{name} must be at least 1, not {number}")
+    if len(speakers) == 1:
+        raise ValueError(f"speakers must name the last speaker and the voters at least, not only {speakers[0]!r}")
     last, voting, *names = speakers or ("Assistant", "Voter")
-    votes = [vote] if vote is None or isinstance(vote, str) else list(vote)
+    asked = [vote] if vote is None or isinstance(vote, str) else list(vote)
 
     def name_of(number: int) -> str:
         return names[number % len(names)] if names else f"Candidate {number + 1}"
 
     def grow(state: Mapping[str, Any]) -> list[Send]:
-        kept, first = state.get("kept"), state.get("thoughts", 0)
+        kept, first = state["kept"], state["thoughts"]
         if not kept:
             return [thinker.send(state, think, speaker=name_of(index)) for index in range(branches)]
         return [
@@ -79,11 +81,11 @@ def tree_of_thoughts(
         seen = sent(state, state["candidates"], visibility)
         if critics:
             return [send(node, state, **seen) for node in voting_nodes]
-        return [voter.send(state, votes[number % len(votes)], **seen) for number in range(voters)]
+        return [voter.send(state, asked[number % len(asked)], **seen) for number in range(voters)]
 
     def count(state: Mapping[str, Any]) -> dict[str, Any]:
-        cast = [str(message.text) for message in state["messages"] if message.name in voting_nodes][-voters:]
-        return {"kept": [state["candidates"][i] for i in elect(cast, ballots(state), lead=lead, seats=keep)]}
+        elected = elect(votes(state, voting_nodes, voters), ballots(state), lead=lead, seats=keep)
+        return {"kept": [state["candidates"][index] for index in elected]}
 
     def next_level(state: Mapping[str, Any]) -> list[Send]:
         if len(state["kept"][0]) < depth:
@@ -99,12 +101,14 @@ def tree_of_thoughts(
     graph = ChoreoGraph(TreeState, system=system)
     graph.add_node(thinker)
     for number, node in enumerate(voting_nodes):
-        told: Any = {"system": critics[number % len(critics)], "prompt": votes[number % len(votes)]} if critics else {}
+        told: Any = {"system": critics[number % len(critics)], "prompt": asked[number % len(asked)]} if critics else {}
         graph.add_node(node, Agent(voting, **told, **judging) if critics else voter)
     graph.add_node(FINALIST, Agent(last, prompt=answer, sampling=sampling, reads={THINKER: visibility}))
     graph.add_node("stand", lambda state: stand(state, branches))
     graph.add_node("count", count)
-    graph.add_conditional_edges(START, grow, [THINKER])
+    graph.add_node("begin", begin)
+    graph.add_edge(START, "begin")
+    graph.add_conditional_edges("begin", grow, [THINKER], visibility={})
     graph.add_edge(THINKER, "stand")
     graph.add_conditional_edges("stand", poll, voting_nodes, visibility={})
     graph.add_edge(voting_nodes if critics else VOTER, "count")

@@ -60,14 +60,14 @@ class ChatHuggingFaceDebate:
 
     name = "LangGraph with ChatHuggingFace"
 
-    def __init__(self, path: Path, dtype: torch.dtype) -> None:
+    def __init__(self, path: Path, dtype: torch.dtype, device: str = "cpu") -> None:
         if find_spec("langchain_huggingface") is None:
             raise Absent("langchain-huggingface is not installed")
         with absent_on_failure("ChatHuggingFace"), _quietly():
             langchain: Any = importlib.import_module("langchain_huggingface")
             model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
             tokenizer = AutoTokenizer.from_pretrained(path)
-            pipeline = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer, device="cpu")
+            pipeline = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer, device=device)
             llm = langchain.HuggingFacePipeline(pipeline=pipeline)
             self._chat: Any = langchain.ChatHuggingFace(llm=llm, tokenizer=tokenizer)
 

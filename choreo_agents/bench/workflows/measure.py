@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from choreo_agents.bench.journal import Journal
+from choreo_agents.bench.journal import Journal, Record
 from choreo_agents.bench.rivals import ChatHuggingFaceDebate
-from choreo_agents.bench.running import RunCost, run_graph
-from choreo_agents.bench.workflows.scenarios import Lengths, Scenario, Words
+from choreo_agents.bench.running import run_graph
+from choreo_agents.bench.workflows.scenarios import Instance, Lengths, Scenario, Words, vocabulary_of
 from choreo_agents.engine import Engine
 from choreo_agents.engine.methods import MethodName
 from choreo_agents.models import LoadedModel
@@ -20,6 +20,8 @@ REST_S = 0.2
 """Between two runs: the threads of the one before may spin for a while."""
 METHODS: tuple[MethodName, ...] = ("choreo", "baseline", "naive")
 CHAT = ChatHuggingFaceDebate.name
+WARM_UP = Lengths(8, 8, 8)
+"""Of an untimed run of each scenario and method, before its first timed one."""
 OnProgress = Callable[[str], None]
 
 
@@ -28,89 +30,90 @@ def key_of(scenario: str, lengths: Lengths, problem: int, method: str) -> str:
     return f"{scenario} | {lengths.system}/{lengths.problem}/{lengths.utterance} | {problem} | {method}"
 
 
+@dataclass(frozen=True)
+class Bench:
+    """What runs, and on what.
+
+    Args:
+        model: Serves all.
+        methods: In turn; the first of a problem is another for the next problem.
+        kv_budget_bytes: Of each engine, which is a fresh one for every run.
+        naive_problems: On how many of the problems `naive` runs; None: on all.
+        chat: What is done today, for parallel debates; on the first `chat_problems`.
+    """
+
+    model: LoadedModel
+    methods: Sequence[MethodName] = METHODS
+    kv_budget_bytes: int = 4 << 30
+    naive_problems: int | None = None
+    chat: ChatHuggingFaceDebate | None = None
+    chat_problems: int = 0
+
+    def of(self, scenario: Scenario, problem: int) -> list[str]:
+        """The methods of a problem, in the order of their turns."""
+        turns = [self.methods[(place + problem) % len(self.methods)] for place in range(len(self.methods))]
+        few = self.naive_problems is not None and problem >= self.naive_problems
+        chats = self.chat is not None and scenario.has_chat and problem < self.chat_problems
+        return [method for method in turns if not (few and method == "naive")] + [CHAT] * chats
+
+    def run(self, method: str, instance: Instance) -> Record:
+        """One run's figures."""
+        time.sleep(REST_S)
+        if method == CHAT:
+            return self._run_chat(instance)
+        name: Any = method
+        with Engine.load(self.model, method=name, kv_budget_bytes=self.kv_budget_bytes) as engine:
+            question = [("user", instance.question)]
+            _, cost = asyncio.run(run_graph(engine, instance.graph, question, replay=instance.said))
+        return asdict(cost)
+
+    def _run_chat(self, instance: Instance) -> Record:
+        shape = instance.chat
+        assert shape is not None and self.chat is not None
+        run = self.chat.debate(
+            shape.agents, rounds=shape.rounds, system=shape.system, question=instance.question, said=instance.said_in
+        )
+        # The last token that a call decodes is never encoded.
+        decoded = sum(len(tokens) - 1 for tokens in instance.said.values())
+        return {
+            "ttft_s": list(run.ttft_s),
+            "end_to_end_s": run.end_to_end_s,
+            "tokens_encoded": sum(run.prompt_tokens) + decoded,
+            "tokens_reused": 0,
+            "rows_per_decode_step": 1.0,
+        }
+
+
 def measure_workflows(
-    model: LoadedModel,
+    bench: Bench,
     scenarios: Sequence[Scenario],
     journal: Journal,
     *,
     problems: int,
     lengths: Lengths = Lengths(),
-    methods: Sequence[MethodName] = METHODS,
-    naive_problems: int | None = None,
-    chat: ChatHuggingFaceDebate | None = None,
-    chat_problems: int = 0,
-    kv_budget_bytes: int = 1 << 30,
     on_progress: OnProgress = lambda what: None,
 ) -> None:
-    """Run what the journal does not hold yet. Each run has a fresh engine, and all say the same, at full price.
+    """Run what the journal does not hold yet. All methods say the same, at full price.
 
     Args:
-        model: Serves all.
+        bench: What runs.
         scenarios: Of what size.
         journal: Gets a record of each run.
         problems: How many different ones.
         lengths: Of prompts and utterances.
-        methods: In turn; the first of a problem is another for the next problem.
-        naive_problems: On how many of the problems `naive` runs; by default on all.
-        chat: What is done today, for parallel debates; on the first `chat_problems`.
-        kv_budget_bytes: Of each engine.
         on_progress: Told of every run that is over, or was before.
     """
-    warm = False
+    vocabulary = vocabulary_of(bench.model)
+    warm: set[tuple[str, str]] = set()
     for problem in range(problems):
         for scenario in scenarios:
-            for place in range(len(methods)):
-                method = methods[(place + problem) % len(methods)]
+            for method in bench.of(scenario, problem):
                 key = key_of(scenario.name, lengths, problem, method)
-                if method == "naive" and naive_problems is not None and problem >= naive_problems:
-                    continue
                 if key not in journal:
-                    if not warm:
-                        _run(model, scenario, Lengths(8, 8, 8), 0, method, kv_budget_bytes)
-                        warm = True
-                    cost = _run(model, scenario, lengths, problem, method, kv_budget_bytes)
-                    record = {
-                        "scenario": scenario.name,
-                        "problem": problem,
-                        "method": method,
-                        "lengths": asdict(lengths),
-                    }
-                    journal.add(key, {**record, **asdict(cost)})
+                    if (scenario.name, method) not in warm:
+                        bench.run(method, scenario.build(Words(vocabulary, WARM_UP, problem)))
+                        warm.add((scenario.name, method))
+                    figures = bench.run(method, scenario.build(Words(vocabulary, lengths, problem)))
+                    named = {"scenario": scenario.name, "problem": problem, "method": method}
+                    journal.add(key, {**named, "lengths": asdict(lengths), **figures})
                 on_progress(key)
-            key = key_of(scenario.name, lengths, problem, CHAT)
-            if chat is not None and scenario.has_chat and problem < chat_problems:
-                if key not in journal:
-                    record = {"scenario": scenario.name, "problem": problem, "method": CHAT, "lengths": asdict(lengths)}
-                    journal.add(key, {**record, **_run_chat(model, scenario, lengths, problem, chat)})
-                on_progress(key)
-
-
-def _run_chat(
-    model: LoadedModel, scenario: Scenario, lengths: Lengths, problem: int, chat: ChatHuggingFaceDebate
-) -> dict[str, Any]:
-    instance = scenario.build(model, Words(model, lengths, problem))
-    shape = instance.chat
-    assert shape is not None
-    time.sleep(REST_S)
-    run = chat.debate(
-        shape.agents, rounds=shape.rounds, system=shape.system, question=instance.question, said=instance.said_in
-    )
-    decoded = run.calls * lengths.utterance
-    return {
-        "ttft_s": list(run.ttft_s),
-        "end_to_end_s": run.end_to_end_s,
-        "tokens_encoded": sum(run.prompt_tokens) + decoded,
-        "tokens_reused": 0,
-        "rows_per_decode_step": 1.0,
-    }
-
-
-def _run(
-    model: LoadedModel, scenario: Scenario, lengths: Lengths, problem: int, method: MethodName, kv_budget_bytes: int
-) -> RunCost:
-    instance = scenario.build(model, Words(model, lengths, problem))
-    with Engine.load(model, method=method, kv_budget_bytes=kv_budget_bytes) as engine:
-        time.sleep(REST_S)
-        replay, question = instance.said, [("user", instance.question)]
-        _, cost = asyncio.run(run_graph(engine, instance.graph, question, replay=replay))
-    return cost

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph import ChoreoGraph
 from choreo_agents.language import vocabulary
 from choreo_agents.models import LoadedModel
@@ -13,7 +14,8 @@ from choreo_agents.workflows.debate import debate
 from choreo_agents.workflows.iterative_debate import AFFIRMATIVE, MODERATOR, NEGATIVE, Role, iterative_debate
 from choreo_agents.workflows.tree_of_thoughts import tree_of_thoughts
 
-_WORDS = tuple(word for word in vocabulary.words() if word.isalpha())
+_FEWEST = 50
+"""Different words."""
 
 
 @dataclass(frozen=True)
@@ -26,23 +28,40 @@ class Lengths:
     utterance: int = 256
 
 
-class Words:
-    """Texts of so many tokens of a model, always the same for one name."""
+Vocabulary = tuple[tuple[str, int], ...]
+"""Words that are one token of a model where a space stands before them, with that token."""
 
-    def __init__(self, model: LoadedModel, lengths: Lengths, problem: int) -> None:
-        self._model = model
+
+def vocabulary_of(model: LoadedModel) -> Vocabulary:
+    """The embedded language's words that are one token of the model.
+
+    Raises:
+        InvalidRequestError: There are too few of them.
+    """
+    encoded = [(word, model.encode(f" {word}")) for word in vocabulary.words() if word.isalpha()]
+    found = tuple((word, tokens[0]) for word, tokens in encoded if len(tokens) == 1)
+    if len(found) < _FEWEST:
+        raise InvalidRequestError(
+            f"only {len(found)} words of ours are one token of {model.name!r}: texts of a given length take {_FEWEST}"
+        )
+    return found
+
+
+class Words:
+    """Texts of so many tokens, always the same for one name and problem."""
+
+    def __init__(self, vocabulary: Vocabulary, lengths: Lengths, problem: int) -> None:
+        self._vocabulary = vocabulary
         self.lengths = lengths
         self._problem = problem
 
+    def draw(self, name: str, tokens: int) -> list[tuple[str, int]]:
+        """So many words, with their tokens: drawing takes no time that counts, also while a run is timed."""
+        return random.Random(f"{self._problem} {name}").choices(self._vocabulary, k=tokens)
+
     def text(self, name: str, tokens: int) -> str:
-        """A text of just so many tokens, as it stands behind other words."""
-        rng = random.Random(f"{self._problem} {name}")
-        words: list[str] = []
-        while len(self._model.encode(f" {' '.join(words)}")) < tokens:
-            words.append(rng.choice(_WORDS))
-        if len(self._model.encode(f" {' '.join(words)}")) > tokens:
-            words.pop()  # a word of several tokens went too far: other vocabularies may come out a little short
-        return " ".join(words)
+        """A text of so many tokens, as it stands behind a header."""
+        return " ".join(word for word, _ in self.draw(name, tokens))
 
     def system(self, name: str) -> str:
         return self.text(f"system {name}", self.lengths.system)
@@ -56,18 +75,17 @@ class Utterances(Mapping[tuple[str, int, int, int], tuple[int, ...]]):
 
     Args:
         words: Of the problem.
-        fixed: Authors who always say the same.
+        fixed: Names of texts that authors always say.
     """
 
-    def __init__(self, words: Words, model: LoadedModel, fixed: Mapping[str, str] | None = None) -> None:
-        self._words, self._model, self._fixed = words, model, fixed or {}
+    def __init__(self, words: Words, fixed: Mapping[str, str] | None = None) -> None:
+        self._words, self._fixed = words, fixed or {}
         self._said: dict[tuple[str, int, int, int], tuple[int, ...]] = {}
 
     def __getitem__(self, call: tuple[str, int, int, int]) -> tuple[int, ...]:
-        author = call[0]
         if call not in self._said:
-            text = self._fixed.get(author) or self._words.text(str(call), self._words.lengths.utterance)
-            self._said[call] = tuple(self._model.encode(f" {text}"))
+            drawn = self._words.draw(self._fixed.get(call[0], str(call)), self._words.lengths.utterance)
+            self._said[call] = tuple(token for _, token in drawn)
         return self._said[call]
 
     def __iter__(self) -> Iterator[tuple[str, int, int, int]]:
@@ -107,7 +125,7 @@ class Scenario:
     name: str
     what: str
     """Its size in words."""
-    build: Callable[[LoadedModel, Words], Instance]
+    build: Callable[[Words], Instance]
     has_chat: bool = False
     """Whether its instances are parallel debates."""
 
@@ -115,11 +133,11 @@ class Scenario:
 def parallel_debate(agents: int = 3, rounds: int = 3) -> Scenario:
     """MADpar: one system prompt and question for all."""
 
-    def build(model: LoadedModel, words: Words) -> Instance:
+    def build(words: Words) -> Instance:
         names = vocabulary.AGENTS[:agents]
         chat = ChatDebate(names, rounds, words.system("all"))
         graph = debate(dict.fromkeys(names), rounds=rounds, system=chat.system)
-        return Instance(graph, words.problem(), Utterances(words, model), chat)
+        return Instance(graph, words.problem(), Utterances(words), chat)
 
     return Scenario("MADpar", f"{agents} agents, {rounds} rounds", build, has_chat=True)
 
@@ -127,12 +145,12 @@ def parallel_debate(agents: int = 3, rounds: int = 3) -> Scenario:
 def debate_in_turns(rounds: int = 3) -> Scenario:
     """MADiter: a system prompt for each role; the moderator never ends it early."""
 
-    def build(model: LoadedModel, words: Words) -> Instance:
+    def build(words: Words) -> Instance:
         names = (AFFIRMATIVE, NEGATIVE, MODERATOR)
         roles = {name: Role(who, words.system(name)) for name, who in zip(names, vocabulary.AGENTS, strict=False)}
         go_on = words.text("go on", words.lengths.utterance)
         graph = iterative_debate(roles, verdicts=lambda _: [], go_on=go_on, rounds=rounds)
-        return Instance(graph, words.problem(), Utterances(words, model, {MODERATOR: go_on}))
+        return Instance(graph, words.problem(), Utterances(words, {MODERATOR: "go on"}))
 
     return Scenario("MADiter", f"{rounds} rounds", build)
 
@@ -140,7 +158,7 @@ def debate_in_turns(rounds: int = 3) -> Scenario:
 def tree(branches: int = 8, voters: int = 4, *, critics: bool = False) -> Scenario:
     """ToT of one level; all voters are told the same, or each is a critic with a system prompt of its own."""
 
-    def build(model: LoadedModel, words: Words) -> Instance:
+    def build(words: Words) -> Instance:
         graph = tree_of_thoughts(
             branches=branches,
             voters=voters,
@@ -150,7 +168,7 @@ def tree(branches: int = 8, voters: int = 4, *, critics: bool = False) -> Scenar
             speakers=vocabulary.AGENTS,
             critics=[words.system(f"critic {number}") for number in range(voters)] if critics else (),
         )
-        return Instance(graph, words.problem(), Utterances(words, model))
+        return Instance(graph, words.problem(), Utterances(words))
 
     name = f"ToT {branches}x{voters}" + (" critics" if critics else "")
     return Scenario(name, f"{branches} branches, {voters} {'critics' if critics else 'voters'}", build)

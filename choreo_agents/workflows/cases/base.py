@@ -24,10 +24,15 @@ class Options(BaseModel):
 class Item(BaseModel):
     """One thing to do: drawn from the embedded language, or a line of the user's file. Other fields are ignored."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, coerce_numbers_to_str=True)
 
     id: str = ""
     """Names it in the results; by default the number of its line."""
+
+    @property
+    def graded(self) -> bool:
+        """Whether it says what would be right: then one that cannot be played is wrong."""
+        return False
 
 
 @dataclass(frozen=True)

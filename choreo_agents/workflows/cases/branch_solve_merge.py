@@ -24,6 +24,10 @@ class Concepts(Item):
     concepts: tuple[str, ...] = Field(min_length=1)
     """Each counts as covered where it stands in whole words."""
 
+    @property
+    def graded(self) -> bool:
+        return True
+
 
 class MergeOptions(Options):
     """How many parts, and how they are merged."""
@@ -62,7 +66,7 @@ class MergeCase:
             plan=prompts("plan", parts=options.branches) or None,
             merge=prompts("merge"),
             strategy=options.strategy,
-            speakers=prompts.names("speakers"),
+            speakers=prompts.names("speakers", 2),
             sampling=sampling,
         )
         return Play(graph, (("user", item.question),))

@@ -39,9 +39,9 @@ class IterativeDebateCase:
         names = (AFFIRMATIVE, NEGATIVE, MODERATOR)
         roles = {
             name: Role(speaker, prompts(name) or None, prompts(f"{name}_asked") or None)
-            for name, speaker in zip(names, prompts.names("speakers"), strict=True)
+            for name, speaker in zip(names, prompts.names("speakers", 3, 3), strict=True)
         }
-        sides = prompts.names("sides")
+        sides = [side.strip() for side in prompts.names("sides", 0, 2)]
 
         def verdicts(spoken: Sequence[str]) -> Sequence[str]:
             # Without sides the moderator names an answer of the affirmative side's, who speaks first in each round.
@@ -61,7 +61,7 @@ class IterativeDebateCase:
     def judge(
         self, item: Question, options: IterativeDebateOptions, prompts: Prompts, state: Mapping[str, Any]
     ) -> Result:
-        verdict, sides = said(state, MODERATOR), prompts.names("sides")
+        verdict, sides = said(state, MODERATOR), [side.strip() for side in prompts.names("sides", 0, 2)]
         answer = verdict[-1]
         if answer in sides:
             answer = read_answer(said(state, (AFFIRMATIVE, NEGATIVE)[sides.index(answer)])[-1], prompts("answer"))

@@ -26,6 +26,10 @@ class Questions(Item):
     notes: str | None = None
     """What the answerer knows: its private system prompt."""
 
+    @property
+    def graded(self) -> bool:
+        return bool(self.answers)
+
     @model_validator(mode="after")
     def _one_answer_each(self) -> Self:
         if self.answers and len(self.answers) != len(self.questions):

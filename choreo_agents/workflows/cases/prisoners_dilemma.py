@@ -71,13 +71,13 @@ class DilemmaCase:
             game=prompts("game", both=item.both, neither=item.none),
             talks=options.talks,
             asks=(prompts("plan"), prompts("talk"), prompts("decide")),
-            decisions=prompts.names("decisions"),
+            decisions=prompts.names("decisions", 2),
             sampling=sampling,
         )
         return Play(seen_by_bob(graph, options.leak))
 
     def judge(self, item: Stakes, options: DilemmaOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
-        cooperate = prompts.names("decisions")[0]
+        cooperate = prompts.names("decisions", 2)[0]
         bob, alice = (said(state, player)[-1] for player in ("bob", "alice"))
         return Result(bob, float(bob == cooperate), {"Alice cooperates": float(alice == cooperate)})
 

@@ -17,6 +17,10 @@ class Question(Item):
     answer: str | None = None
     """The reply's answer has to say it in whole words."""
 
+    @property
+    def graded(self) -> bool:
+        return self.answer is not None
+
     def score(self, answer: str) -> float | None:
         """1 if an answer is right, 0 if it is wrong, None if nobody knows."""
         return None if self.answer is None else float(states(answer, self.answer))

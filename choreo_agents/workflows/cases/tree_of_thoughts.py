@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.language import Split
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.answers import read_answer
@@ -52,7 +53,7 @@ class TreeCase:
             answer=prompts("final"),
             lead=prompts("lead"),
             ballot=_ballot(prompts),
-            speakers=prompts.names("speakers"),
+            speakers=prompts.names("speakers", 2),
             sampling=sampling,
         )
         return Play(graph, (("user", item.question),))
@@ -66,7 +67,9 @@ class TreeCase:
 
 def _ballot(prompts: Prompts) -> Ballot:
     """Votes name a candidate, or the result that it found."""
-    if prompts("ballot") != "value":
+    if prompts("ballot") not in ("value", "name"):
+        raise InvalidRequestError(f"ballot in the prompts of {prompts.source} must be 'value' or 'name'")
+    if prompts("ballot") == "name":
         return lambda name, _: f"{name}."
 
     def value(_: str, words: str) -> str | None:
