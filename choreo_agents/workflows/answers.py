@@ -34,16 +34,17 @@ def read_answer(reply: str, where: str) -> str:
     return str(marked[-1]).strip() if marked else lines[-1] if lines else ""
 
 
-def states(answer: str, right: str) -> bool:
+def states(answer: str, right: str, *, anywhere: bool = False) -> bool:
     """Whether an answer is the right one.
 
-    A number is right if it is the last one that the answer names, however it is written: 1,500 is 1500, 0.5 is 1/2.
+    A number is right if it is the last one that the answer names, or, with `anywhere`, any of them; however it is
+    written: 1,500 is 1500, 0.5 is 1/2.
     A single capital is right where it stands alone. Anything else has to be said in whole words, whatever their case.
     """
     number = _number(right)
     if number is not None:
         numbers = _NUMBER.findall(_THOUSANDS.sub("", answer))
-        return bool(numbers) and _number(numbers[-1]) == number
+        return any(_number(named) == number for named in (numbers if anywhere else numbers[-1:]))
     if len(right.strip()) == 1 and right.strip().isupper():
         return re.search(rf"(?<!\w){re.escape(right.strip())}(?!\w)", answer) is not None
     said, wanted = _plain(answer), _plain(right)

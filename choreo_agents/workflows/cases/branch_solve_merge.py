@@ -73,10 +73,14 @@ class MergeCase:
 
     def judge(self, item: Concepts, options: MergeOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
         story = said(state, MERGER)[-1]
-        covered = [states(story, concept) for concept in item.concepts]
+        covered = [states(story, concept, anywhere=True) for concept in item.concepts]
         parts: dict[str, float] = {}
         for number, words in enumerate(said(state, SOLVER), start=1):
-            own = [kept for kept, concept in zip(covered, item.concepts, strict=True) if states(words, concept)]
+            own = [
+                kept
+                for kept, concept in zip(covered, item.concepts, strict=True)
+                if states(words, concept, anywhere=True)
+            ]
             if own:
                 parts[f"of part {number}"] = sum(own) / len(own)
         return Result(story, sum(covered) / len(covered), parts)

@@ -83,6 +83,6 @@ class MultiQACase:
 
     def judge(self, item: Questions, options: QuestionsOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
         reply = said(state, ANSWERER)[-1]
-        right = [float(states(reply, answer)) for answer in item.answers]
+        right = [float(states(reply, answer, anywhere=True)) for answer in item.answers]
         parts = {f"question {number}": each for number, each in enumerate(right, start=1)}
         return Result(reply, float(all(right)) if right else None, parts)

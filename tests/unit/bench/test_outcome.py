@@ -26,8 +26,8 @@ def record(variant: str, item: str, score: float | None = None, **more: Any) -> 
     return {"variant": variant, "item": item, "score": score, "parts": {}} | more
 
 
-def failed(variant: str, item: str) -> Record:
-    return {"variant": variant, "item": item, "error": "ContextLengthError: too long"}
+def failed(variant: str, item: str, score: float | None = 0.0) -> Record:
+    return {"variant": variant, "item": item, "error": "ContextLengthError: too long", "score": score}
 
 
 def rows(variant: str, *scores: float | None) -> list[Record]:
@@ -68,6 +68,12 @@ def test_what_could_not_be_played_is_wrong() -> None:
     choreo, baseline = PlayReport(known, ["choreo", "baseline"], ITEMS).outcomes()
     assert (choreo.items, choreo.failed, choreo.unscored, choreo.share, choreo.difference) == (2, 1, 0, 0.5, 0.0)
     assert baseline.failed == 0
+
+
+def test_what_could_not_be_played_counts_for_nothing_if_nobody_knows_what_is_right() -> None:
+    known = [record("choreo", "0", None), failed("choreo", "1", None)]
+    [choreo] = PlayReport(known, ["choreo"], ITEMS).outcomes()
+    assert (choreo.items, choreo.failed, choreo.unscored, choreo.share) == (2, 1, 2, None)
 
 
 def test_only_the_items_that_are_asked_for_count() -> None:
