@@ -82,7 +82,7 @@ def test_an_interrupt_goes_on_where_it_stopped(engine: Engine) -> None:
 
 
 def test_a_checkpoint_goes_on_in_a_new_engine_from_its_words(make_engine: MakeEngine) -> None:
-    """As after a restart: no handle of the checkpoint is known, and what was asked is nowhere in the state."""
+    """As after a restart: no handle of the checkpoint is known; what an agent is always asked it still knows."""
     graph = ChoreoGraph(system="Root.")
     graph.add_node(agent("pro", prompt="Say it.")).add_node(agent("judge"))
     graph.add_edge(START, "pro").add_edge("pro", "judge").add_conditional_edges(
@@ -102,9 +102,9 @@ def test_a_checkpoint_goes_on_in_a_new_engine_from_its_words(make_engine: MakeEn
     assert str(state["messages"][1].text) in engine.text(copy, special=False)
     assert views(engine, state)["judge"][2:] == [new[0]["handle"]["id"], new[1]["handle"]["id"]]
     encoded = engine.stats().tokens_encoded
-    state = app.invoke(None, config)  # pro again: its own first words, without what it was asked then
+    state = app.invoke(None, config)  # pro again: what it is asked, its own first words, what it is asked
     seen = engine._desk.find(MessageHandle.model_validate(state["handles"][-2]["handle"])).parents
-    assert [parent.author for parent in seen] == ["public root", START, "pro", "judge", "pro.system"]
+    assert [parent.author for parent in seen] == ["public root", START, "pro.system", "pro", "judge", "pro.system"]
     assert copy in [parent.handle for parent in seen], "computed again once"
     assert engine.stats().tokens_encoded > encoded
 
