@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -11,18 +9,16 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage
 
+from choreo_agents.bench.running import OnToken, run_graph
 from choreo_agents.engine import Engine
 from choreo_agents.engine.memory_map import MemoryMap
 from choreo_agents.engine.methods import MethodName
-from choreo_agents.graph.run import Replay
+from choreo_agents.graph.run import Replay, run_coroutine
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.language.tasks.debate import DEBATE_RULES, DebateProblem
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows import debate, final_answer
-
-OnToken = Callable[[str, str, str], None]
-"""Called with agent, message id and text for every piece of text as it is decoded."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +97,8 @@ def hold(
         disk=setting.disk,
         seed=setting.seed,
     ) as engine:
-        app = graph.compile(engine=engine)
-        config: dict[str, Any] = {"configurable": {"replay": replay}, "max_concurrency": len(problem.agents)}
-        started = time.perf_counter()
-        state, waits = _run(app, {"messages": [("user", problem.question)]}, config, on_token)
-        elapsed = time.perf_counter() - started
+        question = [("user", problem.question)]
+        state, spent = run_coroutine(run_graph(engine, graph, question, replay=replay, on_token=on_token))
         stats, memory = engine.stats(), engine.memory_map()
         said = {
             (entry["author"], entry["superstep"], entry["branch"], entry["call"]): _generated(engine, entry)
@@ -113,26 +106,8 @@ def hold(
             if entry["author"] in problem.agents
         }
     answer = final_answer(state["messages"], problem.agents)
-    cost = Cost(stats.tokens_encoded, stats.tokens_reused, mean(waits), elapsed, stats.rows_per_step)
+    cost = Cost(stats.tokens_encoded, stats.tokens_reused, mean(spent.ttft_s), spent.end_to_end_s, stats.rows_per_step)
     return DebateRun(_utterances(state["messages"]), answer, problem.is_correct(answer), cost, said, memory)
-
-
-def _run(
-    app: Any, inputs: dict[str, Any], config: dict[str, Any], on_token: OnToken | None
-) -> tuple[Mapping[str, Any], list[float]]:
-    """The end state, and every node's time to first token in seconds."""
-    state: Mapping[str, Any] = {}
-    waits: list[float] = []
-    modes = ["custom", "values", *(["messages"] if on_token is not None else [])]
-    for mode, item in app.stream(inputs, config, stream_mode=modes):
-        if mode == "values":
-            state = item
-        elif mode == "custom":
-            waits.append(item["ttft_s"])
-        elif on_token is not None:
-            message, metadata = item
-            on_token(metadata["langgraph_node"], message.id, message.text)
-    return state, waits
 
 
 def _generated(engine: Engine, entry: Any) -> tuple[int, ...]:

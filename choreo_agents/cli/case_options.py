@@ -48,7 +48,8 @@ def command_of(case: Case, run: Callable[..., None], doc: str) -> Callable[..., 
         run(case, lambda: _valid(case, chosen), **given)
 
     parameters = [*own, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in common)]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    seen_by_typer: Any = command
+    seen_by_typer.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     command.__doc__ = doc
     command.__name__ = case.name

@@ -13,7 +13,7 @@ from choreo_agents.language.tasks import BranchSolveMerge
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.answers import states
 from choreo_agents.workflows.branch_solve_merge import MERGER, SOLVER, branch_solve_merge
-from choreo_agents.workflows.cases.base import Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.cases.base import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
 from choreo_agents.workflows.phrasing import Prompts
 
 
@@ -45,9 +45,7 @@ class MergeCase:
     options: ClassVar[type[Options]] = MergeOptions
     item: ClassVar[type[Item]] = Concepts
     variants: ClassVar[Mapping[str, Variant]] = {
-        "choreo": Variant("choreo"),
-        "baseline": Variant("baseline"),
-        "naive": Variant("naive"),
+        **METHOD_VARIANTS,
         "serial": Variant("choreo", {"strategy": "sequential"}),
         "parallel": Variant("choreo", {"strategy": "parallel"}),
         "text": Variant("choreo", {"strategy": "text"}),

@@ -12,7 +12,7 @@ from choreo_agents.language.scoring import sentences
 from choreo_agents.language.tasks import SeveralQuestions
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.answers import states
-from choreo_agents.workflows.cases.base import Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.cases.base import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
 from choreo_agents.workflows.multi_qa import ANSWERER, Layout, multi_qa
 from choreo_agents.workflows.phrasing import Prompts
 
@@ -53,9 +53,7 @@ class MultiQACase:
     options: ClassVar[type[Options]] = QuestionsOptions
     item: ClassVar[type[Item]] = Questions
     variants: ClassVar[Mapping[str, Variant]] = {
-        "choreo": Variant("choreo"),
-        "baseline": Variant("baseline"),
-        "naive": Variant("naive"),
+        **METHOD_VARIANTS,
         "serial": Variant("choreo", {"layout": "serial"}),
         "parallel": Variant("choreo", {"layout": "parallel"}),
     }
