@@ -1,0 +1,103 @@
+"""A finished run as data: every message's tokens, what its call attended to and where, and which tokens were sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from choreo_agents.errors import TrainingError
+
+
+@dataclass(frozen=True)
+class TraceMessage:
+    """One message of a trace, as one call of the engine made it.
+
+    Positions are the call's own: `offsets[i]` is where parent i appears to it, `new_offset` where its first token
+    stands. Another call may show the same message elsewhere.
+    """
+
+    name: str
+    """Unique in its trace."""
+    tokens: tuple[int, ...]
+    """All of them: a header and what closes a decoded message included."""
+    parents: tuple[str, ...] = ()
+    """Names of the messages it attends to, in order."""
+    offsets: tuple[int, ...] = ()
+    new_offset: int = 0
+    learn: tuple[int, int] | None = None
+    """First and last-but-one index of the tokens whose log-loss counts, the first at least 1; None: it was given."""
+    adapter: str | None = None
+    """Which adapter encodes it; None: the model alone."""
+    mapped: bool = False
+    """Whether its KV is what a cache mapper makes of its one parent's, whose tokens it repeats in the same place."""
+    author: str | None = None
+    role: str | None = None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Messages in an order in which parents come first.
+
+    Raises:
+        TrainingError: A view names a message that does not exist or comes later, offsets do not fit their parents, or
+            there is nothing to learn.
+    """
+
+    id: str
+    messages: tuple[TraceMessage, ...]
+    by_name: Mapping[str, TraceMessage] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        known: dict[str, TraceMessage] = {}
+        for message in self.messages:
+            _require_sound(self.id, message, known)
+            known[message.name] = message
+        object.__setattr__(self, "by_name", known)
+
+    @property
+    def learnt_tokens(self) -> int:
+        """Tokens whose log-loss counts."""
+        return sum(message.learn[1] - message.learn[0] for message in self.messages if message.learn is not None)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that a forward pass encodes: each message's once, mapped ones not at all."""
+        return sum(len(message.tokens) for message in self.messages if not message.mapped)
+
+    @property
+    def reach(self) -> int:
+        """The first position that nothing of it reaches."""
+        ends = [
+            max(
+                message.new_offset + len(message.tokens),
+                *(o + len(self.by_name[p].tokens) for p, o in zip(message.parents, message.offsets, strict=True)),
+                0,
+            )
+            for message in self.messages
+        ]
+        return max(ends, default=0)
+
+
+def _require_sound(trace: str, message: TraceMessage, known: Mapping[str, TraceMessage]) -> None:
+    """Raise unless a message fits those that come before it."""
+    where = f"message {message.name!r} of trace {trace!r}"
+    missing = [parent for parent in message.parents if parent not in known]
+    if missing:
+        raise TrainingError(f"the view of {where} names {missing[0]!r}, and no message before it is called that")
+    if message.name in known:
+        raise TrainingError(f"{where} has the name of another")
+    if not message.tokens:
+        raise TrainingError(f"{where} is empty")
+    if len(message.offsets) != len(message.parents) or min((*message.offsets, message.new_offset)) < 0:
+        raise TrainingError(f"{where} needs an offset of 0 or more for each parent, not {list(message.offsets)!r}")
+    if message.learn is not None and not 1 <= message.learn[0] < message.learn[1] <= len(message.tokens):
+        raise TrainingError(f"{where} is to learn tokens {message.learn!r} of its {len(message.tokens)}")
+    if message.mapped:
+        _require_copy(where, message, [known[parent] for parent in message.parents])
+
+
+def _require_copy(where: str, message: TraceMessage, parents: Sequence[TraceMessage]) -> None:
+    """Raise unless a mapped message is its only parent's words in the same place."""
+    same = len(parents) == 1 and parents[0].tokens == message.tokens and not parents[0].mapped
+    if not same or message.new_offset != parents[0].new_offset or message.learn is not None:
+        raise TrainingError(f"{where} is mapped: it repeats one encoded message, in its place, and learns nothing")
