@@ -67,10 +67,19 @@ class CacheMapper(nn.Module):
         side = values.transpose(0, 1)
         return moved.transpose(0, 1), (side + self._residual("value", layer, side)).transpose(0, 1)
 
+    def moved(self, layer: int, keys: Tensor, shift: int) -> Tensor:
+        """Keys of a layer, [kv_heads, tokens, head_dim], as if encoded `shift` positions later."""
+        rotation = self.kinds[layer].rotation
+        if not shift or rotation is None:
+            return keys
+        cos, sin = rotation.cos_sin(torch.full((keys.shape[1],), shift, device=keys.device))
+        return rotation.apply(keys.transpose(0, 1), cos, sin).transpose(0, 1)
+
     def _residual(self, side: str, layer: int, x: Tensor) -> Tensor:
         """[tokens, kv_heads, head_dim]"""
         down, up, bias = (getattr(self, f"{side}_{part}")[layer].to(x.dtype) for part in ("down", "up", "bias"))
-        return (x.flatten(1) @ down.T @ up.T + bias).view(x.shape)
+        made: Tensor = (x.flatten(1) @ down.T @ up.T + bias).view(x.shape)
+        return made
 
     @property
     def fingerprint(self) -> str:
