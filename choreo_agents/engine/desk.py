@@ -246,8 +246,7 @@ class Desk:
             return self._answered(known, read, batch.scope)
         if not core.method.keeps_kv:
             message = self._message(job, job.tokens, call.author, call.role, Usage(0, 0, None, 0.0))
-            words = job.parents[0] if job.mapper else core.ledger.enter(message, None)
-            return self._answered(words, read, batch.scope)
+            return self._answered(job.parents[0] if job.mapper else core.ledger.enter(message, None), read, batch.scope)
         request = self._prefilling.get(identity)
         if request is None:
             order = _Order(self, job, {}, encodes_end=True, running=self._prefilling, key=identity)
