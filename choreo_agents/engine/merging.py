@@ -56,6 +56,27 @@ class Merging(Calling):
         mapped = self.prefill([self._mapping(handle, adapter) for handle in handles]) if handles else []
         return self._kept(handles, mapped)
 
+    def maps(self, adapter: str | None = None) -> bool:
+        """Whether an adapter has a cache mapper, and the engine caches for it to map.
+
+        Raises:
+            AdapterError: There is no such adapter.
+        """
+        return lineages.maps(self._desk, adapter)
+
+    async def asummaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
+        """What each branch's speaker says when asked to be short, after all that it has seen and said.
+
+        Returns:
+            Leased handles.
+        """
+        made: list[MessageHandle] = []
+        try:
+            said: list[MessageHandle] = await self._adrive(self._summaries(branches, ask, made))
+            return said
+        finally:
+            self._give_back(made)
+
     async def amerge(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MessageHandle:
         """See `merge`."""
         merged: MessageHandle = await self._adrive(self._merge(branches, prompt, **options))
@@ -160,7 +181,7 @@ class Merging(Calling):
             shown = list(branches)
             if strategy == "text":
                 shown = yield from self._again(branches, shared, adapter, made)
-            elif lineages.maps(desk, adapter):
+            elif self.maps(adapter):
                 shown = yield [self._mapping(handle, adapter) for handle in branches]
                 self._kept(branches, shown)
             placed = anchored(strategy, [h.length for h in shared], [h.length for h in shown], depths)
