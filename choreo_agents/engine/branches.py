@@ -46,8 +46,7 @@ def view_of(desk: Desk, branch: MessageHandle, scope: Scope | None) -> list[tupl
     with desk.core.lock:
         said = desk.find(branch)
         seen = _leased(desk, said.parents, scope)
-        # Under a text method nothing was placed: what is left of it starts at 0.
-        start = max([said.native_offset, *(-offset for offset in said.relative_offsets)])
+        start = said.native_offset
         offsets = [start + offset for offset in said.relative_offsets]
         return [*zip(seen, offsets, strict=True), (branch, start)]
 

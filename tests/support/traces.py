@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -54,8 +54,16 @@ def _draw_offsets(rng: random.Random, lengths: list[int]) -> tuple[list[int], in
 
 def engine_logits(engine: Engine, trace: Trace) -> Tensor:
     """[learnt tokens, vocabulary], the logits that the engine's decodes of the trace are sampled from."""
-    handles: dict[str, MessageHandle] = {}
     seen: list[Tensor] = []
+    engine_handles(engine, trace, lambda logits: seen.append(logits.detach().clone().float()))
+    return torch.stack(seen)
+
+
+def engine_handles(
+    engine: Engine, trace: Trace, watch: Callable[[Tensor], None] | None = None
+) -> dict[str, MessageHandle]:
+    """The trace's messages, made by an engine call by call."""
+    handles: dict[str, MessageHandle] = {}
     for message in trace.messages:
         parents = [handles[parent] for parent in message.parents]
         if message.learn is None:
@@ -70,12 +78,12 @@ def engine_logits(engine: Engine, trace: Trace) -> Tensor:
             message.new_offset,
             sampling=Sampling(forced=message.tokens[start:end]),
             closing=message.tokens[end:],
-            watch=lambda logits: seen.append(logits.detach().clone().float()),
+            watch=watch,
         )
         [handles[message.name]] = engine.decode([decode])
         made = engine.tokens(handles[message.name])
         assert tuple(made) == message.tokens, "the forced end closes the message already: draw other tokens"
-    return torch.stack(seen)
+    return handles
 
 
 def with_adapters(trace: Trace, names: list[str | None], rng: random.Random) -> Trace:
