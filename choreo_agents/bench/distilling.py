@@ -87,7 +87,6 @@ def sample_traces(
     served = lesson.served
     sampling = lesson.setup.sampling.model_copy(update={"temperature": temperature, "top_p": 1.0})
     setup = replace(lesson.setup, sampling=sampling)
-    options = {"kv_budget_bytes": kv_budget_bytes}
     left = [
         (item, item_seed)
         for item, item_seed in zip(items, seeds_of(items, seed, drawn=True), strict=True)
@@ -96,8 +95,8 @@ def sample_traces(
     done = len(items) - len(left)
     on_progress(done)
     with (
-        Engine.load(model, method="baseline", **options) as teacher,
-        Engine.load(model, method=served.method, **options) as student,
+        Engine.load(model, method="baseline", kv_budget_bytes=kv_budget_bytes) as teacher,
+        Engine.load(model, method=served.method, kv_budget_bytes=kv_budget_bytes) as student,
     ):
         most = min(CHUNK, room(teacher), room(student))
         for first in range(0, len(left), most):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -164,11 +164,17 @@ def _traces(
         "temperature": amounts.temperature,
         "seed": amounts.seed,
     }
-    on_progress: Callable[[int], None] = lambda done: watcher.sampling(split, done, count)  # noqa: E731
     folder = run / f"{split}-traces"
     with TraceStore(folder, settings) as store:
-        options = {"temperature": amounts.temperature, "seed": amounts.seed}
-        sample_traces(model, lesson, items, store, **options, on_progress=on_progress)
+        sample_traces(
+            model,
+            lesson,
+            items,
+            store,
+            temperature=amounts.temperature,
+            seed=amounts.seed,
+            on_progress=lambda done: watcher.sampling(split, done, count),
+        )
     # The store may hold more: of a run that asked for more of the same.
     known = {trace.id: trace for trace in read_traces(folder, model.adapter.max_positions)}
     return [known[item.id] for item in items]
