@@ -9,6 +9,7 @@
     │   ├── ReleasedHandleError               its last lease was dropped
     │   └── ForeignHandleError                made by another model
     ├── VisibilityError (ValueError)          a declaration that names no node, or a read that none allows
+    ├── AdapterError (ValueError)             an adapter or cache mapper of another model, damaged, or not loaded
     ├── UnsupportedModelError (ValueError)    a model whose attention or positions the engine cannot serve exactly
     ├── CapacityError                         KV memory is full for now; may be retried after a release
     ├── RequestTimeoutError (TimeoutError)     a call was not done in the time that it was given
@@ -61,6 +62,10 @@ class VisibilityError(ChoreoError, ValueError):
 
 class VisibilityWarning(UserWarning):
     """A promise about a private context is not kept, and the policy says to go on."""
+
+
+class AdapterError(ChoreoError, ValueError):
+    """An adapter or cache mapper that does not fit the model, that its files do not hold, or that is not loaded."""
 
 
 class UnsupportedModelError(ChoreoError, ValueError):

@@ -34,6 +34,7 @@ class Calling:
         role: str | None = None,
         confidential: bool = False,
         source: MessageHandle | None = None,
+        adapter: str | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> MessageHandle: ...
@@ -59,6 +60,7 @@ class Calling:
         role: str | None = None,
         confidential: bool = False,
         source: MessageHandle | None = None,
+        adapter: str | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> MessageHandle: ...
@@ -78,6 +80,7 @@ class Calling:
             author: Who says it, and `role` as what: for traces and audits.
             confidential: Marks the message for audits.
             source: The message whose words these are, if they are encoded again: audits follow it.
+            adapter: The name of the adapter that encodes it; None: the engine's own, `"base"`: the model alone.
             priority: Calls with a higher one come first.
             timeout_s: Seconds after which the call fails; None: never.
 
@@ -108,6 +111,7 @@ class Calling:
         confidential: bool = False,
         closing: Content = (),
         memo: str | None = None,
+        adapter: str | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> MessageHandle: ...
@@ -134,6 +138,7 @@ class Calling:
         confidential: bool = False,
         closing: Content = (),
         memo: str | None = None,
+        adapter: str | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> MessageHandle: ...
@@ -151,6 +156,7 @@ class Calling:
             author: Who says it; `confidential` as for `prefill`.
             closing: What the message must end with (see `Decode`).
             memo: Names this very call, so that repeating it returns the first answer (see `Decode`).
+            adapter: As for `prefill`.
             priority: Calls with a higher one come first; `timeout_s` as for `prefill`.
 
         Returns:

@@ -33,6 +33,10 @@ class Prefill:
     """Marks the message for audits (see `Engine.audit`)."""
     source: MessageHandle | None = None
     """The message whose words these are, if they are encoded again: audits follow it."""
+    adapter: str | None = None
+    """The name of the adapter that encodes it; None: the engine's own, `"base"`: the model alone."""
+    maps: bool = False
+    """Whether the KV is what the adapter's cache mapper makes of its one parent's (see `Engine.map`)."""
     priority: int = 0
     """Calls with a higher one come first; within one, first come first served."""
     timeout_s: float | None = None
@@ -62,6 +66,8 @@ class Decode:
     watch: Callable[[Tensor], None] | None = None
     """Shown the model's logits, [vocabulary], before every token, on the engine's thread: to measure by. It must not
     change them, nor raise."""
+    adapter: str | None = None
+    """As for `Prefill`."""
     priority: int = 0
     """As for `Prefill`."""
     timeout_s: float | None = None

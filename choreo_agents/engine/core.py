@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from choreo_agents.attention.backends import BackendName, make_backend
+from choreo_agents.engine.adapters import AdapterRegistry
 from choreo_agents.engine.gate import Gate
 from choreo_agents.engine.ledger import Ledger
 from choreo_agents.engine.memory_map import MemoryMap, author_memory
@@ -55,6 +56,7 @@ class EngineCore:
     def __init__(self, model: LoadedModel, settings: Settings) -> None:
         self.model = model
         self.settings = settings
+        self.adapters = AdapterRegistry(model.adapter)
         self.lock = threading.RLock()
         self.found_reused = 0
         """Tokens of calls that were answered by messages which exist already."""
@@ -79,7 +81,8 @@ class EngineCore:
         geometry = adapter.geometry
         heads = (adapter.heads, geometry.kv_heads, geometry.head_dim)
         backend = make_backend(settings.backend, geometry.dtype, adapter.device, heads)
-        executor = Executor(adapter, self.pool, backend, self._counters)
+        loaded = self.adapters.loras, self.adapters.mappers
+        executor = Executor(adapter, self.pool, backend, self._counters, *loaded)
         limits = Limits(settings.step_tokens)
         self.loop = EngineLoop(executor, self.lock, limits, settings.sink, self.method, settings.timetable)
         self.memory.wake = self.loop.wake

@@ -21,7 +21,7 @@ from choreo_agents.engine.scope import Scope
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.segment import Segment
-from choreo_agents.runtime.request import Request
+from choreo_agents.runtime.request import Decoding, Request
 from choreo_agents.sampling import Chosen
 
 Answer = Future[MessageHandle]
@@ -246,12 +246,11 @@ class Desk:
             return self._answered(known, read, batch.scope)
         if not core.method.keeps_kv:
             message = self._message(job, job.tokens, call.author, call.role, Usage(0, 0, None, 0.0))
-            return self._answered(core.ledger.enter(message, None), read, batch.scope)
+            return self._answered(job.parents[0] if job.mapper else core.ledger.enter(message, None), read, batch.scope)
         request = self._prefilling.get(identity)
         if request is None:
             order = _Order(self, job, {}, encodes_end=True, running=self._prefilling, key=identity)
-            encoding = core.method.encoding(job)
-            request = Request(core.next_number(), encoding, order, None, call.author, call.role, [])
+            request = _request(core, job, order, call.author, call.role)
             request.label = job.label(call.author, call.role)
             self._prefilling[identity] = request
             batch.requests.append(request)
@@ -270,9 +269,8 @@ class Desk:
         request = None if memo is None else self._memoising.get(memo)
         if request is None:
             order = _Order(self, job, {}, core.method.keeps_kv, memo, self._memoising, memo)
-            encoding, decoding = core.method.encoding(job), self._intake.decoding(job, read)
-            number = core.next_number()
-            request = Request(number, encoding, order, decoding, call.author, "assistant", [])
+            decoding = self._intake.decoding(job, read)
+            request = _request(core, job, order, call.author, "assistant", decoding)
             request.label = job.label(call.author, f"decode {read.sample}")
             if memo is not None:
                 self._memoising[memo] = request
@@ -314,10 +312,26 @@ class Desk:
     def _message(
         self, job: Job, tokens: tuple[int, ...], author: str | None, role: str | None, usage: Usage
     ) -> Message:
-        fingerprint = self._core.model.adapter.fingerprint
-        handle = MessageHandle(id=self._intake.identity(job, tokens), model=fingerprint, length=len(tokens))
+        identity, encoder = self._intake.identity(job, tokens), self._intake.encoder(job)
+        handle = MessageHandle(id=identity, model=encoder, length=len(tokens))
         relative = job.placement.relative()
-        return Message(handle, self._intake.tenant, tokens, job.parents, relative, author, role, usage)
+        made = Message(handle, self._intake.tenant, tokens, job.parents, relative, author, role, usage)
+        made.adapter, made.mapper = job.adapter, job.mapper
+        return made
+
+
+def _request(
+    core: EngineCore,
+    job: Job,
+    order: _Order,
+    author: str | None,
+    role: str | None,
+    decoding: Decoding | None = None,
+) -> Request:
+    """A new request, which wants what it reads from now on."""
+    request = Request(core.next_number(), core.method.encoding(job), order, decoding, author, role, [])
+    request.adapter, request.mapper = job.adapter, job.mapper
+    return request
 
 
 @contextmanager

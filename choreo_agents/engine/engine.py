@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from choreo_agents.attention.backends import BackendName
+from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.calling import Calling
 from choreo_agents.engine.calls import Usage
 from choreo_agents.engine.core import EngineCore, Settings
@@ -66,6 +67,7 @@ class Engine(Calling):
         starts_per_s: float | None = None,
         sink: EventSink = discard,
         timetable: Timetable | None = None,
+        adapter: str | Path | None = None,
     ) -> Engine:
         """Load a model and start an engine over it.
 
@@ -87,15 +89,46 @@ class Engine(Calling):
             sink: Receives trace events on the engine's thread.
             timetable: Writes down what each step holds, or, made by `again()`, prescribes it: to compare two runs bit
                 by bit.
+            adapter: A folder with an adapter, a cache mapper or both, which calls have unless they name another
+                (see `load_adapter`).
 
         Raises:
+            AdapterError: The adapter is another model's, or its files are damaged.
             UnsupportedModelError: The model cannot be served exactly. ValueError: A setting is out of range.
         """
         loaded = _loaded(model, device, dtype)
         memory = {"kv_budget_bytes": kv_budget_bytes, "host_bytes": host_bytes, "disk": disk, "disk_bytes": disk_bytes}
         settings = {"method": method, "step_tokens": step_tokens, "backend": backend, "seed": seed, "sink": sink}
         valid = Settings.model_validate(memory | settings | {"timetable": timetable})
-        return cls(loaded, valid, salt=salt, starts_per_s=starts_per_s)
+        own = None if adapter is None else read_loaded(loaded.adapter, adapter)
+        engine = cls(loaded, valid, salt=salt, starts_per_s=starts_per_s)
+        if own is not None:
+            engine._core.adapters.add(own, None, default=True)
+        return engine
+
+    def load_adapter(self, folder: str | Path, name: str | None = None) -> str:
+        """Load an adapter, a cache mapper or both, for calls that name it; others keep what they have.
+
+        Calls of several adapters and of none share the engine's steps.
+
+        Args:
+            folder: That a training run of this package, or peft, has written.
+            name: What calls call it; by default the folder's name.
+
+        Returns:
+            The name.
+
+        Raises:
+            AdapterError: It is another model's, its files are damaged, or another has that name.
+        """
+        loaded = read_loaded(self.model.adapter, folder)
+        with self._core.lock:
+            return self._core.adapters.add(loaded, name)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the adapters that are loaded."""
+        return self._core.adapters.names
 
     def tenant(self, salt: str, *, starts_per_s: float | None = None) -> Engine:
         """The same engine for another tenant: one model, one pool, the same steps, but nothing found of each other.

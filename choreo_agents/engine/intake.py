@@ -16,8 +16,8 @@ from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.detokenizer import TextStop
 from choreo_agents.engine.ledger import Message
 from choreo_agents.engine.methods import Job
-from choreo_agents.engine.placement import place
-from choreo_agents.errors import ContextLengthError, InvalidRequestError, KVBudgetError
+from choreo_agents.engine.placement import Placement, place
+from choreo_agents.errors import AdapterError, ContextLengthError, InvalidRequestError, KVBudgetError
 from choreo_agents.kv.handle import MessageHandle, message_id
 from choreo_agents.runtime.request import Decoding
 from choreo_agents.sampling import AnswerPaths, Sampling, TokenSampler, nth_seed
@@ -96,10 +96,24 @@ class Intake:
     def job(self, read: ReadCall) -> Job:
         """Find and place the parents; raises what `Engine.prefill` raises, before any work is done."""
         parents = tuple(self.find(parent) for parent in _listed(read.call.parents, "parents"))
+        if isinstance(read.call, Prefill) and read.call.maps:
+            return self._mapping(read.call, parents)
         offsets = None if read.call.offsets is None else _listed(read.call.offsets, "offsets")
         lengths = [len(parent.tokens) for parent in parents]
-        job = Job(read.tokens, parents, place(lengths, offsets, read.call.new_offset), self.tenant)
+        placement = place(lengths, offsets, read.call.new_offset)
+        job = Job(read.tokens, parents, placement, self.tenant, self._core.adapters.lora_key(read.call.adapter))
         self._require_fit(job, read.longest)
+        return job
+
+    def _mapping(self, call: Prefill, parents: tuple[Message, ...]) -> Job:
+        """What maps a message: the same tokens in the same place."""
+        mapper = self._core.adapters.mapper_key(call.adapter)
+        if len(parents) != 1 or not mapper:
+            raise AdapterError(f"{len(parents)} messages cannot be mapped by {call.adapter!r}: name one, and a mapper")
+        [source] = parents
+        at = source.native_offset
+        job = Job(source.tokens, parents, Placement((at,), at), self.tenant, mapper=mapper)
+        self._require_fit(job, 0)
         return job
 
     def decoding(self, job: Job, read: ReadCall) -> Decoding:
@@ -116,7 +130,12 @@ class Intake:
     def identity(self, job: Job, tokens: tuple[int, ...]) -> str:
         """The id of the message that these tokens make in the job's place."""
         parents = [parent.handle.id for parent in job.parents]
-        return message_id(self._key, self._core.model.adapter.fingerprint, tokens, parents, job.placement.relative())
+        return message_id(self._key, self.encoder(job), tokens, parents, job.placement.relative())
+
+    def encoder(self, job: Job) -> str:
+        """Fingerprint of what makes the job's KV: the model, with an adapter or a mapper if it has one."""
+        model = self._core.model.adapter.fingerprint
+        return model + (f"+{job.adapter}" if job.adapter else "") + (f"~{job.mapper}" if job.mapper else "")
 
     def memo(self, job: Job, read: ReadCall) -> str | None:
         """Under which the answer to this very call is remembered."""

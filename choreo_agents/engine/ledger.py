@@ -22,8 +22,8 @@ _REMEMBERED_RELEASES = 65_536
 class Message:
     """One message. It refers to its parents, so that lineage lives as long as any descendant does.
 
-    `tokens`, `parents` and `relative_offsets` with the model's fingerprint are its lineage: from them its KV can be
-    computed again, at `native_offset` as the first time.
+    `tokens`, `parents`, `relative_offsets`, `adapter` and `mapper` with the model's fingerprint are its lineage: from
+    them its KV can be computed again, at `native_offset` as the first time.
     """
 
     handle: MessageHandle
@@ -36,6 +36,10 @@ class Message:
     """Who said it first."""
     role: str | None
     usage: Usage
+    adapter: str = ""
+    """Fingerprint of the adapter that encoded it; empty: the model alone."""
+    mapper: str = ""
+    """Fingerprint of the cache mapper that made its KV of its one parent's; empty: it was encoded."""
     label: str = ""
     """What the request that made it was called."""
     native_offset: int = 0
@@ -119,12 +123,12 @@ class Ledger:
         if not isinstance(handle, MessageHandle):
             raise InvalidRequestError(f"expected a MessageHandle, not {handle!r}: use MessageHandle.model_validate")
         message = self._leased.get(handle.id)
-        if message is not None and message.tenant == tenant and handle.model == self._fingerprint:
+        if message is not None and message.tenant == tenant and handle.model == message.handle.model:
             return message
-        if handle.model != self._fingerprint:
+        if handle.base_model != self._fingerprint:
             raise ForeignHandleError(
-                f"handle {handle.id!r} was made by model {handle.model!r}, this engine runs {self._fingerprint!r}: "
-                "pass the words instead and prefill them here"
+                f"handle {handle.id!r} was made by model {handle.base_model!r}, this engine runs "
+                f"{self._fingerprint!r}: pass the words instead and prefill them here"
             )
         if self._released.get(handle.id) == tenant or self._descended(handle.id, tenant):
             raise ReleasedHandleError(

@@ -36,6 +36,10 @@ class Job:
     placement: Placement
     tenant: str = ""
     """Whose it is."""
+    adapter: str = ""
+    """Fingerprint of the adapter that encodes it; empty: the model alone."""
+    mapper: str = ""
+    """Fingerprint of the cache mapper that makes its KV of its one parent's; empty: it is encoded."""
 
     def label(self, author: str | None, role: str | None) -> str:
         """Names the call by who makes it and by what it sees where, not by any words."""
@@ -131,7 +135,8 @@ class TextMethod:
         self._tree = PrefixTree(pool) if prefix_cache else None
 
     def encoding(self, job: Job) -> Encoding:
-        return _FromText(job.text(), self._pool, self._tree, job.tenant)
+        # What one adapter has encoded is no prefix for another.
+        return _FromText(job.text(), self._pool, self._tree, f"{job.tenant} {job.adapter}")
 
     def reach(self, job: Job, added: int) -> int:
         return len(job.text()) + added

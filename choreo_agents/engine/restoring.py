@@ -39,6 +39,7 @@ class Restorer:
         encoding = FromCache(message.tokens, message.parents, Placement(offsets, message.native_offset), self)
         order = _Recomputation(self, message)
         request = Request(self._number(), encoding, order, None, message.author, message.role, [done])
+        request.adapter, request.mapper = message.adapter, message.mapper
         self._running[message.handle.id] = request
         return done, request
 

@@ -26,6 +26,8 @@ class EngineStats:
     """KV memory that steps have read: a segment once for all rows of a step that see it, ..."""
     kv_bytes_read_alone: int
     """... and what they would have read, had every row read its own view, as an engine without sharing does."""
+    tokens_mapped: int
+    """Tokens whose KV a cache mapper made of other KV; no pass encoded them."""
     finished: int
     cancelled: int
     failed: int

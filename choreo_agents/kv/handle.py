@@ -21,9 +21,14 @@ class MessageHandle(BaseModel):
 
     id: str = Field(pattern=r"^[0-9a-f]{32}$")
     model: str
-    """Fingerprint of the model that encoded it."""
+    """Fingerprint of the model that encoded it, with `+` and that of an adapter, or `~` and that of a cache mapper."""
     length: int = Field(ge=1)
     """Its tokens."""
+
+    @property
+    def base_model(self) -> str:
+        """Fingerprint of the model alone."""
+        return self.model.partition("+")[0].partition("~")[0]
 
     def plain(self) -> dict[str, Any]:
         """The handle as a JSON-plain dict, as it stands in graph state."""

@@ -6,14 +6,18 @@ import hashlib
 import inspect
 import json
 from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from choreo_agents.attention.step import StepAttention
+from choreo_agents.models.adapter_files import read_adapter
 from choreo_agents.models.discovery import ModelAttention
 from choreo_agents.models.hook import IMPLEMENTATION, attending
+from choreo_agents.models.lora import Adapted, LoraAdapter, adapting
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _USUAL_CONTEXT = 2048
@@ -30,7 +34,7 @@ class ModelAdapter:
 
     def __init__(self, model: PreTrainedModel, attention: ModelAttention) -> None:
         config = model.config.get_text_config()
-        self._model = model
+        self.model = model
         self._chooses_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.device: torch.device = model.device
         self.fingerprint = fingerprint(model)
@@ -44,9 +48,23 @@ class ModelAdapter:
         self.end_tokens: tuple[int, ...] = () if ends is None else tuple(ends if isinstance(ends, list) else [ends])
         model.set_attn_implementation(IMPLEMENTATION)
 
+    @cached_property
+    def weights(self) -> str:
+        """16 hex digits that tell the model's weights from others', in whatever dtype they are loaded."""
+        return fingerprint(self.model, rounded=True)
+
+    def read_adapter(self, folder: Path) -> LoraAdapter:
+        """Read an adapter from a folder in peft's layout; raises `AdapterError` unless it can serve this model."""
+        return read_adapter(folder, self.model, self.weights)
+
     @torch.inference_mode()
     def logits(
-        self, tokens: Sequence[int], positions: Sequence[int], attention: StepAttention, wanted: Sequence[int]
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        attention: StepAttention,
+        wanted: Sequence[int],
+        adapted: Sequence[Adapted] = (),
     ) -> Tensor:
         """Encode a step's tokens and return the logits after some of them.
 
@@ -55,13 +73,14 @@ class ModelAdapter:
             positions: Each token's own position.
             attention: Where keys and values go, and what each token attends to.
             wanted: Indices into `tokens`.
+            adapted: Which adapters serve which tokens.
 
         Returns:
             [len(wanted), vocabulary].
         """
         kept = torch.tensor(wanted, device=self.device, dtype=torch.long)
-        with attending(attention):
-            out = self._model(
+        with attending(attention), adapting(adapted):
+            out = self.model(
                 input_ids=torch.tensor([tokens], device=self.device),
                 position_ids=torch.tensor([positions], device=self.device),
                 use_cache=False,
@@ -76,17 +95,22 @@ def max_positions(config: PreTrainedConfig) -> int:
     return int(getattr(config, "max_position_embeddings", None) or _USUAL_CONTEXT)
 
 
-def fingerprint(model: PreTrainedModel) -> str:
-    """16 hex digits that tell models apart: architecture, dtype, and every row of every tensor."""
+def fingerprint(model: PreTrainedModel, *, rounded: bool = False) -> str:
+    """16 hex digits that tell models apart: architecture, dtype, and every row of every tensor.
+
+    With `rounded`, of the weights in bfloat16: the same whichever dtype they are loaded in.
+    """
     settings = model.config.to_diff_dict()
     for cosmetic in ("_name_or_path", "transformers_version", "_attn_implementation_internal", "dtype", "torch_dtype"):
         settings.pop(cosmetic, None)
     code = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
-    code.update(str(model.dtype).encode())
+    if not rounded:
+        code.update(str(model.dtype).encode())
     for name, tensor in sorted(model.state_dict().items()):
         code.update(f"{name}{tuple(tensor.shape)}".encode())
         # Sums of bit patterns: every weight counts, one pass over memory, and exact whatever the order of addition.
-        bits = tensor.detach().contiguous().view(_BITS[tensor.element_size()])
+        weights = tensor.detach().to(torch.bfloat16) if rounded and tensor.is_floating_point() else tensor.detach()
+        bits = weights.contiguous().view(_BITS[weights.element_size()])
         rows = bits.sum(dim=-1, dtype=torch.int64) if bits.ndim else bits.to(torch.int64)
         code.update(rows.cpu().numpy().tobytes())
         code.update(bits.flatten()[:: max(1, bits.numel() // 4096)][:4096].cpu().numpy().tobytes())

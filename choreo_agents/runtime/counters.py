@@ -19,6 +19,8 @@ class Counters:
     decode_unfinished: int = 0
     """Requests submitted and unfinished at the start of those steps, summed over them."""
     tokens_encoded: int = 0
+    tokens_mapped: int = 0
+    """Tokens whose KV a cache mapper made of other KV."""
     tokens_reused: int = 0
     """Tokens attended to that were found encoded."""
     kv_bytes_read: int = 0

@@ -1,26 +1,50 @@
-"""Does what a step says: one forward pass, and a token for every row that samples."""
+"""Does what a step says: maps KV, one forward pass, and a token for every row that samples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+from torch import Tensor
+
 from choreo_agents.attention.backends.base import AttentionBackend
 from choreo_agents.attention.step import StepAttention
 from choreo_agents.kv.pool import KVPool
+from choreo_agents.kv.segment import Segment
 from choreo_agents.models.adapter import ModelAdapter
+from choreo_agents.models.lora import Adapted, LoraAdapter
 from choreo_agents.runtime.counters import Counters
-from choreo_agents.runtime.step import Step
+from choreo_agents.runtime.step import Row, Step
 from choreo_agents.sampling import Chosen, TokenSampler
+from choreo_agents.synthesis.mapper import CacheMapper
 
 
 class Executor:
-    """Owns the model, the pool's tensors and the attention backend; decides nothing."""
+    """Owns the model, the pool's tensors and the attention backend; decides nothing.
 
-    def __init__(self, adapter: ModelAdapter, pool: KVPool, backend: AttentionBackend, counters: Counters) -> None:
+    Args:
+        adapter: The model.
+        pool: Where KV lives.
+        backend: Attends.
+        counters: Counts what is read.
+        loras: Adapters by fingerprint, and `mappers` likewise; both may grow.
+    """
+
+    def __init__(
+        self,
+        adapter: ModelAdapter,
+        pool: KVPool,
+        backend: AttentionBackend,
+        counters: Counters,
+        loras: Mapping[str, LoraAdapter] | None = None,
+        mappers: Mapping[str, CacheMapper] | None = None,
+    ) -> None:
         self.adapter = adapter
         self.pool = pool
         self.backend = backend
         self.counters = counters
+        self._loras = {} if loras is None else loras
+        self._mappers = {} if mappers is None else mappers
 
     def run(self, step: Step, samplers: Mapping[int, TokenSampler]) -> dict[int, Chosen]:
         """Encode the step's tokens and return each sampling request's next token.
@@ -29,10 +53,42 @@ class Executor:
             step: What to run.
             samplers: By request number, for every row that samples.
         """
+        for row in step.mapped:
+            self._map(row)
+        if not step.tokens:
+            return {}
         attention = StepAttention(step.layout, self.pool, self.backend, self.adapter.kinds)
         shared, alone = attention.kv_bytes_read()
         self.counters.kv_bytes_read += shared
         self.counters.kv_bytes_read_alone += alone
-        logits = self.adapter.logits(step.tokens, step.layout.positions, attention, step.wanted)
+        logits = self.adapter.logits(step.tokens, step.layout.positions, attention, step.wanted, self._adapted(step))
         numbers = [row.number for row in step.rows if row.samples]
         return {number: samplers[number].choose(logits[i]) for i, number in enumerate(numbers)}
+
+    def _adapted(self, step: Step) -> list[Adapted]:
+        """The step's tokens by the adapter that serves them."""
+        spans: dict[str, list[range]] = {}
+        for key, first, end in step.adapted:
+            spans.setdefault(key, []).append(range(first, end))
+        made: list[Adapted] = []
+        for key, ranges in spans.items():
+            tokens = [token for each in ranges for token in each]
+            rows = torch.tensor(tokens, device=self.adapter.device) if len(tokens) < len(step.tokens) else None
+            made.append((self._loras[key], rows))
+        return made
+
+    @torch.inference_mode()
+    def _map(self, row: Row) -> None:
+        """Fill a row's slots with what a mapper makes of the KV of its one piece."""
+        mapper, [piece] = self._mappers[row.mapper], row.view
+        source = self._slots(piece.segment, row.first, len(row.tokens))
+        target = self._slots(row.segment, row.first, len(row.tokens))
+        first = row.segment.native_offset + row.first
+        positions = torch.arange(first, first + len(row.tokens), device=source.device)
+        for layer, (keys, values) in enumerate(zip(self.pool.keys, self.pool.values, strict=True)):
+            moved = mapper.moved(layer, keys[:, source], piece.shift)
+            keys[:, target], values[:, target] = mapper.map(layer, moved, values[:, source], positions)
+
+    def _slots(self, segment: Segment, first: int, count: int) -> Tensor:
+        runs = segment.slots(first, count)
+        return torch.cat([torch.arange(run.start, run.end) for run in runs]).to(self.adapter.device)

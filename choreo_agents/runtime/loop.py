@@ -198,7 +198,8 @@ class EngineLoop:
         count = min(count, request.pending)
         samples = not request.ended and count == request.pending
         tokens = tuple(request.tokens[first : first + count])
-        return Row(request.number, tokens, first, request.segment, request.binding.view, samples)
+        view, made_by = request.binding.view, (request.adapter, request.mapper)
+        return Row(request.number, tokens, first, request.segment, view, samples, *made_by)
 
     def _account(self, step: Step, chosen: dict[int, Chosen], started: float, unfinished: int) -> None:
         now = time.perf_counter()
@@ -206,6 +207,7 @@ class EngineLoop:
         counters.steps += 1
         counters.rows += len(step.rows)
         counters.tokens_encoded += len(step.tokens)
+        counters.tokens_mapped += sum(len(row.tokens) for row in step.mapped)
         if chosen:
             counters.decode_steps += 1
             counters.decode_rows += len(step.rows)

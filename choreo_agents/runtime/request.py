@@ -146,6 +146,10 @@ class Request:
     role: str | None
     futures: list[Future[Any]]
     """Who waits for it: several if the same prefill was asked for while it was under way."""
+    adapter: str = ""
+    """Fingerprint of the adapter that encodes it; empty: the model alone."""
+    mapper: str = ""
+    """Fingerprint of the cache mapper that makes its KV of what it sees; empty: it is encoded."""
     label: str = ""
     """What it is called in every run of the same program, whatever the words (see `Timetable`)."""
     tenant: str = ""

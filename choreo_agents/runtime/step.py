@@ -21,6 +21,10 @@ class Row:
     view: tuple[Piece, ...]
     samples: bool
     """Whether the next token is sampled after the last of these."""
+    adapter: str = ""
+    """Fingerprint of the adapter that encodes it; empty: the model alone."""
+    mapper: str = ""
+    """Fingerprint of the cache mapper that makes its KV of its view's; empty: it is encoded."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,10 @@ class Step:
     layout: Layout
     wanted: tuple[int, ...]
     """Indices of the tokens whose logits are sampled from, in the order of the rows that sample."""
+    adapted: tuple[tuple[str, int, int], ...] = ()
+    """Adapters, and the first and last-but-one index of the tokens that each serves."""
+    mapped: tuple[Row, ...] = ()
+    """Rows whose KV is made of other KV, before the pass."""
 
 
 Shared = dict[tuple[int, int, int], list[QuerySpan]]
@@ -45,8 +53,10 @@ def make_step(rows: Sequence[Row]) -> Step:
     wanted: list[int] = []
     shared: Shared = {}
     causal: list[Read] = []
+    adapted: list[tuple[str, int, int]] = []
     at = 0
-    for row in rows:
+    encoded = [row for row in rows if not row.mapper]
+    for row in encoded:
         count = len(row.tokens)
         start = row.segment.native_offset + row.first
         positions.extend(range(start, start + count))
@@ -55,13 +65,16 @@ def make_step(rows: Sequence[Row]) -> Step:
         for piece in row.view:
             _share(shared, piece.segment, piece.first, piece.count, QuerySpan(at, count, piece.shift))
         causal.extend(_own_reads(row, at, shared))
+        if row.adapter:
+            adapted.append((row.adapter, at, at + count))
         at += count
         if row.samples:
             wanted.append(at - 1)
     reads = [Read(start, length, position, tuple(spans)) for (start, length, position), spans in shared.items()]
-    tokens = tuple(token for row in rows for token in row.tokens)
+    tokens = tuple(token for row in encoded for token in row.tokens)
     layout = Layout(tuple(positions), tuple(write_slots), (*reads, *causal))
-    return Step(tuple(rows), tokens, layout, tuple(wanted))
+    mapped = tuple(row for row in rows if row.mapper)
+    return Step(tuple(rows), tokens, layout, tuple(wanted), tuple(adapted), mapped)
 
 
 def _share(shared: Shared, segment: Segment, first: int, count: int, span: QuerySpan) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from choreo_agents.engine import Engine
 from choreo_agents.evaluation import Evaluation, evaluate
 from choreo_agents.language import Task
+from choreo_agents.models.files import write_tensors
 from choreo_agents.training.pretrain import Pretraining, recipe_object
 
 WEIGHTS_FILE = "model.safetensors"
@@ -31,12 +31,9 @@ def save_model(run: Pretraining, out: Path) -> None:
     run.tokenizer.save_pretrained(out)
     run.model.config.save_pretrained(out)
     run.model.generation_config.save_pretrained(out)
-    tensors = {name: p.detach().cpu().contiguous() for name, p in run.model.state_dict().items()}
+    tensors = dict(run.model.state_dict())
     tensors.pop("lm_head.weight")  # the embedding matrix again
-    partial = out / f"{WEIGHTS_FILE}.partial"
-    save_file(tensors, partial, metadata={"format": "pt"})
-    partial.chmod(0o644)  # it is written for the owner's eyes only
-    partial.replace(out / WEIGHTS_FILE)
+    write_tensors(out / WEIGHTS_FILE, tensors)
 
 
 def score_model(out: Path, tasks: Sequence[Task], count: int) -> Evaluation:

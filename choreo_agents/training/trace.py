@@ -1,4 +1,4 @@
-"""A finished run as data: every message's tokens, what its call attended to and where, and which tokens were sampled."""
+"""A finished run as data: every message's tokens, what its call attended to and where, what of it was sampled."""
 
 from __future__ import annotations
 

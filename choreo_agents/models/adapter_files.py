@@ -1,0 +1,143 @@
+"""Adapters in peft's files: those that are trained here, and those of anybody else."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from choreo_agents.errors import AdapterError
+from choreo_agents.models.files import read_tensors, write_tensors
+from choreo_agents.models.lora import LoraAdapter, LowRank, hook_layers, require_fit
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
+
+
+def read_adapter(folder: Path, model: PreTrainedModel, base: str) -> LoraAdapter:
+    """Read an adapter and make the model's layers ready for it.
+
+    Args:
+        folder: With an `adapter_config.json` and safetensors, as peft writes them.
+        model: That it is for.
+        base: The fingerprint of the model's weights.
+
+    Raises:
+        AdapterError: It is no LoRA that can be applied token by token, its files are damaged, or it is another model's.
+    """
+    config = _read_config(folder)
+    try:
+        tensors, said = read_tensors(folder / WEIGHTS_FILE)
+    except OSError as error:
+        raise AdapterError(f"the adapter in {str(folder)!r} cannot be read: {error}") from error
+    require_base(f"the adapter in {str(folder)!r}", said.get("base"), base)
+    downs = {_module(name, _DOWN): tensor for name, tensor in tensors.items() if name.endswith(_DOWN)}
+    ups = {_module(name, _UP): tensor for name, tensor in tensors.items() if name.endswith(_UP)}
+    other = [name for name in tensors if not name.endswith((_DOWN, _UP))]
+    if other or downs.keys() != ups.keys() or not downs:
+        wrong = other[0] if other else next(iter(downs.keys() ^ ups.keys()), "no lora_A")
+        raise AdapterError(f"the adapter in {str(folder)!r} is no plain LoRA: it has {wrong!r}")
+    parts: dict[str, LowRank] = {}
+    for name, down in downs.items():
+        like = {"device": model.device, "dtype": model.dtype}
+        parts[name] = LowRank(down.to(**like), ups[name].to(**like), _scale(config, name, down.shape[0]))
+    adapter = LoraAdapter(folder.name, _fingerprint(tensors, parts), parts)
+    require_fit(model, adapter)
+    hook_layers(model, list(parts))
+    return adapter
+
+
+def write_adapter(folder: Path, parts: Mapping[str, LowRank], base: str, *, name: str, dropout: float) -> None:
+    """Write an adapter as peft does, with the fingerprint of the weights that it was trained on.
+
+    Args:
+        folder: Made if need be.
+        parts: By module; all of one rank and scale.
+        base: The fingerprint.
+        name: Of the model, as it was loaded.
+        dropout: That it was trained with.
+
+    Raises:
+        OSError: It cannot be written; the weights that were there are left.
+    """
+    from peft import LoraConfig  # noqa: PLC0415 - takes seconds, and most runs have no adapter
+
+    ranks = {part.down.shape[0] for part in parts.values()}
+    scales = {part.scale for part in parts.values()}
+    assert len(ranks) == 1 and len(scales) == 1
+    [rank], [scale] = ranks, scales
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=round(scale * rank) if abs(scale * rank - round(scale * rank)) < 1e-9 else scale * rank,
+        lora_dropout=dropout,
+        target_modules=sorted({module.rpartition(".")[2] for module in parts}),
+        base_model_name_or_path=name,
+        task_type="CAUSAL_LM",
+        inference_mode=True,
+    )
+    tensors = {f"{_PREFIX}{module}{_DOWN}": part.down for module, part in parts.items()}
+    tensors |= {f"{_PREFIX}{module}{_UP}": part.up for module, part in parts.items()}
+    write_tensors(folder / WEIGHTS_FILE, tensors, {"base": base})
+    config.save_pretrained(folder)
+
+
+def require_base(what: str, trained: str | None, serves: str) -> None:
+    """Raise `AdapterError` if something was trained beside other weights than those that it is to serve."""
+    if trained is not None and trained != serves:
+        raise AdapterError(f"{what} was trained on the weights {trained!r}, this model's are {serves!r}")
+
+
+def _read_config(folder: Path) -> Any:
+    from peft import LoraConfig, PeftConfig  # noqa: PLC0415 - takes seconds, and most runs have no adapter
+
+    if not (folder / CONFIG_FILE).is_file():
+        raise AdapterError(f"there is no {CONFIG_FILE} in {str(folder)!r}: give a folder that peft has written")
+    try:
+        config = PeftConfig.from_pretrained(str(folder))
+    except (ValueError, TypeError, KeyError) as error:
+        raise AdapterError(f"{CONFIG_FILE} in {str(folder)!r} cannot be read: {error}") from error
+    if not isinstance(config, LoraConfig):
+        raise AdapterError(f"the adapter in {str(folder)!r} is a {config.peft_type}: only LoRA can be served")
+    unusual = {
+        "use_dora": config.use_dora,
+        "bias": config.bias not in (None, "none"),
+        "modules_to_save": bool(config.modules_to_save),
+        "lora_bias": getattr(config, "lora_bias", False),
+        "trainable_token_indices": bool(getattr(config, "trainable_token_indices", None)),
+        "layer_replication": bool(config.layer_replication),
+        **{name: bool(getattr(config, name, None)) for name in ("alora_invocation_tokens", "use_bdlora", "use_qalora")},
+    }
+    asked = [option for option, used in unusual.items() if used]
+    if asked:
+        raise AdapterError(f"the adapter in {str(folder)!r} uses {asked[0]}, which cannot be served token by token")
+    return config
+
+
+def _scale(config: Any, module: str, rank: int) -> float:
+    """The factor of a module's part, as peft computes it."""
+    from peft.utils.other import get_pattern_key  # noqa: PLC0415 - as above
+
+    pattern = config.alpha_pattern or {}
+    alpha = pattern.get(get_pattern_key(pattern.keys(), module), config.lora_alpha)
+    return float(alpha / (rank**0.5 if config.use_rslora else rank))
+
+
+def _module(name: str, end: str) -> str:
+    return name.removeprefix(_PREFIX).removesuffix(end)
+
+
+def _fingerprint(tensors: Mapping[str, Tensor], parts: Mapping[str, LowRank]) -> str:
+    code = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        code.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        code.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    for module, part in sorted(parts.items()):
+        code.update(f"{module}{part.scale!r}".encode())
+    return code.hexdigest()[:16]

@@ -1,0 +1,44 @@
+"""Tensor files: written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors to a safetensors file, or leave the file that was there as it is.
+
+    Raises:
+        OSError: The disk is full, or the folder cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(plain, partial, metadata={"format": "pt", **(metadata or {})})
+        partial.chmod(0o644)  # it is written for the owner's eyes only
+        partial.replace(path)
+    except SafetensorError as error:
+        raise OSError(f"{str(path)!r} cannot be written: {error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file.
+
+    Raises:
+        OSError: There is no such file, or it is damaged.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except SafetensorError as error:
+        raise OSError(f"{str(path)!r} is damaged: {error}") from error

@@ -1,0 +1,129 @@
+"""The cache mapper: a low-rank correction of cached keys and values, so that branches fit beside each other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from choreo_agents.attention.kind import AttentionKind
+from choreo_agents.errors import AdapterError
+from choreo_agents.kv.geometry import KVGeometry
+from choreo_agents.models.adapter_files import require_base
+from choreo_agents.models.files import read_tensors, write_tensors
+
+MAPPER_FILE = "mapper.safetensors"
+
+
+def usual_rank(geometry: KVGeometry) -> int:
+    """A rank at which the mapper has a few per mille of a model's parameters: a sixteenth of a layer's keys."""
+    return max(4, geometry.kv_heads * geometry.head_dim // 16)
+
+
+class CacheMapper(nn.Module):
+    """Adds `up(down(x)) + bias` to every layer's keys, as they are before rotation, and to its values.
+
+    Untrained it changes nothing: `up` and `bias` start at zero. (Parallel-Synthesis, component 2.)
+
+    Args:
+        geometry: Of the model's KV.
+        kinds: How each of its layers attends.
+        rank: Of the correction; None: `usual_rank`.
+    """
+
+    def __init__(self, geometry: KVGeometry, kinds: Sequence[AttentionKind], rank: int | None = None) -> None:
+        super().__init__()
+        self.rank = usual_rank(geometry) if rank is None else rank
+        self.kinds = tuple(kinds)
+        width = geometry.kv_heads * geometry.head_dim
+        if not 1 <= self.rank <= width:
+            raise AdapterError(f"a mapper's rank lies between 1 and {width}, the width of a layer's keys, not {rank!r}")
+        for side in ("key", "value"):
+            down = torch.randn(geometry.layers, self.rank, width, dtype=torch.float32) * width**-0.5
+            setattr(self, f"{side}_down", nn.Parameter(down))
+            setattr(self, f"{side}_up", nn.Parameter(torch.zeros(geometry.layers, width, self.rank)))
+            setattr(self, f"{side}_bias", nn.Parameter(torch.zeros(geometry.layers, width)))
+
+    def map(self, layer: int, keys: Tensor, values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values of a layer as a synthesizer sees them.
+
+        Args:
+            layer: Which.
+            keys: [kv_heads, tokens, head_dim], rotated to `positions`; `values` of the same shape.
+            positions: [tokens].
+        """
+        rotation = self.kinds[layer].rotation
+        plain = keys.transpose(0, 1)
+        if rotation is None:
+            moved = plain + self._residual("key", layer, plain)
+        else:
+            cos, sin = rotation.cos_sin(positions)
+            # The residual alone is turned there and back, so that a mapper of zeros changes no bit.
+            residual = self._residual("key", layer, rotation.apply(plain, cos, -sin))
+            moved = plain + rotation.apply(residual, cos, sin)
+        side = values.transpose(0, 1)
+        return moved.transpose(0, 1), (side + self._residual("value", layer, side)).transpose(0, 1)
+
+    def moved(self, layer: int, keys: Tensor, shift: int) -> Tensor:
+        """Keys of a layer, [kv_heads, tokens, head_dim], as if encoded `shift` positions later."""
+        rotation = self.kinds[layer].rotation
+        if not shift or rotation is None:
+            return keys
+        cos, sin = rotation.cos_sin(torch.full((keys.shape[1],), shift, device=keys.device))
+        return rotation.apply(keys.transpose(0, 1), cos, sin).transpose(0, 1)
+
+    def _residual(self, side: str, layer: int, x: Tensor) -> Tensor:
+        """[tokens, kv_heads, head_dim]"""
+        down, up, bias = (getattr(self, f"{side}_{part}")[layer].to(x.dtype) for part in ("down", "up", "bias"))
+        made: Tensor = (x.flatten(1) @ down.T @ up.T + bias).view(x.shape)
+        return made
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that tell its weights from others'."""
+        code = hashlib.sha256()
+        for name, tensor in sorted(self.state_dict().items()):
+            code.update(name.encode())
+            code.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+        return code.hexdigest()[:16]
+
+    def save(self, folder: Path, base: str) -> None:
+        """Write the mapper, and the fingerprint of the weights that it was trained beside, into a folder.
+
+        Raises:
+            OSError: It cannot be written; the file that was there is left.
+        """
+        write_tensors(folder / MAPPER_FILE, self.state_dict(), {"base": base, "rank": str(self.rank)})
+
+
+def load_mapper(folder: Path, geometry: KVGeometry, kinds: Sequence[AttentionKind], base: str) -> CacheMapper:
+    """Read the mapper of a folder.
+
+    Args:
+        folder: That `CacheMapper.save` wrote to.
+        geometry: Of the model that it is for; `kinds` as there.
+        base: The fingerprint of that model's weights.
+
+    Raises:
+        AdapterError: There is none, it was trained beside other weights, or its tensors do not fit.
+    """
+    path = folder / MAPPER_FILE
+    if not path.is_file():
+        raise AdapterError(f"there is no {MAPPER_FILE} in {str(folder)!r}: choreo train synthesizer writes one")
+    try:
+        tensors, said = read_tensors(path)
+    except OSError as error:
+        raise AdapterError(str(error)) from error
+    require_base(f"the mapper in {str(folder)!r}", said.get("base"), base)
+    rank = tensors["key_down"].shape[1] if "key_down" in tensors else 0
+    if not rank:
+        raise AdapterError(f"{str(path)!r} is no cache mapper: it has no key_down")
+    mapper = CacheMapper(geometry, kinds, rank)
+    try:
+        mapper.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise AdapterError(f"{str(path)!r} does not fit the model: {str(error).splitlines()[-1].strip()}") from error
+    return mapper.eval().requires_grad_(False)
