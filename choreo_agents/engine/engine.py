@@ -10,12 +10,12 @@ import torch
 
 from choreo_agents.attention.backends import BackendName
 from choreo_agents.engine.adapters import read_loaded
-from choreo_agents.engine.calling import Calling
 from choreo_agents.engine.calls import Usage
 from choreo_agents.engine.core import EngineCore, Settings
 from choreo_agents.engine.desk import Desk
 from choreo_agents.engine.lineage import LineageReport
 from choreo_agents.engine.memory_map import MemoryMap
+from choreo_agents.engine.merging import Merging
 from choreo_agents.engine.methods import MethodName
 from choreo_agents.engine.scope import Scope, entered
 from choreo_agents.engine.stats import EngineStats
@@ -27,7 +27,7 @@ from choreo_agents.sampling import Chosen
 from choreo_agents.tracing import EventSink, discard
 
 
-class Engine(Calling):
+class Engine(Merging):
     """An in-process engine over a Hugging Face model.
 
     `prefill` and `decode` encode a message with attention to any encoded before, wherever the call places them. Calls

@@ -58,6 +58,8 @@ class Message:
     """Whether any of them marked it so."""
     sources: list[Message] = field(default_factory=list)
     """The messages whose words were encoded again as this one."""
+    copies: list[Message] = field(default_factory=list)
+    """Mapped copies of it, which have a lease for as long as it has any."""
 
     def leases_within(self, scope: Scope | None) -> int:
         """Leases that last as long as a scope does: its own, those of scopes around it, and those of none."""
@@ -212,10 +214,22 @@ class Ledger:
         for memo in message.memos:
             del self._memos[memo]
         message.memos.clear()
+        copies, message.copies = message.copies, []
+        for copy in copies:
+            self.release(copy, None)
         self._released[message.handle.id] = message.tenant
         while len(self._released) > _REMEMBERED_RELEASES:
             self._released.popitem(last=False)
         self._free_if_unneeded(message)
+
+    def keep(self, source: Message, copy: Message, scope: Scope | None) -> None:
+        """A copy's lease, taken in a scope, becomes its source's; one is enough."""
+        self.lease(copy, None)
+        self.release(copy, scope)
+        if copy is source or copy in source.copies:
+            self.release(copy, None)
+        else:
+            source.copies.append(copy)
 
     def _free_if_unneeded(self, message: Message) -> None:
         if message.holding is not None and not message.leases and not message.holding.wanted:

@@ -8,9 +8,10 @@ from choreo_agents.graph.audit import AuditReport, Policy
 from choreo_agents.graph.choreo_graph import ChoreoGraph, CompiledChoreoGraph
 from choreo_agents.graph.sending import send
 from choreo_agents.graph.state import ChoreoState, HandleEntry
-from choreo_agents.graph.synthesizer import Strategy, Synthesizer
+from choreo_agents.graph.synthesizer import Synthesizer
 from choreo_agents.graph.visibility import Rule
 from choreo_agents.graph.worker import Worker
+from choreo_agents.synthesis.strategies import Strategy
 
 __all__ = [
     "END",

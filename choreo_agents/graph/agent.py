@@ -12,6 +12,7 @@ from langchain_core.runnables.config import ensure_config
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.audit.guard import Guard
+from choreo_agents.graph.merging import Merging
 from choreo_agents.graph.rules import ReaderRules
 from choreo_agents.graph.run import run_coroutine
 from choreo_agents.graph.turn import Choices, Prompt, Turn
@@ -37,6 +38,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
         choices: The answers that it may give, or a function that makes them of the graph's state: its message is, or
             ends with, exactly one of them, so that a vote or a stop can always be read. None or none of them: anything.
         lead: What comes before the answer, behind whatever else it says: "I vote for". Without one the answer is all.
+        adapter: The name of an adapter of its engine, which encodes what is its own: its system prompt, what it is
+            asked, what it says, and words that are encoded again for it. None: the engine's; `"base"`: the model alone.
         sampling: How it chooses tokens. Without a seed, one is derived from the run's seed, the node, the superstep
             and the branch.
         engine: Needed in a stock `StateGraph` only.
@@ -58,6 +61,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         header: str | None = None,
         choices: Choices | None = None,
         lead: str = "",
+        adapter: str | None = None,
         sampling: Sampling | None = None,
         engine: Engine | None = None,
         reads: Reads | None = None,
@@ -75,6 +79,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.header = header
         self.choices = choices
         self.lead = lead
+        self.adapter = adapter
         self.sampling = sampling or Sampling()
         self.engine = engine
         self.rules: Mapping[str, Rule] = rules_of(reads or {})
@@ -82,6 +87,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.positions = positions
         self.n = 1
         """Messages that it says at a time."""
+        self.merging: Merging | None = None
+        """What it merges, if it is a synthesizer."""
         self._reader_rules: ReaderRules | None = None
 
     def speaker(self, _: Any) -> str:

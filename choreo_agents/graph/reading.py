@@ -11,6 +11,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 
 from choreo_agents.engine import Engine, Prefill
+from choreo_agents.engine.calls import Content
 from choreo_agents.errors import ContextLengthError, HandleError, UnknownHandleError, VisibilityError
 from choreo_agents.graph.bound import BoundEngine
 from choreo_agents.graph.inputs import (
@@ -22,6 +23,7 @@ from choreo_agents.graph.inputs import (
     turn_of,
     writer_of,
 )
+from choreo_agents.graph.merging import Merging, stand_ins
 from choreo_agents.graph.placing import PlacedView
 from choreo_agents.graph.rules import ReaderRules
 from choreo_agents.graph.run import RunPlace
@@ -57,6 +59,12 @@ class Reading:
         """All that was said; what this call has encoded first is among them once it has a view."""
         self.inputs: list[HandleEntry] = []
         """Entries that this call has made of messages which no node had encoded."""
+        self.adapter: str | None = None
+        """Encodes what is the reader's own."""
+        self.merging: Merging | None = None
+        """Whose messages are merged."""
+        self._merged: Mapping[str, MessageHandle] = {}
+        """What stands for merged messages in the view, by their handles' ids."""
         self._earliest = superstep
         self._standing_prompt = standing_prompt
         """What the agent is always asked: stands in for a prompt whose handle outlived its engine."""
@@ -81,7 +89,10 @@ class Reading:
         for handle in [*self._root, *own]:
             view.add(handle)
         mirrors = {message.id: message for message in self._messages}
-        for group in self._groups(visible(self.entries, self._place.author, self._rules.sources, self._persona)):
+        shown = visible(self.entries, self._place.author, self._rules.sources, self._persona)
+        self._merged, made = await stand_ins(self._engine, shown, self._place.author, self.merging, self.adapter)
+        self._copies += made
+        for group in self._groups(shown):
             await self._show(view, group)
             ids = [entry["message_id"] for chain in group for entry, _ in chain]
             self.seen += [mirrors[each] for each in ids if each in mirrors]
@@ -91,13 +102,15 @@ class Reading:
         """Append what the agent is asked, as a user's turn of its own."""
         turn = self._engine.chat.turn("user", prompt)
         author = f"{self._persona}.system"
-        [handle] = await self.bound.aprefill(
-            [Prefill(turn, view.handles, view.offsets, view.end, author=author, role="user")]
-        )
+        [handle] = await self.bound.aprefill([self._own(turn, view, author=author, role="user")])
         self._prompt = handle
         self._copies.append(handle)
         view.add(handle)
         return handle
+
+    def _own(self, words: Content, view: PlacedView, **said: Any) -> Prefill:
+        """What is encoded for this reader alone, behind its view."""
+        return Prefill(words, view.handles, view.offsets, view.end, adapter=self.adapter, **said)
 
     def keep_prompt(self) -> None:
         """The agent has spoken: what it was asked stays with what it said."""
@@ -108,17 +121,7 @@ class Reading:
         tokens: Counter[str] = Counter()
         for entry, _ in visible(self.entries, self._place.author, self._rules.sources, self._persona):
             tokens[self._source(entry)] += int(entry["handle"]["length"])
-        if not tokens:
-            return error
-        [(source, count)] = tokens.most_common(1)
-        reader = self._place.node
-        what = "its own" if source == reader else f"{source!r}'s"
-        advice = f"declare {source!r} to {reader!r} with history='last', or shorten the loop that both are in"
-        if source == reader:
-            advice = "shorten the loop that it is in: an agent always sees its own"
-        elif source == START_SOURCE:
-            what, advice = "input", "send less"
-        return ContextLengthError(f"{error}. In the view of {reader!r}, {count} tokens are {what}: {advice}")
+        return _advised(error, tokens, self._place.node)
 
     def _writer(self, message: BaseMessage) -> str:
         """Who wrote a message that has no entry. What an agent of no node here said openly is input."""
@@ -162,8 +165,8 @@ class Reading:
         ]
         calls: list[Prefill] = []
         if system is not None:
-            author = f"{self._persona}.system"
-            calls.append(Prefill(chat.turn("system", system), self._root, author=author, role="system"))
+            author, turn = f"{self._persona}.system", chat.turn("system", system)
+            calls.append(Prefill(turn, self._root, author=author, role="system", adapter=self.adapter))
         authors = [before[m.id]["author"] if m.id in before else self._writer(m) for m in new]
         edited = [_known(self._engine, handle_of(m, self._engine.model.adapter.fingerprint)) for m in new]
         marks = [before[m.id]["confidential"] if m.id in before else is_confidential(m) for m in new]
@@ -232,7 +235,7 @@ class Reading:
         prompt = entry.get("prompt")
         if own and prompt is not None:
             await self._asked_before(view, entry["author"], prompt)
-        view.add(self.bound.grant(handle))
+        view.add(self.bound.grant(self._merged.get(handle.id, handle)))
 
     async def _asked_before(self, view: PlacedView, author: str, prompt: Mapping[str, Any]) -> None:
         """Append what stood before a message of one's own."""
@@ -240,7 +243,7 @@ class Reading:
             view.add(self.bound.grant(MessageHandle.model_validate(prompt)))
         elif self._standing_prompt is not None and author == self._place.author:
             turn = self._engine.chat.turn("user", self._standing_prompt)
-            again = Prefill(turn, view.handles, view.offsets, view.end, author=f"{self._persona}.system", role="user")
+            again = self._own(turn, view, author=f"{self._persona}.system", role="user")
             [made] = await self.bound.aprefill([again])
             self._copies.append(made)
             view.add(made)
@@ -252,11 +255,10 @@ class Reading:
         words = self.bound.tokens(self.bound.grant(handle, words_only=True))
         author, confidential = entry["author"], entry["confidential"]
         if rule.scope == "reader":
-            parents, offsets, start = view.handles, view.offsets, view.end
-            copy = Prefill(words, parents, offsets, start, author=author, confidential=confidential, source=handle)
+            copy = self._own(words, view, author=author, confidential=confidential, source=handle)
             [made] = await self.bound.aprefill([copy])
             # Where input stands right behind the agent's own system prompt, its next call finds it there again.
-            kept = _is_input(entry) and all(parent in self._asked for parent in parents)
+            kept = _is_input(entry) and all(parent in self._asked for parent in view.handles)
             (self._asked if kept else self._copies).append(made)
             return made
         parents = [*self._root]
@@ -283,6 +285,20 @@ class Reading:
                 call = Prefill(words, [*parents, *made], author=path, confidential=True, source=handle)
                 made += await self._ask_for([call])
         return made
+
+
+def _advised(error: ContextLengthError, tokens: Counter[str], reader: str) -> ContextLengthError:
+    """The same error with what would make the largest source of a view smaller."""
+    if not tokens:
+        return error
+    [(source, count)] = tokens.most_common(1)
+    what = "its own" if source == reader else f"{source!r}'s"
+    advice = f"declare {source!r} to {reader!r} with history='last', or shorten the loop that both are in"
+    if source == reader:
+        advice = "shorten the loop that it is in: an agent always sees its own"
+    elif source == START_SOURCE:
+        what, advice = "input", "send less"
+    return ContextLengthError(f"{error}. In the view of {reader!r}, {count} tokens are {what}: {advice}")
 
 
 def entry_of(

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
+from choreo_agents.engine.merging import SHORTER
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
+from choreo_agents.graph.merging import Merging
 from choreo_agents.graph.visibility import Mode, Positions, Rule
-
-Strategy = Literal["sequential", "parallel", "text"]
-"""How branches are merged: their encodings one after the other; side by side at one offset; or their words, encoded
-anew after each other."""
+from choreo_agents.synthesis.strategies import Strategy, require_strategy
 
 
 class Synthesizer(Agent):
     """An agent that reads branches in a stated order and says one message about all of them (Parallel-Synthesis).
 
-    `sequential` and `parallel` read the branches' own encodings, so that nothing of theirs is encoded again; `text`
-    is what a graph of strings does. Branches of one source stand in the order of their sends.
+    `sequential`, `parallel` and `summary` read the branches' own encodings, so that nothing of theirs is encoded again;
+    `text` is what a graph of strings does. Branches of one source stand in the order of their sends.
 
     Args:
         name: As for `Agent`.
         merges: The nodes whose messages it merges, in the order in which it sees those of one superstep; a mapping
             gives a source another rule than the strategy's.
-        strategy: How.
-        **options: As for `Agent`; `reads` are further sources.
+        strategy: How (see `Strategy`).
+        summary: What each branch's speaker is asked under `summary`, to say it shorter.
+        **options: As for `Agent`; `reads` are further sources. The cache mapper of its `adapter`, if it has one, maps
+            the branches: each once, however often it is merged.
     """
 
     def __init__(
@@ -34,10 +35,10 @@ class Synthesizer(Agent):
         *,
         merges: Sequence[str] | Mapping[str, Mode | Rule],
         strategy: Strategy = "sequential",
+        summary: str = SHORTER,
         **options: Any,
     ) -> None:
-        if strategy not in get_args(Strategy):
-            raise InvalidRequestError(f"strategy must be one of {', '.join(get_args(Strategy))}, not {strategy!r}")
+        require_strategy(strategy)
         if isinstance(merges, str) or not merges:
             raise InvalidRequestError(f"merges must name the nodes whose messages are merged, not {merges!r}")
         mode: Mode = "reencoded" if strategy == "text" else "shared"
@@ -46,3 +47,4 @@ class Synthesizer(Agent):
         reads = {**sources, **options.pop("reads", {})}
         super().__init__(name, reads=reads, **{"positions": positions, **options})
         self.strategy: Strategy = strategy
+        self.merging = Merging(frozenset(sources), summary if strategy == "summary" else None)

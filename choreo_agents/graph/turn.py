@@ -19,6 +19,7 @@ from langgraph.config import get_stream_writer
 from choreo_agents.engine import Engine
 from choreo_agents.errors import ContextLengthError, HandleError, InvalidRequestError
 from choreo_agents.graph.inputs import digest_of, with_ids, writer_of
+from choreo_agents.graph.merging import Merging
 from choreo_agents.graph.placing import PlacedView
 from choreo_agents.graph.reading import Reading, entry_of
 from choreo_agents.graph.rules import ReaderRules
@@ -47,6 +48,8 @@ class Speaker(Protocol):
     header: str | None
     choices: Choices | None
     lead: str
+    adapter: str | None
+    merging: Merging | None
     confidential: bool
     sampling: Sampling
     n: int
@@ -77,6 +80,7 @@ class Turn:
         rules, earliest = agent.reader_rules(), sent_at(state)
         standing = agent.prompt if isinstance(agent.prompt, str) else None
         self.reading = Reading(engine, rules, self.place, self.persona, messages, entries, earliest, standing)
+        self.reading.adapter, self.reading.merging = agent.adapter, agent.merging
 
     async def speak(self) -> dict[str, Any]:
         """Decode one message, or as many as the agent says at a time, and return the update of the graph's state."""
@@ -147,6 +151,7 @@ class Turn:
             confidential=self.agent.confidential,
             closing=engine.chat.turn_end,
             memo=place.call_name(),
+            adapter=self.agent.adapter,
             watch=place.watch and place.watch(place.author, superstep, place.branch, place.call),
         )
         handle, shown, first_token_s = None, "", None

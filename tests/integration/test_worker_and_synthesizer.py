@@ -465,7 +465,9 @@ def test_a_merge_of_nothing_is_refused(merges: Any) -> None:
 
 
 def test_a_strategy_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="strategy must be one of sequential, parallel, text, not 'serial'"):
+    with pytest.raises(
+        InvalidRequestError, match="strategy must be one of parallel, sequential, text, summary, not 'serial'"
+    ):
         Synthesizer("judge", merges=["pro"], strategy="serial")  # type: ignore[arg-type]
 
 

@@ -1,0 +1,64 @@
+"""What merging has to know of branches: what they have all seen, and who keeps copies of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from choreo_agents.engine.desk import Desk
+from choreo_agents.engine.ledger import Message
+from choreo_agents.engine.scope import Scope
+from choreo_agents.kv.handle import MessageHandle
+
+
+def maps(desk: Desk, adapter: str | None) -> bool:
+    """Whether an adapter has a cache mapper, and the engine caches to be mapped.
+
+    Raises:
+        AdapterError: There is no such adapter.
+    """
+    core = desk.core
+    with core.lock:
+        return bool(core.adapters.mapper_key(adapter)) and core.method.keeps_kv
+
+
+def shared_trunk(desk: Desk, branches: Sequence[MessageHandle], scope: Scope | None) -> list[MessageHandle]:
+    """What all branches see from the start of their views on, each with a new lease: to be released."""
+    with desk.core.lock:
+        views = [desk.find(branch).parents for branch in branches]
+        alike = takewhile(lambda each: len(set(map(id, each))) == 1, zip(*views, strict=False))
+        return _leased(desk, [each[0] for each in alike], scope)
+
+
+def depths(desk: Desk, branches: Sequence[MessageHandle], trunk: Sequence[MessageHandle]) -> list[int]:
+    """How many trunk messages each branch had seen when it was encoded; of one that saw none of them, all."""
+    with desk.core.lock:
+        found: list[int] = []
+        for branch in branches:
+            seen = {ancestor.handle.id for ancestor in desk.find(branch).ancestors()}
+            deepest = [place for place, handle in enumerate(trunk, start=1) if handle.id in seen]
+            found.append(max(deepest, default=len(trunk)))
+        return found
+
+
+def view_of(desk: Desk, branch: MessageHandle, scope: Scope | None) -> list[tuple[MessageHandle, int]]:
+    """What a branch attended to and itself last, with offsets; all but itself with a new lease: to be released."""
+    with desk.core.lock:
+        said = desk.find(branch)
+        seen = _leased(desk, said.parents, scope)
+        # Under a text method nothing was placed: what is left of it starts at 0.
+        start = max([said.native_offset, *(-offset for offset in said.relative_offsets)])
+        offsets = [start + offset for offset in said.relative_offsets]
+        return [*zip(seen, offsets, strict=True), (branch, start)]
+
+
+def keep(desk: Desk, source: MessageHandle, copy: MessageHandle, scope: Scope | None) -> None:
+    """Let a copy live as long as its source: the lease that its maker has is the source's from now on."""
+    with desk.core.lock:
+        desk.core.ledger.keep(desk.find(source), desk.find(copy), scope)
+
+
+def _leased(desk: Desk, messages: Sequence[Message], scope: Scope | None) -> list[MessageHandle]:
+    for message in messages:
+        desk.core.ledger.lease(message, scope)
+    return [message.handle for message in messages]

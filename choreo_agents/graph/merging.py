@@ -1,0 +1,48 @@
+"""What stands in a synthesizer's view for the messages that it merges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from choreo_agents.engine import Engine
+from choreo_agents.graph.view import Seen, source_of_author
+from choreo_agents.kv.handle import MessageHandle
+
+
+@dataclass(frozen=True)
+class Merging:
+    """Whose messages a synthesizer merges, and what becomes of their encodings first."""
+
+    sources: frozenset[str]
+    summary: str | None = None
+    """What each of their speakers is asked to say it shorter; None: they are read as they are."""
+
+
+async def stand_ins(
+    engine: Engine, seen: Sequence[Seen], reader: str, merging: Merging | None, adapter: str | None
+) -> tuple[Mapping[str, MessageHandle], list[MessageHandle]]:
+    """Shorter messages, or copies by the adapter's cache mapper, in the place of those that are merged.
+
+    Args:
+        engine: Makes them.
+        seen: The messages of the view; those whose own encodings are to be merged are replaced.
+        reader: Whose view it is.
+        merging: None: nothing is merged.
+        adapter: The reader's.
+
+    Returns:
+        By the id of what they stand for; and those of them that have a lease, to be released.
+    """
+    merged = [
+        MessageHandle.model_validate(entry["handle"])
+        for entry, rule in seen
+        if merging and rule.mode == "shared" and source_of_author(entry["author"], reader) in merging.sources
+    ]
+    if merging is None or not merged:
+        return {}, []
+    made = [] if merging.summary is None else await engine.asummaries(merged, merging.summary)
+    shown = made or list(merged)
+    if engine.maps(adapter):
+        shown = await engine.amap(shown, adapter)
+    return {handle.id: stand for handle, stand in zip(merged, shown, strict=True)}, made
