@@ -1,4 +1,4 @@
-"""The synthesis tasks: workers speak side by side, each with notes of its own; the answer takes what all of them say."""
+"""The synthesis tasks: workers with notes of their own speak side by side; the answer takes what all of them say."""
 
 from __future__ import annotations
 
