@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -305,9 +306,13 @@ def test_a_file_that_the_system_does_not_let_grow_leaves_what_was_there(tmp_path
     assert ran.stdout == "refused\n", ran.stderr
 
 
-def test_adapters_that_threads_load_at_once_are_hooked_once(tiny_path: Path, good: Path, tmp_path: Path) -> None:
+def test_adapters_that_threads_load_at_once_are_hooked_once(
+    tiny_path: Path, good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = load_model(tiny_path)
     gate = threading.Barrier(8)
+    register = nn.Module.register_forward_hook
+    monkeypatch.setattr(nn.Module, "register_forward_hook", lambda *args: (time.sleep(0.0005), register(*args)))
 
     def load() -> None:
         gate.wait()
