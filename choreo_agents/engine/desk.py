@@ -191,10 +191,11 @@ class Desk:
         order.forget()
         tokens = order.job.tokens + tuple(request.tokens[len(request.binding.prompt) :])
         ttft = None if request.first_token_s is None else request.first_token_s - request.submitted_s
-        usage = Usage(request.encoded, request.reused, ttft, time.perf_counter() - request.submitted_s)
+        encoded = 0 if order.job.mapper else request.encoded
+        usage = Usage(encoded, request.reused, ttft, time.perf_counter() - request.submitted_s)
         message = self._message(order.job, tokens, request.author, request.role, usage)
-        message.chosen, message.header = tuple(request.chosen), len(order.job.tokens)
-        message.label = request.label
+        message.chosen, message.label = tuple(request.chosen), request.label
+        message.header = len(order.job.tokens)
         message = ledger.enter(message, segment)
         for label in order.labels:
             label.put_on(message)

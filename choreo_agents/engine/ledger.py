@@ -71,7 +71,12 @@ class Message:
 
     def leased_only_within(self, scope: Scope) -> bool:
         """Whether all its leases end with a scope, or with one inside of it."""
-        return self.leases == sum(count for held, count in self.scoped.items() if scope in held.chain())
+        inside = sum(count for held, count in self.scoped.items() if scope in held.chain())
+        return self.leases == inside + (self.is_kept() and self.parents[0].leased_only_within(scope))
+
+    def is_kept(self) -> bool:
+        """Whether it is a mapped copy that has the lease of its source."""
+        return bool(self.mapper) and self in self.parents[0].copies
 
     def ancestors(self) -> Iterator[Message]:
         """All that its encoding has ever attended to, nearest first, each once."""
@@ -217,6 +222,8 @@ class Ledger:
         for memo in message.memos:
             del self._memos[memo]
         message.memos.clear()
+        if message.is_kept():
+            message.parents[0].copies.remove(message)
         copies, message.copies = message.copies, []
         for copy in copies:
             self.release(copy, None)
@@ -262,6 +269,8 @@ class Ledger:
             assert message.handle.id == message_id and message.leases > 0
             assert message.scoped.total() <= message.leases and not any(scope.closed for scope in message.scoped)
             assert message.handle.length == len(message.tokens)
+            assert all(copy.parents == (message,) and copy.handle.id in self._leased for copy in message.copies)
+            assert len(set(message.copies)) == len(message.copies)
             if message.holding is not None:
                 assert message.holding.key == message_id and message.holding.tokens == len(message.tokens)
         for memo, message in self._memos.items():

@@ -50,7 +50,7 @@ class ModelAdapter:
 
     @cached_property
     def weights(self) -> str:
-        """16 hex digits that tell the model's weights from others', in whatever dtype they are loaded."""
+        """16 hex digits that tell the model's weights from others', be they loaded in fp32 or in bfloat16."""
         return fingerprint(self.model, rounded=True)
 
     def read_adapter(self, folder: Path) -> LoraAdapter:
@@ -104,7 +104,7 @@ def max_positions(config: PreTrainedConfig) -> int:
 def fingerprint(model: PreTrainedModel, *, rounded: bool = False) -> str:
     """16 hex digits that tell models apart: architecture, dtype, and every row of every tensor.
 
-    With `rounded`, of the weights in bfloat16: the same whichever dtype they are loaded in.
+    With `rounded`, of the weights in bfloat16: the same for the fp32 ones. Those in fp16 were rounded otherwise.
     """
     settings = model.config.to_diff_dict()
     for cosmetic in ("_name_or_path", "transformers_version", "_attn_implementation_internal", "dtype", "torch_dtype"):
