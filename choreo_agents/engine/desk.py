@@ -194,8 +194,7 @@ class Desk:
         encoded = 0 if order.job.mapper else request.encoded
         usage = Usage(encoded, request.reused, ttft, time.perf_counter() - request.submitted_s)
         message = self._message(order.job, tokens, request.author, request.role, usage)
-        message.chosen, message.label = tuple(request.chosen), request.label
-        message.header = len(order.job.tokens)
+        message.chosen, message.label, message.header = tuple(request.chosen), request.label, len(order.job.tokens)
         message = ledger.enter(message, segment)
         for label in order.labels:
             label.put_on(message)
