@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
+from choreo_agents.engine.adapters import BASE
 from choreo_agents.engine.desk import Desk
 from choreo_agents.engine.ledger import Message
 from choreo_agents.engine.scope import Scope
@@ -78,7 +79,7 @@ def keep(desk: Desk, sources: Sequence[MessageHandle], copies: Sequence[MessageH
 def encoder_name(desk: Desk, branch: MessageHandle) -> str:
     """The name of the adapter that encoded a message, to be given to a call."""
     with desk.core.lock:
-        return desk.core.adapters.name_of(desk.find(branch).adapter)
+        return desk.core.adapters.name_of(desk.find(branch).adapter) or BASE
 
 
 def _leased(desk: Desk, messages: Sequence[Message], scope: Scope | None) -> list[MessageHandle]:
