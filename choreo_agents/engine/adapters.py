@@ -92,14 +92,14 @@ class AdapterRegistry:
         loaded = self._find(name)
         return "" if loaded is None else loaded.lora_key
 
-    def name_of(self, lora_key: str) -> str:
-        """A name of the adapter with a fingerprint; `BASE` for none."""
-        return next((name for name, loaded in self._by_name.items() if lora_key and loaded.lora_key == lora_key), BASE)
-
     def mapper_key(self, name: str | None) -> str:
         """The same of its mapper; empty if it has none."""
         loaded = self._find(name)
         return "" if loaded is None else loaded.mapper_key
+
+    def name_of(self, lora_key: str) -> str | None:
+        """What an adapter was called first; None for the model alone."""
+        return next((name for name, loaded in self._by_name.items() if lora_key and loaded.lora_key == lora_key), None)
 
     def _find(self, name: str | None) -> Loaded | None:
         name = self._default if name is None else name

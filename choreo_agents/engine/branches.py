@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
+from choreo_agents.engine.adapters import BASE
 from choreo_agents.engine.desk import Desk
 from choreo_agents.engine.ledger import Message
 from choreo_agents.engine.scope import Scope
@@ -52,8 +53,7 @@ def view_of(desk: Desk, branch: MessageHandle, scope: Scope | None) -> list[tupl
     with desk.core.lock:
         said = desk.find(branch)
         seen = _leased(desk, said.parents, scope)
-        # Under a text method nothing was placed: what is left of it starts at 0.
-        start = max([said.native_offset, *(-offset for offset in said.relative_offsets)])
+        start = said.native_offset
         offsets = [start + offset for offset in said.relative_offsets]
         return [*zip(seen, offsets, strict=True), (branch, start)]
 
@@ -79,7 +79,7 @@ def keep(desk: Desk, sources: Sequence[MessageHandle], copies: Sequence[MessageH
 def encoder_name(desk: Desk, branch: MessageHandle) -> str:
     """The name of the adapter that encoded a message, to be given to a call."""
     with desk.core.lock:
-        return desk.core.adapters.name_of(desk.find(branch).adapter)
+        return desk.core.adapters.name_of(desk.find(branch).adapter) or BASE
 
 
 def _leased(desk: Desk, messages: Sequence[Message], scope: Scope | None) -> list[MessageHandle]:

@@ -194,7 +194,7 @@ class Desk:
         encoded = 0 if order.job.mapper else request.encoded
         usage = Usage(encoded, request.reused, ttft, time.perf_counter() - request.submitted_s)
         message = self._message(order.job, tokens, request.author, request.role, usage)
-        message.chosen, message.label = tuple(request.chosen), request.label
+        message.chosen, message.label, message.header = tuple(request.chosen), request.label, len(order.job.tokens)
         message = ledger.enter(message, segment)
         for label in order.labels:
             label.put_on(message)
@@ -316,7 +316,7 @@ class Desk:
         handle = MessageHandle(id=identity, model=encoder, length=len(tokens))
         relative = job.placement.relative()
         made = Message(handle, self._intake.tenant, tokens, job.parents, relative, author, role, usage)
-        made.adapter, made.mapper = job.adapter, job.mapper
+        made.adapter, made.mapper, made.native_offset = job.adapter, job.mapper, job.placement.new_offset
         return made
 
 

@@ -43,11 +43,14 @@ class Message:
     label: str = ""
     """What the request that made it was called."""
     native_offset: int = 0
+    """Where its KV was encoded; under a method that keeps text only, where its call placed it."""
     holding: Holding | None = None
     """Where its KV is while it is leased or a request wants it; None else, and always under a method that keeps text
     only."""
     chosen: tuple[Chosen, ...] = ()
     """What was sampled, if it was decoded: less than all tokens by the header and what closed it."""
+    header: int = 0
+    """How many of its tokens came before these."""
     leases: int = 0
     scoped: Counter[Scope] = field(default_factory=Counter)
     """Which of the leases end with a scope."""
@@ -157,8 +160,8 @@ class Ledger:
         if known is None:
             self._known[message.handle.id] = known = message
         known.usage = message.usage
-        if not known.chosen or known.chosen[0].logprob is None:
-            known.chosen = message.chosen or known.chosen
+        if message.chosen and (not known.chosen or known.chosen[0].logprob is None):
+            known.chosen, known.header = message.chosen, message.header
         if segment is not None and known.holding is not None and self._memory.lost(known.holding):
             self._memory.refill(known.holding, segment)
         elif segment is not None and known.holding is None:
