@@ -161,7 +161,7 @@ def test_the_prefix_cache_keeps_adapters_apart(make_engine: MakeEngine, both: Pa
 def test_messages_that_are_not_seen_change_no_bit_beside_adapters_and_mappers(
     make_engine: MakeEngine, both: Path
 ) -> None:
-    """Bitwise: the same steps and shapes, other words in what a branch saw that is mapped and read in the same steps."""
+    """Bitwise: the same steps and shapes; a branch that saw other words is mapped and read in the same steps."""
 
     def run(secret: list[int], timetable: Timetable) -> tuple[torch.Tensor, torch.Tensor]:
         engine = make_engine(adapter=both, timetable=timetable, step_tokens=16)
