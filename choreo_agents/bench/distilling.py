@@ -7,13 +7,12 @@ section 3.2): so a trace has the words of one and the views of the other.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any, Protocol
+from typing import Any
 
 from choreo_agents.bench.playing import Setup, draw_items, play, seeds_of
 from choreo_agents.bench.running import run_graph
@@ -26,22 +25,13 @@ from choreo_agents.language import Split
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.recording import handles_in, record, text_twin
 from choreo_agents.training.trace import Trace
+from choreo_agents.training.trace_store import TraceStore, digest_of
 from choreo_agents.training.tuned import TUNED
 from choreo_agents.training.tuning import Example
 from choreo_agents.workflows.cases import Item, Variant
 
 CHUNK = 64
 """Traces that are sampled before they are written down."""
-
-
-class TraceSink(Protocol):
-    """Keeps traces by their ids."""
-
-    def __contains__(self, name: str) -> bool: ...
-
-    def add(self, traces: Sequence[Trace]) -> None:
-        """Keep more; they are safe when this returns."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -75,20 +65,20 @@ def sample_traces(
     model: LoadedModel,
     lesson: Lesson,
     items: Sequence[Item],
-    sink: TraceSink,
+    store: TraceStore,
     *,
     temperature: float = 1.0,
     seed: int = 0,
     kv_budget_bytes: int = 1 << 30,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> None:
-    """Sample a trace of each item that the sink does not hold yet.
+    """Sample a trace of each item that the store does not hold yet.
 
     Args:
         model: Says the words.
         lesson: How they are placed.
         items: What is played.
-        sink: Gets the traces, a chunk at a time.
+        store: Gets the traces, a chunk at a time.
         temperature: Of all that is said.
         seed: Of the first item's run.
         kv_budget_bytes: Of each engine.
@@ -97,23 +87,22 @@ def sample_traces(
     served = lesson.served
     sampling = lesson.setup.sampling.model_copy(update={"temperature": temperature, "top_p": 1.0})
     setup = replace(lesson.setup, sampling=sampling)
-    options = {"kv_budget_bytes": kv_budget_bytes}
     left = [
         (item, item_seed)
         for item, item_seed in zip(items, seeds_of(items, seed, drawn=True), strict=True)
-        if item.id not in sink
+        if item.id not in store
     ]
     done = len(items) - len(left)
     on_progress(done)
     with (
-        Engine.load(model, method="baseline", **options) as teacher,
-        Engine.load(model, method=served.method, **options) as student,
+        Engine.load(model, method="baseline", kv_budget_bytes=kv_budget_bytes) as teacher,
+        Engine.load(model, method=served.method, kv_budget_bytes=kv_budget_bytes) as student,
     ):
         most = min(CHUNK, room(teacher), room(student))
         for first in range(0, len(left), most):
             chunk = left[first : first + most]
             jobs = [partial(_trace, teacher, student, setup, setup.changed(served), item, own) for item, own in chunk]
-            sink.add(asyncio.run(at_once(jobs, most)))
+            store.add(asyncio.run(at_once(jobs, most)), model.adapter.max_positions)
             done += len(chunk)
             on_progress(done)
 
@@ -163,14 +152,6 @@ class FixedExamples:
 def adapted(trace: Trace) -> Trace:
     """The same trace with every message encoded by the adapter that is trained."""
     return Trace(trace.id, tuple(replace(message, adapter=TUNED) for message in trace.messages))
-
-
-def digest_of(traces: Iterable[Trace]) -> str:
-    """Tells traces from others."""
-    code = hashlib.sha256()
-    for trace in traces:
-        code.update(repr((trace.id, trace.messages)).encode())
-    return code.hexdigest()
 
 
 def score_played(

@@ -58,6 +58,8 @@ class Problem:
     """Texts that decide its split, where several tasks ask the same thing in different words; None: all given ones."""
     stop: Stop | None = field(default=None, compare=False)
     """When the rest need not be said."""
+    branches: tuple[str, ...] = ()
+    """Messages that workers say side by side, for the answer to be made from (see `language.synthesis`)."""
     by_name: Mapping[str, Message] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -69,6 +71,9 @@ class Problem:
             if missing:
                 raise ValueError(f"{message.name!r} of {self.task!r} comes before its parents {missing!r}")
             known[message.name] = message
+        strangers = [branch for branch in self.branches if branch not in known]
+        if strangers:
+            raise ValueError(f"{strangers[0]!r} is to be a branch of {self.task!r}, and no message is called that")
         if not any(message.said for message in self.messages):
             raise ValueError(f"nothing is to be said in {self.task!r}")
         object.__setattr__(self, "by_name", known)

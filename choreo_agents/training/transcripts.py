@@ -70,16 +70,26 @@ def draw_transcripts(recipe: Recipe, bucket: int) -> list[Transcript]:
     wanted, words = phase.batch_tokens * phase.batches, 0
     drawn: list[Transcript] = []
     while words < wanted:
-        [name] = rng.choices(list(phase.mix), list(phase.mix.values()))
-        if name in WARM_UPS:
-            made = [WARM_UPS[name](rng)]
-        else:
-            task = PRACTICE[name](rng) if name in PRACTICE else TASKS[name].varied(rng, hardness)
-            problem = draw_problem(task, "train", rng.getrandbits(48))
-            made = [varied(rng, transcript) for transcript in transcripts(problem)]
+        made = draw_made(rng, phase.mix, hardness)
         drawn += made
         words += sum(_length(transcript) for transcript in made)
     return drawn
+
+
+def draw_made(rng: random.Random, mix: Mapping[str, float], hardness: float) -> list[Transcript]:
+    """The transcripts of one problem, or one of a warm-up.
+
+    Args:
+        rng: Decides.
+        mix: The share of each task, warm-up and practice among what is drawn.
+        hardness: Of the problem, 0 to 1.
+    """
+    [name] = rng.choices(list(mix), list(mix.values()))
+    if name in WARM_UPS:
+        return [WARM_UPS[name](rng)]
+    task = PRACTICE[name](rng) if name in PRACTICE else TASKS[name].varied(rng, hardness)
+    problem = draw_problem(task, "train", rng.getrandbits(48))
+    return [varied(rng, transcript) for transcript in transcripts(problem)]
 
 
 def induction(rng: random.Random) -> Transcript:

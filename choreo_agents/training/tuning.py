@@ -83,8 +83,8 @@ class Held:
         return self.score, -math.inf if self.loss is None else -self.loss
 
 
-Judge = Callable[[], Held]
-"""Scores the weights as they are now on the held-out split."""
+Judge = Callable[[int], Held]
+"""Scores the weights as they are now, after so many epochs, on the held-out split."""
 
 
 @dataclass
@@ -222,7 +222,7 @@ class Tuning:
     def _score(self) -> None:
         """Judge the weights, and keep them if they are the best so far."""
         with torch.no_grad():
-            held = self._judge()
+            held = self._judge(self._epoch)
         assert self.outcome.history is not None
         best = self.outcome.best
         if best is None or held.rank > best.rank:

@@ -90,8 +90,9 @@ class Draft:
 
 
 def draw_agents(rng: random.Random, count: int) -> list[str]:
-    """Names of `count` different speakers."""
-    return rng.sample(vocabulary.AGENTS, count)
+    """Names of `count` different speakers; where there are not so many, the first of them have other people's names."""
+    others = rng.sample(vocabulary.PEOPLE, count - len(vocabulary.AGENTS)) if count > len(vocabulary.AGENTS) else []
+    return others + rng.sample(vocabulary.AGENTS, count - len(others))
 
 
 def up_to(rng: random.Random, least: int, most: int, hardness: float) -> int:

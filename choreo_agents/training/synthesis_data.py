@@ -1,0 +1,260 @@
+"""What a synthesizer learns from: dialogue cut into branches, synthesis tasks, and answers sampled from its text twin.
+
+The three sources of Parallel-Synthesis, each endless and decided by its seed: example k is the same whatever was drawn
+before, so that a run can go on anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, pairwise
+
+from choreo_agents.engine import Engine
+from choreo_agents.evaluation.evaluate import LONGEST_ANSWER, at_once, room
+from choreo_agents.evaluation.merging import Merged, play_synthesis
+from choreo_agents.evaluation.placing import SynthesisLayout
+from choreo_agents.language import Problem, draw_problem
+from choreo_agents.language.sentences import draw_facts, notes_text
+from choreo_agents.language.synthesis import HELD_OUT, SYNTHESIS_TASKS, SynthesisTask
+from choreo_agents.language.synthesis.tasks import MOST_IN_TRAINING
+from choreo_agents.models import LoadedModel
+from choreo_agents.models.chat import Role
+from choreo_agents.sampling import Sampling
+from choreo_agents.training.recipe import MIX
+from choreo_agents.training.synthesis_traces import Fan, Span, cache_trace, fan_of, root_of, span, text_trace
+from choreo_agents.training.trace import Trace
+from choreo_agents.training.transcripts import Transcript, Turn, draw_made
+
+LEARNT_TASKS: Mapping[str, SynthesisTask] = {n: task for n, task in SYNTHESIS_TASKS.items() if n != HELD_OUT}
+"""All synthesis tasks but the one that is held out."""
+DIALOGUE: Mapping[str, float] = {name: share for name, share in MIX.items() if name != "conflict"}
+"""The mix that dialogue is cut from: the embedded model's own, without the task that the held-out one is made of."""
+WEIGHTS: Mapping[str, float] = {"dialogue": 0.25, "tasks": 0.5, "distilled": 0.25}
+"""The share of each source among the examples."""
+NOTED = 0.5
+"""Share of a dialogue's branches that have private notes."""
+MOST_NOTED = 5
+"""Facts in them."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """An answer to learn from caches."""
+
+    cache: Trace
+    text: Trace | None
+    """The same answer in an ordinary prompt, for a teacher: the same learnt tokens in the same order."""
+
+
+@dataclass(frozen=True)
+class Views:
+    """How examples are shown."""
+
+    layouts: Sequence[SynthesisLayout] = ("parallel",)
+    """Each example has one of these."""
+    mapped: bool = False
+    """As for `cache_trace`, which says of `adapter` too."""
+    adapter: str | None = None
+    text: bool = True
+    """Whether the text trace is made as well."""
+
+    def example(self, fan: Fan, rng: random.Random) -> Example:
+        """Show one."""
+        layout = rng.choice(self.layouts)
+        cache = cache_trace(fan, layout, mapped=self.mapped, adapter=self.adapter)
+        return Example(cache, text_trace(fan) if self.text else None)
+
+
+def dialogue(
+    model: LoadedModel,
+    *,
+    seed: int = 0,
+    first: int = 0,
+    views: Views = Views(),
+    mix: Mapping[str, float] = DIALOGUE,
+    hardness: float = 1.0,
+) -> Iterator[Example]:
+    """Transcripts whose middle turns are cut into branches, each encoded after the trunk only; the rest is learnt.
+
+    Args:
+        model: Its tokenizer and chat turns.
+        seed: Decides every example together with its number.
+        first: The number of the first.
+        views: How they are shown.
+        mix: Share of each task among the problems that transcripts are made of.
+        hardness: Of the problems, 0 to 1.
+    """
+    for number in count(first):
+        rng = random.Random(f"synthesis dialogue {seed} {number}")
+        fan = None
+        while fan is None:
+            made = draw_made(rng, mix, hardness)
+            fan = cut(model, rng, rng.choice(made), id=f"dialogue {seed} {number}")
+        yield views.example(fan, rng)
+
+
+def tasks(
+    model: LoadedModel,
+    *,
+    seed: int = 0,
+    first: int = 0,
+    views: Views = Views(),
+    among: Mapping[str, SynthesisTask] = LEARNT_TASKS,
+    hardness: float = 1.0,
+) -> Iterator[Example]:
+    """Synthesis problems of the train split at varied difficulty, with what would be right for an answer.
+
+    Args:
+        model: As for `dialogue`, whose `seed`, `first` and `views` are meant too.
+        seed: See there.
+        first: See there.
+        views: See there.
+        among: Tasks, each as often as any other.
+        hardness: 0 to 1; at 1 there are 2 to 8 branches.
+    """
+    for number in count(first):
+        problem = draw_training_problem(seed, number, among, hardness)
+        rng = random.Random(f"synthesis views {seed} {number}")
+        yield views.example(fan_of(model, problem, id=f"{problem.task} {seed} {number}"), rng)
+
+
+def distilled(
+    engine: Engine,
+    *,
+    seed: int = 0,
+    first: int = 0,
+    views: Views = Views(),
+    among: Mapping[str, SynthesisTask] = LEARNT_TASKS,
+    hardness: float = 1.0,
+    temperature: float = 1.0,
+    batch: int = 64,
+) -> Iterator[Example]:
+    """The problems of `tasks` with answers that the text synthesizer gives; one that it does not end is left out.
+
+    Not for threads with a running event loop (see `asample_answers`).
+
+    Args:
+        engine: Of the method `baseline`; its model is the teacher.
+        seed: As for `tasks`, of which all else is meant too.
+        first: See there.
+        views: See there.
+        among: See there.
+        hardness: See there.
+        temperature: At which answers are sampled.
+        batch: Problems that are answered together.
+
+    Raises:
+        ValueError: The engine does not re-encode text.
+    """
+    for start in count(first, batch):
+        numbers = range(start, start + batch)
+        problems = [draw_training_problem(seed, number, among, hardness) for number in numbers]
+        answers = asyncio.run(asample_answers(engine, problems, temperature=temperature, seeds=numbers))
+        for number, problem, answer in zip(numbers, problems, answers, strict=True):
+            if answer is not None:
+                rng = random.Random(f"synthesis views {seed} {number}")
+                name = f"{problem.task} {seed} {number} distilled"
+                yield views.example(fan_of(engine.model, problem, id=name, answer=answer), rng)
+
+
+async def asample_answers(
+    engine: Engine, problems: Sequence[Problem], *, temperature: float = 1.0, seeds: Sequence[int]
+) -> list[tuple[int, ...] | None]:
+    """What a text synthesizer answers, as all tokens of its messages; None where it did not end by itself.
+
+    Args:
+        engine: Of the method `baseline` or `naive`.
+        problems: Synthesis problems, played together.
+        temperature: At which tokens are sampled; 0: the likeliest.
+        seeds: Of each problem's sampling.
+
+    Raises:
+        ValueError: The engine reads caches, or there are not as many seeds as problems.
+    """
+    if engine.method == "choreo":
+        raise ValueError("a teacher reads text: give an engine with the method 'baseline', not 'choreo'")
+    sampling = Sampling(temperature=temperature, max_tokens=LONGEST_ANSWER)
+
+    async def one(problem: Problem, seed: int) -> Merged:
+        return await play_synthesis(engine, problem, sampling=sampling, seed=seed)
+
+    jobs = [partial(one, problem, seed) for problem, seed in zip(problems, seeds, strict=True)]
+    return [merged.tokens if merged.ended else None for merged in await at_once(jobs, room(engine))]
+
+
+def mixture(
+    sources: Mapping[str, Iterator[Example]], weights: Mapping[str, float] = WEIGHTS, *, seed: int = 0
+) -> Iterator[Example]:
+    """Examples of several sources in random order.
+
+    Args:
+        sources: By name; endless.
+        weights: The share of each; of names without a source it is left out.
+        seed: Decides the order.
+
+    Raises:
+        ValueError: A source has no weight.
+    """
+    missing = sorted(set(sources) - set(weights))
+    if missing or not sources:
+        raise ValueError(f"a mixture needs sources, each with a weight: there is none for {missing!r}")
+    rng = random.Random(f"synthesis mixture {seed}")
+    names = list(sources)
+    while True:
+        [name] = rng.choices(names, [weights[name] for name in names])
+        yield next(sources[name])
+
+
+def draw_training_problem(seed: int, number: int, among: Mapping[str, SynthesisTask], hardness: float) -> Problem:
+    """One problem of the train split, of any of these tasks."""
+    rng = random.Random(f"synthesis tasks {seed} {number}")
+    task = among[rng.choice(sorted(among))].varied(rng, hardness)
+    return draw_problem(task, "train", rng.getrandbits(48))
+
+
+def cut(model: LoadedModel, rng: random.Random, transcript: Transcript, *, id: str) -> Fan | None:  # noqa: A002
+    """A transcript as a trunk, branches and a rest; None if it has not enough turns.
+
+    turns    0 1 | 2 | 3 4 | 5 | 6 7 8
+    trunk    0 1                             at most two
+    branches       2   3 4   5               2 to 8, each one message
+    rest                         6 7 8       at least one of them is learnt
+    """
+    learnt = [place for place, turn in enumerate(transcript) if turn.learn]
+    if not learnt or learnt[-1] < 2:
+        return None
+    trunk = rng.randint(0, min(2, learnt[-1] - 2))
+    rest = rng.randint(trunk + 2, learnt[-1])
+    branches = rng.randint(2, min(MOST_IN_TRAINING, rest - trunk))
+    edges = [trunk, *sorted(rng.sample(range(trunk + 1, rest), branches - 1)), rest]
+    fanned = []
+    for number, (start, end) in enumerate(pairwise(edges), start=1):
+        spans = [_span(model, f"turn {place}", transcript[place]) for place in range(start, end)]
+        tokens = tuple(token for one in spans for token in one.tokens)
+        words = Span(f"branch {number}", tokens, author=spans[0].author, role=spans[0].role)
+        fanned.append((_notes(model, rng, number), words))
+    return Fan(
+        id,
+        (*root_of(model), *(_span(model, f"turn {place}", turn) for place, turn in enumerate(transcript[:trunk]))),
+        tuple(fanned),
+        tuple(
+            _span(model, f"turn {place}", turn, turn.learn) for place, turn in enumerate(transcript) if place >= rest
+        ),
+    )
+
+
+def _notes(model: LoadedModel, rng: random.Random, number: int) -> tuple[Span, ...]:
+    """What one branch was told alone: nothing, or facts."""
+    if rng.random() >= NOTED:
+        return ()
+    facts = draw_facts(rng, rng.randint(1, MOST_NOTED))
+    return (span(model, f"notes {number}", "system", notes_text(facts)),)
+
+
+def _span(model: LoadedModel, name: str, turn: Turn, learn: bool = False) -> Span:
+    role: Role = "system" if turn.role == "system" else "user" if turn.role == "user" else "assistant"
+    return span(model, name, role, turn.text, turn.author, learn=learn)

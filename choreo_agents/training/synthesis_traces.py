@@ -1,0 +1,184 @@
+"""Synthesis as traces: branches encoded apart and shown to an answer somewhere, or all of it as one ordinary prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from choreo_agents.errors import TrainingError
+from choreo_agents.evaluation.placing import SynthesisLayout, place_branches
+from choreo_agents.language import Message, Problem
+from choreo_agents.language.synthesis import Parts
+from choreo_agents.models import LoadedModel
+from choreo_agents.models.chat import Role
+from choreo_agents.training.trace import Trace, TraceMessage
+
+ROOT = "begin of sequence"
+
+
+@dataclass(frozen=True)
+class Span:
+    """The tokens of one message, wherever it stands."""
+
+    name: str
+    tokens: tuple[int, ...]
+    learn: tuple[int, int] | None = None
+    """As of `TraceMessage`."""
+    author: str | None = None
+    role: str | None = None
+
+
+@dataclass(frozen=True)
+class Fan:
+    """A trunk, branches that leave it, and what follows after all of them."""
+
+    id: str
+    trunk: tuple[Span, ...]
+    """The beginning of the sequence included."""
+    branches: tuple[tuple[tuple[Span, ...], Span], ...]
+    """Each worker's private context, and its words."""
+    following: tuple[Span, ...]
+    """The synthesizer's own: each of them sees the trunk, all branches' words, and what of this comes before."""
+
+
+def fan_of(model: LoadedModel, problem: Problem, *, id: str, answer: Sequence[int] | None = None) -> Fan:  # noqa: A002
+    """A synthesis problem's messages as tokens, as an engine would encode them.
+
+    Args:
+        model: Its tokenizer and chat turns.
+        problem: A synthesis problem.
+        id: Of the traces that are made of it.
+        answer: All tokens of the answer's message, its header included; None: what would be right.
+
+    Raises:
+        ValueError: It is no synthesis problem.
+        TrainingError: The tokens do not start with the header that a decode starts with.
+    """
+    parts = Parts.of(problem)
+    last = parts.answer
+    said = span(model, last.name, last.role, last.text, last.author, learn=True, tokens=answer)
+    return Fan(
+        id,
+        (*root_of(model), *(_given(model, message) for message in parts.trunk)),
+        tuple(
+            (tuple(_given(model, message) for message in branch.private), _given(model, branch.words))
+            for branch in parts.branches
+        ),
+        (*(_given(model, message) for message in parts.asks), said),
+    )
+
+
+def root_of(model: LoadedModel) -> list[Span]:
+    """The beginning of the sequence, if the model has one."""
+    return [Span(ROOT, tuple(model.encode(model.chat.bos)), role="system")] if model.chat.bos else []
+
+
+def span(
+    model: LoadedModel,
+    name: str,
+    role: Role,
+    text: str,
+    author: str | None = None,
+    *,
+    learn: bool = False,
+    tokens: Sequence[int] | None = None,
+) -> Span:
+    """One turn as tokens; of a learnt one, the words and the end of the turn are learnt, the header is given.
+
+    Raises:
+        TrainingError: A learnt turn does not start with the header that a decode starts with.
+    """
+    whole = tuple(model.encode(model.chat.turn(role, text, author)) if tokens is None else tokens)
+    if not learn:
+        return Span(name, whole, None, author, role)
+    header = tuple(model.encode(model.chat.header(author)))
+    if whole[: len(header)] != header:
+        raise TrainingError(f"the tokens of {name!r} do not start with the header of its author {author!r}")
+    return Span(name, whole, (len(header), len(whole)), author, role)
+
+
+def cache_trace(fan: Fan, layout: SynthesisLayout, *, mapped: bool = False, adapter: str | None = None) -> Trace:
+    """The answer from the workers' own encodings, placed as `play_synthesis` places them.
+
+    Args:
+        fan: What is said by whom.
+        layout: Where branches appear to the synthesizer.
+        mapped: Whether it sees what a cache mapper makes of each branch, named `branch mapped`, in its place.
+        adapter: Encodes the synthesizer's own messages; the workers' are the model's alone.
+    """
+    made: list[TraceMessage] = []
+    trunk = _chain(made, fan.trunk, [])
+    shown: list[str] = []
+    for private, words in fan.branches:
+        _, own = _chain(made, [*private, words], trunk)[-1]
+        shown.append(words.name)
+        if mapped:
+            made.append(_mapped(words, own))
+            shown[-1] = made[-1].name
+    encoded = {message.name: message for message in made}
+    placed = [(encoded[name].new_offset, len(encoded[name].tokens)) for name in shown]
+    offsets, anchors, end = place_branches(layout, [len(one.tokens) for one in fan.trunk], placed)
+    view = list(zip([name for name, _ in trunk] + shown, offsets + anchors, strict=True))
+    _chain(made, fan.following, view, end, adapter)
+    return Trace(fan.id, tuple(made))
+
+
+def text_trace(fan: Fan) -> Trace:
+    """The same answer from the same words as one ordinary prompt: each message sees all before it.
+
+    The learnt tokens are those of `cache_trace`, in their order.
+    """
+    made: list[TraceMessage] = []
+    _chain(made, [*fan.trunk, *(words for _, words in fan.branches), *fan.following], [])
+    return Trace(f"{fan.id} text", tuple(made))
+
+
+def _chain(
+    made: list[TraceMessage],
+    spans: Sequence[Span],
+    seen: Sequence[tuple[str, int]],
+    start: int | None = None,
+    adapter: str | None = None,
+) -> list[tuple[str, int]]:
+    """Append messages one after the other, each seeing what was seen before and those before it.
+
+    Args:
+        made: Where they are appended.
+        spans: Their tokens.
+        seen: Messages and where they appear.
+        start: Of the first; None: after the last that is seen.
+        adapter: Encodes them.
+
+    Returns:
+        What is seen now.
+    """
+    known = {message.name: len(message.tokens) for message in made}
+    view = list(seen)
+    at = start if start is not None else max((offset + known[name] for name, offset in view), default=0)
+    for one in spans:
+        parents, offsets = tuple(name for name, _ in view), tuple(offset for _, offset in view)
+        made.append(
+            TraceMessage(
+                one.name, one.tokens, parents, offsets, at, one.learn, adapter, author=one.author, role=one.role
+            )
+        )
+        view.append((one.name, at))
+        at += len(one.tokens)
+    return view
+
+
+def _mapped(words: Span, start: int) -> TraceMessage:
+    return TraceMessage(
+        f"{words.name} mapped",
+        words.tokens,
+        (words.name,),
+        (start,),
+        start,
+        mapped=True,
+        author=words.author,
+        role=words.role,
+    )
+
+
+def _given(model: LoadedModel, message: Message) -> Span:
+    return span(model, message.name, message.role, message.text, message.author)

@@ -1,0 +1,169 @@
+"""Synthesis problems played: from words and from caches, with workers given or said, and scored in pairs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from conftest import MakeEngine
+
+from choreo_agents.evaluation.merging import play_synthesis
+from choreo_agents.evaluation.placing import SYNTHESIS_LAYOUTS, place_branches
+from choreo_agents.evaluation.synthesis import (
+    SynthesisRecord,
+    aevaluate_synthesis,
+    evaluate_synthesis,
+    gain_by_task,
+    solved_by_task,
+)
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.language import TASKS, Problem, draw_problem
+from choreo_agents.language.synthesis import SYNTHESIS_TASKS, Parts
+from choreo_agents.models import LoadedModel
+from choreo_agents.sampling import Sampling
+
+SHORT, GREEDY = Sampling(max_tokens=4), Sampling(max_tokens=96)
+VOTE = replace(SYNTHESIS_TASKS["vote"], branches=4)  # type: ignore[type-var]
+
+
+@pytest.fixture
+def vote() -> Problem:
+    """Some of its workers have notes, some none."""
+    return next(
+        problem
+        for problem in (draw_problem(VOTE, "test", seed) for seed in range(50))
+        if {bool(branch.private) for branch in Parts.of(problem).branches} == {True, False}
+    )
+
+
+@pytest.mark.parametrize(
+    ("layout", "anchors", "end"),
+    [("sequential", [9, 13, 15], 20), ("parallel", [9, 9, 9], 14), ("native", [12, 9, 30], 35)],
+)
+def test_branches_stand_where_the_layout_says(layout: Any, anchors: list[int], end: int) -> None:
+    assert place_branches(layout, [1, 8], [(12, 4), (9, 2), (30, 5)]) == ([0, 1], anchors, end)
+
+
+async def test_text_and_caches_answer_a_question_that_the_model_knows(
+    embedded: LoadedModel, make_engine: MakeEngine, vote: Problem
+) -> None:
+    for method, layout in [("baseline", "sequential"), ("choreo", "sequential"), ("choreo", "parallel")]:
+        engine = make_engine(embedded, method=method)
+        merged = await play_synthesis(engine, vote, sampling=GREEDY, layout=layout)  # type: ignore[arg-type]
+        assert merged.ended and set(merged.said) == {"answer"}
+        assert engine.model.decode(list(merged.tokens), special=False).endswith(merged.said["answer"])
+        assert engine.stats().leases == 0
+        assert vote.score(merged.said) == 1.0 or method == "choreo"
+
+
+async def test_private_notes_never_reach_the_synthesizers_own_view(
+    embedded: LoadedModel, make_engine: MakeEngine, vote: Problem
+) -> None:
+    engine = make_engine(embedded, method="naive")
+    before = engine.stats().tokens_encoded
+    merged = await play_synthesis(engine, vote, sampling=GREEDY)
+    told = [m.text for m in vote.messages if m.name in vote.by_name["answer"].parents]
+    turns = [engine.chat.turn(m.role, m.text, m.author) for m in vote.messages if m.text in told]
+    seen = sum(len(engine.model.encode(turn)) for turn in turns) + 1 + len(merged.tokens)
+    assert engine.stats().tokens_encoded - before <= seen
+
+
+async def test_workers_with_notes_may_really_say_their_words_and_the_others_are_given_them(
+    embedded: LoadedModel, make_engine: MakeEngine, vote: Problem
+) -> None:
+    engine = make_engine(embedded)
+    merged = await play_synthesis(engine, vote, sampling=GREEDY, workers="say")
+    branches = Parts.of(vote).branches
+    assert set(merged.said) == {"answer", *(b.words.name for b in branches if b.private)}
+    right = [merged.said[b.words.name] == b.words.text for b in branches if b.private]
+    assert any(right), "notes tell a worker what to say"
+    assert engine.stats().leases == 0
+
+
+async def test_what_is_mapped_stands_in_the_place_of_its_branch(make_engine: MakeEngine, vote: Problem) -> None:
+    engine = make_engine()
+    given: list[MessageHandle] = []
+    copies: list[MessageHandle] = []
+
+    async def other(handle: MessageHandle) -> MessageHandle:
+        given.append(handle)
+        copies.append(await engine.aprefill(engine.tokens(handle), new_offset=1 + len(given)))
+        return copies[-1]
+
+    seen: list[tuple[list[MessageHandle], list[int | None]]] = []
+    decode = engine.adecode
+
+    async def watched(calls: Any) -> Any:
+        seen.extend((list(call.parents), list(call.offsets)) for call in calls)
+        return await decode(calls)
+
+    engine.adecode = watched  # type: ignore[assignment, method-assign]
+    await play_synthesis(engine, vote, sampling=SHORT, layout="native", map=other)
+    await play_synthesis(engine, vote, sampling=SHORT, layout="native")
+    (mapped, at), (plain, also_at) = seen
+    assert [handle for handle in plain if handle in given] == given and len(given) == 4
+    assert [copies[given.index(handle)] if handle in given else handle for handle in plain][:-1] == mapped[:-1]
+    assert at == also_at
+    for copy in copies:
+        engine.release(copy)
+    assert engine.stats().leases == 0
+
+
+async def test_what_cannot_be_played_is_refused_and_everything_given_back(
+    make_engine: MakeEngine, vote: Problem
+) -> None:
+    text, cache = make_engine(method="baseline"), make_engine()
+
+    async def failing(_: MessageHandle) -> MessageHandle:
+        raise ValueError("no mapper")
+
+    with pytest.raises(ValueError, match="can neither place messages nor map them"):
+        await play_synthesis(text, vote, sampling=SHORT, layout="parallel")
+    with pytest.raises(ValueError, match="can neither place messages nor map them"):
+        await play_synthesis(text, vote, sampling=SHORT, map=failing)
+    with pytest.raises(ValueError, match="there is no layout 'spiral'"):
+        await play_synthesis(cache, vote, sampling=SHORT, layout="spiral")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="is not a synthesis"):
+        await play_synthesis(cache, draw_problem(TASKS["recall"], "test", 0), sampling=SHORT)
+    with pytest.raises(ValueError, match="no mapper"):
+        await play_synthesis(cache, vote, sampling=SHORT, map=failing)
+    with pytest.raises(ValueError, match="at least one problem"):
+        await aevaluate_synthesis(cache, [VOTE], count=0)
+    assert cache.stats().leases == text.stats().leases == 0
+
+
+def test_records_are_of_the_same_problems_however_they_are_played(
+    embedded: LoadedModel, make_engine: MakeEngine
+) -> None:
+    own = [VOTE, replace(SYNTHESIS_TASKS["best"], branches=3)]  # type: ignore[type-var]
+    text = evaluate_synthesis(make_engine(embedded, method="baseline"), own, count=6)
+    assert [(record.task, record.number) for record in text] == [(t.name, n) for t in own for n in range(6)]
+    assert text[2:6] == evaluate_synthesis(make_engine(embedded, method="baseline"), own[:1], count=4, seed=2)
+    assert text == evaluate_synthesis(make_engine(embedded, method="baseline"), own, count=6)
+    for layout in SYNTHESIS_LAYOUTS:
+        caches = evaluate_synthesis(make_engine(embedded), own, count=6, layout=layout)
+        assert [(record.task, record.number) for record in caches] == [(r.task, r.number) for r in text]
+    solved = solved_by_task(text)
+    assert solved["vote"].count == 6 and solved["vote"].right >= 5
+    said = evaluate_synthesis(make_engine(embedded), own[:1], count=6, workers="say")
+    assert any(record.workers for record in said) and all(len(record.workers) <= 4 for record in said)
+
+
+def test_two_ways_are_compared_on_the_problems_that_both_have_played() -> None:
+    def records(task: str, scores: list[float], first: int = 0) -> list[SynthesisRecord]:
+        return [SynthesisRecord(task, first + n, score, "") for n, score in enumerate(scores)]
+
+    one = records("a", [1.0, 1.0, 0.5]) + records("b", [0.0, 0.0])
+    other = records("b", [1.0, 1.0], first=1) + records("a", [1.0, 0.9, 1.0]) + records("c", [1.0])
+    gains = gain_by_task(one, other)
+    assert {name: (gain.gained, gain.lost, gain.count) for name, gain in gains.items()} == {
+        "a": (1, 1, 3),
+        "b": (0, 1, 1),
+    }
+    assert {name: (score.right, score.count) for name, score in solved_by_task(one).items()} == {
+        "a": (2, 3),
+        "b": (0, 2),
+    }
+    assert all(a.number < b.number for a, b in pairwise(one[:3]))

@@ -1,0 +1,190 @@
+"""Traces of synthesis: what the engine would have encoded, where, and what is learnt of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from conftest import MakeEngine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.tiny import save_tiny_llama
+
+from choreo_agents.engine import Engine
+from choreo_agents.errors import TrainingError
+from choreo_agents.evaluation import play
+from choreo_agents.evaluation.merging import play_synthesis
+from choreo_agents.evaluation.placing import SYNTHESIS_LAYOUTS, SynthesisLayout
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.language import Problem, draw_problem
+from choreo_agents.language.synthesis import SYNTHESIS_TASKS, Parts
+from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.sampling import Sampling
+from choreo_agents.training.synthesis_traces import ROOT, cache_trace, fan_of, span, text_trace
+from choreo_agents.training.trace import Trace
+
+NAMES = sorted(SYNTHESIS_TASKS)
+SHORT = Sampling(max_tokens=3)
+
+
+class Recorder:
+    """Stands before an engine and remembers the id of what was prefilled, and where a decode saw what."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.prefilled: list[str] = []
+        self.decoded: list[tuple[list[str], list[int], int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    async def aprefill(self, *args: Any, **options: Any) -> MessageHandle:
+        handle = await self.engine.aprefill(*args, **options)
+        self.prefilled.append(handle.id)
+        return handle
+
+    async def adecode(self, header: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(header, list):
+            [call] = header
+            parents, offsets, start = call.parents, call.offsets, call.new_offset
+        else:
+            parents, offsets, start = args
+        at = [sum(parent.length for parent in parents[:place]) for place in range(len(parents) + 1)]
+        shown = at[:-1] if offsets is None else list(offsets)
+        self.decoded.append(([parent.id for parent in parents], shown, at[-1] if start is None else start))
+        return await self.engine.adecode(header, *args, **options)
+
+
+async def replayed(engine: Engine, trace: Trace) -> dict[str, MessageHandle]:
+    """Every message of a trace, prefilled as it says."""
+    handles: dict[str, MessageHandle] = {}
+    for message in trace.messages:
+        parents = [handles[name] for name in message.parents]
+        handles[message.name] = await engine.aprefill(message.tokens, parents, message.offsets, message.new_offset)
+    return handles
+
+
+def uneven(name: str, seed: int = 0, **knobs: Any) -> Problem:
+    """A problem some of whose workers have notes, of different lengths, and some none."""
+    task = replace(SYNTHESIS_TASKS[name], **knobs)  # type: ignore[type-var]
+    return next(
+        problem
+        for problem in (draw_problem(task, "test", number) for number in range(seed, seed + 100))
+        if len({sum(len(m.text) for m in branch.private) for branch in Parts.of(problem).branches}) > 2
+        or len(problem.branches) == 2
+    )
+
+
+@pytest.mark.parametrize("layout", SYNTHESIS_LAYOUTS)
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_trace_holds_what_the_engine_encodes_where_it_encodes_it(
+    make_engine: MakeEngine, name: str, layout: SynthesisLayout
+) -> None:
+    engine, problem = make_engine(), uneven(name, branches=3)
+    recorder = Recorder(engine)
+    await play_synthesis(recorder, problem, sampling=SHORT, layout=layout)  # type: ignore[arg-type]
+    trace = cache_trace(fan_of(engine.model, problem, id="t"), layout)
+    handles = await replayed(engine, trace)
+    *given_, answer = trace.messages
+    assert sorted(handles[message.name].id for message in given_) == sorted(recorder.prefilled)
+    parents = [handles[name].id for name in answer.parents]
+    assert recorder.decoded == [(parents, list(answer.offsets), answer.new_offset)]
+
+
+@pytest.mark.parametrize("layout", ["sequential", "parallel"])
+async def test_the_layouts_are_those_of_ordinary_play(make_engine: MakeEngine, layout: Any) -> None:
+    engine, problem = make_engine(), uneven("union", branches=4)
+    recorder = Recorder(engine)
+    await play(recorder, problem, sampling=SHORT, layout=layout)  # type: ignore[arg-type]
+    trace = cache_trace(fan_of(engine.model, problem, id="t"), layout)
+    handles = await replayed(engine, trace)
+    answer = trace.messages[-1]
+    assert sorted(handles[m.name].id for m in trace.messages[:-1]) == sorted(recorder.prefilled)
+    parents = [handles[name].id for name in answer.parents]
+    assert recorder.decoded == [(parents, list(answer.offsets), answer.new_offset)]
+
+
+async def test_a_text_trace_is_the_ordinary_prompt(make_engine: MakeEngine, tiny: LoadedModel) -> None:
+    """Its tokens in order are what the baseline encodes."""
+    engine, problem = make_engine(method="baseline"), uneven("vote", branches=4)
+    parts = Parts.of(problem)
+    turns = [*parts.trunk, *(branch.words for branch in parts.branches), *parts.asks, parts.answer]
+    prompt = engine.chat.bos + "".join(engine.chat.turn(m.role, m.text, m.author) for m in turns)
+    trace = text_trace(fan_of(tiny, problem, id="t"))
+    assert [token for message in trace.messages for token in message.tokens] == tiny.encode(prompt)
+    at = 0
+    for place, message in enumerate(trace.messages):
+        assert message.parents == tuple(m.name for m in trace.messages[:place])
+        assert message.new_offset == at and message.offsets == tuple(m.new_offset for m in trace.messages[:place])
+        at += len(message.tokens)
+
+
+def learnt(trace: Trace) -> list[int]:
+    return [t for m in trace.messages if m.learn is not None for t in m.tokens[m.learn[0] : m.learn[1]]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_model(save_tiny_llama(tmp_path_factory.mktemp("traces")))
+
+
+@settings(max_examples=150)
+@given(
+    name=st.sampled_from(NAMES),
+    seed=st.integers(0, 10**9),
+    layout=st.sampled_from(SYNTHESIS_LAYOUTS),
+    mapped=st.booleans(),
+    adapter=st.none() | st.just("merge"),
+    branches=st.integers(2, 16),
+)
+def test_any_problem_as_a_trace(model, name, seed, layout, mapped, adapter, branches) -> None:
+    task = SYNTHESIS_TASKS[name]
+    problem = draw_problem(task.with_branches(min(branches, task.most_branches)), "train", seed)
+    parts, fan = Parts.of(problem), fan_of(model, problem, id="t")
+    trace = cache_trace(fan, layout, mapped=mapped, adapter=adapter)
+    words = [branch.words.name for branch in parts.branches]
+    shown = [f"{name} mapped" for name in words] if mapped else words
+    trunk = [ROOT, *(message.name for message in parts.trunk)]
+    own = [message.name for message in (*parts.asks, parts.answer)]
+
+    answer = trace.by_name[parts.answer.name]
+    assert answer.parents == (*trunk, *shown, *own[:-1])
+    private = {message.name for branch in parts.branches for message in branch.private}
+    assert not private & {parent for name in own for parent in trace.by_name[name].parents}
+    assert {m.name for m in trace.messages if m.adapter == "merge"} == (set(own) if adapter else set())
+    assert {m.name for m in trace.messages if m.mapped} == (set(shown) if mapped else set())
+
+    lengths = {m.name: len(m.tokens) for m in trace.messages}
+    offsets = dict(zip(answer.parents, answer.offsets, strict=True))
+    end = sum(lengths[name] for name in trunk)
+    native = {
+        branch.words.name: end + sum(lengths[message.name] for message in branch.private) for branch in parts.branches
+    }
+    assert {name: trace.by_name[name].new_offset for name in words} == native
+    at = end
+    for name, seen in zip(words, shown, strict=True):
+        assert offsets[seen] == {"sequential": at, "parallel": end, "native": native[name]}[layout]
+        at += lengths[name]
+    assert offsets[own[0]] == max(offsets[seen] + lengths[seen] for seen in shown)
+    assert answer.new_offset == offsets[own[0]] + lengths[own[0]]
+
+    assert learnt(trace) == learnt(text_trace(fan)) == model.encode(f" {parts.answer.text}") + model.encode("<|end|>")
+
+
+def test_an_answer_may_be_given_as_tokens_and_must_start_with_its_header(tiny: LoadedModel) -> None:
+    problem = uneven("vote", branches=3)
+    answer = Parts.of(problem).answer
+    said = [*tiny.encode(tiny.chat.header(answer.author)), *tiny.encode(" I do not know."), 2]
+    fan = fan_of(tiny, problem, id="t", answer=said)
+    assert learnt(cache_trace(fan, "native")) == learnt(text_trace(fan)) == [*tiny.encode(" I do not know."), 2]
+    with pytest.raises(TrainingError, match="do not start with the header of its author"):
+        fan_of(tiny, problem, id="t", answer=said[1:])
+    with pytest.raises(TrainingError, match="do not start with the header of its author 'Bob'"):
+        span(tiny, "answer", "assistant", "Yes.", "Bob", learn=True, tokens=said)
+
+
+def test_traces_of_one_problem_are_the_same_again(tiny: LoadedModel) -> None:
+    problem = draw_problem(SYNTHESIS_TASKS["hops"], "train", Random(0).randrange(100))
+    assert cache_trace(fan_of(tiny, problem, id="t"), "native") == cache_trace(fan_of(tiny, problem, id="t"), "native")
