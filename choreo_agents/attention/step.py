@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +12,27 @@ from choreo_agents.attention.backends.base import AttentionBackend, PreparedAtte
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout
 from choreo_agents.kv.pool import KVPool
+
+
+class Attention(Protocol):
+    """How the attention layers of one forward pass attend."""
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Attend with the pass's tokens.
+
+        Args:
+            layer: Which of the model's.
+            query: [tokens, heads, head_dim]; `key` and `value` [kv_heads, tokens, head_dim], all as the model rotated
+                them.
+            scale: Factor on the scores.
+            sinks: [heads], scores of nothing.
+
+        Returns:
+            [tokens, heads, head_dim].
+        """
+        ...
 
 
 class StepAttention:

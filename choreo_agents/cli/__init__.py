@@ -7,6 +7,7 @@ import typer
 from choreo_agents.cli.audit import audit
 from choreo_agents.cli.bench import bench_app
 from choreo_agents.cli.bench_engine import engine
+from choreo_agents.cli.bench_synthesis import synthesis
 from choreo_agents.cli.bench_workflows import workflows
 from choreo_agents.cli.dilemma import eval_dilemma, run_dilemma
 from choreo_agents.cli.evaluate import eval_app
@@ -31,6 +32,7 @@ eval_app.command()(untuned)
 app.add_typer(eval_app, name="eval")
 bench_app.command()(engine)
 bench_app.command()(workflows)
+bench_app.command()(synthesis)
 app.add_typer(bench_app, name="bench")
 app.add_typer(train_app, name="train")
 app.add_typer(models_app, name="models")

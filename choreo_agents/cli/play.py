@@ -85,7 +85,9 @@ def run_case(
         [variant] = require_variants(case, method)
         options = make_options()
         loaded = load(console, model, device)
-        setup = _setup(case, options, loaded, prompts, temperature, top_p, max_tokens).changed(case.variants[variant])
+        setup = make_setup(case, options, loaded, prompts, temperature, top_p, max_tokens).changed(
+            case.variants[variant]
+        )
         item = case.draw(setup.options, "test", seed)
         console.print(opening(case, item, model, variant))
         served = case.variants[variant].method
@@ -146,7 +148,7 @@ def _score(
     variants = require_variants(case, ",".join(methods))
     require_writable(report)
     loaded = load(console, model, device)
-    made = _setup(case, options, loaded, prompts, temperature, top_p, max_tokens)
+    made = make_setup(case, options, loaded, prompts, temperature, top_p, max_tokens)
     chosen = list(items) if items is not None else draw_items(case, options, n, split, seed)
     with Journal(out, made.as_settings(loaded) | {"seed": seed}) as journal:
         with _bars(console, variants, len(chosen)) as advance:
@@ -183,7 +185,7 @@ def _score(
         raise typer.Exit(1)
 
 
-def _setup(
+def make_setup(
     case: Case,
     options: Options,
     loaded: LoadedModel,
@@ -192,6 +194,7 @@ def _setup(
     top_p: float,
     max_tokens: int | None,
 ) -> Setup:
+    """What is played, with the prompts and the message length that suit the model."""
     embedded = loaded.speaks_embedded
     most = max_tokens or (EMBEDDED_TOKENS if embedded else CHAT_TOKENS)
     texts = load_prompts(case.name, "embedded" if embedded else "chat", prompts)

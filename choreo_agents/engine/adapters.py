@@ -97,6 +97,10 @@ class AdapterRegistry:
         loaded = self._find(name)
         return "" if loaded is None else loaded.mapper_key
 
+    def name_of(self, lora_key: str) -> str | None:
+        """What an adapter was called first; None for the model alone."""
+        return next((name for name, loaded in self._by_name.items() if lora_key and loaded.lora_key == lora_key), None)
+
     def _find(self, name: str | None) -> Loaded | None:
         name = self._default if name is None else name
         if name is None or name == BASE:

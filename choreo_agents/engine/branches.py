@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
+from choreo_agents.engine.adapters import BASE
 from choreo_agents.engine.desk import Desk
 from choreo_agents.engine.ledger import Message
 from choreo_agents.engine.scope import Scope
+from choreo_agents.errors import HandleError
 from choreo_agents.kv.handle import MessageHandle
 
 
@@ -31,12 +33,17 @@ def shared_trunk(desk: Desk, branches: Sequence[MessageHandle], scope: Scope | N
 
 
 def depths(desk: Desk, branches: Sequence[MessageHandle], trunk: Sequence[MessageHandle]) -> list[int]:
-    """How many trunk messages each branch had seen when it was encoded; of one that saw none of them, all."""
+    """How many trunk messages each branch had seen when it was encoded; of one that saw none of them, all.
+
+    Raises:
+        HandleError: One of them is unknown, released, or another model's.
+    """
     with desk.core.lock:
         found: list[int] = []
+        shared = [desk.find(handle) for handle in trunk]
         for branch in branches:
-            seen = {ancestor.handle.id for ancestor in desk.find(branch).ancestors()}
-            deepest = [place for place, handle in enumerate(trunk, start=1) if handle.id in seen]
+            seen = set(desk.find(branch).ancestors())
+            deepest = [place for place, message in enumerate(shared, start=1) if message in seen]
             found.append(max(deepest, default=len(trunk)))
         return found
 
@@ -46,16 +53,33 @@ def view_of(desk: Desk, branch: MessageHandle, scope: Scope | None) -> list[tupl
     with desk.core.lock:
         said = desk.find(branch)
         seen = _leased(desk, said.parents, scope)
-        # Under a text method nothing was placed: what is left of it starts at 0.
-        start = max([said.native_offset, *(-offset for offset in said.relative_offsets)])
+        start = said.native_offset
         offsets = [start + offset for offset in said.relative_offsets]
         return [*zip(seen, offsets, strict=True), (branch, start)]
 
 
-def keep(desk: Desk, source: MessageHandle, copy: MessageHandle, scope: Scope | None) -> None:
-    """Let a copy live as long as its source: the lease that its maker has is the source's from now on."""
+def keep(desk: Desk, sources: Sequence[MessageHandle], copies: Sequence[MessageHandle], scope: Scope | None) -> None:
+    """Let copies live as long as their sources: the leases that their maker has are the sources' from now on.
+
+    Raises:
+        HandleError: A source was released meanwhile; nothing is kept.
+    """
     with desk.core.lock:
-        desk.core.ledger.keep(desk.find(source), desk.find(copy), scope)
+        ledger, made = desk.core.ledger, [desk.find(copy) for copy in copies]
+        try:
+            found = [desk.find(source) for source in sources]
+        except HandleError:
+            for copy in made:
+                ledger.release(copy, scope)
+            raise
+        for source, copy in zip(found, made, strict=True):
+            ledger.keep(source, copy, scope)
+
+
+def encoder_name(desk: Desk, branch: MessageHandle) -> str:
+    """The name of the adapter that encoded a message, to be given to a call."""
+    with desk.core.lock:
+        return desk.core.adapters.name_of(desk.find(branch).adapter) or BASE
 
 
 def _leased(desk: Desk, messages: Sequence[Message], scope: Scope | None) -> list[MessageHandle]:

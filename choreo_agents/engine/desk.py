@@ -191,10 +191,10 @@ class Desk:
         order.forget()
         tokens = order.job.tokens + tuple(request.tokens[len(request.binding.prompt) :])
         ttft = None if request.first_token_s is None else request.first_token_s - request.submitted_s
-        usage = Usage(request.encoded, request.reused, ttft, time.perf_counter() - request.submitted_s)
+        encoded = 0 if order.job.mapper else request.encoded
+        usage = Usage(encoded, request.reused, ttft, time.perf_counter() - request.submitted_s)
         message = self._message(order.job, tokens, request.author, request.role, usage)
-        message.chosen = tuple(request.chosen)
-        message.label = request.label
+        message.chosen, message.label, message.header = tuple(request.chosen), request.label, len(order.job.tokens)
         message = ledger.enter(message, segment)
         for label in order.labels:
             label.put_on(message)
@@ -316,7 +316,7 @@ class Desk:
         handle = MessageHandle(id=identity, model=encoder, length=len(tokens))
         relative = job.placement.relative()
         made = Message(handle, self._intake.tenant, tokens, job.parents, relative, author, role, usage)
-        made.adapter, made.mapper = job.adapter, job.mapper
+        made.adapter, made.mapper, made.native_offset = job.adapter, job.mapper, job.placement.new_offset
         return made
 
 

@@ -17,6 +17,7 @@ from choreo_agents.engine.lineage import LineageReport
 from choreo_agents.engine.memory_map import MemoryMap
 from choreo_agents.engine.merging import Merging
 from choreo_agents.engine.methods import MethodName
+from choreo_agents.engine.records import MessageRecord, records_of
 from choreo_agents.engine.scope import Scope, entered
 from choreo_agents.engine.stats import EngineStats
 from choreo_agents.errors import InvalidRequestError
@@ -182,6 +183,14 @@ class Engine(Merging):
     def ancestors(self, handle: MessageHandle) -> dict[MessageHandle, str | None]:
         """All that a message's encoding has ever attended to, with authors: nearest first, released ones included."""
         return {message.handle: message.author for message in self._desk.find(handle).ancestors()}
+
+    def records(self, handles: Sequence[MessageHandle]) -> tuple[MessageRecord, ...]:
+        """How these messages and all that they descend from were made, released ones included: parents first.
+
+        Raises:
+            HandleError: A handle is unknown, released, or another model's.
+        """
+        return records_of(self._desk, handles)
 
     def audit(self, handles: Sequence[MessageHandle]) -> LineageReport:
         """Who influenced these messages, and how: what each attended to, and whose words it or that was made of.

@@ -43,11 +43,14 @@ class Message:
     label: str = ""
     """What the request that made it was called."""
     native_offset: int = 0
+    """Where its KV was encoded; under a method that keeps text only, where its call placed it."""
     holding: Holding | None = None
     """Where its KV is while it is leased or a request wants it; None else, and always under a method that keeps text
     only."""
     chosen: tuple[Chosen, ...] = ()
     """What was sampled, if it was decoded: less than all tokens by the header and what closed it."""
+    header: int = 0
+    """How many of its tokens came before these."""
     leases: int = 0
     scoped: Counter[Scope] = field(default_factory=Counter)
     """Which of the leases end with a scope."""
@@ -68,7 +71,12 @@ class Message:
 
     def leased_only_within(self, scope: Scope) -> bool:
         """Whether all its leases end with a scope, or with one inside of it."""
-        return self.leases == sum(count for held, count in self.scoped.items() if scope in held.chain())
+        inside = sum(count for held, count in self.scoped.items() if scope in held.chain())
+        return self.leases == inside + (self.is_kept() and self.parents[0].leased_only_within(scope))
+
+    def is_kept(self) -> bool:
+        """Whether it is a mapped copy that has the lease of its source."""
+        return bool(self.mapper) and self in self.parents[0].copies
 
     def ancestors(self) -> Iterator[Message]:
         """All that its encoding has ever attended to, nearest first, each once."""
@@ -152,8 +160,8 @@ class Ledger:
         if known is None:
             self._known[message.handle.id] = known = message
         known.usage = message.usage
-        if not known.chosen or known.chosen[0].logprob is None:
-            known.chosen = message.chosen or known.chosen
+        if message.chosen and (not known.chosen or known.chosen[0].logprob is None):
+            known.chosen, known.header = message.chosen, message.header
         if segment is not None and known.holding is not None and self._memory.lost(known.holding):
             self._memory.refill(known.holding, segment)
         elif segment is not None and known.holding is None:
@@ -214,6 +222,8 @@ class Ledger:
         for memo in message.memos:
             del self._memos[memo]
         message.memos.clear()
+        if message.is_kept():
+            message.parents[0].copies.remove(message)
         copies, message.copies = message.copies, []
         for copy in copies:
             self.release(copy, None)
@@ -259,6 +269,8 @@ class Ledger:
             assert message.handle.id == message_id and message.leases > 0
             assert message.scoped.total() <= message.leases and not any(scope.closed for scope in message.scoped)
             assert message.handle.length == len(message.tokens)
+            assert all(copy.parents == (message,) and copy.handle.id in self._leased for copy in message.copies)
+            assert len(set(message.copies)) == len(message.copies)
             if message.holding is not None:
                 assert message.holding.key == message_id and message.holding.tokens == len(message.tokens)
         for memo, message in self._memos.items():

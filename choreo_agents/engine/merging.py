@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from choreo_agents.engine import branches as lineages
 from choreo_agents.engine.calling import Calling
 from choreo_agents.engine.calls import Content, Decode, Prefill
+from choreo_agents.engine.scope import Scope
 from choreo_agents.errors import HandleError, InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling
@@ -70,12 +71,12 @@ class Merging(Calling):
         Returns:
             Leased handles.
         """
-        made: list[MessageHandle] = []
+        made, scope = list[MessageHandle](), self._scope()
         try:
             said: list[MessageHandle] = await self._adrive(self._summaries(branches, ask, made))
             return said
         finally:
-            self._give_back(made)
+            self._give_back(made, scope)
 
     async def amerge(self, branches: Sequence[MessageHandle], prompt: Content = "", **options: Any) -> MessageHandle:
         """See `merge`."""
@@ -134,7 +135,7 @@ class Merging(Calling):
         **options: Any,
     ) -> Generator[_Calls, list[MessageHandle], MessageHandle]:
         """Yields what has to be done, is sent what came of it, returns what was said."""
-        chat = self._desk.core.model.chat
+        chat, scope = self._desk.core.model.chat, self._scope()
         view = yield from self._view(
             branches, prompt, trunk=trunk, strategy=strategy, adapter=adapter, author=author, summary=summary
         )
@@ -153,7 +154,7 @@ class Merging(Calling):
             )
             [merged] = yield [call]
         finally:
-            self._give_back(view.made)
+            self._give_back(view.made, scope)
         return merged
 
     def _view(
@@ -168,11 +169,12 @@ class Merging(Calling):
         summary: str = SHORTER,
     ) -> Generator[_Calls, list[MessageHandle], MergedView]:
         require_strategy(strategy)
-        if isinstance(branches, MessageHandle) or not branches:
+        branches = _listed(branches, "branches")
+        if not branches:
             raise InvalidRequestError("there is no branch to merge: give a list of one at least")
-        desk, made = self._desk, list[MessageHandle]()
+        desk, made, scope = self._desk, list[MessageHandle](), self._scope()
         try:
-            shared = lineages.shared_trunk(desk, branches, self._scope()) if trunk is None else list(trunk)
+            shared = lineages.shared_trunk(desk, branches, self._scope()) if trunk is None else _listed(trunk, "trunk")
             made += shared if trunk is None else []
             depths = lineages.depths(desk, branches, shared)
             if strategy == "summary":
@@ -185,19 +187,17 @@ class Merging(Calling):
                 shown = yield [self._mapping(handle, adapter) for handle in branches]
                 self._kept(branches, shown)
             placed = anchored(strategy, [h.length for h in shared], [h.length for h in shown], depths)
-            view = MergedView([*shared, *shown], [*placed.trunk, *placed.branches], placed.end, made)
+            handles, offsets = [*shared, *shown], list[int | None]([*placed.trunk, *placed.branches])
+            end = placed.end
             if len(prompt):
                 words = desk.core.model.chat.turn("user", prompt) if isinstance(prompt, str) else prompt
                 asker = f"{author}.system" if author else None
-                call = Prefill(words, view.handles, view.offsets, view.end, asker, "user", adapter=adapter)
-                [asked] = yield [call]
+                [asked] = yield [Prefill(words, handles, offsets, end, asker, "user", adapter=adapter)]
                 made.append(asked)
-                view.handles.append(asked)
-                view.offsets.append(view.end)
-                view = MergedView(view.handles, view.offsets, view.end + asked.length, made)
-            return view
+                handles, offsets, end = [*handles, asked], [*offsets, end], end + asked.length
+            return MergedView(handles, offsets, end, made)
         except BaseException:
-            self._give_back(made)
+            self._give_back(made, scope)
             raise
 
     def _again(
@@ -222,26 +222,32 @@ class Merging(Calling):
         self, branches: Sequence[MessageHandle], ask: str, made: list[MessageHandle]
     ) -> Generator[_Calls, list[MessageHandle], list[MessageHandle]]:
         """What each branch's worker says when it is asked to be short: after all that it has seen and said."""
-        chat, turn = self._desk.core.model.chat, self._desk.core.model.chat.turn("user", ask)
-        seen = [lineages.view_of(self._desk, branch, self._scope()) for branch in branches]
-        made += [handle for view in seen for handle, _ in view[:-1]]
-        ends = [max(offset + handle.length for handle, offset in view) for view in seen]
-        views = [([h for h, _ in view], [offset for _, offset in view]) for view in seen]
-        asked = yield [Prefill(turn, h, o, end, role="user") for (h, o), end in zip(views, ends, strict=True)]
+        desk, chat = self._desk, self._desk.core.model.chat
+        workers = [(desk.find(branch).author, lineages.encoder_name(desk, branch)) for branch in branches]
+        views: list[tuple[list[MessageHandle], list[int | None], int]] = []
+        for branch in branches:
+            seen, starts = zip(*lineages.view_of(desk, branch, self._scope()), strict=True)
+            made += seen[:-1]
+            end = max(offset + handle.length for handle, offset in zip(seen, starts, strict=True))
+            views.append(([*seen], [*starts], end))
+        turn, each = chat.turn("user", ask), zip(views, workers, strict=True)
+        asked = yield [Prefill(turn, *view, role="user", adapter=encoder) for view, (_, encoder) in each]
         made += asked
-        said = [self._desk.find(branch) for branch in branches]
         return (
             yield [
                 Decode(
-                    chat.header(one.author),
-                    [*h, ask_],
-                    [*o, end],
-                    end + ask_.length,
+                    chat.header(author),
+                    [*seen, question],
+                    [*offsets, end],
+                    end + question.length,
                     Sampling(max_tokens=branch.length),
-                    author=one.author,
+                    author=author,
                     closing=chat.turn_end,
+                    adapter=encoder,
                 )
-                for one, branch, (h, o), end, ask_ in zip(said, branches, views, ends, asked, strict=True)
+                for branch, question, (seen, offsets, end), (author, encoder) in zip(
+                    branches, asked, views, workers, strict=True
+                )
             ]
         )
 
@@ -251,14 +257,14 @@ class Merging(Calling):
 
     def _kept(self, sources: Sequence[MessageHandle], mapped: list[MessageHandle]) -> list[MessageHandle]:
         """Let copies live as long as their sources, instead of under leases of their own."""
-        for source, copy in zip(sources, mapped, strict=True):
-            lineages.keep(self._desk, source, copy, self._scope())
+        lineages.keep(self._desk, sources, mapped, self._scope())
         return mapped
 
-    def _give_back(self, handles: Sequence[MessageHandle]) -> None:
-        for handle in handles:
-            with suppress(HandleError):  # a scope may have ended meanwhile
-                self._desk.release(handle, self._scope(), spare_only=False)
+    def _give_back(self, handles: Sequence[MessageHandle], scope: Scope | None) -> None:
+        """Drop leases that were taken in a scope; if it has ended meanwhile, they ended with it."""
+        for handle in handles if scope is None or not scope.closed else ():
+            with suppress(HandleError):
+                self._desk.release(handle, scope, spare_only=False)
 
     def _run(self, calls: Any) -> list[MessageHandle]:
         made: list[MessageHandle] = self.decode(calls) if isinstance(calls[0], Decode) else self.prefill(calls)
@@ -277,3 +283,9 @@ class Merging(Calling):
         decodes = isinstance(calls[0], Decode)
         made: list[MessageHandle] = await self.adecode(calls) if decodes else await self.aprefill(calls)
         return made
+
+
+def _listed(handles: Any, what: str) -> list[MessageHandle]:
+    if isinstance(handles, MessageHandle | str) or not isinstance(handles, Iterable):
+        raise InvalidRequestError(f"{what} must be a list of handles, not {handles!r}")
+    return list(handles)

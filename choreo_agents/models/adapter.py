@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from choreo_agents.attention.step import StepAttention
+from choreo_agents.attention.step import Attention
 from choreo_agents.models.adapter_files import read_adapter
 from choreo_agents.models.discovery import ModelAttention
 from choreo_agents.models.hook import IMPLEMENTATION, attending
@@ -50,7 +50,7 @@ class ModelAdapter:
 
     @cached_property
     def weights(self) -> str:
-        """16 hex digits that tell the model's weights from others', in whatever dtype they are loaded."""
+        """16 hex digits that tell the model's weights from others', be they loaded in fp32 or in bfloat16."""
         return fingerprint(self.model, rounded=True)
 
     def read_adapter(self, folder: Path) -> LoraAdapter:
@@ -62,7 +62,7 @@ class ModelAdapter:
         self,
         tokens: Sequence[int],
         positions: Sequence[int],
-        attention: StepAttention,
+        attention: Attention,
         wanted: Sequence[int],
         adapted: Sequence[Adapted] = (),
     ) -> Tensor:
@@ -78,16 +78,22 @@ class ModelAdapter:
         Returns:
             [len(wanted), vocabulary].
         """
-        kept = torch.tensor(wanted, device=self.device, dtype=torch.long)
+        own, places, kept = (torch.tensor(part, device=self.device) for part in (tokens, positions, wanted))
+        return self.traced_logits(own, places, attention, kept.long(), adapted)
+
+    def traced_logits(
+        self, tokens: Tensor, positions: Tensor, attention: Attention, wanted: Tensor, adapted: Sequence[Adapted] = ()
+    ) -> Tensor:
+        """`logits` of tensors on the model's device, through which gradients flow if the attention lets them."""
         with attending(attention), adapting(adapted):
             out = self.model(
-                input_ids=torch.tensor([tokens], device=self.device),
-                position_ids=torch.tensor([positions], device=self.device),
+                input_ids=tokens[None],
+                position_ids=positions[None],
                 use_cache=False,
-                **({"logits_to_keep": kept} if self._chooses_logits else {}),
+                **({"logits_to_keep": wanted} if self._chooses_logits else {}),
             )
         logits: Tensor = out.logits[0]
-        return logits if self._chooses_logits else logits[kept]
+        return logits if self._chooses_logits else logits[wanted]
 
 
 def max_positions(config: PreTrainedConfig) -> int:
@@ -98,7 +104,7 @@ def max_positions(config: PreTrainedConfig) -> int:
 def fingerprint(model: PreTrainedModel, *, rounded: bool = False) -> str:
     """16 hex digits that tell models apart: architecture, dtype, and every row of every tensor.
 
-    With `rounded`, of the weights in bfloat16: the same whichever dtype they are loaded in.
+    With `rounded`, of the weights in bfloat16: the same for the fp32 ones. Those in fp16 were rounded otherwise.
     """
     settings = model.config.to_diff_dict()
     for cosmetic in ("_name_or_path", "transformers_version", "_attn_implementation_internal", "dtype", "torch_dtype"):

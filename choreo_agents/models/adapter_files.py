@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -19,6 +20,10 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
+_OTHER_WEIGHTS = ("pissa", "corda", "olora", "loftq", "lora_ga")
+"""Ways to begin that change the weights beside which the adapter was then trained."""
+_NOT_ALONE = ("alora_invocation_tokens", "use_bdlora", "use_qalora", "kasa_config", "arrow_config", "monteclora_config")
+"""Options that do more to a token than to add two products."""
 
 
 def read_adapter(folder: Path, model: PreTrainedModel, base: str) -> LoraAdapter:
@@ -65,7 +70,7 @@ def write_adapter(folder: Path, parts: Mapping[str, LowRank], base: str, *, name
         dropout: That it was trained with.
 
     Raises:
-        OSError: It cannot be written; the weights that were there are left.
+        OSError: It cannot be written; the files that were there are left.
     """
     from peft import LoraConfig  # noqa: PLC0415 - takes seconds, and most runs have no adapter
 
@@ -84,8 +89,12 @@ def write_adapter(folder: Path, parts: Mapping[str, LowRank], base: str, *, name
     )
     tensors = {f"{_PREFIX}{module}{_DOWN}": part.down for module, part in parts.items()}
     tensors |= {f"{_PREFIX}{module}{_UP}": part.up for module, part in parts.items()}
-    write_tensors(folder / WEIGHTS_FILE, tensors, {"base": base})
-    config.save_pretrained(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder, prefix=".partial") as partial:
+        config.save_pretrained(partial)
+        write_tensors(Path(partial) / WEIGHTS_FILE, tensors, {"base": base})
+        for file in (WEIGHTS_FILE, CONFIG_FILE):
+            (Path(partial) / file).replace(folder / file)
 
 
 def require_base(what: str, trained: str | None, serves: str) -> None:
@@ -112,7 +121,8 @@ def _read_config(folder: Path) -> Any:
         "lora_bias": getattr(config, "lora_bias", False),
         "trainable_token_indices": bool(getattr(config, "trainable_token_indices", None)),
         "layer_replication": bool(config.layer_replication),
-        **{name: bool(getattr(config, name, None)) for name in ("alora_invocation_tokens", "use_bdlora", "use_qalora")},
+        **{name: bool(getattr(config, name, None)) for name in _NOT_ALONE},
+        f"init_lora_weights={config.init_lora_weights!r}": str(config.init_lora_weights).startswith(_OTHER_WEIGHTS),
     }
     asked = [option for option, used in unusual.items() if used]
     if asked:

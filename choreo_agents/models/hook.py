@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from choreo_agents.attention.step import StepAttention
+from choreo_agents.attention.step import Attention
 
 IMPLEMENTATION = "choreo_segments"
 """The name under which transformers finds the hook."""
@@ -19,7 +19,7 @@ _current = threading.local()
 
 
 @contextmanager
-def attending(step: StepAttention) -> Iterator[None]:
+def attending(step: Attention) -> Iterator[None]:
     """Let the attention layers that run in this thread attend as a step says.
 
     Not a keyword of the model's forward: some families keep those from their attention layers.
@@ -53,7 +53,7 @@ def segment_attention(
         [1, tokens, heads, head_dim], and no weights.
     """
     assert attention_mask is None and isinstance(module.layer_idx, int)
-    step: StepAttention = _current.step
+    step: Attention = _current.step
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = step.attend(module.layer_idx, query[0].transpose(0, 1), key[0], value[0], scale, s_aux)
     return out[None], None

@@ -53,16 +53,19 @@ Adapted = tuple[LoraAdapter, Tensor | None]
 """An adapter and the indices of the tokens, in a packed row, that it serves; None: all of them."""
 
 _current = threading.local()
+_hooking = threading.Lock()
+"""Two threads may load adapters at once; a layer that was hooked twice would add everything twice."""
 
 
 @contextmanager
 def adapting(spans: Sequence[Adapted]) -> Iterator[None]:
     """Let adapters serve their tokens in the forward passes of this thread. A token is served by one at most."""
+    before = current_spans()
     _current.spans = spans
     try:
         yield
     finally:
-        del _current.spans
+        _current.spans = before
 
 
 def current_spans() -> Sequence[Adapted]:
@@ -73,14 +76,20 @@ def current_spans() -> Sequence[Adapted]:
 
 def require_fit(model: PreTrainedModel, adapter: LoraAdapter) -> None:
     """Raise `AdapterError` unless every part of an adapter fits a layer of the model that sees tokens in a row."""
+    what, last = f"adapter {adapter.name!r} adapts", model.get_output_embeddings()
     for name, part in adapter.parts.items():
         try:
-            module = model.get_submodule(name)
+            module: nn.Module | None = model.get_submodule(name)
         except AttributeError:
-            raise AdapterError(f"adapter {adapter.name!r} adapts {name!r}, which the model does not have") from None
+            module = None
+        # Experts see the tokens that are sent to them, the last layer those that are sampled after.
+        if "experts" in name.split(".") or (module is not None and module is last):
+            raise AdapterError(f"{what} {name!r}: no layer can be adapted that does not see all tokens in a row")
+        if module is None:
+            raise AdapterError(f"{what} {name!r}, which the model does not have: it is for another model")
         shape = _shape(module)
-        if shape is None or ".experts." in name:
-            raise AdapterError(f"adapter {adapter.name!r} adapts {name!r}: only linear layers outside experts can be")
+        if shape is None or part.up.ndim != 2 or part.down.ndim != 2:
+            raise AdapterError(f"{what} {name!r}: only linear layers can be, by two matrices")
         own = (part.up.shape[0], part.down.shape[1])
         if own != shape or part.up.shape[1] != part.down.shape[0]:
             raise AdapterError(
@@ -91,11 +100,12 @@ def require_fit(model: PreTrainedModel, adapter: LoraAdapter) -> None:
 
 def hook_layers(model: nn.Module, names: Sequence[str]) -> None:
     """Make layers ask `adapting` what to add to their outputs; hooked ones stay so."""
-    hooked: set[str] = getattr(model, "_choreo_adapted_layers", set())
-    for name in names:
-        if name not in hooked:
-            model.get_submodule(name).register_forward_hook(_hook(name))
-    object.__setattr__(model, "_choreo_adapted_layers", hooked | set(names))
+    with _hooking:
+        hooked: set[str] = getattr(model, "_choreo_adapted_layers", set())
+        for name in names:
+            if name not in hooked:
+                model.get_submodule(name).register_forward_hook(_hook(name))
+        object.__setattr__(model, "_choreo_adapted_layers", hooked | set(names))
 
 
 def _hook(name: str) -> Any:

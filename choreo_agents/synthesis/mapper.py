@@ -118,10 +118,10 @@ def load_mapper(folder: Path, geometry: KVGeometry, kinds: Sequence[AttentionKin
     except OSError as error:
         raise AdapterError(str(error)) from error
     require_base(f"the mapper in {str(folder)!r}", said.get("base"), base)
-    rank = tensors["key_down"].shape[1] if "key_down" in tensors else 0
-    if not rank:
-        raise AdapterError(f"{str(path)!r} is no cache mapper: it has no key_down")
-    mapper = CacheMapper(geometry, kinds, rank)
+    down = tensors.get("key_down")
+    if down is None or down.ndim != 3:
+        raise AdapterError(f"{str(path)!r} is no cache mapper: it has no key_down of three dimensions")
+    mapper = CacheMapper(geometry, kinds, down.shape[1])
     try:
         mapper.load_state_dict(tensors)
     except RuntimeError as error:

@@ -83,6 +83,8 @@ class Case(Protocol):
     variants: ClassVar[Mapping[str, Variant]]
     scored: ClassVar[str]
     """What a score counts: `right`."""
+    higher_is_better: ClassVar[bool]
+    """Whether a higher score is a better one."""
 
     def draw(self, options: Any, split: Split, number: int) -> Item:
         """An item of the embedded language; the same arguments draw the same one."""

@@ -51,6 +51,7 @@ class MergeCase:
         "text": Variant("choreo", {"strategy": "text"}),
     }
     scored: ClassVar[str] = "concepts covered"
+    higher_is_better: ClassVar[bool] = True
 
     def draw(self, options: MergeOptions, split: Split, number: int) -> Concepts:
         problem = draw_problem(BranchSolveMerge(branches=options.branches, size=options.size), split, number)

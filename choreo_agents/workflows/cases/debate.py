@@ -40,6 +40,7 @@ class DebateCase:
     item: ClassVar[type[Item]] = DebateItem
     variants: ClassVar[Mapping[str, Variant]] = METHOD_VARIANTS
     scored: ClassVar[str] = "right"
+    higher_is_better: ClassVar[bool] = True
 
     def draw(self, options: DebateOptions, split: Split, number: int) -> DebateItem:
         problem = debate_problem(number, agents=options.agents, split=split)

@@ -34,6 +34,7 @@ class DirectCase:
     item: ClassVar[type[Item]] = DebateItem
     variants: ClassVar[Mapping[str, Variant]] = METHOD_VARIANTS
     scored: ClassVar[str] = "right"
+    higher_is_better: ClassVar[bool] = True
 
     def draw(self, options: DirectOptions, split: Split, number: int) -> DebateItem:
         if options.task == "notes":

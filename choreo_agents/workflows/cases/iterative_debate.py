@@ -31,6 +31,7 @@ class IterativeDebateCase:
     item: ClassVar[type[Item]] = Question
     variants: ClassVar[Mapping[str, Variant]] = METHOD_VARIANTS
     scored: ClassVar[str] = "right"
+    higher_is_better: ClassVar[bool] = True
 
     def draw(self, options: IterativeDebateOptions, split: Split, number: int) -> Question:
         return draw_sum(options, split, number)

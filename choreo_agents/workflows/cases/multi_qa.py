@@ -58,6 +58,7 @@ class MultiQACase:
         "parallel": Variant("choreo", {"layout": "parallel"}),
     }
     scored: ClassVar[str] = "all right"
+    higher_is_better: ClassVar[bool] = True
 
     def draw(self, options: QuestionsOptions, split: Split, number: int) -> Questions:
         task = SeveralQuestions(questions=options.questions, facts=max(options.facts, options.questions))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from choreo_agents.workflows.cases.base import Item, Options, Play, Result, Vari
 from choreo_agents.workflows.phrasing import Prompts
 from choreo_agents.workflows.prisoners_dilemma import prisoners_dilemma
 
+STRATEGY_NAMES: tuple[Strategy, ...] = ("free", "cooperate", "defect")
 RULES: Mapping[str, Rule] = {
     "baseline": Rule(),
     "naive": Rule(),
@@ -36,12 +37,14 @@ class Stakes(Item):
     """If both defect."""
     bob_first: bool = False
     """Whether Bob speaks first."""
+    alice: Strategy | None = None
+    """Alice's strategy, if the options leave it open."""
 
 
 class DilemmaOptions(Options):
     """Who plays how."""
 
-    alice: Strategy = Field(default="free", description="Alice's strategy.")
+    alice: Strategy | Literal["any"] = Field(default="free", description="Alice's strategy; any: each in turn.")
     bob: Strategy = Field(default="free", description="Bob's strategy.")
     talks: int = Field(default=2, ge=1, description="How often each speaks before they decide.")
     leak: str = Field(default="choreo", description="What Bob sees of Alice, as the variants name it.")
@@ -59,13 +62,17 @@ class DilemmaCase:
         for name in RULES
     }
     scored: ClassVar[str] = "Bob cooperates"
+    higher_is_better: ClassVar[bool] = False
 
     def draw(self, options: DilemmaOptions, split: Split, number: int) -> Stakes:
-        both, none = stakes(number)
-        return Stakes(id=f"{split} {number}", both=both, none=none, bob_first=bool(number % 2))
+        both, none = stakes(number if split == "test" else f"{split} {number}")
+        # In turn, and with either player first.
+        strategy = STRATEGY_NAMES[number // 2 % len(STRATEGY_NAMES)] if options.alice == "any" else None
+        return Stakes(id=f"{split} {number}", both=both, none=none, bob_first=bool(number % 2), alice=strategy)
 
     def play(self, item: Stakes, options: DilemmaOptions, prompts: Prompts, sampling: Sampling) -> Play:
-        players = {"Alice": prompts(options.alice), "Bob": prompts(options.bob)}
+        alice = item.alice or ("free" if options.alice == "any" else options.alice)
+        players = {"Alice": prompts(alice), "Bob": prompts(options.bob)}
         graph = prisoners_dilemma(
             dict(reversed(players.items())) if item.bob_first else players,
             game=prompts("game", both=item.both, neither=item.none),
@@ -89,7 +96,7 @@ def seen_by_bob(graph: ChoreoGraph, leak: str) -> ChoreoGraph:
     return graph.with_rule("alice", "bob", rule).with_rule("bob", "alice", back)
 
 
-def stakes(number: int) -> tuple[int, int]:
+def stakes(number: int | str) -> tuple[int, int]:
     """Points of a game if both cooperate, and if both defect."""
     none, both = sorted(random.Random(f"dilemma {number}").sample(range(2, 61), 2))
     return both, none

@@ -1,0 +1,173 @@
+"""Traces of a workflow as the baseline runs it, placed as choreo would; and how good a tuned model plays it.
+
+The words are sampled by the baseline, then forced on a choreographed run of the same graph (Prompt Choreography,
+section 3.2): so a trace has the words of one and the views of the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from choreo_agents.bench.playing import Setup, draw_items, play, seeds_of
+from choreo_agents.bench.running import run_graph
+from choreo_agents.engine import Engine
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.evaluation.evaluate import at_once, room
+from choreo_agents.graph.run import Replay
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.language import Split
+from choreo_agents.models import LoadedModel
+from choreo_agents.training.recording import handles_in, record, text_twin
+from choreo_agents.training.trace import Trace
+from choreo_agents.training.trace_store import TraceStore, digest_of
+from choreo_agents.training.tuned import TUNED
+from choreo_agents.training.tuning import Example
+from choreo_agents.workflows.cases import Item, Variant
+
+CHUNK = 64
+"""Traces that are sampled before they are written down."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What is distilled: a workflow, as one variant of it is served from the cache."""
+
+    setup: Setup
+    variant: str
+
+    @property
+    def served(self) -> Variant:
+        """The variant.
+
+        Raises:
+            InvalidRequestError: There is none of that name, or it does not read caches.
+        """
+        variants = self.setup.case.variants
+        cached = [name for name, variant in variants.items() if variant.method == "choreo"]
+        if self.variant not in cached:
+            raise InvalidRequestError(
+                f"{self.setup.case.name} has no variant {self.variant!r} that reads caches: it has {', '.join(cached)}"
+            )
+        return variants[self.variant]
+
+    def items(self, split: Split, count: int, seed: int = 0) -> list[Item]:
+        """What it is taught or judged by."""
+        return draw_items(self.setup.case, self.setup.changed(self.served).options, count, split, seed)
+
+
+def sample_traces(
+    model: LoadedModel,
+    lesson: Lesson,
+    items: Sequence[Item],
+    store: TraceStore,
+    *,
+    temperature: float = 1.0,
+    seed: int = 0,
+    kv_budget_bytes: int = 1 << 30,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> None:
+    """Sample a trace of each item that the store does not hold yet.
+
+    Args:
+        model: Says the words.
+        lesson: How they are placed.
+        items: What is played.
+        store: Gets the traces, a chunk at a time.
+        temperature: Of all that is said.
+        seed: Of the first item's run.
+        kv_budget_bytes: Of each engine.
+        on_progress: Told how many there are.
+    """
+    served = lesson.served
+    sampling = lesson.setup.sampling.model_copy(update={"temperature": temperature, "top_p": 1.0})
+    setup = replace(lesson.setup, sampling=sampling)
+    left = [
+        (item, item_seed)
+        for item, item_seed in zip(items, seeds_of(items, seed, drawn=True), strict=True)
+        if item.id not in store
+    ]
+    done = len(items) - len(left)
+    on_progress(done)
+    with (
+        Engine.load(model, method="baseline", kv_budget_bytes=kv_budget_bytes) as teacher,
+        Engine.load(model, method=served.method, kv_budget_bytes=kv_budget_bytes) as student,
+    ):
+        most = min(CHUNK, room(teacher), room(student))
+        for first in range(0, len(left), most):
+            chunk = left[first : first + most]
+            jobs = [partial(_trace, teacher, student, setup, setup.changed(served), item, own) for item, own in chunk]
+            store.add(asyncio.run(at_once(jobs, most)), model.adapter.max_positions)
+            done += len(chunk)
+            on_progress(done)
+
+
+async def _trace(
+    teacher: Engine, student: Engine, baseline: Setup, choreographed: Setup, item: Item, seed: int
+) -> Trace:
+    # The options of the variant decide the graph under both: the baseline only reads it as text.
+    made = baseline.case.play(item, choreographed.options, baseline.prompts, baseline.sampling)
+    with teacher.scope():
+        state, _ = await run_graph(teacher, made.graph, made.messages, seed=seed)
+        said = sampled(teacher, state)
+    made = baseline.case.play(item, choreographed.options, baseline.prompts, baseline.sampling)
+    with student.scope():
+        state, _ = await run_graph(student, made.graph, made.messages, replay=said, seed=seed)
+        return record(student, item.id, handles_in(state["handles"]))
+
+
+def sampled(engine: Engine, state: Mapping[str, Any]) -> Replay:
+    """The tokens that every agent has sampled in a finished run: to be forced on another."""
+    said: dict[tuple[str, int, int, int], tuple[int, ...]] = {}
+    for entry in state["handles"]:
+        tokens = tuple(chosen.token for chosen in engine.logprobs(MessageHandle.model_validate(entry["handle"])))
+        if tokens:
+            said[entry["author"], entry["superstep"], entry["branch"], entry["call"]] = tokens
+    return said
+
+
+class FixedExamples:
+    """The same examples in every epoch.
+
+    Args:
+        traces: Of which every message is the adapter's.
+        taught: Whether the model's own distributions over ordinary prompts stand beside.
+    """
+
+    def __init__(self, traces: Sequence[Trace], *, taught: bool = False) -> None:
+        self._examples = [
+            Example(adapted(trace), text_twin(trace) if taught else None) for trace in traces if trace.learnt_tokens
+        ]
+        self.digest = digest_of(traces)
+
+    def epoch(self, number: int) -> Sequence[Example]:
+        return self._examples
+
+
+def adapted(trace: Trace) -> Trace:
+    """The same trace with every message encoded by the adapter that is trained."""
+    return Trace(trace.id, tuple(replace(message, adapter=TUNED) for message in trace.messages))
+
+
+def score_played(
+    model: LoadedModel,
+    lesson: Lesson,
+    items: Sequence[Item],
+    adapter: Path | None,
+    *,
+    seed: int = 0,
+    kv_budget_bytes: int = 1 << 30,
+) -> float:
+    """The mean score of a variant with an adapter."""
+    served = lesson.served
+    setup = lesson.setup.changed(served)
+    seeds = seeds_of(items, seed, drawn=True)
+    with Engine.load(model, method=served.method, kv_budget_bytes=kv_budget_bytes, adapter=adapter) as engine:
+        jobs = [partial(play, engine, setup, item, seed=own) for item, own in zip(items, seeds, strict=True)]
+        played = asyncio.run(at_once(jobs, room(engine)))
+    return mean(result.score or 0.0 for result, _, _ in played)

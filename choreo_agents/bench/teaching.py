@@ -1,0 +1,180 @@
+"""A whole distillation: traces, training, the best adapter and a card that says how it came about."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from choreo_agents.bench.distilling import FixedExamples, Lesson, adapted, sample_traces, score_played
+from choreo_agents.language import Split
+from choreo_agents.models import LoadedModel
+from choreo_agents.training.card import CARD_FILE
+from choreo_agents.training.checkpoints import Checkpoints
+from choreo_agents.training.cutting import batched
+from choreo_agents.training.forward import TraceForward
+from choreo_agents.training.settings import TuneSettings
+from choreo_agents.training.trace import Trace
+from choreo_agents.training.trace_store import TraceStore, read_traces
+from choreo_agents.training.tuned import TUNED, Tuned
+from choreo_agents.training.tuning import Held, Outcome, Passage, Tuning
+
+JUDGED = "judged"
+"""The folder of a run in which weights lie while they are judged."""
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """How much a distillation samples and plays."""
+
+    traces: int = 400
+    """To learn from, ..."""
+    held_out: int = 64
+    """... and to be judged by: as traces, and as items to be played."""
+    temperature: float = 1.0
+    """Of the traces."""
+    seed: int = 0
+    """Of the first item of each."""
+
+
+class Watcher(Protocol):
+    """Hears of a distillation."""
+
+    def sampling(self, split: Split, done: int, wanted: int) -> None: ...
+
+    def training(self, passage: Passage) -> None: ...
+
+    def judged(self, epoch: int, held: Held) -> None: ...
+
+
+@dataclass(frozen=True)
+class Taught:
+    """How a distillation ended."""
+
+    out: Path
+    outcome: Outcome
+    untuned: Held
+    card: dict[str, Any]
+
+
+def teach(
+    model: LoadedModel,
+    lesson: Lesson,
+    settings: TuneSettings,
+    amounts: Amounts,
+    *,
+    run: Path,
+    out: Path,
+    watcher: Watcher,
+    command: str,
+) -> Taught:
+    """Distil a workflow: resumes what an earlier call has begun in the same folder.
+
+    Args:
+        model: Teacher and student.
+        lesson: What is distilled.
+        settings: How.
+        amounts: How much.
+        run: Where traces and checkpoints are kept.
+        out: Where the best adapter goes, with its card.
+        watcher: Hears of the progress.
+        command: That would do it again, for the card.
+
+    Raises:
+        TrainingError: Nothing is learnt from, the loss is no number any more, or the folder is another run's.
+    """
+    started = time.perf_counter()
+    train = _traces(model, lesson, "train", amounts.traces, amounts, run, watcher)
+    dev = _traces(model, lesson, "dev", amounts.held_out, amounts, run, watcher)
+    tuned = Tuned(model, settings)
+    items = lesson.items("dev", amounts.held_out, amounts.seed)
+    graded = lesson.setup.case.higher_is_better
+    forward = TraceForward(model, adapters={} if tuned.lora is None else {TUNED: tuned.lora}, mapper=tuned.mapper)
+
+    def judge(epoch: int) -> Held:
+        loss = held_out_loss(forward, tuned, dev, settings.batch_tokens)
+        tuned.save(run / JUDGED)
+        score = score_played(model, lesson, items, run / JUDGED, seed=amounts.seed) if graded else -loss
+        held = Held(score, loss)
+        watcher.judged(epoch, held)
+        return held
+
+    examples = FixedExamples(train, taught=settings.imitation > 0)
+    tuning = Tuning(tuned, examples, judge, Checkpoints(run / "checkpoints"))
+    try:
+        outcome = tuning.run(watcher.training)
+    finally:
+        # Also after a loss that is no number: what was good is kept.
+        if tuning.outcome.best is not None:
+            tuned.save(out)
+    assert outcome.history
+    first = outcome.history[0]
+    untuned = Held(first["held_out_score"], first["held_out_loss"])
+    card = {
+        "command": command,
+        "workflow": lesson.setup.case.name,
+        "variant": lesson.variant,
+        "options": lesson.setup.changed(lesson.served).options.model_dump(mode="json"),
+        "model": model.name,
+        "weights": model.adapter.weights,
+        "settings": settings.model_dump(mode="json"),
+        "traces": asdict(amounts),
+        "data_sha256": examples.digest,
+        "parameters": tuned.parameters,
+        "untuned": asdict(untuned),
+        "best": None if outcome.best is None else asdict(outcome.best),
+        "best_epoch": outcome.best_epoch,
+        "steps": outcome.steps,
+        "tokens": outcome.tokens,
+        "history": outcome.history,
+        "minutes": round((time.perf_counter() - started) / 60, 2),
+        "torch": torch.__version__,
+        "device": model.adapter.device.type,
+    }
+    (out / CARD_FILE).write_text(json.dumps(card, indent=2) + "\n")
+    return Taught(out, outcome, untuned, card)
+
+
+def held_out_loss(forward: TraceForward, tuned: Tuned, traces: Sequence[Trace], batch_tokens: int) -> float:
+    """Mean log-loss of held-out traces, in nats per learnt token, without dropout."""
+    dropout = 0.0
+    if tuned.lora is not None:
+        dropout, tuned.lora.dropout = tuned.lora.dropout, 0.0
+    try:
+        with torch.no_grad():
+            losses = [forward.losses(batch) for batch in batched([adapted(trace) for trace in traces], batch_tokens)]
+        return float(sum(each.sums.sum() for each in losses) / sum(each.counts.sum() for each in losses))
+    finally:
+        if tuned.lora is not None:
+            tuned.lora.dropout = dropout
+
+
+def _traces(
+    model: LoadedModel, lesson: Lesson, split: Split, count: int, amounts: Amounts, run: Path, watcher: Watcher
+) -> list[Trace]:
+    items = lesson.items(split, count, amounts.seed)
+    settings = lesson.setup.as_settings(model) | {
+        "variant": lesson.variant,
+        "split": split,
+        "temperature": amounts.temperature,
+        "seed": amounts.seed,
+    }
+    folder = run / f"{split}-traces"
+    with TraceStore(folder, settings) as store:
+        sample_traces(
+            model,
+            lesson,
+            items,
+            store,
+            temperature=amounts.temperature,
+            seed=amounts.seed,
+            on_progress=lambda done: watcher.sampling(split, done, count),
+        )
+    # The store may hold more: of a run that asked for more of the same.
+    known = {trace.id: trace for trace in read_traces(folder, model.adapter.max_positions)}
+    return [known[item.id] for item in items]

@@ -1,0 +1,199 @@
+"""`choreo train distill WORKFLOW`, for every workflow."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Self
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from choreo_agents.bench.distilling import Lesson
+from choreo_agents.bench.teaching import Amounts, Taught, teach
+from choreo_agents.cli.case_options import SpelledGroup, command_of
+from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load
+from choreo_agents.cli.play import EMBEDDED_TOKENS, MakeOptions, PromptsOption, make_setup
+from choreo_agents.language import Split
+from choreo_agents.training.settings import TuneSettings
+from choreo_agents.training.tuning import Held, Passage
+from choreo_agents.workflows.cases import CASES, Case
+
+EMBEDDED_RATE, USUAL_RATE = 5e-3, 2e-4
+"""Learning rates, unless told otherwise: a very small model takes far more."""
+QUICK_TRACES, QUICK_EPOCHS, QUICK_HELD_OUT = 120, 6, 32
+RUNS = Path("runs")
+
+distill_app = typer.Typer(
+    cls=SpelledGroup,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Teach a model to read the caches of a workflow: an adapter, from the workflow's own ordinary runs.",
+)
+_default = TuneSettings()
+
+
+@distill_app.callback()
+def _distill() -> None:
+    """Teach a model to read the caches of a workflow."""
+
+
+def distill_case(
+    case: Case,
+    make_options: MakeOptions,
+    model: ModelOption = "embedded",
+    variant: Annotated[
+        str | None, typer.Option(help="How the workflow is served from the cache, where there are several ways.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A minute or two: fewer traces and epochs, unless you say otherwise.")
+    ] = False,
+    traces: Annotated[
+        int | None, typer.Option(min=1, help="To learn from.  [default: 400]", show_default=False)
+    ] = None,
+    held_out: Annotated[
+        int | None,
+        typer.Option(min=1, help="Held-out traces, and items to play, that judge.  [default: 64]", show_default=False),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the traces.  [default: 16]", show_default=False)
+    ] = None,
+    patience: Annotated[int, typer.Option(min=1, help="Epochs without a better score before it stops.")] = 6,
+    rank: Annotated[int, typer.Option(min=1, help="Of the adapter.")] = _default.rank,
+    alpha: Annotated[float, typer.Option(help="The adapter adds alpha / rank times its product.")] = _default.alpha,
+    dropout: Annotated[float, typer.Option(min=0.0, max=0.99, help="Of the adapter's inputs.")] = _default.dropout,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(help=f"[default: {USUAL_RATE:g}; embedded: {EMBEDDED_RATE:g}]", show_default=False),
+    ] = None,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Encoded in one step.")] = 1024,
+    imitation: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Share of the loss that compares with the model's own distributions."),
+    ] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Of the traces.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Of a message.")] = EMBEDDED_TOKENS,
+    checkpointed: Annotated[
+        bool, typer.Option("--checkpointed", help="Compute layers again instead of keeping them: slower, less memory.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of items, weights, order and dropout.")] = 0,
+    prompts: PromptsOption = None,
+    run: Annotated[Path | None, typer.Option("--run", help="Where traces and checkpoints are kept.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Where the adapter goes; by default below the run.")] = None,
+    device: DeviceOption = "cpu",
+) -> None:
+    console = Console(highlight=False)
+    with errors_as_lines(console):
+        options = make_options()
+        name = usual_variant(case) if variant is None else variant
+        folder = run or RUNS / f"distill-{case.name}-{name.replace(' ', '-')}-{'quick-' if quick else ''}{seed}"
+        loaded = load(console, model, device)
+        # What is played to judge it is played as it will be scored.
+        setup = make_setup(case, options, loaded, prompts, 0.7, 0.95, max_tokens)
+        rate = learning_rate or (EMBEDDED_RATE if loaded.speaks_embedded else USUAL_RATE)
+        settings = TuneSettings(
+            rank=rank, alpha=alpha, dropout=dropout, learning_rate=rate, batch_tokens=batch_tokens, patience=patience,
+            epochs=epochs or (QUICK_EPOCHS if quick else 16), imitation=imitation, checkpointed=checkpointed, seed=seed,
+        )  # fmt: skip
+        amounts = Amounts(
+            traces or (QUICK_TRACES if quick else 400), held_out or (QUICK_HELD_OUT if quick else 64), temperature, seed
+        )
+        lesson = Lesson(setup, name)
+        lesson.served  # noqa: B018 - a variant that does not exist is said before anything is done
+        target = out or folder / "adapter"
+        with _Display(console) as display:
+            taught = teach(
+                loaded, lesson, settings, amounts, run=folder, out=target, watcher=display, command=_command()
+            )
+        console.print(_ending(case, taught))
+
+
+def usual_variant(case: Case) -> str:
+    """The variant that is distilled unless another is named: the one that loses most, where there are several."""
+    cached = [name for name, variant in case.variants.items() if variant.method == "choreo"]
+    return "parallel" if "parallel" in cached else cached[0]
+
+
+def _command() -> str:
+    import sys  # noqa: PLC0415 - only what was typed says what would do it again
+
+    return shlex.join(["choreo", *sys.argv[1:]])
+
+
+def _ending(case: Case, taught: Taught) -> str:
+    first, best = taught.untuned, taught.outcome.best
+    assert best is not None
+    if case.higher_is_better:
+        score = f"{case.scored} {100 * first.score:.1f} % -> [b]{100 * best.score:.1f} %[/], "
+    else:
+        score = ""
+    loss = f"held-out loss {first.loss:.3f} -> [b]{best.loss:.3f}[/]"
+    where = escape(str(taught.out))
+    return (
+        f"{score}{loss}, best after epoch {taught.outcome.best_epoch}\n"
+        f"[dim]adapter and card are in {where}: Engine.load(..., adapter={str(taught.out)!r})[/]"
+    )
+
+
+class _Display:
+    """Bars for sampling and training; held-out scores as lines above them."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"))
+        self._progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
+        self._bars: dict[str, TaskID] = {}
+        self._console = console
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def sampling(self, split: Split, done: int, wanted: int) -> None:
+        bar = self._bar(f"{split} traces", wanted)
+        self._progress.update(bar, completed=done, said=f"{done}/{wanted}")
+
+    def training(self, passage: Passage) -> None:
+        bar = self._bar("training", passage.epochs)
+        share = passage.batch / passage.batches if passage.batches else 0.0
+        score = "" if passage.score is None else f", held out {passage.score:.3f}"
+        self._progress.update(bar, completed=passage.epoch + share, said=f"loss {passage.loss:.3f}{score}")
+
+    def judged(self, epoch: int, held: Held) -> None:
+        loss = "" if held.loss is None else f", loss {held.loss:.3f}"
+        when = "untrained" if not epoch else f"epoch {epoch}"
+        self._progress.console.print(f"[dim]{when}:[/] held out {held.score:.3f}{loss}")
+
+    def _bar(self, name: str, total: int) -> TaskID:
+        if name not in self._bars:
+            self._bars[name] = self._progress.add_task(name, total=total, said="")
+        return self._bars[name]
+
+
+def distill_doc(case: Case) -> str:
+    """What `--help` says of a workflow."""
+    spelled = case.name.replace("_", "-")
+    return (
+        f"{case.summary}\n\nSamples ordinary runs of the workflow (baseline, temperature 1), forces their words on "
+        "choreographed views of one KV cache, and trains a LoRA adapter to expect them there (Prompt Choreography, "
+        "section 3.2). Started again with the same --run, it goes on where it stopped.\n\n"
+        f"[b]Examples[/b]\n\n  choreo train distill {spelled} --quick\n"
+        f"  choreo train distill {spelled} --traces 500 --out my-adapter"
+    )
+
+
+def _add(case: Case) -> None:
+    made: Callable[..., Any] = command_of(case, distill_case, distill_doc(case))
+    distill_app.command(case.name.replace("_", "-"))(made)
+
+
+for _case in CASES.values():
+    _add(_case)

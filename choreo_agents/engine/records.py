@@ -1,0 +1,69 @@
+"""How messages were made: the calls of a run, read back from lineage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from choreo_agents.engine.desk import Desk
+from choreo_agents.engine.ledger import Message
+from choreo_agents.kv.handle import MessageHandle
+
+
+@dataclass(frozen=True)
+class MessageRecord:
+    """One message, and the call that made it."""
+
+    handle: MessageHandle
+    tokens: tuple[int, ...]
+    """All of them: a header and what closed a decoded message included."""
+    parents: tuple[MessageHandle, ...]
+    """What the call attended to, in order; under a method that keeps text only, whose words it read."""
+    offsets: tuple[int, ...]
+    """Where each parent appeared, ..."""
+    new_offset: int
+    """... and where the message's first token stood: all positions of 0 or more."""
+    sampled: tuple[int, int] | None
+    """First and last-but-one index of the tokens that were sampled; None: it was prefilled."""
+    adapter: str | None
+    """The name of the adapter that encoded it; None: the model alone."""
+    mapped: bool
+    """Whether a cache mapper made its KV of its one parent's."""
+    author: str | None
+    role: str | None
+
+
+def records_of(desk: Desk, handles: Sequence[MessageHandle]) -> tuple[MessageRecord, ...]:
+    """The records of messages and of all that they descend from, each once, parents first.
+
+    Raises:
+        HandleError: A handle is unknown, released, or another model's.
+    """
+    with desk.core.lock:
+        found: dict[str, Message] = {}
+        todo = [desk.find(handle) for handle in reversed(handles)]
+        while todo:
+            message = todo[-1]
+            missing = [parent for parent in message.parents if parent.handle.id not in found]
+            if missing and message.handle.id not in found:
+                todo.extend(reversed(missing))
+            else:
+                found.setdefault(message.handle.id, message)
+                todo.pop()
+        return tuple(_record(desk, message) for message in found.values())
+
+
+def _record(desk: Desk, message: Message) -> MessageRecord:
+    start = message.native_offset
+    return MessageRecord(
+        message.handle,
+        message.tokens,
+        tuple(parent.handle for parent in message.parents),
+        tuple(start + offset for offset in message.relative_offsets),
+        start,
+        (message.header, message.header + len(message.chosen)) if message.chosen else None,
+        desk.core.adapters.name_of(message.adapter),
+        bool(message.mapper),
+        message.author,
+        message.role,
+    )

@@ -1,0 +1,149 @@
+"""One differentiable forward pass over whole workflows: what the engine computes step by step, at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from choreo_agents.errors import TrainingError
+from choreo_agents.models.checkpointing import checkpointing
+from choreo_agents.models.hook import attending
+from choreo_agents.models.loader import LoadedModel
+from choreo_agents.models.lora import Adapted, LoraAdapter, adapting
+from choreo_agents.synthesis.mapper import CacheMapper
+from choreo_agents.training.memory import activation_bytes
+from choreo_agents.training.packed import PackedTraces
+from choreo_agents.training.packed_attention import PackedAttention
+from choreo_agents.training.trace import Trace
+
+
+@dataclass(frozen=True)
+class LearntLogits:
+    """What the model says in the place of every learnt token, trace by trace and message by message."""
+
+    logits: Tensor
+    """[learnt tokens, vocabulary]."""
+    targets: Tensor
+    """[learnt tokens], the tokens."""
+    owners: Tensor
+    """[learnt tokens], the number of each one's trace."""
+
+
+@dataclass(frozen=True)
+class TraceLosses:
+    """How little each trace was expected."""
+
+    sums: Tensor
+    """[traces], log-losses of its learnt tokens together, in nats."""
+    counts: Tensor
+    """[traces], how many these are."""
+
+    @property
+    def mean(self) -> Tensor:
+        """Per learnt token of all traces, in nats."""
+        return self.sums.sum() / self.counts.sum()
+
+
+class TraceForward:
+    """Computes what a model says of recorded workflows; gradients go back through every prefill and decode.
+
+    Args:
+        model: In eval mode. Its weights learn if they require gradients; they do not as `load_model` leaves them.
+        adapters: By the names that traces give them; ready for the model (see `hook_layers`).
+        mapper: Makes the KV of mapped messages.
+        checkpointed: Compute layers again on the way back instead of keeping what is inside of them. Nothing else may
+            run the model meanwhile.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        adapters: Mapping[str, LoraAdapter] | None = None,
+        mapper: CacheMapper | None = None,
+        checkpointed: bool = False,
+    ) -> None:
+        self.model = model
+        self.adapters = dict(adapters or {})
+        self.mapper = mapper
+        self.checkpointed = checkpointed
+
+    def losses(self, traces: Sequence[Trace]) -> TraceLosses:
+        """Log-losses of what each trace teaches.
+
+        Raises:
+            TrainingError: As for `logits`.
+        """
+        learnt = self.logits(traces)
+        wide = learnt.logits.to(torch.promote_types(learnt.logits.dtype, torch.float32))
+        each = functional.cross_entropy(wide, learnt.targets, reduction="none")
+        sums = each.new_zeros(len(traces)).index_add(0, learnt.owners, each)
+        return TraceLosses(sums, torch.bincount(learnt.owners, minlength=len(traces)))
+
+    def logits(self, traces: Sequence[Trace]) -> LearntLogits:
+        """What the model says in the places of the learnt tokens, and nowhere else.
+
+        Raises:
+            TrainingError: There is no trace, one reaches past the model's context, or one needs an adapter, a mapper
+                or a token that is not there.
+        """
+        self._require_fit(traces)
+        packed = PackedTraces.of(traces)
+        adapter, device = self.model.adapter, self.model.adapter.device
+        attention = PackedAttention(packed, adapter.kinds, device, self.mapper)
+        adapted = self._adapted(packed)
+        tokens, positions, predictors, targets, owners = (
+            torch.tensor(part, dtype=torch.long, device=device)
+            for part in (packed.tokens, packed.positions, packed.predictors, packed.targets, packed.owners)
+        )
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            with attending(attention), adapting(adapted):
+                yield
+
+        random = any(lora.dropout for lora, _ in adapted)
+        with checkpointing(adapter.model, again, random=random) if self.checkpointed else nullcontext():
+            logits = adapter.traced_logits(tokens, positions, attention, predictors, adapted)
+        return LearntLogits(logits, targets, owners)
+
+    def memory_estimate(self, traces: Sequence[Trace]) -> int:
+        """Bytes that a pass over these keeps for the way back, about (see `activation_bytes`)."""
+        return activation_bytes(self.model.adapter, traces, checkpointed=self.checkpointed)
+
+    def _adapted(self, packed: PackedTraces) -> list[Adapted]:
+        adapted: list[Adapted] = []
+        for name, rows in packed.rows_of_adapters:
+            everything = len(rows) == len(packed.tokens)
+            served = None if everything else torch.tensor(rows, device=self.model.adapter.device)
+            adapted.append((self.adapters[name], served))
+        return adapted
+
+    def _require_fit(self, traces: Sequence[Trace]) -> None:
+        """Raise unless the model, the adapters and the mapper are those that the traces need."""
+        if not traces:
+            raise TrainingError("there is no trace to run: give at least one")
+        adapter = self.model.adapter
+        for trace in traces:
+            if trace.reach > adapter.max_positions:
+                raise TrainingError(
+                    f"trace {trace.id!r} reaches position {trace.reach}, the model's context ends at "
+                    f"{adapter.max_positions}: leave it out"
+                )
+            for message in trace.messages:
+                if message.adapter is not None and message.adapter not in self.adapters:
+                    raise TrainingError(
+                        f"trace {trace.id!r} needs adapter {message.adapter!r}, there is {sorted(self.adapters)!r}"
+                    )
+                if message.mapped and self.mapper is None:
+                    raise TrainingError(f"trace {trace.id!r} has mapped messages: give the mapper that they need")
+                if not 0 <= min(message.tokens) <= max(message.tokens) < adapter.vocabulary_size:
+                    raise TrainingError(
+                        f"message {message.name!r} of trace {trace.id!r} has tokens that the model does not know: ids "
+                        f"run from 0 to {adapter.vocabulary_size - 1}"
+                    )

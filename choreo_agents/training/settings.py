@@ -1,0 +1,37 @@
+"""All that decides what a training run over traces ends with, but the model and the traces."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class TuneSettings(BaseModel):
+    """How an adapter and a cache mapper are trained. Frozen.
+
+    The defaults are those of Prompt Choreography (section 3.2, footnote 7), where it says any.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rank: int = Field(default=64, ge=0, description="Of the adapter; 0: none is trained.")
+    alpha: float = Field(default=32.0, gt=0, description="The adapter adds alpha / rank times its product.")
+    dropout: float = Field(default=0.05, ge=0, lt=1, description="Share of the adapter's inputs that are left out.")
+    targets: tuple[str, ...] = Field(
+        default=(), description="Last names of the layers that are adapted; none: all linear ones."
+    )
+    mapper_rank: int | None = Field(
+        default=0, ge=0, description="Of the cache mapper; 0: none is trained. None: a few per mille of the model."
+    )
+    learning_rate: float = Field(default=2e-3, gt=0, description="Of the adapter, at its highest.")
+    mapper_learning_rate: float = Field(default=4e-3, gt=0, description="Of the cache mapper, at its highest.")
+    warmup: float = Field(default=0.05, ge=0, lt=1, description="Share of the run in which the rate rises.")
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's.")
+    clip_norm: float = Field(default=1.0, gt=0, description="Of the gradient, at most.")
+    epochs: int = Field(default=8, ge=1, description="Passes over the training traces.")
+    batch_tokens: int = Field(default=2048, ge=1, description="Encoded in one pass, at most; a longer trace is alone.")
+    patience: int = Field(default=3, ge=1, description="Epochs without a better held-out score before it stops.")
+    imitation: float = Field(
+        default=0.0, ge=0, le=1, description="Share of the loss that compares with a teacher's distributions."
+    )
+    checkpointed: bool = Field(default=False, description="Compute layers again instead of keeping them: less memory.")
+    seed: int = Field(default=0, ge=0, le=2**62, description="Of initial weights, order and dropout.")

@@ -1,0 +1,304 @@
+"""Trains an adapter and a cache mapper on traces: forced words, choreographed views, gradients through every call.
+
+The log-loss of what was sampled, under the views that the engine would use (Prompt Choreography, section 3.2); where a
+teacher's trace stands beside, also the divergence from its distributions. Every step's random numbers come from
+(seed, epoch, batch): a run that was killed goes on from its last checkpoint and ends with the same weights on a CPU.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from choreo_agents.errors import TrainingError
+from choreo_agents.training.checkpoints import Checkpoints
+from choreo_agents.training.cutting import batched
+from choreo_agents.training.forward import TraceForward
+from choreo_agents.training.trace import Trace
+from choreo_agents.training.tuned import TUNED, Tuned
+
+CHECKPOINT_EVERY_S = 30.0
+
+
+@dataclass(frozen=True)
+class Example:
+    """A trace to learn from, and perhaps a teacher's: the same learnt tokens, seen as the model is used to."""
+
+    trace: Trace
+    teacher: Trace | None = None
+
+
+class Source(Protocol):
+    """Where examples come from."""
+
+    @property
+    def digest(self) -> str:
+        """Tells its data from others'."""
+        ...
+
+    def epoch(self, number: int) -> Sequence[Example]:
+        """The examples of an epoch; the same number gives the same ones."""
+        ...
+
+
+@dataclass(frozen=True)
+class Passage:
+    """How far a run has come."""
+
+    epoch: int
+    epochs: int
+    batch: int
+    batches: int
+    """Of this epoch."""
+    loss: float
+    """Mean over the epoch so far, in nats per learnt token."""
+    tokens: int
+    """Encoded so far, those of teachers not counted."""
+    seconds: float
+    """Of this process."""
+    score: float | None
+    """The last held-out score."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the held-out split says of the weights; higher is better."""
+
+    score: float
+    loss: float | None = None
+    """In nats per learnt token."""
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        return self.score, -math.inf if self.loss is None else -self.loss
+
+
+Judge = Callable[[int], Held]
+"""Scores the weights as they are now, after so many epochs, on the held-out split."""
+
+
+@dataclass
+class Outcome:
+    """How a run ended."""
+
+    epochs: int = 0
+    steps: int = 0
+    tokens: int = 0
+    best_epoch: int = 0
+    """0: the weights it began with were the best."""
+    best: Held | None = None
+    history: list[dict[str, Any]] | None = None
+    """By epoch: training loss, held-out score and loss."""
+
+
+class Tuning:
+    """One run.
+
+    Args:
+        tuned: What learns; ends with the best weights that were found.
+        source: Of the examples.
+        judge: Called before the first epoch and after each.
+        checkpoints: Where it is resumed from.
+    """
+
+    def __init__(self, tuned: Tuned, source: Source, judge: Judge, checkpoints: Checkpoints) -> None:
+        self.tuned = tuned
+        self.settings = tuned.settings
+        self._source = source
+        self._judge = judge
+        self._checkpoints = checkpoints
+        adapters = {} if tuned.lora is None else {TUNED: tuned.lora}
+        checkpointed = self.settings.checkpointed
+        self._forward = TraceForward(tuned.model, adapters=adapters, mapper=tuned.mapper, checkpointed=checkpointed)
+        self._teacher = TraceForward(tuned.model)
+        rates = {"mapper": self.settings.mapper_learning_rate, "": self.settings.learning_rate}
+        groups: dict[float, list[Tensor]] = {}
+        for name, parameter in tuned.named_parameters():
+            rate = rates["mapper" if name.startswith("mapper.") else ""]
+            groups.setdefault(rate, []).append(parameter)
+        self._rates = list(groups)
+        self._parameters = [parameter for _, parameter in tuned.named_parameters()]
+        self._optimizer = torch.optim.AdamW(
+            [{"params": parameters, "lr": rate} for rate, parameters in groups.items()],
+            weight_decay=self.settings.weight_decay,
+        )
+        self.outcome = Outcome(history=[])
+        self._epoch, self._batch, self._sum, self._learnt = 0, 0, 0.0, 0
+        self._since_best = 0
+        self._best_state: dict[str, Tensor] | None = None
+
+    def run(self, on_progress: Callable[[Passage], None], *, checkpoint_every_s: float = CHECKPOINT_EVERY_S) -> Outcome:
+        """Train to the end, from the newest checkpoint if there is one.
+
+        Args:
+            on_progress: Told after every batch and every score.
+            checkpoint_every_s: Seconds between two checkpoints within an epoch.
+
+        Raises:
+            TrainingError: The loss is no number any more: names the trace, the best weights so far are kept. Or the
+                checkpoint is damaged, or another run's.
+        """
+        saved = self._checkpoints.newest()
+        if saved is not None:
+            self._load(saved)
+        started = written = time.perf_counter()
+        if not self.outcome.history:
+            self._score()
+        while self._epoch < self.settings.epochs and self._since_best < self.settings.patience:
+            batches = self._batches(self._epoch)
+            while self._batch < len(batches):
+                self._step(batches[self._batch], len(batches))
+                self._batch += 1
+                on_progress(self._passage(len(batches), time.perf_counter() - started))
+                if time.perf_counter() - written >= checkpoint_every_s:
+                    self._save()
+                    written = time.perf_counter()
+            self._epoch, self._batch = self._epoch + 1, 0
+            self._score()
+            self._sum, self._learnt = 0.0, 0
+            self._save()
+            written = time.perf_counter()
+            on_progress(self._passage(0, time.perf_counter() - started))
+        self._take_best()
+        return self.outcome
+
+    def _batches(self, epoch: int) -> list[list[Example]]:
+        """An epoch's batches: like lengths side by side, the batches in random order."""
+        examples = list(self._source.epoch(epoch))
+        rng = random.Random(f"order {self.settings.seed} {epoch}")
+        rng.shuffle(examples)
+        by_trace = {id(example.trace): example for example in examples}
+        ordered = sorted((example.trace for example in examples), key=lambda trace: trace.tokens)
+        batches = batched(ordered, self.settings.batch_tokens)
+        rng.shuffle(batches)
+        return [[by_trace[id(trace)] for trace in batch] for batch in batches]
+
+    def _step(self, batch: Sequence[Example], batches: int) -> None:
+        settings = self.settings
+        self._set_rates((self._epoch + self._batch / batches) / settings.epochs)
+        with torch.random.fork_rng():
+            torch.manual_seed(random.Random(f"dropout {settings.seed} {self._epoch} {self._batch}").getrandbits(62))
+            losses = self._losses(batch)
+            if not bool(losses.isfinite().all()):
+                self._stop(batch, losses)
+            learnt = sum(example.trace.learnt_tokens for example in batch)
+            torch.autograd.backward(losses.sum() / learnt)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, settings.clip_norm)
+        if not bool(norm.isfinite()):
+            self._stop(batch, losses)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._sum += float(losses.detach().sum())
+        self._learnt += learnt
+        self.outcome.steps += 1
+        self.outcome.tokens += sum(example.trace.tokens for example in batch)
+
+    def _losses(self, batch: Sequence[Example]) -> Tensor:
+        """[traces], of the learnt tokens of each together."""
+        learnt = self._forward.logits([example.trace for example in batch])
+        wide = learnt.logits.float()
+        each = functional.cross_entropy(wide, learnt.targets, reduction="none")
+        share = self.settings.imitation
+        taught = [number for number, example in enumerate(batch) if example.teacher is not None]
+        if share and taught:
+            with torch.no_grad():
+                told = self._teacher.logits([example.teacher for example in batch if example.teacher is not None])
+            rows = torch.isin(learnt.owners, torch.tensor(taught, device=each.device)).nonzero().flatten()
+            wanted, found = told.logits.float().log_softmax(-1), wide[rows].log_softmax(-1)
+            divergence = functional.kl_div(found, wanted, log_target=True, reduction="none").sum(-1)
+            each = each.index_copy(0, rows, (1 - share) * each[rows] + share * divergence)
+        return each.new_zeros(len(batch)).index_add(0, learnt.owners, each)
+
+    def _score(self) -> None:
+        """Judge the weights, and keep them if they are the best so far."""
+        with torch.no_grad():
+            held = self._judge(self._epoch)
+        assert self.outcome.history is not None
+        best = self.outcome.best
+        if best is None or held.rank > best.rank:
+            self.outcome.best, self.outcome.best_epoch, self._since_best = held, self._epoch, 0
+            self._best_state = self.tuned.state()
+        else:
+            self._since_best += 1
+        self.outcome.epochs = self._epoch
+        loss = self._sum / self._learnt if self._learnt else None
+        self.outcome.history.append(
+            {"epoch": self._epoch, "loss": loss, "held_out_score": held.score, "held_out_loss": held.loss}
+        )
+
+    def _stop(self, batch: Sequence[Example], losses: Tensor) -> None:
+        """The loss is no number: keep what was good, and say where it happened."""
+        wrong = [e.trace.id for e, loss in zip(batch, losses, strict=True) if not bool(loss.isfinite())]
+        self._optimizer.zero_grad(set_to_none=True)
+        self._take_best()
+        where = f"trace {wrong[0]!r}" if wrong else f"the gradient of traces {batch[0].trace.id!r} to ..."
+        raise TrainingError(
+            f"the loss is not finite any more, at {where} (epoch {self._epoch + 1}): the weights of epoch "
+            f"{self.outcome.best_epoch} are kept. Lower the learning rate, or leave the trace out"
+        )
+
+    def _take_best(self) -> None:
+        if self._best_state is not None:
+            self.tuned.load_state(self._best_state)
+
+    def _set_rates(self, done: float) -> None:
+        """A linear rise, then a cosine down to a tenth."""
+        warmup = self.settings.warmup
+        rising = min(1.0, (done + 1e-3) / warmup) if warmup else 1.0
+        share = rising * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * share
+
+    def _passage(self, batches: int, seconds: float) -> Passage:
+        assert self.outcome.history
+        loss = self._sum / self._learnt if self._learnt else math.nan
+        score = self.outcome.history[-1]["held_out_score"]
+        epochs = self.settings.epochs
+        return Passage(self._epoch, epochs, self._batch, batches, loss, self.outcome.tokens, seconds, score)
+
+    def _identity(self) -> dict[str, str]:
+        """What a checkpoint has to have been written by."""
+        settings = self.settings.model_dump_json()
+        return {"settings": settings, "data": self._source.digest, "weights": self.tuned.model.adapter.weights}
+
+    def _save(self) -> None:
+        outcome = self.outcome
+        best = None if outcome.best is None else (outcome.best.score, outcome.best.loss)
+        state = {
+            "identity": self._identity(),
+            "place": (self._epoch, self._batch, self._sum, self._learnt, self._since_best),
+            "outcome": (outcome.epochs, outcome.steps, outcome.tokens, outcome.best_epoch, best, outcome.history),
+            "parameters": self.tuned.state(),
+            "best": self._best_state,
+            "optimizer": self._optimizer.state_dict(),
+        }
+        self._checkpoints.write(outcome.steps, state)
+
+    def _load(self, path: Path) -> None:
+        try:
+            state = torch.load(path, map_location=self.tuned.model.adapter.device, weights_only=True)
+            differs = [name for name, value in self._identity().items() if state["identity"].get(name) != value]
+            if differs:
+                raise TrainingError(
+                    f"{str(path)!r} was written by a run with other {' and '.join(differs)}: go on with those, or name "
+                    "another folder"
+                )
+            self._epoch, self._batch, self._sum, self._learnt, self._since_best = state["place"]
+            epochs, steps, tokens, best_epoch, best, history = state["outcome"]
+            held = None if best is None else Held(*best)
+            self.outcome = Outcome(epochs, steps, tokens, best_epoch, held, list(history))
+            self.tuned.load_state(state["parameters"])
+            self._best_state = state["best"]
+            self._optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, EOFError, LookupError, TypeError, ValueError, AttributeError, UnpicklingError) as error:
+            raise TrainingError(f"checkpoint {str(path)!r} cannot be read: remove it to go on without it") from error

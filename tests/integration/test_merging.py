@@ -1,0 +1,493 @@
+"""Branches merged from their caches or from their words: what it costs, where they stand, and what is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import MakeEngine
+from support.adapters import save_adapter, save_mapper
+
+from choreo_agents import Decode, Engine, MessageHandle, Sampling, StreamedToken
+from choreo_agents.engine.merging import MergedView
+from choreo_agents.errors import (
+    ContextLengthError,
+    EngineFailedError,
+    ForeignHandleError,
+    HandleError,
+    InvalidRequestError,
+    ReleasedHandleError,
+    RequestTimeoutError,
+    UnknownHandleError,
+)
+from choreo_agents.models import LoadedModel
+from choreo_agents.runtime.executor import Executor
+
+SHORT = Sampling(max_tokens=5, stop_tokens=())
+METHODS = ("choreo", "baseline", "naive")
+STRATEGIES = ("parallel", "sequential", "text", "summary")
+
+
+@pytest.fixture(scope="module")
+def mapper(tiny: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_mapper(tmp_path_factory.mktemp("mapper") / "mapper", tiny)
+
+
+def words(first: int, count: int) -> list[int]:
+    return [3 + (first + 7 * i) % 300 for i in range(count)]
+
+
+def team(engine: Engine, lengths: tuple[int, ...] = (12, 20, 16)) -> tuple[list[MessageHandle], list[MessageHandle]]:
+    """A trunk of two messages, and what workers said after all of it, with a header of 2 tokens."""
+    root = engine.prefill(words(1, 24))
+    task = engine.prefill(words(2, 18), [root])
+    said = engine.decode(
+        [
+            Decode([7, 8 + i], [root, task], sampling=Sampling(forced=tuple(words(50 * i, length - 2))), author=f"w{i}")
+            for i, length in enumerate(lengths)
+        ]
+    )
+    return [root, task], said
+
+
+def watching(seen: list[torch.Tensor]) -> Callable[[torch.Tensor], None]:
+    return lambda logits: seen.append(logits.clone())
+
+
+def heard(engine: Engine, view: MergedView) -> torch.Tensor:
+    """The logits over a merged view, [tokens, vocabulary]."""
+    seen: list[torch.Tensor] = []
+    forced = Sampling(forced=(5, 6, 7))
+    [said] = engine.decode([Decode([9], view.handles, view.offsets, view.end, forced, watch=watching(seen))])
+    engine.release(said)
+    return torch.stack(seen)
+
+
+def view_of(engine: Engine, branches: list[MessageHandle], prompt: Any = "", **options: Any) -> MergedView:
+    return asyncio.run(engine.amerged_view(branches, prompt, **options))
+
+
+def give_back(engine: Engine, view: MergedView) -> None:
+    for handle in view.made:
+        engine.release(handle)
+
+
+def require_nothing_left(engine: Engine) -> None:
+    engine.check()
+    stats = engine.stats()
+    assert (stats.messages, stats.leases, stats.unfinished, stats.host_bytes) == (0, 0, 0, 0)
+    assert stats.kv_bytes == 0 or engine.method == "baseline", "its prefix cache keeps what it may need again"
+
+
+@pytest.mark.parametrize("strategy", ["parallel", "sequential"])
+def test_nothing_of_the_branches_is_encoded_again_or_copied(make_engine: MakeEngine, strategy: str) -> None:
+    engine = make_engine()
+    trunk, branches = team(engine)
+    before, memory = engine.stats(), engine._core.pool.used_bytes
+    merged = engine.merge(branches, [9, 9, 9], strategy=strategy, header=[10], sampling=SHORT)
+    after = engine.stats()
+    turn_end = len(engine.model.encode(engine.chat.turn_end))
+    assert after.tokens_encoded - before.tokens_encoded == merged.length + 3
+    assert merged.length == 1 + 5 + turn_end
+    assert after.tokens_mapped == 0
+    pool = engine._core.pool
+    assert pool.used_bytes - memory == pool.rounded(merged.length) * pool.geometry.bytes_per_token
+    # What was asked is given back; it stays in the lineage.
+    assert after.messages == before.messages + 1
+    assert set(engine.ancestors(merged)) >= {*trunk, *branches} and len(engine.ancestors(merged)) == 6
+
+
+def test_a_branch_is_mapped_once_however_often_it_is_merged(make_engine: MakeEngine, mapper: Path) -> None:
+    engine = make_engine(adapter=mapper)
+    _, branches = team(engine)
+    mapped = []
+    for chosen, strategy in ((branches, "parallel"), (branches[::-1], "sequential"), (branches[:1] * 2, "parallel")):
+        encoded = engine.stats().tokens_encoded
+        merged = engine.merge(chosen, strategy=strategy, header=[10], sampling=SHORT)
+        assert engine.stats().tokens_encoded - encoded == merged.length
+        mapped.append(engine.stats().tokens_mapped)
+        engine.release(merged)
+    assert mapped == [48, 48, 48]
+    assert engine.stats().leases == 2 + 3 + 3, "a copy has one lease, that of its source"
+    copies = engine.map(branches)
+    assert [engine.usage(copy).tokens_encoded for copy in copies] == [0, 0, 0]
+    assert engine.stats().tokens_mapped == 48 and len({*copies, *branches}) == 6
+    engine.merge(branches, adapter="base", header=[10], sampling=SHORT)
+    assert engine.stats().tokens_mapped == 48
+
+
+def test_copies_live_as_long_as_their_sources(make_engine: MakeEngine, mapper: Path) -> None:
+    engine = make_engine(adapter=mapper)
+    [one] = engine.map([source := engine.prefill(words(1, 20))])
+    assert engine.prefill(words(1, 20)) == source
+    engine.release(source)
+    assert engine.tokens(one) == words(1, 20)
+    engine.release(source)
+    with pytest.raises(ReleasedHandleError):
+        engine.tokens(one)
+    require_nothing_left(engine)
+    with engine.scope():
+        inner = engine.prefill(words(2, 20))
+        with engine.scope():
+            [copy] = engine.map([inner])
+        assert engine.tokens(copy), "it lasts as long as what it is a copy of"
+    require_nothing_left(engine)
+
+
+def test_a_copy_that_was_released_early_is_made_again(make_engine: MakeEngine, mapper: Path) -> None:
+    engine = make_engine(adapter=mapper)
+    source = engine.prefill(words(1, 20))
+    [copy] = engine.map([source])
+    engine.release(copy)
+    engine.check()
+    assert engine.stats().messages == 1
+    assert engine.map([source]) == [copy] and engine.tokens(copy) and engine.stats().tokens_mapped == 40
+    [again] = engine.map([copy])
+    engine.release(copy)
+    with pytest.raises(ReleasedHandleError):
+        engine.tokens(again)
+    engine.release(source)
+    require_nothing_left(engine)
+
+
+def test_a_parked_scope_parks_copies_too(make_engine: MakeEngine, mapper: Path) -> None:
+    engine = make_engine(adapter=mapper, host_bytes=1 << 20)
+    kept = engine.prefill(words(2, 16))
+    engine.map([kept])
+    before = engine.stats().kv_bytes
+    with engine.scope() as scope:
+        [copy] = engine.map([engine.prefill(words(1, 30))])
+        [deeper] = engine.map([copy])
+        engine.park(scope)
+        assert engine.stats().kv_bytes == before
+        assert heard(engine, MergedView([deeper], [0], 30)).isfinite().all()
+
+
+def test_a_source_that_goes_while_it_is_mapped_leaves_no_copy(
+    make_engine: MakeEngine, mapper: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(adapter=mapper)
+    branches = [engine.prefill(words(i, 20)) for i in range(3)]
+    prefill = engine.prefill
+
+    def releasing(calls: Any) -> Any:
+        made = prefill(calls)
+        engine.release(branches[1])
+        return made
+
+    monkeypatch.setattr(engine, "prefill", releasing)
+    with pytest.raises(ReleasedHandleError):
+        engine.map(branches)
+    monkeypatch.undo()
+    assert engine.stats().messages == 2
+    engine.release(branches[0])
+    engine.release(branches[2])
+    require_nothing_left(engine)
+
+
+def test_branches_stand_where_they_left_the_trunk(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    trunk = [engine.prefill(words(0, 10))]
+    for i in range(2):
+        trunk.append(engine.prefill(words(i + 1, 10), trunk))
+    early = engine.decode([7], trunk[:1], sampling=Sampling(forced=tuple(words(5, 7))))
+    late = engine.decode([8], trunk, sampling=Sampling(forced=tuple(words(6, 4))))
+    apart = engine.decode([9], sampling=Sampling(forced=tuple(words(7, 3))))
+    view = view_of(engine, [early, late], trunk=trunk)
+    assert (view.handles, view.offsets, view.end) == ([*trunk, early, late], [0, 10, 20, 10, 30], 35)
+    give_back(engine, view)
+    view = view_of(engine, [early, late, apart], trunk=trunk)
+    assert view.offsets == [0, 10, 20, 10, 30, 30] and view.made == [], "of the trunk they have seen nothing: after it"
+    view = view_of(engine, [early, late], strategy="sequential")
+    assert (view.handles, view.offsets, view.end) == ([trunk[0], early, late], [0, 10, 18], 23)
+    give_back(engine, view)
+    assert engine.stats().leases == 6
+    # The place where a branch was encoded changes nothing there: no shift, the very logits of who follows it.
+    forced = Sampling(forced=(5, 6, 7))
+    seen: list[torch.Tensor] = []
+    engine.decode([Decode([9], [trunk[0], early], sampling=forced, watch=watching(seen))])
+    assert torch.equal(torch.stack(seen), heard(engine, view_of(engine, [early], trunk=trunk[:1])))
+
+
+def test_text_says_what_a_baseline_engine_says(make_engine: MakeEngine) -> None:
+    said = {}
+    for method in METHODS:
+        engine = make_engine(method=method)
+        _, branches = team(engine)
+        merged = engine.merge(branches, "What is it?", strategy="text", author="end", sampling=SHORT)
+        said[method] = engine.tokens(merged)
+        shared = engine.merge(branches, "What is it?", strategy="sequential", author="end", sampling=SHORT)
+        said[f"{method} sequential"] = engine.tokens(shared)
+        for handle in (merged, shared):
+            engine.release(handle)
+    assert said["choreo"] == said["baseline"] == said["naive"] == said["baseline sequential"]
+    assert said["choreo"] != said["choreo sequential"], "the branches have not seen each other"
+
+
+def test_text_encodes_words_again_only_where_they_have_another_place(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    _, branches = team(engine)
+    before = engine.stats().tokens_encoded
+    merged = engine.merge(branches, strategy="text", header=[10], sampling=SHORT)
+    assert engine.stats().tokens_encoded - before == 20 + 16 + merged.length, "the first is where it was said"
+    [first, *others] = engine.audit([merged]).messages[0].ancestors
+    assert {"words"} <= {channel for each in (first, *others) for channel in each.channels}
+
+
+def test_a_summary_is_said_by_the_branchs_own_worker(
+    make_engine: MakeEngine, tiny_path: Path, mapper: Path, tmp_path: Path
+) -> None:
+    """Encoded as the worker was, after all that it has seen; then mapped for the synthesizer."""
+    engine = make_engine(adapter=mapper)
+    engine.load_adapter(save_adapter(tmp_path / "worker", tiny_path), "worker")
+    root = engine.prefill(words(1, 24))
+    branches = engine.decode(
+        [Decode([7], [root], sampling=Sampling(forced=tuple(words(5, 15))), adapter=name) for name in (None, "worker")]
+    )
+    view = view_of(engine, branches, strategy="summary")
+    encoders = [handle.model for handle in view.made if handle != root]
+    assert encoders == [branch.model for branch in branches] * 2, "what they are asked, and what they say"
+    assert encoders[0] != encoders[1]
+    assert all("~" in handle.model for handle in view.handles[1:])
+    give_back(engine, view)
+    for handle in (root, *branches):
+        engine.release(handle)
+    require_nothing_left(engine)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("mapping", [False, True])
+def test_after_merging_nothing_is_left_but_what_was_said(
+    make_engine: MakeEngine, mapper: Path, method: str, strategy: str, mapping: bool
+) -> None:
+    engine = make_engine(method=method, **({"adapter": mapper} if mapping else {}))
+    trunk, branches = team(engine)
+    before = engine.stats()
+    options: dict[str, Any] = {"strategy": strategy, "sampling": SHORT, "author": "end"}
+    merged = engine.merge(branches, "What is it?", **options)
+    assert merged == asyncio.run(engine.amerge(branches, "What is it?", **options))
+    engine.release(merged)
+    engine.release(merged)
+    copies = 3 if mapping and method == "choreo" and strategy in ("parallel", "sequential") else 0
+    after = engine.stats()
+    assert (after.messages, after.leases) == (before.messages + copies, before.leases + copies)
+    for handle in (*trunk, *branches):
+        engine.release(handle)
+    require_nothing_left(engine)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_branches_whose_trunk_was_released_are_merged(make_engine: MakeEngine, method: str) -> None:
+    said = []
+    for early in (False, True):
+        engine = make_engine(method=method)
+        trunk, branches = team(engine)
+        if early:
+            for handle in trunk:
+                engine.release(handle)
+        merged = engine.merge(branches, [9, 9], header=[10], sampling=SHORT)
+        said.append(engine.tokens(merged))
+        engine.release(merged)
+        for handle in (*branches, *([] if early else trunk)):
+            engine.release(handle)
+        require_nothing_left(engine)
+    assert said[0] == said[1]
+
+
+def test_merging_from_threads_and_event_loops_at_once(make_engine: MakeEngine, mapper: Path) -> None:
+    engine = make_engine(adapter=mapper, step_tokens=16)
+    trunk, branches = team(engine)
+    said: list[tuple[int, ...]] = []
+
+    async def merge() -> list[MessageHandle]:
+        return list(await asyncio.gather(*(engine.amerge(branches, header=[10], sampling=SHORT) for _ in range(3))))
+
+    def work(loop: bool) -> None:
+        made = asyncio.run(merge()) if loop else [engine.merge(branches, header=[10], sampling=SHORT)]
+        for handle in made:
+            said.append(tuple(engine.tokens(handle)))
+            engine.release(handle)
+
+    threads = [threading.Thread(target=work, args=(i % 2 == 0,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(said) == 12 and len(set(said)) == 1
+    assert engine.stats().tokens_mapped == 48 and engine.stats().leases == 2 + 3 + 3
+    for handle in (*trunk, *branches):
+        engine.release(handle)
+    require_nothing_left(engine)
+
+
+async def test_a_merged_view_streams(engine: Engine) -> None:
+    trunk, branches = team(engine)
+    view = await engine.amerged_view(branches, [9, 9], strategy="sequential")
+    items = [item async for item in engine.astream([10], view.handles, view.offsets, view.end, sampling=SHORT)]
+    merged = await engine.amerge(branches, [9, 9], strategy="sequential", header=[10], sampling=SHORT)
+    tokens = [item.token for item in items if isinstance(item, StreamedToken)]
+    assert tokens == engine.tokens(merged)[1:6]
+    for handle in (*view.made, items[-1], merged, *trunk, *branches):
+        engine.release(handle)
+    require_nothing_left(engine)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("mapping", [False, True])
+async def test_a_cancelled_merge_leaves_nothing(
+    make_engine: MakeEngine, mapper: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, mapping: bool
+) -> None:
+    """At whichever of its steps."""
+    engine = make_engine(step_tokens=16, **({"adapter": mapper} if mapping else {}))
+    trunk, branches = team(engine)
+    held, go = threading.Event(), threading.Event()
+    run = Executor.run
+    left = [0]
+
+    def holding(self: Executor, *args: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            held.set()
+            go.wait(10)
+        return run(self, *args)
+
+    monkeypatch.setattr(Executor, "run", holding)
+    for step in (1, 2, 4, 7):
+        left[0] = step
+        held.clear()
+        go.clear()
+        merge = asyncio.create_task(engine.amerge(branches, words(3, 20), strategy=strategy, sampling=SHORT))
+        while not held.is_set() and not merge.done():
+            await asyncio.sleep(0.001)
+        merge.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        done, _ = await asyncio.wait([merge])
+        for each in done:
+            if not each.cancelled():
+                engine.release(each.result())
+        while engine.stats().unfinished:
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.01)
+    for handle in (*trunk, *branches):
+        engine.release(handle)
+    require_nothing_left(engine)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("mapping", [False, True])
+def test_a_merge_that_fails_leaves_nothing(
+    make_engine: MakeEngine, mapper: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, mapping: bool
+) -> None:
+    engine = make_engine(step_tokens=16, **({"adapter": mapper} if mapping else {}))
+    trunk, branches = team(engine)
+    run = Executor.run
+    left = [0]
+
+    def failing(self: Executor, *args: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise RuntimeError("a step fails")
+        return run(self, *args)
+
+    monkeypatch.setattr(Executor, "run", failing)
+    for step in (1, 2, 4, 7):
+        left[0] = step
+        with pytest.raises(EngineFailedError):
+            engine.merge(branches, words(3, 20), strategy=strategy, sampling=SHORT)
+        left[0] = 0
+    with pytest.raises(RequestTimeoutError):
+        engine.merge(branches, words(3, 20), strategy=strategy, sampling=SHORT, timeout_s=0)
+    with pytest.raises(ContextLengthError):
+        engine.merge(branches, strategy=strategy, sampling=Sampling(max_tokens=1020))
+    with pytest.raises(TypeError):
+        engine.merge(branches, strategy=strategy, nonsense=1)
+    for handle in (*trunk, *branches):
+        engine.release(handle)
+    require_nothing_left(engine)
+
+
+def test_a_scope_that_ends_meanwhile_takes_no_lease_of_others(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    trunk, branches = team(engine)
+
+    async def run() -> None:
+        with engine.scope() as scope:
+            merge = asyncio.create_task(engine.amerge(branches, [9], header=[10], sampling=SHORT))
+            await asyncio.sleep(0)
+            engine._core.close_scope(scope)
+            with suppress(ReleasedHandleError):
+                await merge
+
+    asyncio.run(run())
+    assert [engine.tokens(handle) for handle in trunk], "their own leases are still there"
+
+
+BAD_MERGES: dict[str, tuple[Callable[[Engine, list[MessageHandle]], object], type[Exception], str]] = {
+    "no branch": (lambda e, b: e.merge([]), InvalidRequestError, "no branch to merge"),
+    "one that is no list": (lambda e, b: e.merge(b[0]), InvalidRequestError, "branches must be a list of handles"),  # type: ignore[arg-type]
+    "a text": (lambda e, b: e.merge("ab"), InvalidRequestError, "branches must be a list of handles"),  # type: ignore[arg-type]
+    "a dict": (lambda e, b: e.merge([b[0].plain()]), InvalidRequestError, "expected a MessageHandle"),  # type: ignore[list-item]
+    "a trunk that is no list": (lambda e, b: e.merge(b, trunk=b[0]), InvalidRequestError, "trunk must be a list"),
+    "a trunk of texts": (lambda e, b: e.merge(b, trunk=["a"]), InvalidRequestError, "expected a MessageHandle"),
+    "no such strategy": (lambda e, b: e.merge(b, strategy="magic"), InvalidRequestError, "one of parallel, sequential"),
+    "no strategy": (lambda e, b: e.merge(b, strategy=None), InvalidRequestError, "not None"),
+    "a strategy that is a list": (lambda e, b: e.merge(b, strategy=["text"]), InvalidRequestError, r"not \['text'\]"),
+    "an empty header": (lambda e, b: e.merge(b, header=[]), InvalidRequestError, "header is empty"),
+}
+
+
+@pytest.mark.parametrize("method", ["choreo", "baseline"])
+@pytest.mark.parametrize("name", BAD_MERGES)
+def test_a_bad_merge_is_refused(make_engine: MakeEngine, mapper: Path, method: str, name: str) -> None:
+    engine = make_engine(method=method, adapter=mapper)
+    _, branches = team(engine)
+    before = engine.stats()
+    call, error, reason = BAD_MERGES[name]
+    with pytest.raises(error, match=reason):
+        call(engine, branches)
+    after = engine.stats()
+    copies = after.leases - before.leases
+    assert copies == after.messages - before.messages and copies in (0, 3)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_branches_that_cannot_be_merged_are_refused(
+    make_engine: MakeEngine, embedded: LoadedModel, mapper: Path, strategy: str
+) -> None:
+    engine, other = make_engine(adapter=mapper), make_engine(embedded)
+    trunk, branches = team(engine)
+    _, [released, *_] = team(engine, (30, 31))
+    engine.release(released)
+    wrong: dict[type[HandleError], MessageHandle] = {
+        ForeignHandleError: team(other)[1][0],
+        UnknownHandleError: team(engine.tenant("another"))[1][0],
+        ReleasedHandleError: released,
+    }
+    before = engine.stats()
+    for error, handle in wrong.items():
+        for call in (engine.merge, engine.map, lambda h: asyncio.run(engine.asummaries(h))):
+            with pytest.raises(error):
+                call([branches[0], handle])
+        with pytest.raises(error):
+            engine.merge(branches, trunk=[*trunk, handle], strategy=strategy, adapter="base", sampling=SHORT)
+        with pytest.raises(error):
+            engine.merge([branches[0], handle], strategy=strategy)
+    after = engine.stats()
+    assert (after.messages, after.leases) == (before.messages, before.leases)
+
+
+def test_iterators_of_branches_are_read_once(engine: Engine) -> None:
+    _, branches = team(engine)
+    merged = engine.merge(iter(branches), header=[10], sampling=SHORT)  # type: ignore[arg-type]
+    assert merged == engine.merge(branches, header=[10], sampling=SHORT)
+    assert set(branches) <= set(engine.ancestors(merged))
