@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from conftest import MakeEngine
 
+from choreo_agents.engine import Engine
+from choreo_agents.engine.calls import Decode
 from choreo_agents.evaluation.merging import play_synthesis
 from choreo_agents.evaluation.placing import SYNTHESIS_LAYOUTS, place_branches
 from choreo_agents.evaluation.synthesis import (
@@ -109,6 +111,34 @@ async def test_what_is_mapped_stands_in_the_place_of_its_branch(make_engine: Mak
     for copy in copies:
         engine.release(copy)
     assert engine.stats().leases == 0
+
+
+class Adapters:
+    """Stands before an engine that has no adapters, and remembers which were asked for."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.named: list[tuple[str | None, str | None]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    async def aprefill(self, *args: Any, adapter: str | None = None, **options: Any) -> MessageHandle:
+        self.named.append((options.get("author") or options["role"], adapter))
+        return await self.engine.aprefill(*args, **options)
+
+    async def adecode(self, calls: list[Decode]) -> list[MessageHandle]:
+        self.named += [(call.author, call.adapter) for call in calls]
+        return await self.engine.adecode([replace(call, adapter=None) for call in calls])
+
+
+@pytest.mark.parametrize("workers", ["given", "say"])
+async def test_the_adapter_is_the_synthesizers_alone(make_engine: MakeEngine, vote: Problem, workers: Any) -> None:
+    recorder = Adapters(make_engine())
+    await play_synthesis(recorder, vote, sampling=SHORT, workers=workers, adapter="merge")  # type: ignore[arg-type]
+    answer = Parts.of(vote).answer
+    assert recorder.named[-2:] == [("user", "merge"), (answer.author, "merge")]
+    assert {adapter for _, adapter in recorder.named[:-2]} == {None}
 
 
 async def test_what_cannot_be_played_is_refused_and_everything_given_back(
