@@ -31,6 +31,9 @@ EMBEDDED_RATE, USUAL_RATE = 3e-3, 2e-4
 """Learning rates of the adapter, unless told otherwise; the mapper's is a third higher."""
 
 
+USUAL_SOURCES = ",".join(f"{name}={share:g}" for name, share in WEIGHTS.items())
+
+
 def synthesizer(
     model: ModelOption = "embedded",
     quick: Annotated[bool, typer.Option("--quick", help="A minute or two: few examples, in sequence only.")] = False,
@@ -58,7 +61,7 @@ def synthesizer(
     sources: Annotated[
         str,
         typer.Option(help="Shares of dialogue cut into branches, of synthesis tasks, and of the text twin's answers."),
-    ] = ",".join(f"{name}={share:g}" for name, share in WEIGHTS.items()),
+    ] = USUAL_SOURCES,
     imitation: Annotated[
         float,
         typer.Option(min=0.0, max=1.0, help="Share of the loss that compares with the text twin's distributions."),

@@ -11,7 +11,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -101,7 +101,7 @@ class DrawnExamples:
         if source == "distilled":
             with Engine.load(self._model, method="baseline") as teacher:
                 return list(islice(distilled(teacher, **options), wanted))
-        made: Iterator[Example] = {"dialogue": dialogue, "tasks": tasks}[source](self._model, **options)
+        made = dialogue(self._model, **options) if source == "dialogue" else tasks(self._model, **options)
         return list(islice(made, wanted))
 
 
@@ -194,7 +194,7 @@ def held_out(model: LoadedModel, folder: Path, curriculum: Curriculum) -> dict[s
         name = engine.load_adapter(folder, TUNED)
         for layout in curriculum.layouts:
             records = evaluate_synthesis(
-                engine, chosen, count=curriculum.judged, split="dev", layout=layout, adapter=name, mapped=True
+                engine, chosen, count=curriculum.judged, split="dev", layout=layout, adapter=name
             )
             shares |= {f"{layout} {task}": score.share for task, score in solved_by_task(records).items()}
     return shares
