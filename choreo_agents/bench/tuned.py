@@ -168,12 +168,8 @@ def _dilemma(
     model: LoadedModel, games: int, seed: int, adapter: Path, folder: Path, on_game: Callable[[str], None]
 ) -> DilemmaReport:
     path = folder / "played" / "dilemma.json"
-    wanted = {
-        "games": games,
-        "seed": seed,
-        "weights": model.adapter.weights,
-        "card": (adapter / "card.json").read_text(),
-    }
+    card = (adapter / CARD_FILE).read_text()
+    wanted = {"games": games, "seed": seed, "weights": model.adapter.weights, "card": card}
     if path.exists():
         known = json.loads(path.read_text())
         if known["wanted"] == wanted:

@@ -19,7 +19,7 @@ from choreo_agents.evaluation.merging import Merged, play_synthesis
 from choreo_agents.evaluation.placing import SynthesisLayout
 from choreo_agents.language import Problem, draw_problem
 from choreo_agents.language.sentences import draw_facts, notes_text
-from choreo_agents.language.synthesis import HELD_OUT, SYNTHESIS_TASKS, SynthesisTask
+from choreo_agents.language.synthesis import HELD_OUT, SYNTHESIS_TASKS, Parts, SynthesisTask
 from choreo_agents.language.synthesis.tasks import MOST_IN_TRAINING
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.chat import Role
@@ -33,7 +33,7 @@ LEARNT_TASKS: Mapping[str, SynthesisTask] = {n: task for n, task in SYNTHESIS_TA
 """All synthesis tasks but the one that is held out."""
 DIALOGUE: Mapping[str, float] = {name: share for name, share in MIX.items() if name != "conflict"}
 """The mix that dialogue is cut from: the embedded model's own, without the task that the held-out one is made of."""
-WEIGHTS: Mapping[str, float] = {"dialogue": 0.25, "tasks": 0.5, "distilled": 0.25}
+WEIGHTS: Mapping[str, float] = {"dialogue": 0.2, "tasks": 0.6, "distilled": 0.2}
 """The share of each source among the examples."""
 NOTED = 0.5
 """Share of a dialogue's branches that have private notes."""
@@ -124,7 +124,7 @@ def distilled(
     temperature: float = 1.0,
     batch: int = 64,
 ) -> Iterator[Example]:
-    """The problems of `tasks` with answers that the text synthesizer gives; one that it does not end is left out.
+    """The problems of `tasks` with right answers that the text synthesizer gives; others are left out.
 
     Not for threads with a running event loop (see `asample_answers`).
 
@@ -146,7 +146,8 @@ def distilled(
         problems = [draw_training_problem(seed, number, among, hardness) for number in numbers]
         answers = asyncio.run(asample_answers(engine, problems, temperature=temperature, seeds=numbers))
         for number, problem, answer in zip(numbers, problems, answers, strict=True):
-            if answer is not None:
+            # What the teacher gets wrong is nothing to learn.
+            if answer is not None and _right(engine, problem, answer):
                 rng = random.Random(f"synthesis views {seed} {number}")
                 name = f"{problem.task} {seed} {number} distilled"
                 yield views.example(fan_of(engine.model, problem, id=name, answer=answer), rng)
@@ -198,6 +199,13 @@ def mixture(
     while True:
         [name] = rng.choices(names, [weights[name] for name in names])
         yield next(sources[name])
+
+
+def _right(engine: Engine, problem: Problem, answer: Sequence[int]) -> bool:
+    last = Parts.of(problem).answer
+    header = engine.model.encode(engine.chat.header(last.author))
+    words = engine.model.decode(list(answer[len(header) :]), special=False).strip()
+    return problem.score({last.name: words}) >= 1.0
 
 
 def draw_training_problem(seed: int, number: int, among: Mapping[str, SynthesisTask], hardness: float) -> Problem:

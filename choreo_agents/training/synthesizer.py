@@ -12,7 +12,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import mean
@@ -33,6 +33,8 @@ from choreo_agents.training.tuned import TUNED, Tuned
 from choreo_agents.training.tuning import Example, Held, Outcome, Passage, Tuning
 
 JUDGED = "judged"
+TRIED, TAUGHT_HARDNESS = 4, 0.4
+"""Problems for each distilled answer, at most, and how hard they are: up to four branches or so."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,9 @@ class Curriculum:
     judged: int = 16
     """Development problems of each task and layout, for the score."""
     hardness: float = 1.0
+    """Of the problems, 0 to 1: at 1 up to 8 branches, ..."""
+    ramp: int = 8
+    """... which is reached after so many epochs."""
     seed: int = 0
 
     def as_object(self) -> dict[str, Any]:
@@ -91,18 +96,18 @@ class DrawnExamples:
 
     def _take(self, source: str, epoch: int, wanted: int) -> list[Example]:
         curriculum = self._curriculum
-        # Of distilled problems some are left out: room for as many again.
-        options: dict[str, Any] = {
-            "seed": curriculum.seed,
-            "first": 2 * epoch * wanted,
-            "views": self._views,
-            "hardness": curriculum.hardness,
-        }
+        options: dict[str, Any] = {"seed": curriculum.seed, "views": self._views}
+        first, hardness = epoch * wanted, curriculum.hardness * min(1.0, (epoch + 1) / curriculum.ramp)
         if source == "distilled":
+            # With many branches the teacher is seldom right; of its answers so many are left out.
+            options |= {"first": TRIED * first, "hardness": hardness * TAUGHT_HARDNESS}
             with Engine.load(self._model, method="baseline") as teacher:
-                return list(islice(distilled(teacher, **options), wanted))
-        made = dialogue(self._model, **options) if source == "dialogue" else tasks(self._model, **options)
-        return list(islice(made, wanted))
+                return list(islice(distilled(teacher, **options, batch=wanted), wanted))
+        options |= {"first": first, "hardness": hardness}
+        if source == "dialogue":
+            return list(islice(dialogue(self._model, **options), wanted))
+        # What is right is known: nobody needs to say how likely the teacher finds it.
+        return [replace(example, teacher=None) for example in islice(tasks(self._model, **options), wanted)]
 
 
 @dataclass(frozen=True)
