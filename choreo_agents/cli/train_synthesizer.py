@@ -25,7 +25,7 @@ from choreo_agents.training.synthesizer import Curriculum, train_synthesizer
 from choreo_agents.training.tuning import Passage
 
 RUNS = Path("runs")
-EPOCHS, EXAMPLES = 24, 768
+EPOCHS, EXAMPLES = 16, 1024
 QUICK_EPOCHS, QUICK_EXAMPLES, QUICK_JUDGED = 3, 256, 4
 EMBEDDED_RATE, USUAL_RATE = 3e-3, 2e-4
 """Learning rates of the adapter, unless told otherwise; the mapper's is a third higher."""
@@ -66,10 +66,10 @@ def synthesizer(
         float,
         typer.Option(min=0.0, max=1.0, help="Share of the loss that compares with the text twin's distributions."),
     ] = 0.5,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Encoded in one step.")] = 4096,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Encoded in one step.")] = 2048,
     patience: Annotated[int, typer.Option(min=1, help="Epochs without a better score before it stops.")] = 8,
     held_out: Annotated[
-        int | None, typer.Option(min=1, help="Development problems of each task and layout.  [default: 12]")
+        int | None, typer.Option(min=1, help="Development problems of each task and layout.  [default: 8]")
     ] = None,
     checkpointed: Annotated[
         bool, typer.Option("--checkpointed", help="Compute layers again instead of keeping them: slower, less memory.")
@@ -100,7 +100,7 @@ def synthesizer(
             layouts=chosen,
             weights=_shares(sources),
             examples=examples or (QUICK_EXAMPLES if quick else EXAMPLES),
-            judged=held_out or (QUICK_JUDGED if quick else 12),
+            judged=held_out or (QUICK_JUDGED if quick else 8),
             seed=seed,
         )
         loaded = load(console, model, device)

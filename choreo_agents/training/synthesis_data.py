@@ -35,6 +35,8 @@ DIALOGUE: Mapping[str, float] = {name: share for name, share in MIX.items() if n
 """The mix that dialogue is cut from: the embedded model's own, without the task that the held-out one is made of."""
 WEIGHTS: Mapping[str, float] = {"dialogue": 0.2, "tasks": 0.6, "distilled": 0.2}
 """The share of each source among the examples."""
+OFTENER: Mapping[str, float] = {"sum": 3.0, "union": 3.0, "monitors": 2.0, "hops": 2.0}
+"""How much oftener than others tasks are drawn that take longest to learn."""
 NOTED = 0.5
 """Share of a dialogue's branches that have private notes."""
 MOST_NOTED = 5
@@ -104,7 +106,7 @@ def tasks(
         seed: See there.
         first: See there.
         views: See there.
-        among: Tasks, each as often as any other.
+        among: Tasks (see `OFTENER`).
         hardness: 0 to 1; at 1 there are 2 to 8 branches.
     """
     for number in count(first):
@@ -211,7 +213,9 @@ def _right(engine: Engine, problem: Problem, answer: Sequence[int]) -> bool:
 def draw_training_problem(seed: int, number: int, among: Mapping[str, SynthesisTask], hardness: float) -> Problem:
     """One problem of the train split, of any of these tasks."""
     rng = random.Random(f"synthesis tasks {seed} {number}")
-    task = among[rng.choice(sorted(among))].varied(rng, hardness)
+    names = sorted(among)
+    [name] = rng.choices(names, [OFTENER.get(name, 1.0) for name in names])
+    task = among[name].varied(rng, hardness)
     return draw_problem(task, "train", rng.getrandbits(48))
 
 
