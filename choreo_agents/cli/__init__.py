@@ -10,6 +10,7 @@ from choreo_agents.cli.bench_engine import engine
 from choreo_agents.cli.bench_synthesis import synthesis
 from choreo_agents.cli.bench_workflows import workflows
 from choreo_agents.cli.dilemma import eval_dilemma, run_dilemma
+from choreo_agents.cli.eval_synthesis import synthesis as eval_synthesis
 from choreo_agents.cli.evaluate import eval_app
 from choreo_agents.cli.inspect import inspect_app
 from choreo_agents.cli.models import models_app
@@ -31,6 +32,7 @@ app.command()(audit)
 eval_app.command("dilemma")(eval_dilemma)
 eval_app.command()(untuned)
 eval_app.command()(tuned)
+eval_app.command("synthesis")(eval_synthesis)
 app.add_typer(eval_app, name="eval")
 bench_app.command()(engine)
 bench_app.command()(workflows)

@@ -100,9 +100,8 @@ def synthesis(
             typer.echo(json.dumps({f"{who} | {what}": mean(each) for (who, what), each in scores.items()}, indent=2))
         else:
             console.print(_table(scores, chosen))
-        text = _markdown(
-            scores, swept_scores, chosen, names, _command(model, n, fewer, contenders, seed), loaded.adapter.fingerprint
-        )
+        command = _command(model, n, fewer, contenders, seed)
+        text = _markdown(scores, swept_scores, chosen, names, command, loaded.adapter.fingerprint)
         if report is not None:
             report.write_text(text)
             console.print(f"[dim]written to {escape(str(report))}[/]")
