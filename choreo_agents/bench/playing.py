@@ -14,11 +14,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from choreo_agents.bench.journal import Journal, Record
 from choreo_agents.bench.running import OnToken, RunCost, run_graph
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, KVBudgetError
 from choreo_agents.evaluation.evaluate import at_once, room
+from choreo_agents.evaluation.journal import Journal, Record
 from choreo_agents.language import Split
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from choreo_agents.bench.intervals import Interval
-from choreo_agents.bench.journal import Journal, Record
 from choreo_agents.bench.outcome import PlayReport, VariantOutcome
 from choreo_agents.bench.playing import Progress, Setup, draw_items, play_all, seeds_of
+from choreo_agents.evaluation.journal import Journal, Record
 from choreo_agents.language import Split
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling

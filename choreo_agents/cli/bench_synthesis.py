@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from choreo_agents.bench.journal import Journal
 from choreo_agents.bench.speed.plot import require_plots
 from choreo_agents.bench.synthesis.measure import DEAR_TOKENS, REPEATS, WAYS, Bench, Sizes, key_of
 from choreo_agents.bench.synthesis.report import COLUMNS, SynthesisReport, as_markdown, save_plot
@@ -32,6 +31,7 @@ from choreo_agents.cli.options import (
     require_writable,
 )
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.evaluation.journal import Journal
 from choreo_agents.models import load_model
 from choreo_agents.models.embedded import WEIGHTS
 from choreo_agents.models.random_llama import SHAPES, save_random_llama

@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from choreo_agents.bench.journal import Journal
 from choreo_agents.bench.rivals import Absent, ChatHuggingFaceDebate
 from choreo_agents.bench.speed.plot import require_plots
 from choreo_agents.bench.workflows.measure import METHODS, Bench, key_of, measure_workflows
@@ -36,6 +35,7 @@ from choreo_agents.cli.options import (
 )
 from choreo_agents.engine.methods import MethodName
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.evaluation.journal import Journal
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.models.embedded import WEIGHTS
 from choreo_agents.models.random_llama import SHAPES, save_random_llama

@@ -26,8 +26,8 @@ from choreo_agents.models.chat import Role
 from choreo_agents.sampling import Sampling
 from choreo_agents.training.recipe import MIX
 from choreo_agents.training.synthesis_traces import Fan, Span, cache_trace, fan_of, root_of, span, text_trace
-from choreo_agents.training.trace import Trace
 from choreo_agents.training.transcripts import Transcript, Turn, draw_made
+from choreo_agents.training.tuning import Example
 
 LEARNT_TASKS: Mapping[str, SynthesisTask] = {n: task for n, task in SYNTHESIS_TASKS.items() if n != HELD_OUT}
 """All synthesis tasks but the one that is held out."""
@@ -39,15 +39,6 @@ NOTED = 0.5
 """Share of a dialogue's branches that have private notes."""
 MOST_NOTED = 5
 """Facts in them."""
-
-
-@dataclass(frozen=True)
-class Example:
-    """An answer to learn from caches."""
-
-    cache: Trace
-    text: Trace | None
-    """The same answer in an ordinary prompt, for a teacher: the same learnt tokens in the same order."""
 
 
 @dataclass(frozen=True)

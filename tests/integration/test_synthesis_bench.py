@@ -10,10 +10,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from choreo_agents.bench.journal import Journal
 from choreo_agents.bench.synthesis.measure import MERGES, PLAIN, TEXT, WAYS, Bench, Sizes, Words, key_of
 from choreo_agents.bench.synthesis.report import SynthesisReport
 from choreo_agents.cli import app
+from choreo_agents.evaluation.journal import Journal
 from choreo_agents.models import LoadedModel
 
 SIZES = Sizes(branches=3, length=20, trunk=16, context=5, question=7, header=2)

@@ -15,10 +15,10 @@ from typing import Literal, get_args
 
 import torch
 
-from choreo_agents.bench.journal import Journal, Record
 from choreo_agents.bench.rivals import PlainGenerate
 from choreo_agents.engine import Engine, Prefill, StreamedToken
 from choreo_agents.engine.adapters import BASE
+from choreo_agents.evaluation.journal import Journal, Record
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from choreo_agents.bench.journal import Record
 from choreo_agents.bench.speed.plot import require_plots
 from choreo_agents.bench.synthesis.measure import MERGES, PLAIN, TEXT, WAYS, Way
+from choreo_agents.evaluation.journal import Record
 
 COLUMNS = (
     "branches",
