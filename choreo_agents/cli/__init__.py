@@ -15,6 +15,7 @@ from choreo_agents.cli.inspect import inspect_app
 from choreo_agents.cli.models import models_app
 from choreo_agents.cli.run import run_app
 from choreo_agents.cli.train import train_app
+from choreo_agents.cli.tuned import tuned
 from choreo_agents.cli.untuned import untuned
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app.add_typer(run_app, name="run")
 app.command()(audit)
 eval_app.command("dilemma")(eval_dilemma)
 eval_app.command()(untuned)
+eval_app.command()(tuned)
 app.add_typer(eval_app, name="eval")
 bench_app.command()(engine)
 bench_app.command()(workflows)
