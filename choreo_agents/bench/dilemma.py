@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from langchain_core.messages import AIMessage
@@ -20,6 +21,8 @@ from choreo_agents.workflows.prisoners_dilemma import prisoners_dilemma
 
 Variant = Literal["baseline", "choreo", "leak system", "leak plan", "reencoded"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
+TUNED = "choreo + tuned"
+"""As `choreo`, on an engine with an adapter."""
 ALICES: tuple[Strategy, ...] = ("free", "cooperate", "defect")
 AT_ONCE = 64
 """Games that are played concurrently."""
@@ -121,6 +124,7 @@ def measure_dilemma(
     variants: Sequence[Variant] = VARIANTS,
     temperature: float = 1.0,
     kv_budget_bytes: int = 1 << 29,
+    adapter: Path | None = None,
     on_progress: Callable[[str], None] = lambda variant: None,
 ) -> DilemmaReport:
     """Play the same games under every variant.
@@ -133,21 +137,23 @@ def measure_dilemma(
         variants: What Bob sees of her.
         temperature: Of all they say.
         kv_budget_bytes: Of each engine.
+        adapter: With it everything is played once more as `choreo` (see `TUNED`).
         on_progress: Told of every game that is over.
     """
     report = DilemmaReport(model.name, games, seed, temperature)
     sampling = Sampling(temperature=temperature, max_tokens=24)
-    for variant in variants:
+    served: list[tuple[str, Variant, Path | None]] = [(variant, variant, None) for variant in variants]
+    for name, variant, tuned in [*served, *([(TUNED, VARIANTS[1], adapter)] if adapter is not None else [])]:
         method: Any = "baseline" if variant == "baseline" else "choreo"
-        with Engine.load(model, method=method, kv_budget_bytes=kv_budget_bytes) as engine:
+        with Engine.load(model, method=method, kv_budget_bytes=kv_budget_bytes, adapter=tuned) as engine:
             for alice in alices:
                 numbers = range(seed, seed + games)
                 played = asyncio.run(
                     _play_all(engine, [Game(n, alice) for n in numbers], variant, sampling, on_progress)
                 )
-                report.cooperated.setdefault(alice, {})[variant] = [game.bob == "cooperate" for game in played]
+                report.cooperated.setdefault(alice, {})[name] = [game.bob == "cooperate" for game in played]
                 unread = sum(game.bob is None for game in played)
-                report.unread[variant] = report.unread.get(variant, 0) + unread
+                report.unread[name] = report.unread.get(name, 0) + unread
     return report
 
 

@@ -7,6 +7,7 @@ section 3.2): so a trace has the words of one and the views of the other.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +41,8 @@ class Lesson:
 
     setup: Setup
     variant: str
+    source: Setup | None = None
+    """The workflow whose last words are taught instead of its own: to make a single call say what it ends with."""
 
     @property
     def served(self) -> Variant:
@@ -86,7 +89,8 @@ def sample_traces(
     """
     served = lesson.served
     sampling = lesson.setup.sampling.model_copy(update={"temperature": temperature, "top_p": 1.0})
-    setup = replace(lesson.setup, sampling=sampling)
+    placed = replace(lesson.setup, sampling=sampling).changed(served)
+    taught = placed if lesson.source is None else replace(lesson.source, sampling=sampling)
     left = [
         (item, item_seed)
         for item, item_seed in zip(items, seeds_of(items, seed, drawn=True), strict=True)
@@ -101,21 +105,24 @@ def sample_traces(
         most = min(CHUNK, room(teacher), room(student))
         for first in range(0, len(left), most):
             chunk = left[first : first + most]
-            jobs = [partial(_trace, teacher, student, setup, setup.changed(served), item, own) for item, own in chunk]
+            jobs = [partial(_trace, teacher, student, taught, placed, item, own) for item, own in chunk]
             store.add(asyncio.run(at_once(jobs, most)), model.adapter.max_positions)
             done += len(chunk)
             on_progress(done)
 
 
-async def _trace(
-    teacher: Engine, student: Engine, baseline: Setup, choreographed: Setup, item: Item, seed: int
-) -> Trace:
+async def _trace(teacher: Engine, student: Engine, taught: Setup, placed: Setup, item: Item, seed: int) -> Trace:
+    """Of one item: as `taught` is run from text, or, if that is another workflow, `placed` with its last words."""
     # The options of the variant decide the graph under both: the baseline only reads it as text.
-    made = baseline.case.play(item, choreographed.options, baseline.prompts, baseline.sampling)
+    options = placed.options if taught.case is placed.case else taught.options
+    made = taught.case.play(item, options, taught.prompts, taught.sampling)
     with teacher.scope():
         state, _ = await run_graph(teacher, made.graph, made.messages, seed=seed)
         said = sampled(teacher, state)
-    made = baseline.case.play(item, choreographed.options, baseline.prompts, baseline.sampling)
+    if taught.case is not placed.case:
+        last = said[max(said, key=lambda place: (place[1], place[0]))]
+        said = defaultdict(lambda: last)
+    made = placed.case.play(item, placed.options, placed.prompts, placed.sampling)
     with student.scope():
         state, _ = await run_graph(student, made.graph, made.messages, replay=said, seed=seed)
         return record(student, item.id, handles_in(state["handles"]))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import mean
 
 from choreo_agents.bench.intervals import Interval, difference_interval, mean_interval
-from choreo_agents.bench.journal import Record
 from choreo_agents.evaluation import Difference, Score
+from choreo_agents.evaluation.journal import Record
 
 BASELINE = "baseline"
 

@@ -14,17 +14,21 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from choreo_agents.bench.journal import Journal, Record
 from choreo_agents.bench.running import OnToken, RunCost, run_graph
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, KVBudgetError
 from choreo_agents.evaluation.evaluate import at_once, room
+from choreo_agents.evaluation.journal import Journal, Record
 from choreo_agents.language import Split
 from choreo_agents.models import LoadedModel
+from choreo_agents.models.adapter_files import WEIGHTS_FILE
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.cases import Case, Item, Options, Result, Variant
 from choreo_agents.workflows.cases.base import said
 from choreo_agents.workflows.phrasing import Prompts
+
+TUNED_SUFFIX = " + tuned"
+"""Behind a variant's name: with an adapter."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,7 @@ def play_all(
     seeds: Sequence[int],
     kv_budget_bytes: int = 1 << 30,
     on_progress: Callable[[Progress], None] = lambda progress: None,
+    adapter: Path | None = None,
 ) -> None:
     """Play what the journal does not hold yet; one engine for each variant, many items at a time.
 
@@ -145,26 +150,31 @@ def play_all(
         model: Serves all.
         setup: Workflow, options, prompts, sampling.
         items: What to do.
-        variants: Names of the case's.
+        variants: Names of the case's; with `+ tuned` behind it, one is served with the adapter.
         journal: Gets a record of each item and variant.
         seeds: Of the items.
         kv_budget_bytes: Of each engine.
         on_progress: Told of every item that is over.
+        adapter: A folder with an adapter, for variants that are tuned.
 
     Raises:
-        InvalidRequestError: The journal holds the result of another item under the same id.
+        InvalidRequestError: The journal holds the result of another item under the same id, or of another adapter.
         ChoreoError: The engine failed, or has too little memory.
     """
-    contents = [_content(item) for item in items]
-    for name in variants:
+    tuned = _weights_of(adapter)
+    contents_of = {
+        name: [_content(item) + (tuned if name.endswith(TUNED_SUFFIX) else "") for item in items] for name in variants
+    }
+    for name, contents in contents_of.items():
         for item, content in zip(items, contents, strict=True):
             if journal.records.get(f"{name} | {item.id}", {}).get("content", content) != content:
                 raise InvalidRequestError(
-                    f"{str(journal.path)!r} holds the result of another item that was called {item.id!r}: "
-                    "name another file, or give items ids of their own"
+                    f"{str(journal.path)!r} holds the result of another item that was called {item.id!r}, or of "
+                    "another adapter: name another file, or give items ids of their own"
                 )
     for name in variants:
-        variant = setup.case.variants[name]
+        variant = setup.case.variants[name.removesuffix(TUNED_SUFFIX)]
+        contents, served = contents_of[name], adapter if name.endswith(TUNED_SUFFIX) else None
         keys = [f"{name} | {item.id}" for item in items]
         left = [place for place, key in enumerate(keys) if key not in journal]
         progress = Progress(name, len(items) - len(left))
@@ -172,7 +182,7 @@ def play_all(
         if not left:
             continue
         changed = setup.changed(variant)
-        with Engine.load(model, method=variant.method, kv_budget_bytes=kv_budget_bytes) as engine:
+        with Engine.load(model, method=variant.method, kv_budget_bytes=kv_budget_bytes, adapter=served) as engine:
             started = time.perf_counter()
             over = progress.finished
 
@@ -182,6 +192,7 @@ def play_all(
                 changed: Setup = changed,
                 name: str = name,
                 started: float = started,
+                contents: list[str] = contents,
             ) -> None:
                 nonlocal over
                 record: Record = {"variant": name, "item": items[place].id, "content": contents[place]}
@@ -202,6 +213,13 @@ def play_all(
                 on_progress(Progress(name, over, tokens, time.perf_counter() - started))
 
             asyncio.run(_all([partial(one, place) for place in left], room(engine)))
+
+
+def _weights_of(adapter: Path | None) -> str:
+    """Tells an adapter's weights from others'."""
+    if adapter is None:
+        return ""
+    return f" {hashlib.sha256((adapter / WEIGHTS_FILE).read_bytes()).hexdigest()[:16]}"
 
 
 def _content(item: Item) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from choreo_agents.bench.intervals import Interval
-from choreo_agents.bench.journal import Journal, Record
 from choreo_agents.bench.outcome import PlayReport, VariantOutcome
 from choreo_agents.bench.playing import Progress, Setup, draw_items, play_all, seeds_of
+from choreo_agents.evaluation.journal import Journal, Record
 from choreo_agents.language import Split
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
@@ -64,12 +64,17 @@ class Line:
 class UntunedReport:
     """All trials of one model."""
 
-    def __init__(self, items: Mapping[str, Sequence[str]], records: Mapping[str, Sequence[Record]]) -> None:
-        self._items, self._records = items, records
+    def __init__(
+        self,
+        items: Mapping[str, Sequence[str]],
+        records: Mapping[str, Sequence[Record]],
+        trials: Sequence[Trial] = TRIALS,
+    ) -> None:
+        self._items, self._records, self._trials = items, records, trials
 
     def lines(self, table: int) -> Iterator[Line]:
         """The lines of one of the paper's tables."""
-        for trial in TRIALS:
+        for trial in self._trials:
             if trial.table == table and trial.name in self._records:
                 report = PlayReport(self._records[trial.name], trial.variants, self._items[trial.name])
                 for outcome in report.outcomes():

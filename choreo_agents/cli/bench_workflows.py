@@ -16,24 +16,30 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from choreo_agents.bench.journal import Journal
 from choreo_agents.bench.rivals import Absent, ChatHuggingFaceDebate
 from choreo_agents.bench.speed.plot import require_plots
 from choreo_agents.bench.workflows.measure import METHODS, Bench, key_of, measure_workflows
 from choreo_agents.bench.workflows.plot import save_lengths, save_sweep
 from choreo_agents.bench.workflows.report import COLUMNS, WorkflowReport, as_markdown
 from choreo_agents.bench.workflows.scenarios import Lengths, Scenario, debate_in_turns, parallel_debate, tree
-from choreo_agents.cli.options import DeviceOption, errors_as_lines, require_writable
+from choreo_agents.cli.options import (
+    DTYPES,
+    DeviceOption,
+    bar,
+    device_name,
+    errors_as_lines,
+    numbers,
+    require_writable,
+)
 from choreo_agents.engine.methods import MethodName
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.evaluation.journal import Journal
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.models.embedded import WEIGHTS
 from choreo_agents.models.random_llama import SHAPES, save_random_llama
 
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 PAPER = (tree(), debate_in_turns(), parallel_debate())
 SWEEP_BRANCHES, SWEEP_VOTERS = (2, 4, 8, 16), (4, 8, 16)
 """Of figure 5."""
@@ -90,7 +96,7 @@ def workflows(
             require_plots()
         chosen = _scenarios(only, sweep=sweep, critics=critics)
         named = _methods(methods)
-        lengths = [Lengths(system, problem, each) for each in _numbers(utterance)]
+        lengths = [Lengths(system, problem, each) for each in numbers(utterance)]
         require_writable(report)
         torch.set_num_threads(threads)
         with _loaded(console, model, dtype, device, chat) as (loaded, rival):
@@ -100,11 +106,11 @@ def workflows(
                 "weights": loaded.adapter.fingerprint if model not in SHAPES else "random",
                 "dtype": dtype,
                 "threads": threads,
-                "device": _device_name(device),
+                "device": device_name(device),
                 "kv_gib": kv_gib,
                 **_versions(),
             }
-            with Journal(out, settings) as journal, _bar(console) as progress:
+            with Journal(out, settings) as journal, bar(console) as progress:
                 runs = [bench.of(scenario, problem) for scenario in chosen for problem in range(n)]
                 task = progress.add_task("", total=sum(map(len, runs)) * len(lengths))
                 for each in lengths:
@@ -139,10 +145,6 @@ def workflows(
             console.print(f"[dim]drawn to {escape(str(plot))}[/]")
 
 
-def _device_name(device: str) -> str:
-    return torch.cuda.get_device_name(torch.device(device)) if device.startswith("cuda") else device
-
-
 def _scenarios(only: list[str] | None, *, sweep: bool, critics: bool) -> list[Scenario]:
     if critics and not sweep:
         raise InvalidRequestError("--critics is for --sweep: the workflows of the paper have voters that are all alike")
@@ -162,16 +164,6 @@ def _methods(names: str) -> list[MethodName]:
     return chosen
 
 
-def _numbers(text: str) -> list[int]:
-    try:
-        found = [int(each) for each in text.split(",")]
-    except ValueError:
-        found = [0]
-    if min(found) < 1:
-        raise InvalidRequestError(f"lengths are numbers from 1 on, with commas between, not {text!r}")
-    return found
-
-
 @contextmanager
 def _loaded(
     console: Console, name: str, dtype: str, device: str, chat: int
@@ -182,24 +174,17 @@ def _loaded(
             path: str | Path = name
             if name in SHAPES:
                 path = Path(folder) / name
-                save_random_llama(SHAPES[name], path, positions=1 << 15, dtype=_DTYPES[dtype])
-            loaded = load_model(path, device=device, dtype=_DTYPES[dtype])
+                save_random_llama(SHAPES[name], path, positions=1 << 15, dtype=DTYPES[dtype])
+            loaded = load_model(path, device=device, dtype=DTYPES[dtype])
             rival = None
             if chat:
                 try:
-                    rival = ChatHuggingFaceDebate(WEIGHTS if name == "embedded" else Path(path), _DTYPES[dtype], device)
+                    rival = ChatHuggingFaceDebate(WEIGHTS if name == "embedded" else Path(path), DTYPES[dtype], device)
                 except Absent as reason:
                     console.print(f"[yellow]not measured: {ChatHuggingFaceDebate.name}: {reason}[/]")
         yield loaded, rival
         if rival is not None:
             rival.close()
-
-
-@contextmanager
-def _bar(console: Console) -> Iterator[Progress]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
-        yield progress
 
 
 def _versions() -> dict[str, Any]:

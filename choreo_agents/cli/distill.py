@@ -105,7 +105,7 @@ def distill_case(
         lesson = Lesson(setup, name)
         lesson.served  # noqa: B018 - a variant that does not exist is said before anything is done
         target = out or folder / "adapter"
-        with _Display(console) as display:
+        with DistillDisplay(console) as display:
             taught = teach(
                 loaded, lesson, settings, amounts, run=folder, out=target, watcher=display, command=_command()
             )
@@ -139,14 +139,14 @@ def _ending(case: Case, taught: Taught) -> str:
     )
 
 
-class _Display:
+class DistillDisplay:
     """Bars for sampling and training; held-out scores as lines above them."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"))
         self._progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
         self._bars: dict[str, TaskID] = {}
-        self._console = console
+        self._name = ""
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -156,6 +156,11 @@ class _Display:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.stop()
+
+    def named(self, name: str) -> Self:
+        """The same for another distillation."""
+        self._name = f"{name}, " if name else ""
+        return self
 
     def sampling(self, split: Split, done: int, wanted: int) -> None:
         bar = self._bar(f"{split} traces", wanted)
@@ -167,12 +172,17 @@ class _Display:
         score = "" if passage.score is None else f", held out {passage.score:.3f}"
         self._progress.update(bar, completed=passage.epoch + share, said=f"loss {passage.loss:.3f}{score}")
 
+    def playing(self, name: str, done: int, wanted: int) -> None:
+        """Items of a table that are over."""
+        self._progress.update(self._bar(name, wanted), completed=done, said=f"{done}/{wanted}")
+
     def judged(self, epoch: int, held: Held) -> None:
         loss = "" if held.loss is None else f", loss {held.loss:.3f}"
         when = "untrained" if not epoch else f"epoch {epoch}"
-        self._progress.console.print(f"[dim]{when}:[/] held out {held.score:.3f}{loss}")
+        self._progress.console.print(f"[dim]{self._name}{when}:[/] held out {held.score:.3f}{loss}")
 
     def _bar(self, name: str, total: int) -> TaskID:
+        name = f"{self._name}{name}"
         if name not in self._bars:
             self._bars[name] = self._progress.add_task(name, total=total, said="")
         return self._bars[name]

@@ -10,13 +10,16 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from choreo_agents.errors import ChoreoError
+from choreo_agents.errors import ChoreoError, InvalidRequestError
 from choreo_agents.models import LoadedModel, load_model
 
 MOST_AGENTS = 8
 SMALL_MODEL = 20_000_000
 """Parameters."""
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+"""By the names that options have for them."""
 
 ModelOption = Annotated[
     str,
@@ -56,3 +59,27 @@ def load(console: Console, name: str, device: str) -> LoadedModel:
     if model.adapter.parameters < SMALL_MODEL:
         torch.set_num_threads(1)
     return model
+
+
+def numbers(text: str) -> list[int]:
+    """Lengths that are given with commas between; raises `InvalidRequestError`."""
+    try:
+        found = [int(each) for each in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise InvalidRequestError(f"lengths are numbers from 1 on, with commas between, not {text!r}")
+    return found
+
+
+def device_name(device: str) -> str:
+    """What a device is called in a report."""
+    return torch.cuda.get_device_name(torch.device(device)) if device.startswith("cuda") else device
+
+
+@contextmanager
+def bar(console: Console) -> Iterator[Progress]:
+    """Shows how much of a long run is done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+        yield progress

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from choreo_agents.bench.journal import Journal
 from choreo_agents.bench.outcome import PlayReport
 from choreo_agents.bench.playing import Progress as PlayProgress
 from choreo_agents.bench.playing import Setup, draw_items, play, play_all, read_items, seeds_of
@@ -24,6 +23,7 @@ from choreo_agents.cli.outcome_tables import as_markdown, as_table
 from choreo_agents.cli.play_display import PlayDisplay, ending, opening
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.evaluation.journal import Journal
 from choreo_agents.language import Split
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling

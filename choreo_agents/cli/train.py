@@ -18,6 +18,7 @@ from rich.table import Table
 from choreo_agents.bench.language import NOT_SCORED
 from choreo_agents.cli.distill import distill_app
 from choreo_agents.cli.options import DeviceOption, errors_as_lines
+from choreo_agents.cli.train_synthesizer import synthesizer
 from choreo_agents.errors import TrainingError
 from choreo_agents.evaluation import Evaluation
 from choreo_agents.language import TASKS, Task
@@ -36,6 +37,7 @@ QUICK_BAR = 0.75
 
 
 train_app.add_typer(distill_app, name="distill")
+train_app.command()(synthesizer)
 
 
 @train_app.callback()

@@ -85,7 +85,7 @@ def untuned(
             typer.echo(json.dumps({table: [asdict(line) for line in found.lines(table)] for table in TABLES}, indent=2))
         else:
             for table in TABLES:
-                console.print(_table(found, table))
+                console.print(untuned_table(found, table))
         if report is not None:
             named = f" --model {shlex.quote(model)}" if model != "embedded" else ""
             command = f"choreo eval untuned{named} --n {n} --seed {seed} --split {split} --temperature {temperature:g}"
@@ -122,7 +122,8 @@ def _interval(interval: Interval | None, style: str) -> str:
     return "" if interval is None else f" ({100 * interval[0]:{style}} to {100 * interval[1]:{style}})"
 
 
-def _table(report: UntunedReport, number: int) -> Table:
+def untuned_table(report: UntunedReport, number: int) -> Table:
+    """One of the paper's tables for the terminal."""
     lines = list(report.lines(number))
     table = Table(box=box.SIMPLE_HEAD, title=TITLES[number], title_justify="left")
     columns = _columns(lines)
@@ -137,10 +138,13 @@ def as_markdown(report: UntunedReport, command: str, weights: str) -> str:
     """All tables, with the command that makes them again."""
     text = [f"`{command}`", "", f"Weights: `{weights[:16]}`. In brackets 95 % intervals.", ""]
     for number in TABLES:
-        lines = list(report.lines(number))
-        columns = _columns(lines)
-        text += [f"## {TITLES[number]}", "", f"| {' | '.join(columns)} |"]
-        text += ["|---|---" + "|--:" * (len(columns) - 2) + "|"]
-        text += [f"| {' | '.join(_cells(line, columns))} |" for line in lines]
-        text.append("")
+        text += [f"## {TITLES[number]}", "", *table_lines(report, number), ""]
     return "\n".join(text)
+
+
+def table_lines(report: UntunedReport, number: int) -> list[str]:
+    """One of the paper's tables in Markdown."""
+    lines = list(report.lines(number))
+    columns = _columns(lines)
+    head = [f"| {' | '.join(columns)} |", "|---|---" + "|--:" * (len(columns) - 2) + "|"]
+    return [*head, *(f"| {' | '.join(_cells(line, columns))} |" for line in lines)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,8 +17,6 @@ from choreo_agents.sampling import Sampling
 Workers = Literal["given", "say"]
 """Whether branches are given words, encoded where their workers would have said them, or really said by workers whose
 notes tell them what to say."""
-MapHandle = Callable[[MessageHandle], Awaitable[MessageHandle]]
-"""What the synthesizer is shown of a branch: a message of the same tokens, which lives as long as the branch does."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,6 @@ async def play_synthesis(
     sampling: Sampling,
     layout: SynthesisLayout = "sequential",
     workers: Workers = "given",
-    map: MapHandle | None = None,  # noqa: A002
     adapter: str | None = None,
     seed: int = 0,
 ) -> Merged:
@@ -55,17 +52,17 @@ async def play_synthesis(
         sampling: How tokens are chosen, of workers and answer; its seed is replaced.
         layout: Where branches appear to the synthesizer; one that is not `sequential` is for engines that read caches.
         workers: Whether branches are given or really said.
-        map: Stands between a branch and the synthesizer; None: nothing does.
-        adapter: Encodes what the synthesizer is asked and what it answers; None: the engine's own, if it has one.
+        adapter: Encodes what the synthesizer is asked and what it answers, and maps the branches if it has a cache
+            mapper; None: the engine's own, if it has one.
         seed: Everything that is sampled has a seed made of this and its place.
 
     Raises:
-        ValueError: It is no synthesis problem, there is no such layout, or the engine re-encodes text, which neither
-            a layout nor a map can change.
+        ValueError: It is no synthesis problem, there is no such layout, or the engine re-encodes text, which a layout
+            cannot change.
     """
     require_synthesis_layout(layout)
-    if engine.method != "choreo" and (layout != "sequential" or map is not None):
-        raise ValueError(f"an engine with the method {engine.method!r} can neither place messages nor map them")
+    if engine.method != "choreo" and layout != "sequential":
+        raise ValueError(f"an engine with the method {engine.method!r} cannot place messages")
     parts = Parts.of(problem)
     play = _Play(engine, sampling, seed, list(problem.by_name))
     try:
@@ -75,7 +72,7 @@ async def play_synthesis(
         for message in parts.trunk:
             trunk.append(await play.prefill(message, trunk))
         starts, branches = await play.branches(parts.branches, trunk, workers)
-        shown = branches if map is None else [await map(branch) for branch in branches]
+        shown = await engine.amap(branches, adapter) if engine.maps(adapter) else branches
         lengths = [(start, branch.length) for start, branch in zip(starts, branches, strict=True)]
         shared, anchors, end = place_branches(layout, [handle.length for handle in trunk], lengths)
         view, offsets = [*trunk, *shown], [*shared, *anchors]

@@ -10,7 +10,7 @@ from typing import Any
 
 from choreo_agents.engine import Engine
 from choreo_agents.evaluation.evaluate import GREEDY, at_once, room
-from choreo_agents.evaluation.merging import MapHandle, Workers, play_synthesis
+from choreo_agents.evaluation.merging import Workers, play_synthesis
 from choreo_agents.evaluation.placing import SynthesisLayout
 from choreo_agents.evaluation.score import Difference, Score
 from choreo_agents.language import Split, draw_problem
@@ -45,7 +45,6 @@ async def aevaluate_synthesis(
     split: Split = "test",
     layout: SynthesisLayout = "sequential",
     workers: Workers = "given",
-    map: MapHandle | None = None,  # noqa: A002
     adapter: str | None = None,
     sampling: Sampling = GREEDY,
     seed: int = 0,
@@ -58,9 +57,8 @@ async def aevaluate_synthesis(
         tasks: At the difficulty, and with the number of branches, that they are to be played at.
         count: Problems of each task: those of seeds `seed` to `seed + count - 1`.
         split: Which problems.
-        layout: Where branches appear; `workers`, `map`, `adapter` and `sampling` as for `play_synthesis`.
+        layout: Where branches appear; `workers`, `adapter` and `sampling` as for `play_synthesis`.
         workers: See there.
-        map: See there.
         adapter: See there.
         sampling: See there.
         seed: Of the first problem.
@@ -83,7 +81,6 @@ async def aevaluate_synthesis(
             sampling=sampling,
             layout=layout,
             workers=workers,
-            map=map,
             adapter=adapter,
             seed=number,
         )

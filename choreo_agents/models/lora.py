@@ -30,7 +30,9 @@ class LowRank:
     def delta(self, x: Tensor, dropout: float = 0.0) -> Tensor:
         """[..., inputs] to [..., outputs]; `dropout` is the share of inputs that are left out, while training."""
         seen = functional.dropout(x, dropout) if dropout else x
-        return functional.linear(functional.linear(seen, self.down), self.up) * self.scale
+        # While they are trained the parts may be wider than the model.
+        down, up = self.down.to(x.dtype), self.up.to(x.dtype)
+        return functional.linear(functional.linear(seen, down), up) * self.scale
 
 
 @dataclass(eq=False)

@@ -49,7 +49,7 @@ def record(engine: Engine, name: str, handles: Sequence[MessageHandle]) -> Trace
 
 
 def handles_in(entries: Iterable[Mapping[str, Any]]) -> list[MessageHandle]:
-    """The handles of a graph's state (`state["handles"]`), each once; what was asked is among their ancestors."""
+    """The handles of a graph's state (`state["handles"]`), each once. What was asked is among their ancestors."""
     handles = (MessageHandle.model_validate(entry["handle"]) for entry in entries)
     return list(dict.fromkeys(handles))
 

@@ -19,35 +19,28 @@ from choreo_agents.evaluation.merging import Merged, play_synthesis
 from choreo_agents.evaluation.placing import SynthesisLayout
 from choreo_agents.language import Problem, draw_problem
 from choreo_agents.language.sentences import draw_facts, notes_text
-from choreo_agents.language.synthesis import HELD_OUT, SYNTHESIS_TASKS, SynthesisTask
+from choreo_agents.language.synthesis import HELD_OUT, SYNTHESIS_TASKS, Parts, SynthesisTask
 from choreo_agents.language.synthesis.tasks import MOST_IN_TRAINING
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.chat import Role
 from choreo_agents.sampling import Sampling
 from choreo_agents.training.recipe import MIX
 from choreo_agents.training.synthesis_traces import Fan, Span, cache_trace, fan_of, root_of, span, text_trace
-from choreo_agents.training.trace import Trace
 from choreo_agents.training.transcripts import Transcript, Turn, draw_made
+from choreo_agents.training.tuning import Example
 
 LEARNT_TASKS: Mapping[str, SynthesisTask] = {n: task for n, task in SYNTHESIS_TASKS.items() if n != HELD_OUT}
 """All synthesis tasks but the one that is held out."""
 DIALOGUE: Mapping[str, float] = {name: share for name, share in MIX.items() if name != "conflict"}
 """The mix that dialogue is cut from: the embedded model's own, without the task that the held-out one is made of."""
-WEIGHTS: Mapping[str, float] = {"dialogue": 0.25, "tasks": 0.5, "distilled": 0.25}
+WEIGHTS: Mapping[str, float] = {"dialogue": 0.2, "tasks": 0.6, "distilled": 0.2}
 """The share of each source among the examples."""
+OFTENER: Mapping[str, float] = {"sum": 3.0, "union": 3.0, "monitors": 2.0, "hops": 2.0}
+"""How much oftener than others tasks are drawn that take longest to learn."""
 NOTED = 0.5
 """Share of a dialogue's branches that have private notes."""
 MOST_NOTED = 5
 """Facts in them."""
-
-
-@dataclass(frozen=True)
-class Example:
-    """An answer to learn from caches."""
-
-    cache: Trace
-    text: Trace | None
-    """The same answer in an ordinary prompt, for a teacher: the same learnt tokens in the same order."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +106,7 @@ def tasks(
         seed: See there.
         first: See there.
         views: See there.
-        among: Tasks, each as often as any other.
+        among: Tasks (see `OFTENER`).
         hardness: 0 to 1; at 1 there are 2 to 8 branches.
     """
     for number in count(first):
@@ -133,7 +126,7 @@ def distilled(
     temperature: float = 1.0,
     batch: int = 64,
 ) -> Iterator[Example]:
-    """The problems of `tasks` with answers that the text synthesizer gives; one that it does not end is left out.
+    """The problems of `tasks` with right answers that the text synthesizer gives; others are left out.
 
     Not for threads with a running event loop (see `asample_answers`).
 
@@ -155,7 +148,8 @@ def distilled(
         problems = [draw_training_problem(seed, number, among, hardness) for number in numbers]
         answers = asyncio.run(asample_answers(engine, problems, temperature=temperature, seeds=numbers))
         for number, problem, answer in zip(numbers, problems, answers, strict=True):
-            if answer is not None:
+            # What the teacher gets wrong is nothing to learn.
+            if answer is not None and _right(engine, problem, answer):
                 rng = random.Random(f"synthesis views {seed} {number}")
                 name = f"{problem.task} {seed} {number} distilled"
                 yield views.example(fan_of(engine.model, problem, id=name, answer=answer), rng)
@@ -209,10 +203,19 @@ def mixture(
         yield next(sources[name])
 
 
+def _right(engine: Engine, problem: Problem, answer: Sequence[int]) -> bool:
+    last = Parts.of(problem).answer
+    header = engine.model.encode(engine.chat.header(last.author))
+    words = engine.model.decode(list(answer[len(header) :]), special=False).strip()
+    return problem.score({last.name: words}) >= 1.0
+
+
 def draw_training_problem(seed: int, number: int, among: Mapping[str, SynthesisTask], hardness: float) -> Problem:
     """One problem of the train split, of any of these tasks."""
     rng = random.Random(f"synthesis tasks {seed} {number}")
-    task = among[rng.choice(sorted(among))].varied(rng, hardness)
+    names = sorted(among)
+    [name] = rng.choices(names, [OFTENER.get(name, 1.0) for name in names])
+    task = among[name].varied(rng, hardness)
     return draw_problem(task, "train", rng.getrandbits(48))
 
 

@@ -226,7 +226,7 @@ def test_one_changed_weight_in_the_middle_changes_the_fingerprint(tmp_path: Path
     model = load_model(save_tiny_llama(tmp_path, hidden_size=128, vocab_size=20000))
     from choreo_agents.models.adapter import fingerprint
 
-    inner = model.adapter._model
+    inner = model.adapter.model
     before = fingerprint(inner)
     with torch.no_grad():
         inner.model.embed_tokens.weight[12345, 77] += 0.5

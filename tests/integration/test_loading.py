@@ -85,7 +85,7 @@ def test_the_probe_notices_positions_that_are_no_pure_rotation(tmp_path: Path) -
     """A model whose keys carry something of their absolute position passes every check of its configuration."""
     model = load_model(save_tiny_llama(tmp_path))
     tokens = probe_tokens(model.adapter.vocabulary_size)
-    inner = model.adapter._model.model
+    inner = model.adapter.model.model
     plain = inner.rotary_emb.forward
 
     def absolute(x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,7 +94,7 @@ def test_the_probe_notices_positions_that_are_no_pure_rotation(tmp_path: Path) -
 
     inner.rotary_emb.forward = absolute
     inner.set_attn_implementation("sdpa")
-    expected = plain_logits(model.adapter._model, tokens)
+    expected = plain_logits(model.adapter.model, tokens)
     inner.set_attn_implementation("choreo_segments")
     with pytest.raises(UnsupportedModelError, match="not a pure rotation"):
         require_movable(model.adapter, tokens, expected)

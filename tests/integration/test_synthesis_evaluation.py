@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import MakeEngine
 
+from choreo_agents.engine import Engine
+from choreo_agents.engine.calls import Decode
 from choreo_agents.evaluation.merging import play_synthesis
 from choreo_agents.evaluation.placing import SYNTHESIS_LAYOUTS, place_branches
 from choreo_agents.evaluation.synthesis import (
@@ -23,6 +26,7 @@ from choreo_agents.language import TASKS, Problem, draw_problem
 from choreo_agents.language.synthesis import SYNTHESIS_TASKS, Parts
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
+from choreo_agents.synthesis.mapper import CacheMapper
 
 SHORT, GREEDY = Sampling(max_tokens=4), Sampling(max_tokens=96)
 VOTE = replace(SYNTHESIS_TASKS["vote"], branches=4)  # type: ignore[type-var]
@@ -82,16 +86,13 @@ async def test_workers_with_notes_may_really_say_their_words_and_the_others_are_
     assert engine.stats().leases == 0
 
 
-async def test_what_is_mapped_stands_in_the_place_of_its_branch(make_engine: MakeEngine, vote: Problem) -> None:
+async def test_what_is_mapped_stands_in_the_place_of_its_branch(
+    make_engine: MakeEngine, vote: Problem, tmp_path: Path
+) -> None:
     engine = make_engine()
-    given: list[MessageHandle] = []
-    copies: list[MessageHandle] = []
-
-    async def other(handle: MessageHandle) -> MessageHandle:
-        given.append(handle)
-        copies.append(await engine.aprefill(engine.tokens(handle), new_offset=1 + len(given)))
-        return copies[-1]
-
+    model = engine.model.adapter
+    CacheMapper(model.geometry, model.kinds).save(tmp_path / "mapper", model.weights)
+    name = engine.load_adapter(tmp_path / "mapper")
     seen: list[tuple[list[MessageHandle], list[int | None]]] = []
     decode = engine.adecode
 
@@ -100,15 +101,47 @@ async def test_what_is_mapped_stands_in_the_place_of_its_branch(make_engine: Mak
         return await decode(calls)
 
     engine.adecode = watched  # type: ignore[assignment, method-assign]
-    await play_synthesis(engine, vote, sampling=SHORT, layout="native", map=other)
+    await play_synthesis(engine, vote, sampling=SHORT, layout="native", adapter=name)
     await play_synthesis(engine, vote, sampling=SHORT, layout="native")
     (mapped, at), (plain, also_at) = seen
-    assert [handle for handle in plain if handle in given] == given and len(given) == 4
-    assert [copies[given.index(handle)] if handle in given else handle for handle in plain][:-1] == mapped[:-1]
-    assert at == also_at
-    for copy in copies:
-        engine.release(copy)
+    copies = ["~" in handle.model for handle in mapped]
+    assert copies.count(True) == 4 and not any("~" in handle.model for handle in plain)
+    assert [handle for handle, copied in zip(mapped[:-1], copies, strict=False) if not copied] == [
+        handle for handle, copied in zip(plain[:-1], copies, strict=False) if not copied
+    ]
+    assert [handle.length for handle in mapped] == [handle.length for handle in plain] and at == also_at
     assert engine.stats().leases == 0
+
+
+class Adapters:
+    """Stands before an engine that has no adapters, and remembers which were asked for."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.named: list[tuple[str | None, str | None]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def maps(self, adapter: str | None = None) -> bool:
+        return False
+
+    async def aprefill(self, *args: Any, adapter: str | None = None, **options: Any) -> MessageHandle:
+        self.named.append((options.get("author") or options["role"], adapter))
+        return await self.engine.aprefill(*args, **options)
+
+    async def adecode(self, calls: list[Decode]) -> list[MessageHandle]:
+        self.named += [(call.author, call.adapter) for call in calls]
+        return await self.engine.adecode([replace(call, adapter=None) for call in calls])
+
+
+@pytest.mark.parametrize("workers", ["given", "say"])
+async def test_the_adapter_is_the_synthesizers_alone(make_engine: MakeEngine, vote: Problem, workers: Any) -> None:
+    recorder = Adapters(make_engine())
+    await play_synthesis(recorder, vote, sampling=SHORT, workers=workers, adapter="merge")  # type: ignore[arg-type]
+    answer = Parts.of(vote).answer
+    assert recorder.named[-2:] == [("user", "merge"), (answer.author, "merge")]
+    assert {adapter for _, adapter in recorder.named[:-2]} == {None}
 
 
 async def test_what_cannot_be_played_is_refused_and_everything_given_back(
@@ -116,19 +149,14 @@ async def test_what_cannot_be_played_is_refused_and_everything_given_back(
 ) -> None:
     text, cache = make_engine(method="baseline"), make_engine()
 
-    async def failing(_: MessageHandle) -> MessageHandle:
-        raise ValueError("no mapper")
-
-    with pytest.raises(ValueError, match="can neither place messages nor map them"):
+    with pytest.raises(ValueError, match="cannot place messages"):
         await play_synthesis(text, vote, sampling=SHORT, layout="parallel")
-    with pytest.raises(ValueError, match="can neither place messages nor map them"):
-        await play_synthesis(text, vote, sampling=SHORT, map=failing)
     with pytest.raises(ValueError, match="there is no layout 'spiral'"):
         await play_synthesis(cache, vote, sampling=SHORT, layout="spiral")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="is not a synthesis"):
         await play_synthesis(cache, draw_problem(TASKS["recall"], "test", 0), sampling=SHORT)
-    with pytest.raises(ValueError, match="no mapper"):
-        await play_synthesis(cache, vote, sampling=SHORT, map=failing)
+    with pytest.raises(ValueError, match="there is no adapter 'merger'"):
+        await play_synthesis(cache, vote, sampling=SHORT, adapter="merger")
     with pytest.raises(ValueError, match="at least one problem"):
         await aevaluate_synthesis(cache, [VOTE], count=0)
     assert cache.stats().leases == text.stats().leases == 0

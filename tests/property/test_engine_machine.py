@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -19,9 +20,11 @@ from support.oracle import Oracle, OracleMessage
 from support.tiny import save_tiny_llama
 
 from choreo_agents import Decode, Engine, MessageHandle, Sampling
+from choreo_agents.engine.adapters import Loaded
 from choreo_agents.errors import CapacityError, KVBudgetError, ReleasedHandleError
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import TokenSampler
+from choreo_agents.synthesis.mapper import CacheMapper
 
 BUDGET = 320
 """Tokens."""
@@ -55,6 +58,11 @@ class Machine(RuleBasedStateMachine):
             host_bytes=100 * self.token if tiers in ("host", "both") else 0,
             disk=self.folder if tiers in ("disk", "both") else None,
         )
+        # One that changes nothing: a copy reads as its source does.
+        mapper = CacheMapper(model.adapter.geometry, model.adapter.kinds)
+        self.engine._core.adapters.add(Loaded(Path("zero"), None, mapper, mapper.fingerprint), None, default=True)
+        self.copies: dict[MessageHandle, MessageHandle] = {}
+        """Mapped copies by their sources, with which they go."""
         self.made: dict[MessageHandle, OracleMessage] = {}
         self.leases: Counter[MessageHandle] = Counter()
         self.pins: Counter[MessageHandle] = Counter()
@@ -62,12 +70,12 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
-        for handle in list(self.leases):
+        for handle in [*self.leases, *self.copies.values()]:
             self.require_as_in_a_fresh_engine(handle)
         for handle, count in self.leases.items():
             for _ in range(count):
                 self.engine.release(handle)
-        assert self.engine.stats().kv_bytes == self.engine.stats().host_bytes == 0
+        assert self.engine.stats().kv_bytes == self.engine.stats().host_bytes == self.engine.stats().messages == 0
         self.engine.check()
         self.engine.close()
         shutil.rmtree(self.folder)
@@ -147,11 +155,45 @@ class Machine(RuleBasedStateMachine):
         self.leases[handle] -= 1
         self.leases += Counter()
         if handle not in self.leases:
-            try:
-                self.engine.tokens(handle)
-            except ReleasedHandleError:
-                return
-            raise AssertionError("a released handle is still good")
+            self.require_released(handle)
+            copy = self.copies.pop(handle, None)
+            if copy is not None:
+                self.require_released(copy)
+
+    @precondition(lambda self: self.leases)
+    @rule(seed=seeds, branches=st.integers(1, 3))
+    def map(self, seed: int, branches: int) -> None:
+        rng = Random(seed)
+        sources = rng.choices(list(self.leases), k=branches)
+        copies = self.tried(lambda: self.engine.map(sources))
+        for source, copy in zip(sources, copies or [], strict=False):
+            assert self.copies.setdefault(source, copy) == copy
+            self.made[copy] = self.made[source]
+
+    @precondition(lambda self: self.leases)
+    @rule(seed=seeds, strategy=st.sampled_from(["parallel", "sequential", "text"]), mapped=st.booleans())
+    def merge(self, seed: int, strategy: str, mapped: bool) -> None:
+        """What is said is not read again: where it stands is another test's; that nothing of it stays is this one's."""
+        rng = Random(seed)
+        branches = rng.sample(list(self.leases), min(2, len(self.leases)))
+        options: dict[str, Any] = {"strategy": strategy, "adapter": None if mapped else "base", "header": [5]}
+        forced = Sampling(forced=tuple(draw_tokens(rng, 1, 9)))
+        merged = self.tried(lambda: self.engine.merge(branches, [6, 7], sampling=forced, **options))
+        if merged is not None:
+            self.engine.release(merged)
+        with self.engine._core.lock:
+            for source in branches:  # some may have been mapped before memory refused the rest
+                for copy in self.engine._desk.find(source).copies:
+                    self.copies[source] = copy.handle
+                    self.made[copy.handle] = self.made[source]
+
+    @precondition(lambda self: self.copies)
+    @rule(seed=seeds)
+    def release_copy_early(self, seed: int) -> None:
+        source = Random(seed).choice(list(self.copies))
+        copy = self.copies.pop(source)
+        self.engine.release(copy)
+        self.require_released(copy)
 
     @precondition(lambda self: self.leases)
     @rule(seed=seeds)
@@ -178,15 +220,19 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.leases)
     @rule(seed=seeds)
     def read(self, seed: int) -> None:
-        self.require_as_in_a_fresh_engine(Random(seed).choice(list(self.leases)))
+        self.require_as_in_a_fresh_engine(Random(seed).choice([*self.leases, *self.copies.values()]))
 
     @invariant()
     def everything_agrees(self) -> None:
         if hasattr(self, "engine"):
             self.engine.check()
             stats = self.engine.stats()
-            assert stats.leases == self.leases.total() and stats.unfinished == 0
+            assert stats.leases == self.leases.total() + len(self.copies) and stats.unfinished == 0
             assert stats.kv_bytes <= BUDGET * self.token
+
+    def require_released(self, handle: MessageHandle) -> None:
+        with pytest.raises(ReleasedHandleError):
+            self.engine.tokens(handle)
 
     def unpin(self, handle: MessageHandle) -> None:
         self.engine.unpin(handle)
@@ -194,8 +240,9 @@ class Machine(RuleBasedStateMachine):
         self.pins += Counter()
 
     def draw_view(self, rng: Random) -> tuple[list[MessageHandle], list[int], int]:
-        """A few leased messages, anywhere."""
-        view = rng.sample(list(self.leases), rng.randint(0, min(3, len(self.leases))))
+        """A few leased messages and copies, anywhere."""
+        there = [*self.leases, *self.copies.values()]
+        view = rng.sample(there, rng.randint(0, min(3, len(there))))
         return view, [rng.randrange(150) for _ in view], rng.randrange(150)
 
     def tried(self, call: Any) -> Any:

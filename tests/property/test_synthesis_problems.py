@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from choreo_agents.language import Problem, draw_problem, vocabulary
 from choreo_agents.language.scoring import sentences
-from choreo_agents.language.synthesis import SYNTHESIS_TASKS, Parts, Synthesis
+from choreo_agents.language.synthesis import FROM_TRUNK, SYNTHESIS_TASKS, Parts, Synthesis
 from choreo_agents.models.embedded.tokenizer import build_tokenizer
 
 NAMES = sorted(SYNTHESIS_TASKS)
@@ -84,6 +84,15 @@ def test_the_answer_follows_from_what_the_synthesizer_sees(name, seed, hardness)
     if name in ("sum", "candidates"):
         return
     assert content_words(parts.answer.text) <= content_words(view)
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {*FROM_TRUNK, "monitors"}))
+def test_the_answer_does_not_follow_from_the_trunk(name) -> None:
+    """Of monitors, the trunk has the words of the answer, but not which of the rules it is."""
+    for seed in range(30):
+        parts = Parts.of(drawn(name, "test", seed))
+        known = set(re.findall(r"\w+", " ".join(message.text for message in (*parts.trunk, *parts.asks))))
+        assert set(re.findall(r"\w+", parts.answer.text)) - known - {"We", "see", "I", "Support"}
 
 
 @settings(max_examples=200)

@@ -6,6 +6,7 @@ from choreo_agents.bench.rivals.continuous import ContinuousBatching
 from choreo_agents.bench.rivals.hugging_face import HuggingFace
 from choreo_agents.bench.rivals.llama_cpp import LlamaCpp
 from choreo_agents.bench.rivals.ours import Ours
+from choreo_agents.bench.rivals.plain_generate import PlainGenerate
 from choreo_agents.bench.rivals.vllm import Vllm
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Levels",
     "LlamaCpp",
     "Ours",
+    "PlainGenerate",
     "Rival",
     "Timer",
     "Vllm",

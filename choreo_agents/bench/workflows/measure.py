@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from choreo_agents.bench.journal import Journal, Record
 from choreo_agents.bench.rivals import ChatHuggingFaceDebate
 from choreo_agents.bench.running import run_graph
 from choreo_agents.bench.workflows.scenarios import Instance, Lengths, Scenario, Words, vocabulary_of
 from choreo_agents.engine import Engine
 from choreo_agents.engine.methods import MethodName
+from choreo_agents.evaluation.journal import Journal, Record
 from choreo_agents.models import LoadedModel
 
 REST_S = 0.2

@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any
 
 from choreo_agents.bench.intervals import Interval, ratio_interval
-from choreo_agents.bench.journal import Record
+from choreo_agents.evaluation.journal import Record
 
 COLUMNS = (
     "workflow",

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from choreo_agents.language.synthesis.parts import Branch, Parts
-from choreo_agents.language.synthesis.tasks import HELD_OUT, SYNTHESIS_TASKS, Synthesis, SynthesisTask
+from choreo_agents.language.synthesis.tasks import FROM_TRUNK, HELD_OUT, SYNTHESIS_TASKS, Synthesis, SynthesisTask
 
-__all__ = ["HELD_OUT", "SYNTHESIS_TASKS", "Branch", "Parts", "Synthesis", "SynthesisTask"]
+__all__ = ["FROM_TRUNK", "HELD_OUT", "SYNTHESIS_TASKS", "Branch", "Parts", "Synthesis", "SynthesisTask"]

@@ -129,8 +129,8 @@ def _searches(branches: int, length: int) -> Task:
 
 
 def _monitors(branches: int, length: int) -> Task:
-    # Of two gauges there are four pairs that are out of range.
-    return Diagnosis(gauges=branches, rules=min(5, 2 * branches * (branches - 1)))
+    # Two gauges have no more pairs that are out of range.
+    return Diagnosis(gauges=branches, rules=4)
 
 
 def _candidates(branches: int, length: int) -> Task:
@@ -164,3 +164,5 @@ SYNTHESIS_TASKS: Mapping[str, SynthesisTask] = {task.name: task for task in _ALL
 """Every synthesis task at its default difficulty, by name."""
 HELD_OUT = "trust"
 """The task that no synthesizer is trained on."""
+FROM_TRUNK = ("assembly", "candidates")
+"""Tasks whose answer follows from the trunk alone: branches can mislead there, but need not be read."""

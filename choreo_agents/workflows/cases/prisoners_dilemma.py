@@ -16,6 +16,7 @@ from choreo_agents.workflows.cases.base import Item, Options, Play, Result, Vari
 from choreo_agents.workflows.phrasing import Prompts
 from choreo_agents.workflows.prisoners_dilemma import prisoners_dilemma
 
+AliceStrategy = Literal["cooperate", "defect", "follow", "opposite", "free", "any"]
 STRATEGY_NAMES: tuple[Strategy, ...] = ("free", "cooperate", "defect")
 RULES: Mapping[str, Rule] = {
     "baseline": Rule(),
@@ -44,7 +45,7 @@ class Stakes(Item):
 class DilemmaOptions(Options):
     """Who plays how."""
 
-    alice: Strategy | Literal["any"] = Field(default="free", description="Alice's strategy; any: each in turn.")
+    alice: AliceStrategy = Field(default="free", description="Alice's strategy; any: each in turn.")
     bob: Strategy = Field(default="free", description="Bob's strategy.")
     talks: int = Field(default=2, ge=1, description="How often each speaks before they decide.")
     leak: str = Field(default="choreo", description="What Bob sees of Alice, as the variants name it.")

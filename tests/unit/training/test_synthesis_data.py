@@ -49,19 +49,19 @@ def test_an_example_depends_on_seed_and_number_only(tiny: LoadedModel, source: A
     assert examples == take(source(tiny, views=EVERY), 12)
     assert take(source(tiny, views=EVERY, first=7), 5) == examples[7:]
     assert take(source(tiny, views=EVERY, seed=1), 12) != examples
-    assert len({example.cache.id for example in examples}) == 12
+    assert len({example.trace.id for example in examples}) == 12
 
 
 @pytest.mark.parametrize("source", [dialogue, tasks])
 def test_cache_and_text_learn_the_same_tokens(tiny: LoadedModel, source: Any) -> None:
     for example in take(source(tiny, views=EVERY), 150):
-        assert example.text is not None and learnt(example.cache) == learnt(example.text)
-        assert all(m.mapped is False and m.adapter is None for m in example.text.messages)
-        branches = [m for m in example.cache.messages if m.mapped]
+        assert example.teacher is not None and learnt(example.trace) == learnt(example.teacher)
+        assert all(m.mapped is False and m.adapter is None for m in example.teacher.messages)
+        branches = [m for m in example.trace.messages if m.mapped]
         assert 2 <= len(branches) <= 8
-        for message in example.cache.messages:
+        for message in example.trace.messages:
             assert (message.adapter == "merge") == bool({m.name for m in branches} & set(message.parents))
-    assert take(source(tiny, views=Views(text=False)), 1)[0].text is None
+    assert take(source(tiny, views=Views(text=False)), 1)[0].teacher is None
 
 
 def test_every_layout_is_drawn(tiny: LoadedModel) -> None:
@@ -114,15 +114,15 @@ def test_distilled_answers_are_the_text_synthesizers_own(embedded: LoadedModel, 
     engine = make_engine(embedded, method="baseline", kv_budget_bytes=1 << 26)
     hot = take(distilled(engine, views=EVERY, temperature=1.0, batch=8), 24)
     assert hot == take(distilled(engine, views=EVERY, temperature=1.0, batch=8), 24)
-    gold = {example.cache.id: example for example in take(tasks(embedded, views=EVERY), 40)}
+    gold = {example.trace.id: example for example in take(tasks(embedded, views=EVERY), 40)}
     same = []
     for example in hot:
-        twin = gold[example.cache.id.removesuffix(" distilled")]
-        assert example.text is not None and learnt(example.cache) == learnt(example.text)
-        assert example.cache.messages[:-1] == twin.cache.messages[:-1], "the same problem in the same layout"
-        [answer] = learnt(example.cache)
+        twin = gold[example.trace.id.removesuffix(" distilled")]
+        assert example.teacher is not None and learnt(example.trace) == learnt(example.teacher)
+        assert example.trace.messages[:-1] == twin.trace.messages[:-1], "the same problem in the same layout"
+        [answer] = learnt(example.trace)
         assert answer[-1] == embedded.tokenizer.eos_token_id
-        same.append(learnt(example.cache) == learnt(twin.cache))
+        same.append(learnt(example.trace) == learnt(twin.trace))
     assert 0 < sum(same) < len(same), "answers are sampled by a model that mostly knows"
     assert engine.stats().leases == 0
 
@@ -148,10 +148,10 @@ def test_a_mixture_draws_its_sources_in_their_shares_and_each_in_its_order(tiny:
 
     drawn = take(both(0), 200)
     assert drawn == take(both(0), 200) and drawn != take(both(1), 200)
-    kinds = Counter("dialogue" if example.cache.id.startswith("dialogue") else "tasks" for example in drawn)
+    kinds = Counter("dialogue" if example.trace.id.startswith("dialogue") else "tasks" for example in drawn)
     share = WEIGHTS["dialogue"] / (WEIGHTS["dialogue"] + WEIGHTS["tasks"])
     assert abs(kinds["dialogue"] / 200 - share) < 0.1
-    ours = [example for example in drawn if not example.cache.id.startswith("dialogue")]
+    ours = [example for example in drawn if not example.trace.id.startswith("dialogue")]
     assert ours == take(tasks(tiny, views=plain), len(ours))
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from choreo_agents.bench.journal import Journal
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.evaluation.journal import Journal, read_journal
 
 SETTINGS = {"workflow": "direct", "options": {"steps": 2}, "pair": (1, 2), "seed": 0}
 RECORDS = {"a": {"answer": "Zoë 🙂", "score": 1.0}, "b": {"answer": "", "score": None}, "c": {"parts": {"x": 0.5}}}
@@ -168,3 +168,32 @@ def test_without_a_path_records_stay_in_memory(tmp_path: Path, monkeypatch: pyte
         journal.add("a", {"pair": (1, 2)})
         assert journal.records == {"a": {"pair": [1, 2]}} and "a" in journal and "a" not in other
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_key_that_was_written_twice_is_named_by_its_line(path: Path) -> None:
+    whole = write(path)
+    path.write_bytes(whole + whole.splitlines(keepends=True)[1])
+    with pytest.raises(InvalidRequestError, match=r"line 5 of .* is a second record of 'a': remove one"):
+        Journal(path, SETTINGS)
+
+
+def test_a_journal_is_read_while_it_is_written_to(path: Path) -> None:
+    with Journal(path, SETTINGS) as journal:
+        journal.add("a", {"score": 1})
+        assert read_journal(path) == {"a": {"score": 1}}
+    path.write_bytes(path.read_bytes() + b'{"key": "b"')
+    assert list(read_journal(path)) == ["a"]
+
+
+def test_records_that_are_not_kept_were_never_there(path: Path) -> None:
+    whole = write(path)
+    with Journal(path, SETTINGS) as journal:
+        journal.keep({"a", "c"})
+        assert list(journal.records) == ["a", "c"] == list(read_journal(path))
+        journal.add("b", RECORDS["b"])
+    assert list(read(path)) == ["a", "c", "b"]
+    assert sorted(path.read_bytes().splitlines()) == sorted(whole.splitlines())
+    with Journal(None, SETTINGS) as journal:
+        journal.add("a", {})
+        journal.keep(())
+        assert "a" not in journal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,6 +14,8 @@ from filelock import FileLock, Timeout
 from choreo_agents.errors import InvalidRequestError
 
 Record = dict[str, Any]
+_END = b"\n"
+"""Nothing else ends a line: answers may hold what Unicode calls a line separator."""
 
 
 class Journal:
@@ -53,16 +55,13 @@ class Journal:
 
     def _open(self, path: Path, settings: Mapping[str, Any]) -> None:
         found = path.read_bytes() if path.exists() else b""
-        # Only a line feed ends a line: answers may hold what Unicode calls a line separator.
-        *lines, torn = found.split(b"\n")
-        head = _line({"settings": settings})
+        *lines, torn = found.split(_END)
+        self._head = head = _line({"settings": settings})
         if lines:
             self._require_same(lines[0], settings)
         elif not head.startswith(torn):
             raise InvalidRequestError(f"{str(path)!r} holds no results of ours: name another file")
-        for number, line in enumerate(lines[1:], start=2):
-            record = _parsed(path, number, line)
-            self.records[str(record.pop("key"))] = record
+        self.records = _records(path, lines)
         file = self._file = path.open("ab")
         file.truncate(len(found) - len(torn))
         if not lines:
@@ -89,6 +88,20 @@ class Journal:
         self._write(_line({"key": key, **record}))
         self.records[key] = json.loads(json.dumps(record))
 
+    def keep(self, keys: Container[str]) -> None:
+        """Drop all other records, as if they had never been added: whole or not at all."""
+        self.records = {key: record for key, record in self.records.items() if key in keys}
+        if self._file is None or self.path is None:
+            return
+        partial = self.path.with_name(f"{self.path.name}.partial")
+        with partial.open("wb") as file:
+            file.writelines([self._head, *(_line({"key": key, **record}) for key, record in self.records.items())])
+            file.flush()
+            os.fsync(file.fileno())
+        self._file.close()
+        partial.replace(self.path)
+        self._file = self.path.open("ab")
+
     def _write(self, line: bytes) -> None:
         if self._file is not None:
             self._file.write(line)
@@ -111,6 +124,28 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def read_journal(path: Path) -> dict[str, Record]:
+    """The records of a journal that may still be written to, by key; that of line n is the n-1st.
+
+    Raises:
+        InvalidRequestError: A line is no record.
+        OSError: There is no such file.
+    """
+    *lines, _ = path.read_bytes().split(_END)
+    return _records(path, lines)
+
+
+def _records(path: Path, lines: Sequence[bytes]) -> dict[str, Record]:
+    records: dict[str, Record] = {}
+    for number, line in enumerate(lines[1:], start=2):
+        record = _parsed(path, number, line)
+        key = str(record.pop("key"))
+        if key in records:
+            raise InvalidRequestError(f"line {number} of {str(path)!r} is a second record of {key!r}: remove one")
+        records[key] = record
+    return records
 
 
 def _line(content: Mapping[str, Any]) -> bytes:

@@ -1,0 +1,184 @@
+"""Trains what is missing, plays what was not played yet, and keeps every problem's score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from choreo_agents.bench.merging.contenders import Contender, Course, Kind, courses
+from choreo_agents.engine import Engine
+from choreo_agents.evaluation.journal import Journal
+from choreo_agents.evaluation.placing import SynthesisLayout
+from choreo_agents.evaluation.synthesis import evaluate_synthesis
+from choreo_agents.language import Split
+from choreo_agents.language.synthesis import SynthesisTask
+from choreo_agents.models import LoadedModel
+from choreo_agents.synthesis.calibration import TEMPERATURES, tempered
+from choreo_agents.training.card import CARD_FILE
+from choreo_agents.training.synthesizer import train_synthesizer
+from choreo_agents.training.tuning import Passage
+
+KV_BUDGET_BYTES = 1 << 30
+CALIBRATED_ON = 12
+"""Development problems of each task, for each temperature."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Problems to be played: a task as it is played, under the name that it has in the journal."""
+
+    name: str
+    task: SynthesisTask
+
+
+class Referee:
+    """Lets contenders answer; what is known is not asked again.
+
+    Args:
+        model: Speaks the embedded language.
+        folder: Of adapters and the journal.
+        seed: Of the first problem, and of trainings.
+        split: Of the problems.
+    """
+
+    def __init__(self, model: LoadedModel, folder: Path, *, seed: int = 0, split: Split = "test") -> None:
+        self.model = model
+        self._folder = folder
+        self._seed = seed
+        self._split: Split = split
+        settings = {"weights": model.adapter.fingerprint, "seed": seed, "split": split}
+        self.journal = Journal(folder / "played.jsonl", settings)
+
+    def __enter__(self) -> Referee:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.journal.close()
+
+    def prepare(
+        self,
+        kinds: Iterable[Kind],
+        on_progress: Callable[[Kind, Passage], None],
+        on_score: Callable[[Kind, int, Mapping[str, float]], None],
+        command: str = "",
+    ) -> None:
+        """Train what these contenders need and is not there."""
+        for kind, course in courses(self._seed).items():
+            if kind in kinds:
+                self._train(kind, course, on_progress, on_score, command)
+
+    def play(
+        self,
+        contenders: Sequence[Contender],
+        asked: Sequence[Asked],
+        count: int,
+        on_progress: Callable[[str, int], None] = lambda name, done: None,
+        tasks_of_calibration: Sequence[SynthesisTask] = (),
+    ) -> dict[tuple[str, str], list[float]]:
+        """Every contender's scores, problem by problem, by its name and that of what was asked.
+
+        Args:
+            contenders: Who answers.
+            asked: What.
+            count: Problems of each.
+            on_progress: Told of every problem.
+            tasks_of_calibration: That temperatures are chosen by; none: what is asked.
+        """
+        found: dict[tuple[str, str], list[float]] = {}
+        for contender in contenders:
+            left = []
+            for one in asked:
+                key = f"{contender.name} | {one.name} | {count}"
+                if key in self.journal:
+                    found[contender.name, one.name] = self.journal.records[key]["scores"]
+                    on_progress(contender.name, count)
+                else:
+                    left.append((key, one))
+            if not left:
+                continue
+            calibrating = list(tasks_of_calibration) or [one.task for one in asked]
+            with self._engine(contender, calibrating) as engine:
+                for key, one in left:
+                    records = self._ask(engine, contender.layout, one.task, count, on_progress, contender.name)
+                    scores = [float(record.solved) for record in records]
+                    self.journal.add(key, {"scores": scores, "shares": [record.score for record in records]})
+                    found[contender.name, one.name] = scores
+        return found
+
+    def _ask(
+        self,
+        engine: Engine,
+        layout: SynthesisLayout,
+        task: SynthesisTask,
+        count: int,
+        on_progress: Callable[[str, int], None],
+        name: str,
+    ) -> Any:
+        adapter = engine.adapters[0] if engine.adapters else None
+        layout = layout if engine.method == "choreo" else "sequential"
+        return evaluate_synthesis(
+            engine, [task], count=count, split=self._split, layout=layout, adapter=adapter, seed=self._seed,
+            on_progress=lambda _: on_progress(name, 1),
+        )  # fmt: skip
+
+    def _engine(self, contender: Contender, calibrating: Sequence[SynthesisTask]) -> Engine:
+        method: Any = "baseline" if contender.kind == "text" else "choreo"
+        engine = Engine.load(self.model, method=method, kv_budget_bytes=KV_BUDGET_BYTES)
+        if contender.kind == "calibrated":
+            engine.load_adapter(self._calibrated(contender.layout, calibrating))
+        elif contender.kind not in ("text", "untrained"):
+            engine.load_adapter(self._trained(contender.kind))
+        return engine
+
+    def _trained(self, kind: Kind) -> Path:
+        return self._folder / kind.replace(" ", "-") / "synthesizer"
+
+    def card_path(self, kind: Kind) -> Path:
+        """Where the card of a training lies."""
+        return self._trained(kind) / CARD_FILE
+
+    def _train(
+        self,
+        kind: Kind,
+        course: Course,
+        on_progress: Callable[[Kind, Passage], None],
+        on_score: Callable[[Kind, int, Mapping[str, float]], None],
+        command: str,
+    ) -> None:
+        out = self._trained(kind)
+        if (out / CARD_FILE).exists():
+            return
+        train_synthesizer(
+            self.model,
+            course.settings,
+            course.curriculum,
+            run=out.parent,
+            out=out,
+            on_progress=lambda passage: on_progress(kind, passage),
+            on_score=lambda epoch, shares: on_score(kind, epoch, shares),
+            command=command,
+        )
+
+    def _calibrated(self, layout: SynthesisLayout, tasks: Sequence[SynthesisTask]) -> Path:
+        """The mapper of the best temperature on development problems."""
+        adapter = self.model.adapter
+        best: tuple[float, Path] | None = None
+        for temperature in TEMPERATURES:
+            folder = self._folder / "calibrated" / f"{temperature:g}"
+            tempered(adapter.geometry, adapter.kinds, temperature).save(folder, adapter.weights)
+            key = f"calibration {layout} {temperature:g}"
+            if key not in self.journal:
+                with Engine.load(self.model, kv_budget_bytes=KV_BUDGET_BYTES) as engine:
+                    name = engine.load_adapter(folder)
+                    records = evaluate_synthesis(
+                        engine, tasks, count=CALIBRATED_ON, split="dev", layout=layout, adapter=name
+                    )
+                self.journal.add(key, {"score": mean(record.solved for record in records)})
+            score = float(self.journal.records[key]["score"])
+            if best is None or score > best[0]:
+                best = score, folder
+        assert best is not None
+        return best[1]

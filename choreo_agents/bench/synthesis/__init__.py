@@ -1,0 +1,1 @@
+"""`choreo bench synthesis`: the first token about branches, from their caches and from their words."""

@@ -1,0 +1,190 @@
+"""`choreo train synthesizer`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import mean
+from types import TracebackType
+from typing import Annotated, Self
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.evaluation.placing import SYNTHESIS_LAYOUTS, SynthesisLayout
+from choreo_agents.training.settings import TuneSettings
+from choreo_agents.training.synthesis_data import WEIGHTS
+from choreo_agents.training.synthesizer import Curriculum, train_synthesizer
+from choreo_agents.training.tuning import Passage
+
+RUNS = Path("runs")
+EPOCHS, EXAMPLES = 16, 1024
+QUICK_EPOCHS, QUICK_EXAMPLES, QUICK_JUDGED = 3, 256, 4
+EMBEDDED_RATE, USUAL_RATE = 3e-3, 2e-4
+"""Learning rates of the adapter, unless told otherwise; the mapper's is a third higher."""
+
+
+USUAL_SOURCES = ",".join(f"{name}={share:g}" for name, share in WEIGHTS.items())
+
+
+def synthesizer(
+    model: ModelOption = "embedded",
+    quick: Annotated[bool, typer.Option("--quick", help="A minute or two: few examples, in sequence only.")] = False,
+    layouts: Annotated[
+        str | None,
+        typer.Option(
+            help="Where branches stand, in equal shares: [b]parallel[/b], [b]sequential[/b], [b]native[/b] (where "
+            "their workers encoded them).  [default: parallel,sequential]",
+            show_default=False,
+        ),
+    ] = None,
+    rank: Annotated[int, typer.Option(min=0, help="Of the adapter; 0: none.")] = 32,
+    mapper_rank: Annotated[
+        int | None, typer.Option(min=0, help="Of the cache mapper; 0: none.  [default: a few per mille of the model]")
+    ] = None,
+    alpha: Annotated[float, typer.Option(help="The adapter adds alpha / rank times its product.")] = 32.0,
+    dropout: Annotated[float, typer.Option(min=0.0, max=0.99, help="Of the adapter's inputs.")] = 0.05,
+    learning_rate: Annotated[
+        float | None, typer.Option(help=f"[default: {USUAL_RATE:g}; embedded: {EMBEDDED_RATE:g}]", show_default=False)
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help=f"[default: {EPOCHS}]", show_default=False)] = None,
+    examples: Annotated[
+        int | None, typer.Option(min=1, help=f"Of each epoch, all new.  [default: {EXAMPLES}]", show_default=False)
+    ] = None,
+    sources: Annotated[
+        str,
+        typer.Option(help="Shares of dialogue cut into branches, of synthesis tasks, and of the text twin's answers."),
+    ] = USUAL_SOURCES,
+    imitation: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Share of the loss that compares with the text twin's distributions."),
+    ] = 0.5,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Encoded in one step.")] = 2048,
+    patience: Annotated[int, typer.Option(min=1, help="Epochs without a better score before it stops.")] = 8,
+    held_out: Annotated[
+        int | None, typer.Option(min=1, help="Development problems of each task and layout.  [default: 8]")
+    ] = None,
+    checkpointed: Annotated[
+        bool, typer.Option("--checkpointed", help="Compute layers again instead of keeping them: slower, less memory.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of examples, weights, order and dropout.")] = 0,
+    run: Annotated[Path | None, typer.Option("--run", help="Where checkpoints are kept.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where adapter and mapper go; by default below the run.")
+    ] = None,
+    device: DeviceOption = "cpu",
+) -> None:
+    """Teach a model to merge branches from their caches: an adapter for the synthesizer, a mapper for what it reads.
+
+    Three kinds of examples (Parallel-Synthesis): dialogue cut into branches, synthesis tasks, and answers of the same
+    model over the branches' words. Workers stay as they are. Started again with the same --run, it goes on.
+
+    [b]Examples[/b]
+
+      choreo train synthesizer --quick
+      choreo train synthesizer --layouts parallel --out my-merger
+      choreo eval synthesis --adapter my-merger
+    """
+    console = Console(highlight=False)
+    with errors_as_lines(console):
+        chosen = require_layouts(layouts or ("sequential" if quick else "parallel,sequential"))
+        folder = run or RUNS / f"synthesizer-{'-'.join(chosen)}-{'quick-' if quick else ''}{seed}"
+        curriculum = Curriculum(
+            layouts=chosen,
+            weights=_shares(sources),
+            examples=examples or (QUICK_EXAMPLES if quick else EXAMPLES),
+            judged=held_out or (QUICK_JUDGED if quick else 8),
+            seed=seed,
+        )
+        loaded = load(console, model, device)
+        if not loaded.speaks_embedded:
+            raise InvalidRequestError(
+                f"{model!r} does not speak the embedded language, which the examples are in: record traces of your own "
+                "and train on them (docs/how-to/train-adapters.md)"
+            )
+        rate = learning_rate or (EMBEDDED_RATE if loaded.speaks_embedded else USUAL_RATE)
+        settings = TuneSettings(
+            rank=rank, mapper_rank=mapper_rank, alpha=alpha, dropout=dropout, learning_rate=rate,
+            mapper_learning_rate=4 * rate / 3, epochs=epochs or (QUICK_EPOCHS if quick else EPOCHS),
+            batch_tokens=batch_tokens, patience=patience, imitation=imitation, checkpointed=checkpointed, seed=seed,
+        )  # fmt: skip
+        with _Display(console) as display:
+            trained = train_synthesizer(
+                loaded, settings, curriculum, run=folder, out=out or folder / "synthesizer",
+                on_progress=display.advance, on_score=display.score, command=shlex.join(["choreo", *sys.argv[1:]]),
+            )  # fmt: skip
+        first, best = trained.untrained.score, trained.best.score
+        console.print(
+            f"development problems solved {100 * first:.1f} % -> [b]{100 * best:.1f} %[/], best after epoch "
+            f"{trained.outcome.best_epoch}\n[dim]adapter, mapper and card are in {escape(str(trained.out))}: "
+            f"engine.load_adapter({str(trained.out)!r}), Synthesizer(..., adapter={trained.out.name!r})[/]"
+        )
+
+
+def require_layouts(names: str) -> tuple[SynthesisLayout, ...]:
+    """Layouts by name, each once."""
+    given = list(dict.fromkeys(name.strip() for name in names.split(",")))
+    chosen = tuple(layout for name in given for layout in SYNTHESIS_LAYOUTS if layout == name)
+    unknown = [name for name in given if name not in SYNTHESIS_LAYOUTS]
+    if unknown or not chosen:
+        raise InvalidRequestError(f"there is no layout {unknown[0]!r}: there are {', '.join(SYNTHESIS_LAYOUTS)}")
+    return chosen
+
+
+def _shares(text: str) -> dict[str, float]:
+    """`dialogue=1,tasks=2` as numbers."""
+    shares: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, share = part.strip().partition("=")
+        try:
+            shares[name] = float(share)
+        except ValueError:
+            shares[name] = -1.0
+        if name not in WEIGHTS or shares[name] < 0:
+            raise InvalidRequestError(f"--sources {part!r}: write shares of {', '.join(WEIGHTS)}, as in tasks=0.5")
+    if not sum(shares.values()):
+        raise InvalidRequestError("--sources: some share must be above 0")
+    return shares
+
+
+class _Display:
+    """A bar, and development scores as lines above it."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"))
+        self._progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
+        self._bar = self._progress.add_task("scoring", total=None, said="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def advance(self, passage: Passage) -> None:
+        share = passage.batch / passage.batches if passage.batches else 0.0
+        rate = passage.tokens / passage.seconds / 1e3 if passage.seconds else 0.0
+        said = f"loss {passage.loss:.3f}, {rate:.1f} k tokens/s"
+        self._progress.update(
+            self._bar, description="training", total=passage.epochs, completed=passage.epoch + share, said=said
+        )
+
+    def score(self, epoch: int, shares: Mapping[str, float]) -> None:
+        by_layout: dict[str, list[str]] = defaultdict(list)
+        for name, share in shares.items():
+            layout, _, task = name.partition(" ")
+            by_layout[layout].append(f"{task} {share:.2f}")
+        when = "untrained" if not epoch else f"epoch {epoch}"
+        for layout, words in by_layout.items():
+            whole = mean(share for name, share in shares.items() if name.startswith(layout))
+            self._progress.console.print(f"[dim]{when}, {layout}:[/] {whole:.3f}  [dim]({', '.join(words)})[/]")

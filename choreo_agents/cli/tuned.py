@@ -1,0 +1,123 @@
+"""`choreo eval tuned`: the paper's tables of quality on the embedded language, before and after distillation."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from choreo_agents.bench.dilemma import ALICES, TUNED, DilemmaReport
+from choreo_agents.bench.playing import Progress as PlayProgress
+from choreo_agents.bench.tuned import COURSES, TunedReport, measure_tuned
+from choreo_agents.bench.untuned import TITLES
+from choreo_agents.cli.distill import DistillDisplay
+from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load, require_writable
+from choreo_agents.cli.untuned import table_lines, untuned_table
+from choreo_agents.errors import InvalidRequestError
+
+TABLES = (1, 2, 4)
+_ALICE = {"free": "no explicit strategy", "cooperate": "always cooperate", "defect": "always defect"}
+
+
+def tuned(
+    model: ModelOption = "embedded",
+    n: Annotated[int, typer.Option("--n", min=1, help="Items of each workflow.")] = 500,
+    seed: Annotated[int, typer.Option(help="Of the first item; the others follow.")] = 0,
+    out: Annotated[
+        Path, typer.Option("--out", help="A folder for adapters and results; started again, it goes on there.")
+    ] = Path("runs/tuned"),
+    report: Annotated[Path | None, typer.Option(help="Also write the tables to this Markdown file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
+    device: DeviceOption = "cpu",
+) -> None:
+    """All workflows before and after distillation: tables 1 to 4 of Prompt Choreography.
+
+    Distils each of them first ([b]choreo train distill[/b]), from at most 400 traces. Takes about two hours on one
+    core; killed and started again, it goes on.
+
+    [b]Examples[/b]
+
+      choreo eval tuned --n 100
+      choreo eval tuned --out runs/tuned --report tuned.md
+    """
+    console = Console(stderr=as_json, highlight=False)
+    with errors_as_lines(console):
+        loaded = load(console, model, device)
+        if not loaded.speaks_embedded:
+            raise InvalidRequestError(f"{model!r} does not speak the embedded language: use choreo train distill")
+        require_writable(report)
+        with DistillDisplay(console) as display:
+
+            def advance(name: str, so_far: PlayProgress) -> None:
+                display.named("").playing(f"{name}, {so_far.variant}", so_far.finished, n)
+
+            found = measure_tuned(
+                loaded,
+                count=n,
+                folder=out,
+                seed=seed,
+                watcher=display.named,
+                on_progress=advance,
+                command=shlex.join(["choreo", *sys.argv[1:]]),
+            )
+        command = f"choreo eval tuned --n {n} --seed {seed} --out {out}"
+        if as_json:
+            typer.echo(json.dumps(_as_object(found), indent=2))
+        else:
+            for table in TABLES:
+                console.print(untuned_table(found.played, table))
+            console.print("\n".join(_dilemma_lines(found.dilemma)), markup=False)
+        if report is not None:
+            report.write_text(as_markdown(found, command, loaded.adapter.fingerprint))
+            console.print(f"[dim]written to {escape(str(report))}[/]")
+
+
+def _as_object(found: TunedReport) -> dict[str, object]:
+    tables = {table: [asdict(line) for line in found.played.lines(table)] for table in TABLES}
+    return {"tables": tables, "dilemma": asdict(found.dilemma), "cards": found.cards}
+
+
+def as_markdown(found: TunedReport, command: str, weights: str) -> str:
+    """All tables, with the command that makes them again."""
+    text = [f"`{command}`", "", f"Weights: `{weights[:16]}`. In brackets 95 % intervals.", ""]
+    for table in TABLES[:2]:
+        text += [f"## {TITLES[table]}", "", *table_lines(found.played, table), ""]
+    text += ["## Table 3: how often Bob cooperates", "", *_dilemma_lines(found.dilemma), ""]
+    text += [f"## {TITLES[4]}", "", *table_lines(found.played, 4), "", "## What was trained", "", *_course_lines(found)]
+    return "\n".join([*text, ""])
+
+
+def _dilemma_lines(report: DilemmaReport) -> list[str]:
+    lines = ["| Alice is told | baseline | choreo | to the baseline | choreo + tuned | to the baseline |"]
+    lines.append("|---|--:|--:|--:|--:|--:|")
+    for alice in ALICES:
+        cells = [f"{100 * report.score(alice, 'baseline').share:.1f}"]
+        for variant in ("choreo", TUNED):
+            difference = report.difference(alice, variant)
+            low, high = difference.score_interval()
+            cells.append(f"{100 * report.score(alice, variant).share:.1f}")
+            cells.append(f"{100 * difference.share:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})")
+        lines.append(f"| {_ALICE[alice]} | {' | '.join(cells)} |")
+    return lines
+
+
+def _course_lines(found: TunedReport) -> list[str]:
+    """What each adapter took."""
+    lines = ["| adapter | traces | best epoch | steps | held-out loss | held-out score | minutes |"]
+    lines.append("|---|--:|--:|--:|--:|--:|--:|")
+    for name in COURSES:
+        card = found.cards[name]
+        before, best = card["untuned"], card["best"]
+        lines.append(
+            f"| {name} | {card['traces']['traces']} | {card['best_epoch']} | {card['steps']} | "
+            f"{before['loss']:.3f} to {best['loss']:.3f} | {before['score']:.3f} to {best['score']:.3f} | "
+            f"{card['minutes']:.1f} |"
+        )
+    return lines

@@ -1,0 +1,197 @@
+"""Traces on disk: their structure as lines of JSON, their tokens as tensors. A recording that was killed goes on.
+
+traces.jsonl            settings, then one line a trace
+tokens-0001.safetensors the tokens of the traces that were added together, in one tensor each
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from choreo_agents.errors import TrainingError
+from choreo_agents.evaluation.journal import Journal, Record, read_journal
+from choreo_agents.models.files import read_tensors, write_tensors
+from choreo_agents.training.trace import Trace, TraceMessage
+
+TRACES_FILE = "traces.jsonl"
+_DEFAULTS = {field.name: field.default for field in fields(TraceMessage) if field.default is not MISSING}
+
+
+class TraceStore:
+    """The traces of one recording, each once, whatever interrupts it.
+
+    Tokens are written before the line that names them. A line that was cut in the middle, or whose tokens are gone, is
+    dropped when the store is opened: its trace is to be added again. While it is open nobody else writes to it.
+
+    Args:
+        folder: Made if need be.
+        settings: What decides the traces, as plain JSON: those of two recordings never mix.
+
+    Raises:
+        InvalidRequestError: The folder holds another recording's traces, or is being written to.
+        TrainingError: A line is no trace.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self.folder = folder
+        path = folder / TRACES_FILE
+        self._journal = Journal(path, settings)
+        try:
+            shards = _shards(path, self._journal.records)
+            kept = _with_tokens(folder, shards)
+            if len(kept) < len(shards):
+                self._journal.keep(kept)
+        except BaseException:
+            self._journal.close()
+            raise
+        self._last_shard = max((shards[name][0] for name in kept), default=0)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._journal
+
+    def __len__(self) -> int:
+        return len(self._journal.records)
+
+    def add(self, traces: Sequence[Trace], most_positions: int | None = None) -> None:
+        """Write traces down; they are on disk when this returns. Those that come together share a file of tokens.
+
+        Args:
+            traces: None of them is there yet.
+            most_positions: That a trace may reach.
+
+        Raises:
+            TrainingError: One has nothing to learn, reaches too far, or is there already; none is written then.
+        """
+        names = [trace.id for trace in traces]
+        twice = next((name for i, name in enumerate(names) if name in self or name in names[:i]), None)
+        if twice is not None:
+            raise TrainingError(f"trace {twice!r} is in {str(self.folder)!r} already: name it otherwise")
+        for trace in traces:
+            _require_useful(f"trace {trace.id!r}", trace, most_positions)
+        if not traces:
+            return
+        tensors = {str(number): _tokens(trace) for number, trace in enumerate(traces)}
+        write_tensors(_shard(self.folder, self._last_shard + 1), tensors)
+        self._last_shard += 1
+        for number, trace in enumerate(traces):
+            place = {"shard": self._last_shard, "tensor": str(number), "digest": digest_of([trace])[:16]}
+            self._journal.add(trace.id, {**place, "messages": [_written(message) for message in trace.messages]})
+
+    def close(self) -> None:
+        """Let others write to the folder."""
+        self._journal.close()
+
+    def __enter__(self) -> TraceStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_traces(folder: Path, most_positions: int | None = None) -> list[Trace]:
+    """The traces of a store in the order in which they were added, also while it is being written to.
+
+    Args:
+        folder: The store's.
+        most_positions: That a trace may reach: the context of the model that is to learn.
+
+    Raises:
+        TrainingError: A trace is damaged, has nothing to learn, or reaches too far: says in which line of which file.
+        InvalidRequestError: A line is no trace of ours.
+        OSError: There is no store.
+    """
+    path = folder / TRACES_FILE
+    shards: dict[int, dict[str, Tensor]] = {}
+    traces: list[Trace] = []
+    for number, (name, record) in enumerate(read_journal(path).items(), start=2):
+        where = f"line {number} of {str(path)!r}"
+        try:
+            shard = int(record["shard"])
+            if shard not in shards:
+                shards[shard] = read_tensors(_shard(folder, shard))[0]
+            trace = _trace(name, record["messages"], shards[shard][record["tensor"]].tolist())
+            same = digest_of([trace])[:16] == record["digest"]
+        except OSError as error:
+            raise TrainingError(f"the tokens of {where} cannot be read: record it again ({error})") from error
+        except (LookupError, TypeError, ValueError, AttributeError, TrainingError) as error:
+            raise TrainingError(f"{where} is no trace: remove it, or record it again ({error})") from error
+        if not same:
+            raise TrainingError(f"{where} is not the trace that was written: remove it, or record it again")
+        _require_useful(where, trace, most_positions)
+        traces.append(trace)
+    return traces
+
+
+def digest_of(traces: Iterable[Trace]) -> str:
+    """64 hex digits that tell traces from any others: SHA-256 over all that they say, in their order."""
+    code = hashlib.sha256()
+    for trace in traces:
+        said = [trace.id, [[message.tokens, _written(message)] for message in trace.messages]]
+        code.update(json.dumps(said, sort_keys=True).encode() + b"\n")
+    return code.hexdigest()
+
+
+def _require_useful(where: str, trace: Trace, most_positions: int | None) -> None:
+    if not trace.learnt_tokens:
+        raise TrainingError(f"{where} has nothing to learn: no token of it was sampled")
+    if most_positions is not None and trace.reach > most_positions:
+        raise TrainingError(
+            f"{where} reaches position {trace.reach}, the model's context ends at {most_positions}: leave it out"
+        )
+
+
+def _shard(folder: Path, number: int) -> Path:
+    return folder / f"tokens-{number:04}.safetensors"
+
+
+def _shards(path: Path, records: Mapping[str, Record]) -> dict[str, tuple[int, str]]:
+    """Where the tokens of each trace are: in which file, under which name."""
+    found: dict[str, tuple[int, str]] = {}
+    for number, (name, record) in enumerate(records.items(), start=2):
+        try:
+            found[name] = int(record["shard"]), str(record["tensor"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise TrainingError(f"line {number} of {str(path)!r} is no trace: remove it") from error
+    return found
+
+
+def _with_tokens(folder: Path, shards: Mapping[str, tuple[int, str]]) -> set[str]:
+    """The traces whose tokens are there."""
+    found: dict[int, set[str]] = {}
+    for shard in {shard for shard, _ in shards.values()}:
+        try:
+            found[shard] = set(read_tensors(_shard(folder, shard))[0])
+        except OSError:
+            found[shard] = set()
+    return {name for name, (shard, tensor) in shards.items() if tensor in found[shard]}
+
+
+def _tokens(trace: Trace) -> Tensor:
+    return torch.tensor([token for message in trace.messages for token in message.tokens], dtype=torch.int32)
+
+
+def _written(message: TraceMessage) -> Record:
+    """All but the tokens, and what is as usual."""
+    said = {name: getattr(message, name) for name, usual in _DEFAULTS.items() if getattr(message, name) != usual}
+    return {"name": message.name, "count": len(message.tokens), **said}
+
+
+def _trace(name: str, messages: Sequence[Record], tokens: Sequence[int]) -> Trace:
+    """Put the messages of a line and their tokens together again."""
+    made: list[TraceMessage] = []
+    at = 0
+    for message in messages:
+        lists = {key: tuple(value) for key, value in message.items() if isinstance(value, list)}
+        said: dict[str, Any] = {**message, **lists}
+        count = said.pop("count")
+        made.append(TraceMessage(tokens=tuple(tokens[at : at + count]), **said))
+        at += count
+    return Trace(name, tuple(made))
