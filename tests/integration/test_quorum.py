@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import pytest
 from conftest import MakeEngine
+from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
@@ -256,7 +257,7 @@ def test_instances_are_counted_by_their_sends(engine: Engine, sync: bool, n: int
 
 
 def test_a_route_that_starts_no_branch_starts_no_editor(engine: Engine) -> None:
-    graph = team(None)
+    graph = team(None, reader=editor(quorum=3))
     graph.edges = {edge for edge in graph.edges if edge[0] != START}
     told: list[Any] = [END]
     graph.add_conditional_edges(START, lambda _: told, ["a", "b", "c", END])
@@ -295,6 +296,40 @@ def test_it_speaks_again_in_each_round_of_a_loop(engine: Engine) -> None:
     assert sorted(names) == sorted(["a", "b", "c", "editor"] * 2) and names[-1] == "editor"
     supersteps = [entry["superstep"] for entry in state["handles"] if entry["author"] == "editor"]
     assert supersteps == [2, 4]
+
+
+def test_it_stands_behind_a_late_branch_that_was_sent_more(engine: Engine) -> None:
+    """Words of several people that one instance was sent put what it says further back."""
+    held = Held()
+    worker = Worker("worker", prompt=held.prompt, sampling=SHORT)
+    more = [AIMessage("One.", name="x", additional_kwargs={"choreo_source": name}) for name in "xyz"]
+    graph = ChoreoGraph()
+    graph.add_node(worker)
+    graph.add_node(editor("worker", quorum=1))
+
+    def route(state: Any) -> list[Send]:
+        return [worker.send(state, "Go."), worker.send({**state, "messages": [*state["messages"], *more]})]
+
+    graph.add_conditional_edges(START, route, ["worker"])
+    graph.add_edge("worker", "editor")
+    state = graph.compile(engine=engine).invoke(QUESTION, held.config())
+    said = {(entry["author"], entry["branch"]): entry["superstep"] for entry in state["handles"]}
+    assert said["worker", 1] > said["worker", 0] and said["worker", 1] < said["editor", 2]
+    assert len(engine.joined(handle(state, "editor"))) == 1
+
+
+def test_two_editors_of_one_superstep_each_wait_for_their_own(engine: Engine) -> None:
+    held = Held()
+    graph = team(held, reader=editor("a", "b"))
+    graph.edges -= {("c", "editor")}
+    graph.add_node(Synthesizer("other", merges=["a", "c"], quorum=2, sampling=SHORT))
+    for name in "ac":
+        graph.add_edge(name, "other")
+    graph.nodes["editor"].runnable.quorum = 1
+    state = graph.compile(engine=engine).invoke(QUESTION, held.config())
+    seen = {author: engine.ancestors(handle(state, author)).keys() for author in ("editor", "other")}
+    sees = {author: {name for name in "abc" if handle(state, name) in seen[author]} for author in seen}
+    assert sees == {"editor": {"a", "b"}, "other": {"a", "c"}}
 
 
 def test_a_route_behind_it_sees_what_it_has_seen(engine: Engine) -> None:
