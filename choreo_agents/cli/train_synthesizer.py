@@ -25,7 +25,7 @@ from choreo_agents.training.synthesizer import Curriculum, train_synthesizer
 from choreo_agents.training.tuning import Passage
 
 RUNS = Path("runs")
-EPOCHS, EXAMPLES = 16, 1024
+EPOCHS, EXAMPLES = 16, 2048
 QUICK_EPOCHS, QUICK_EXAMPLES, QUICK_JUDGED = 3, 256, 4
 EMBEDDED_RATE, USUAL_RATE = 3e-3, 2e-4
 """Learning rates of the adapter, unless told otherwise; the mapper's is a third higher."""
