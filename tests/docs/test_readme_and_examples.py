@@ -158,6 +158,16 @@ def test_swapping_the_synthesizer_says_the_same_and_encodes_less(capsys: pytest.
     assert numbers(after_cost)[-1] < numbers(before_cost)[-1]
 
 
+def test_the_page_on_merging_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "how-to" / "merge-branches.md").read_text()
+    names: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(code, "merge-branches.md", "exec"), names)
+    assert sorted(names["order"][:2]) == ["Alice", "Bruno"] and names["order"][2:] == ["David", "Clara"]
+    since = [numbers(line)[0] for line in capsys.readouterr().out.splitlines() if line.startswith("seen after")]
+    assert since[:2] == [0, 0] and since[2] > 0 and len(since) == 3
+
+
 def test_the_page_on_who_sees_what_runs() -> None:
     page = (ROOT / "docs" / "explanation" / "visibility.md").read_text()
     names: dict[str, Any] = {}
