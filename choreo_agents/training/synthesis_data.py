@@ -125,6 +125,7 @@ def distilled(
     hardness: float = 1.0,
     temperature: float = 1.0,
     batch: int = 64,
+    most: int | None = None,
 ) -> Iterator[Example]:
     """The problems of `tasks` with right answers that the text synthesizer gives; others are left out.
 
@@ -139,12 +140,13 @@ def distilled(
         hardness: See there.
         temperature: At which answers are sampled.
         batch: Problems that are answered together.
+        most: Problems that are tried; None: it goes on for ever, also with a teacher that is never right.
 
     Raises:
         ValueError: The engine does not re-encode text.
     """
-    for start in count(first, batch):
-        numbers = range(start, start + batch)
+    for start in count(first, batch) if most is None else range(first, first + most, batch):
+        numbers = range(start, start + batch if most is None else min(start + batch, first + most))
         problems = [draw_training_problem(seed, number, among, hardness) for number in numbers]
         answers = asyncio.run(asample_answers(engine, problems, temperature=temperature, seeds=numbers))
         for number, problem, answer in zip(numbers, problems, answers, strict=True):
