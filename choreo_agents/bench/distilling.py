@@ -18,7 +18,7 @@ from typing import Any
 from choreo_agents.bench.playing import Setup, draw_items, play, seeds_of
 from choreo_agents.bench.running import run_graph
 from choreo_agents.engine import Engine
-from choreo_agents.errors import InvalidRequestError
+from choreo_agents.errors import InvalidRequestError, KVBudgetError
 from choreo_agents.evaluation.evaluate import at_once, room
 from choreo_agents.graph.run import Replay
 from choreo_agents.kv.handle import MessageHandle
@@ -170,11 +170,20 @@ def score_played(
     seed: int = 0,
     kv_budget_bytes: int = 1 << 30,
 ) -> float:
-    """The mean score of a variant with an adapter."""
+    """The mean score of a variant with an adapter; an item that cannot be played is wrong."""
     served = lesson.served
     setup = lesson.setup.changed(served)
     seeds = seeds_of(items, seed, drawn=True)
     with Engine.load(model, method=served.method, kv_budget_bytes=kv_budget_bytes, adapter=adapter) as engine:
-        jobs = [partial(play, engine, setup, item, seed=own) for item, own in zip(items, seeds, strict=True)]
-        played = asyncio.run(at_once(jobs, room(engine)))
-    return mean(result.score or 0.0 for result, _, _ in played)
+
+        async def score(item: Item, own: int) -> float:
+            try:
+                result, _, _ = await play(engine, setup, item, seed=own)
+            except KVBudgetError:
+                raise
+            except InvalidRequestError:
+                return 0.0
+            return result.score or 0.0
+
+        jobs = [partial(score, item, own) for item, own in zip(items, seeds, strict=True)]
+        return mean(asyncio.run(at_once(jobs, room(engine))))

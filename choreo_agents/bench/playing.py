@@ -158,9 +158,13 @@ def play_all(
         adapter: A folder with an adapter, for variants that are tuned.
 
     Raises:
-        InvalidRequestError: The journal holds the result of another item under the same id, or of another adapter.
+        InvalidRequestError: The journal holds the result of another item under the same id, or of another adapter; or
+            a tuned variant has none.
         ChoreoError: The engine failed, or has too little memory.
     """
+    without = [name for name in variants if name.endswith(TUNED_SUFFIX) and adapter is None]
+    if without:
+        raise InvalidRequestError(f"{without[0]!r} is played with an adapter: give its folder")
     tuned = _weights_of(adapter)
     contents_of = {
         name: [_content(item) + (tuned if name.endswith(TUNED_SUFFIX) else "") for item in items] for name in variants

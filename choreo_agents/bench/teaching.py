@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,9 +12,9 @@ import torch
 from choreo_agents.bench.distilling import FixedExamples, Lesson, adapted, sample_traces, score_played
 from choreo_agents.language import Split
 from choreo_agents.models import LoadedModel
-from choreo_agents.training.card import CARD_FILE
-from choreo_agents.training.checkpoints import Checkpoints
+from choreo_agents.training.checkpoints import Checkpoints, reserved
 from choreo_agents.training.cutting import batched
+from choreo_agents.training.ending import run_and_keep
 from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.trace import Trace
@@ -86,58 +84,46 @@ def teach(
         command: That would do it again, for the card.
 
     Raises:
-        TrainingError: Nothing is learnt from, the loss is no number any more, or the folder is another run's.
+        TrainingError: The loss is no number any more, or the folder is another run's.
+        InvalidRequestError: Another run is at work in the folder, or there is no such variant.
     """
-    started = time.perf_counter()
-    train = _traces(model, lesson, "train", amounts.traces, amounts, run, watcher)
-    dev = _traces(model, lesson, "dev", amounts.held_out, amounts, run, watcher)
     tuned = Tuned(model, settings)
-    items = lesson.items("dev", amounts.held_out, amounts.seed)
-    graded = lesson.setup.case.higher_is_better
-    forward = TraceForward(model, adapters={} if tuned.lora is None else {TUNED: tuned.lora}, mapper=tuned.mapper)
+    with reserved(run):
+        train = _traces(model, lesson, "train", amounts.traces, amounts, run, watcher)
+        dev = _traces(model, lesson, "dev", amounts.held_out, amounts, run, watcher)
+        items = lesson.items("dev", amounts.held_out, amounts.seed)
+        graded = lesson.setup.case.higher_is_better
+        forward = TraceForward(model, adapters={} if tuned.lora is None else {TUNED: tuned.lora}, mapper=tuned.mapper)
 
-    def judge(epoch: int) -> Held:
-        loss = held_out_loss(forward, tuned, dev, settings.batch_tokens)
-        tuned.save(run / JUDGED)
-        score = score_played(model, lesson, items, run / JUDGED, seed=amounts.seed) if graded else -loss
-        held = Held(score, loss)
-        watcher.judged(epoch, held)
-        return held
+        def judge(epoch: int) -> Held:
+            loss = held_out_loss(forward, tuned, dev, settings.batch_tokens)
+            tuned.save(run / JUDGED)
+            score = score_played(model, lesson, items, run / JUDGED, seed=amounts.seed) if graded else -loss
+            held = Held(score, loss)
+            watcher.judged(epoch, held)
+            return held
 
-    examples = FixedExamples(train, taught=settings.imitation > 0)
-    tuning = Tuning(tuned, examples, judge, Checkpoints(run / "checkpoints"))
-    try:
-        outcome = tuning.run(watcher.training)
-    finally:
-        # Also after a loss that is no number: what was good is kept.
-        if tuning.outcome.best is not None:
-            tuned.save(out)
-    assert outcome.history
+        def describe(outcome: Outcome) -> Mapping[str, Any]:
+            assert outcome.best is not None
+            return {
+                "workflow": lesson.setup.case.name,
+                "variant": lesson.variant,
+                "options": lesson.setup.changed(lesson.served).options.model_dump(mode="json"),
+                "traces": asdict(amounts),
+                "untuned": asdict(_first(outcome)),
+                "best": asdict(outcome.best),
+            }
+
+        examples = FixedExamples(train, taught=settings.imitation > 0)
+        tuning = Tuning(tuned, examples, judge, Checkpoints(run / "checkpoints"))
+        card = run_and_keep(tuning, out, watcher.training, describe, command=command)
+    return Taught(out, tuning.outcome, _first(tuning.outcome), card)
+
+
+def _first(outcome: Outcome) -> Held:
+    """What was measured before anything was learnt."""
     first = outcome.history[0]
-    untuned = Held(first["held_out_score"], first["held_out_loss"])
-    card = {
-        "command": command,
-        "workflow": lesson.setup.case.name,
-        "variant": lesson.variant,
-        "options": lesson.setup.changed(lesson.served).options.model_dump(mode="json"),
-        "model": model.name,
-        "weights": model.adapter.weights,
-        "settings": settings.model_dump(mode="json"),
-        "traces": asdict(amounts),
-        "data_sha256": examples.digest,
-        "parameters": tuned.parameters,
-        "untuned": asdict(untuned),
-        "best": None if outcome.best is None else asdict(outcome.best),
-        "best_epoch": outcome.best_epoch,
-        "steps": outcome.steps,
-        "tokens": outcome.tokens,
-        "history": outcome.history,
-        "minutes": round((time.perf_counter() - started) / 60, 2),
-        "torch": torch.__version__,
-        "device": model.adapter.device.type,
-    }
-    (out / CARD_FILE).write_text(json.dumps(card, indent=2) + "\n")
-    return Taught(out, outcome, untuned, card)
+    return Held(first["held_out_score"], first["held_out_loss"])
 
 
 def held_out_loss(forward: TraceForward, tuned: Tuned, traces: Sequence[Trace], batch_tokens: int) -> float:

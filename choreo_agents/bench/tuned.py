@@ -15,6 +15,7 @@ from choreo_agents.bench.teaching import Amounts, Taught, Watcher, teach
 from choreo_agents.bench.untuned import Trial, UntunedReport
 from choreo_agents.evaluation.journal import Journal, Record
 from choreo_agents.models import LoadedModel
+from choreo_agents.models.files import write_text
 from choreo_agents.sampling import Sampling
 from choreo_agents.training.card import CARD_FILE
 from choreo_agents.training.settings import TuneSettings
@@ -178,7 +179,7 @@ def _dilemma(
     report = measure_dilemma(
         model, games=games, seed=seed, variants=variants, temperature=0.7, adapter=adapter, on_progress=on_game
     )
-    path.write_text(json.dumps({"wanted": wanted, "report": asdict(report)}))
+    write_text(path, json.dumps({"wanted": wanted, "report": asdict(report)}))
     return report
 
 

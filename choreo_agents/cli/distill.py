@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from choreo_agents.bench.distilling import Lesson
 from choreo_agents.bench.teaching import Amounts, Taught, teach
 from choreo_agents.cli.case_options import SpelledGroup, command_of
-from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load
+from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load, typed_command
 from choreo_agents.cli.play import EMBEDDED_TOKENS, MakeOptions, PromptsOption, make_setup
-from choreo_agents.language import Split
+from choreo_agents.cli.training_display import TrainingDisplay
 from choreo_agents.training.settings import TuneSettings
-from choreo_agents.training.tuning import Held, Passage
 from choreo_agents.workflows.cases import CASES, Case
 
 EMBEDDED_RATE, USUAL_RATE = 5e-3, 2e-4
@@ -94,10 +90,11 @@ def distill_case(
         loaded = load(console, model, device)
         # What is played to judge it is played as it will be scored.
         setup = make_setup(case, options, loaded, prompts, 0.7, 0.95, max_tokens)
-        rate = learning_rate or (EMBEDDED_RATE if loaded.speaks_embedded else USUAL_RATE)
+        usual = EMBEDDED_RATE if loaded.speaks_embedded else USUAL_RATE
         settings = TuneSettings(
-            rank=rank, alpha=alpha, dropout=dropout, learning_rate=rate, batch_tokens=batch_tokens, patience=patience,
-            epochs=epochs or (QUICK_EPOCHS if quick else 16), imitation=imitation, checkpointed=checkpointed, seed=seed,
+            rank=rank, alpha=alpha, dropout=dropout, batch_tokens=batch_tokens, patience=patience,
+            learning_rate=usual if learning_rate is None else learning_rate, imitation=imitation,
+            epochs=epochs or (QUICK_EPOCHS if quick else 16), checkpointed=checkpointed, seed=seed,
         )  # fmt: skip
         amounts = Amounts(
             traces or (QUICK_TRACES if quick else 400), held_out or (QUICK_HELD_OUT if quick else 64), temperature, seed
@@ -105,9 +102,10 @@ def distill_case(
         lesson = Lesson(setup, name)
         lesson.served  # noqa: B018 - a variant that does not exist is said before anything is done
         target = out or folder / "adapter"
-        with DistillDisplay(console) as display:
+        target.mkdir(parents=True, exist_ok=True)  # an error now rather than after the training
+        with TrainingDisplay(console) as display:
             taught = teach(
-                loaded, lesson, settings, amounts, run=folder, out=target, watcher=display, command=_command()
+                loaded, lesson, settings, amounts, run=folder, out=target, watcher=display, command=typed_command()
             )
         console.print(_ending(case, taught))
 
@@ -116,12 +114,6 @@ def usual_variant(case: Case) -> str:
     """The variant that is distilled unless another is named: the one that loses most, where there are several."""
     cached = [name for name, variant in case.variants.items() if variant.method == "choreo"]
     return "parallel" if "parallel" in cached else cached[0]
-
-
-def _command() -> str:
-    import sys  # noqa: PLC0415 - only what was typed says what would do it again
-
-    return shlex.join(["choreo", *sys.argv[1:]])
 
 
 def _ending(case: Case, taught: Taught) -> str:
@@ -137,55 +129,6 @@ def _ending(case: Case, taught: Taught) -> str:
         f"{score}{loss}, best after epoch {taught.outcome.best_epoch}\n"
         f"[dim]adapter and card are in {where}: Engine.load(..., adapter={str(taught.out)!r})[/]"
     )
-
-
-class DistillDisplay:
-    """Bars for sampling and training; held-out scores as lines above them."""
-
-    def __init__(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"))
-        self._progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
-        self._bars: dict[str, TaskID] = {}
-        self._name = ""
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
-    def named(self, name: str) -> Self:
-        """The same for another distillation."""
-        self._name = f"{name}, " if name else ""
-        return self
-
-    def sampling(self, split: Split, done: int, wanted: int) -> None:
-        bar = self._bar(f"{split} traces", wanted)
-        self._progress.update(bar, completed=done, said=f"{done}/{wanted}")
-
-    def training(self, passage: Passage) -> None:
-        bar = self._bar("training", passage.epochs)
-        share = passage.batch / passage.batches if passage.batches else 0.0
-        score = "" if passage.score is None else f", held out {passage.score:.3f}"
-        self._progress.update(bar, completed=passage.epoch + share, said=f"loss {passage.loss:.3f}{score}")
-
-    def playing(self, name: str, done: int, wanted: int) -> None:
-        """Items of a table that are over."""
-        self._progress.update(self._bar(name, wanted), completed=done, said=f"{done}/{wanted}")
-
-    def judged(self, epoch: int, held: Held) -> None:
-        loss = "" if held.loss is None else f", loss {held.loss:.3f}"
-        when = "untrained" if not epoch else f"epoch {epoch}"
-        self._progress.console.print(f"[dim]{self._name}{when}:[/] held out {held.score:.3f}{loss}")
-
-    def _bar(self, name: str, total: int) -> TaskID:
-        name = f"{self._name}{name}"
-        if name not in self._bars:
-            self._bars[name] = self._progress.add_task(name, total=total, said="")
-        return self._bars[name]
 
 
 def distill_doc(case: Case) -> str:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
-from types import TracebackType
-from typing import Annotated, Self
+from typing import Annotated
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from choreo_agents.bench.merging.contenders import CONTENDERS, Contender, Kind
@@ -30,10 +27,18 @@ from choreo_agents.bench.merging.report import (
     verdicts,
 )
 from choreo_agents.bench.merging.sweeps import SWEPT, by_branches, by_length, by_order
-from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load, require_writable
+from choreo_agents.bench.speed.plot import require_plots
+from choreo_agents.cli.options import (
+    DeviceOption,
+    ModelOption,
+    errors_as_lines,
+    load,
+    require_writable,
+    typed_command,
+)
+from choreo_agents.cli.training_display import TrainingDisplay
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.language.synthesis import SYNTHESIS_TASKS
-from choreo_agents.training.tuning import Passage
 
 
 def synthesis(
@@ -70,29 +75,38 @@ def synthesis(
     console = Console(stderr=as_json, highlight=False)
     with errors_as_lines(console):
         chosen = _chosen(contenders)
+        fewer = n // 5 if swept is None else swept
+        sweepers = [contender for contender in SWEPT if contender in chosen] if fewer else []
+        if plot is not None:
+            require_plots()
+            if not sweepers:
+                raise InvalidRequestError("--plot draws the sweeps, and none is asked for: give --swept or more --n")
         loaded = load(console, model, device)
         if not loaded.speaks_embedded:
             raise InvalidRequestError(f"{model!r} does not speak the embedded language, which the tasks are in")
         require_writable(report)
+        require_writable(plot)
         usual = [Asked(name, task) for name, task in SYNTHESIS_TASKS.items()]
-        fewer = n // 5 if swept is None else swept
         kinds: set[Kind] = {contender.kind for contender in chosen}
-        sweepers = [contender for contender in SWEPT if contender in chosen] if fewer else []
         sweeps = {"branches": by_branches(), "length": by_length(), "order": by_order()} if sweepers else {}
-        with Referee(loaded, out, seed=seed) as referee, _Display(console) as display:
-            referee.prepare(kinds, display.training, display.judged, shlex.join(["choreo", *sys.argv[1:]]))
+        with Referee(loaded, out, seed=seed) as referee, TrainingDisplay(console) as display:
+            referee.prepare(
+                kinds,
+                lambda kind, passage: display.named(kind).training(passage),
+                lambda kind, epoch, shares: display.named(kind).scored(epoch, shares),
+                typed_command(),
+            )
             tasks = [one.task for one in usual]
-            scores: dict[tuple[str, str], list[float]] = {}
-            try:
-                display.start("tasks", chosen, len(usual) * n)
-                scores = referee.play(chosen, usual, n, display.played, tasks)
-                swept_scores: dict[tuple[str, str], list[float]] = {}
-                for title, asked in sweeps.items():
-                    every = [one for each in asked.values() for one in each]
-                    display.start(title, sweepers, len(every) * fewer)
-                    swept_scores |= referee.play(sweepers, every, fewer, display.played, tasks)
-            finally:
-                display.stop()
+
+            def play(title: str, players: Sequence[Contender], asked: Sequence[Asked], count: int) -> Scores:
+                display.named(title).cleared()
+                wanted = len(asked) * count
+                return referee.play(players, asked, count, lambda who, more: display.played(who, more, wanted), tasks)
+
+            scores = play("tasks", chosen, usual, n)
+            swept_scores: dict[tuple[str, str], Sequence[float]] = {}
+            for title, asked in sweeps.items():
+                swept_scores |= play(title, sweepers, [one for each in asked.values() for one in each], fewer)
         names = {
             title: {key: [one.name for one in each] for key, each in asked.items()} for title, asked in sweeps.items()
         }
@@ -105,7 +119,7 @@ def synthesis(
         if report is not None:
             report.write_text(text)
             console.print(f"[dim]written to {escape(str(report))}[/]")
-        if plot is not None and sweepers:
+        if plot is not None:
             save_sweeps(swept_scores, names, plot)
             console.print(f"[dim]drawn to {escape(str(plot))}[/]")
 
@@ -156,43 +170,3 @@ def _markdown(
     if "order" in names:
         text += ["## By the order of branches", "", *order_lines(swept, names["order"]), ""]
     return "\n".join(text)
-
-
-class _Display:
-    """Bars for trainings and contenders; development scores as lines above them."""
-
-    def __init__(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=console, transient=True)
-        self._bars: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        self._progress.stop()
-
-    def start(self, title: str, contenders: Sequence[Contender], total: int) -> None:
-        """A bar for each contender."""
-        for name, bar in self._bars.items():
-            self._progress.update(bar, visible=False, description=name)
-        self._bars = {one.name: self._progress.add_task(f"{title}: {one.name}", total=total) for one in contenders}
-
-    def played(self, name: str, done: int) -> None:
-        self._progress.advance(self._bars[name], done)
-
-    def training(self, kind: Kind, passage: Passage) -> None:
-        if kind not in self._bars:
-            self._bars[kind] = self._progress.add_task(f"training {kind}", total=passage.epochs)
-        share = passage.batch / passage.batches if passage.batches else 0.0
-        self._progress.update(self._bars[kind], completed=passage.epoch + share)
-
-    def judged(self, kind: Kind, epoch: int, shares: Mapping[str, float]) -> None:
-        when = "untrained" if not epoch else f"epoch {epoch}"
-        self._progress.console.print(f"[dim]{kind}, {when}:[/] {mean(shares.values()):.3f}")

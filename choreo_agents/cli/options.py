@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Annotated
 
 import torch
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -38,10 +41,21 @@ def errors_as_lines(console: Console) -> Iterator[None]:
     """Print an expected error without a traceback and end with exit code 1."""
     try:
         yield
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "-".join(str(part) for part in first["loc"]).replace("_", "-")
+        console.print("[red bold]error:[/] ", end="")
+        console.print(f"--{name} {first['input']!r}: {first['msg']}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
     except (ChoreoError, OSError, ValueError) as error:
         console.print("[red bold]error:[/] ", end="")
         console.print(str(error), markup=False, highlight=False)
         raise typer.Exit(1) from None
+
+
+def typed_command() -> str:
+    """What was typed, and would do it again."""
+    return shlex.join(["choreo", *sys.argv[1:]])
 
 
 def require_writable(path: Path | None) -> None:

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-from collections import defaultdict
-from collections.abc import Mapping
+import math
 from pathlib import Path
-from statistics import mean
-from types import TracebackType
-from typing import Annotated, Self
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load
+from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load, typed_command
+from choreo_agents.cli.training_display import TrainingDisplay
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.evaluation.placing import SYNTHESIS_LAYOUTS, SynthesisLayout
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.synthesis_data import WEIGHTS
 from choreo_agents.training.synthesizer import Curriculum, train_synthesizer
-from choreo_agents.training.tuning import Passage
 
 RUNS = Path("runs")
-EPOCHS, EXAMPLES = 16, 1024
+EPOCHS, EXAMPLES = 16, 2048
 QUICK_EPOCHS, QUICK_EXAMPLES, QUICK_JUDGED = 3, 256, 4
 EMBEDDED_RATE, USUAL_RATE = 3e-3, 2e-4
 """Learning rates of the adapter, unless told otherwise; the mapper's is a third higher."""
-
-
 USUAL_SOURCES = ",".join(f"{name}={share:g}" for name, share in WEIGHTS.items())
 
 
@@ -109,21 +101,25 @@ def synthesizer(
                 f"{model!r} does not speak the embedded language, which the examples are in: record traces of your own "
                 "and train on them (docs/how-to/train-adapters.md)"
             )
-        rate = learning_rate or (EMBEDDED_RATE if loaded.speaks_embedded else USUAL_RATE)
+        usual = EMBEDDED_RATE if loaded.speaks_embedded else USUAL_RATE
+        rate = usual if learning_rate is None else learning_rate
         settings = TuneSettings(
             rank=rank, mapper_rank=mapper_rank, alpha=alpha, dropout=dropout, learning_rate=rate,
             mapper_learning_rate=4 * rate / 3, epochs=epochs or (QUICK_EPOCHS if quick else EPOCHS),
             batch_tokens=batch_tokens, patience=patience, imitation=imitation, checkpointed=checkpointed, seed=seed,
         )  # fmt: skip
-        with _Display(console) as display:
+        target = out or folder / "synthesizer"
+        target.mkdir(parents=True, exist_ok=True)  # an error now rather than after the training
+        with TrainingDisplay(console) as display:
             trained = train_synthesizer(
-                loaded, settings, curriculum, run=folder, out=out or folder / "synthesizer",
-                on_progress=display.advance, on_score=display.score, command=shlex.join(["choreo", *sys.argv[1:]]),
+                loaded, settings, curriculum, run=folder, out=target, on_progress=display.training,
+                on_score=display.scored, command=typed_command(),
             )  # fmt: skip
         first, best = trained.untrained.score, trained.best.score
+        parts = ", ".join(name for name, there in (("adapter", rank), ("mapper", mapper_rank != 0)) if there)
         console.print(
             f"development problems solved {100 * first:.1f} % -> [b]{100 * best:.1f} %[/], best after epoch "
-            f"{trained.outcome.best_epoch}\n[dim]adapter, mapper and card are in {escape(str(trained.out))}: "
+            f"{trained.outcome.best_epoch}\n[dim]{parts} and card are in {escape(str(trained.out))}: "
             f"engine.load_adapter({str(trained.out)!r}), Synthesizer(..., adapter={trained.out.name!r})[/]"
         )
 
@@ -147,44 +143,8 @@ def _shares(text: str) -> dict[str, float]:
             shares[name] = float(share)
         except ValueError:
             shares[name] = -1.0
-        if name not in WEIGHTS or shares[name] < 0:
+        if name not in WEIGHTS or not 0 <= shares[name] < math.inf:
             raise InvalidRequestError(f"--sources {part!r}: write shares of {', '.join(WEIGHTS)}, as in tasks=0.5")
     if not sum(shares.values()):
         raise InvalidRequestError("--sources: some share must be above 0")
     return shares
-
-
-class _Display:
-    """A bar, and development scores as lines above it."""
-
-    def __init__(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"))
-        self._progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
-        self._bar = self._progress.add_task("scoring", total=None, said="")
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
-    def advance(self, passage: Passage) -> None:
-        share = passage.batch / passage.batches if passage.batches else 0.0
-        rate = passage.tokens / passage.seconds / 1e3 if passage.seconds else 0.0
-        said = f"loss {passage.loss:.3f}, {rate:.1f} k tokens/s"
-        self._progress.update(
-            self._bar, description="training", total=passage.epochs, completed=passage.epoch + share, said=said
-        )
-
-    def score(self, epoch: int, shares: Mapping[str, float]) -> None:
-        by_layout: dict[str, list[str]] = defaultdict(list)
-        for name, share in shares.items():
-            layout, _, task = name.partition(" ")
-            by_layout[layout].append(f"{task} {share:.2f}")
-        when = "untrained" if not epoch else f"epoch {epoch}"
-        for layout, words in by_layout.items():
-            whole = mean(share for name, share in shares.items() if name.startswith(layout))
-            self._progress.console.print(f"[dim]{when}, {layout}:[/] {whole:.3f}  [dim]({', '.join(words)})[/]")

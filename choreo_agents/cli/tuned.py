@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -17,8 +16,15 @@ from choreo_agents.bench.dilemma import ALICES, TUNED, DilemmaReport
 from choreo_agents.bench.playing import Progress as PlayProgress
 from choreo_agents.bench.tuned import COURSES, TunedReport, measure_tuned
 from choreo_agents.bench.untuned import TITLES
-from choreo_agents.cli.distill import DistillDisplay
-from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load, require_writable
+from choreo_agents.cli.options import (
+    DeviceOption,
+    ModelOption,
+    errors_as_lines,
+    load,
+    require_writable,
+    typed_command,
+)
+from choreo_agents.cli.training_display import TrainingDisplay
 from choreo_agents.cli.untuned import table_lines, untuned_table
 from choreo_agents.errors import InvalidRequestError
 
@@ -53,7 +59,7 @@ def tuned(
         if not loaded.speaks_embedded:
             raise InvalidRequestError(f"{model!r} does not speak the embedded language: use choreo train distill")
         require_writable(report)
-        with DistillDisplay(console) as display:
+        with TrainingDisplay(console) as display:
 
             def advance(name: str, so_far: PlayProgress) -> None:
                 display.named("").playing(f"{name}, {so_far.variant}", so_far.finished, n)
@@ -65,9 +71,9 @@ def tuned(
                 seed=seed,
                 watcher=display.named,
                 on_progress=advance,
-                command=shlex.join(["choreo", *sys.argv[1:]]),
+                command=typed_command(),
             )
-        command = f"choreo eval tuned --n {n} --seed {seed} --out {out}"
+        command = f"choreo eval tuned --n {n} --seed {seed} --out {shlex.quote(str(out))}"
         if as_json:
             typer.echo(json.dumps(_as_object(found), indent=2))
         else:

@@ -1,4 +1,4 @@
-"""Tensor files: written whole or not at all."""
+"""Files of tensors and of text: written whole or not at all."""
 
 from __future__ import annotations
 
@@ -26,6 +26,22 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         partial.replace(path)
     except SafetensorError as error:
         raise OSError(f"{str(path)!r} cannot be written: {error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, or leave the file that was there as it is.
+
+    Raises:
+        OSError: The disk is full, or the folder cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_text(text)
+        partial.replace(path)
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
+
+from choreo_agents.errors import InvalidRequestError
 
 
 class Checkpoints:
@@ -31,12 +37,39 @@ class Checkpoints:
         partial = path.with_suffix(".partial")
         try:
             torch.save(state, partial)
+            with partial.open("rb+") as file:
+                os.fsync(file.fileno())
+            partial.replace(path)
         except RuntimeError as error:  # what a full disk is to torch
-            raise OSError(f"checkpoint {str(partial)!r} cannot be written: {str(error).splitlines()[0]}") from error
-        partial.replace(path)
+            raise OSError(f"checkpoint {str(path)!r} cannot be written: {str(error).splitlines()[0]}") from error
+        finally:
+            # Half a file would keep the disk full.
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
         for old in [*self._all()[: -self._keep], *self._folder.glob("*.partial")]:
             old.unlink()
         return path
 
     def _all(self) -> list[Path]:
-        return sorted(self._folder.glob("checkpoint-*.pt"))
+        return sorted(self._folder.glob("checkpoint-*.pt"), key=lambda path: (len(path.name), path.name))
+
+
+@contextmanager
+def reserved(folder: Path) -> Iterator[None]:
+    """Keep a run's folder from other runs: two of them would judge and resume each other's weights.
+
+    Raises:
+        InvalidRequestError: Another run is at it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / "run.lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise InvalidRequestError(f"another run is at work in {str(folder)!r}: wait, or name another folder") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # in this order: once it is released, the file may be another run's
+            Path(lock.lock_file).unlink()
+        lock.release()

@@ -35,7 +35,7 @@ DIALOGUE: Mapping[str, float] = {name: share for name, share in MIX.items() if n
 """The mix that dialogue is cut from: the embedded model's own, without the task that the held-out one is made of."""
 WEIGHTS: Mapping[str, float] = {"dialogue": 0.2, "tasks": 0.6, "distilled": 0.2}
 """The share of each source among the examples."""
-OFTENER: Mapping[str, float] = {"sum": 3.0, "union": 3.0, "monitors": 2.0, "hops": 2.0}
+OFTENER: Mapping[str, float] = {"sum": 6.0, "union": 5.0, "monitors": 2.0, "hops": 2.0}
 """How much oftener than others tasks are drawn that take longest to learn."""
 NOTED = 0.5
 """Share of a dialogue's branches that have private notes."""
@@ -125,6 +125,7 @@ def distilled(
     hardness: float = 1.0,
     temperature: float = 1.0,
     batch: int = 64,
+    most: int | None = None,
 ) -> Iterator[Example]:
     """The problems of `tasks` with right answers that the text synthesizer gives; others are left out.
 
@@ -139,12 +140,13 @@ def distilled(
         hardness: See there.
         temperature: At which answers are sampled.
         batch: Problems that are answered together.
+        most: Problems that are tried; None: it goes on for ever, also with a teacher that is never right.
 
     Raises:
         ValueError: The engine does not re-encode text.
     """
-    for start in count(first, batch):
-        numbers = range(start, start + batch)
+    for start in count(first, batch) if most is None else range(first, first + most, batch):
+        numbers = range(start, start + batch if most is None else min(start + batch, first + most))
         problems = [draw_training_problem(seed, number, among, hardness) for number in numbers]
         answers = asyncio.run(asample_answers(engine, problems, temperature=temperature, seeds=numbers))
         for number, problem, answer in zip(numbers, problems, answers, strict=True):

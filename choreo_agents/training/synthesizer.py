@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -18,15 +16,13 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import torch
-
 from choreo_agents.engine import Engine
 from choreo_agents.evaluation.placing import SynthesisLayout
 from choreo_agents.evaluation.synthesis import evaluate_synthesis, solved_by_task
 from choreo_agents.language.synthesis import SYNTHESIS_TASKS
 from choreo_agents.models import LoadedModel
-from choreo_agents.training.card import CARD_FILE
-from choreo_agents.training.checkpoints import Checkpoints
+from choreo_agents.training.checkpoints import Checkpoints, reserved
+from choreo_agents.training.ending import run_and_keep
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.synthesis_data import LEARNT_TASKS, WEIGHTS, Views, dialogue, distilled, tasks
 from choreo_agents.training.tuned import TUNED, Tuned
@@ -102,7 +98,7 @@ class DrawnExamples:
             # With many branches the teacher is seldom right; of its answers so many are left out.
             options |= {"first": TRIED * first, "hardness": hardness * TAUGHT_HARDNESS}
             with Engine.load(self._model, method="baseline") as teacher:
-                return list(islice(distilled(teacher, **options, batch=wanted), wanted))
+                return list(islice(distilled(teacher, **options, batch=wanted, most=TRIED * wanted), wanted))
         options |= {"first": first, "hardness": hardness}
         if source == "dialogue":
             return list(islice(dialogue(self._model, **options), wanted))
@@ -145,8 +141,8 @@ def train_synthesizer(
 
     Raises:
         TrainingError: The loss is no number any more, or the folder is another run's.
+        InvalidRequestError: Another run is at work in the folder.
     """
-    started = time.perf_counter()
     tuned = Tuned(model, settings)
     examples = DrawnExamples(model, curriculum, tuned, taught=settings.imitation > 0)
 
@@ -156,36 +152,21 @@ def train_synthesizer(
         on_score(epoch, shares)
         return Held(mean(shares.values()))
 
-    tuning = Tuning(tuned, examples, judge, Checkpoints(run / "checkpoints"))
-    try:
-        outcome = tuning.run(on_progress)
-    finally:
-        # Also after a loss that is no number: what was good is kept.
-        if tuning.outcome.best is not None:
-            tuned.save(out)
-    assert outcome.history and outcome.best is not None
-    untrained = Held(outcome.history[0]["held_out_score"])
-    card = {
-        "command": command,
-        "model": model.name,
-        "weights": model.adapter.weights,
-        "settings": settings.model_dump(mode="json"),
-        "curriculum": curriculum.as_object(),
-        "data_sha256": examples.digest,
-        "parameters": tuned.parameters,
-        "share_of_model": tuned.parameters / model.adapter.parameters,
-        "untrained": untrained.score,
-        "best": outcome.best.score,
-        "best_epoch": outcome.best_epoch,
-        "steps": outcome.steps,
-        "tokens": outcome.tokens,
-        "history": outcome.history,
-        "minutes": round((time.perf_counter() - started) / 60, 2),
-        "torch": torch.__version__,
-        "device": model.adapter.device.type,
-    }
-    (out / CARD_FILE).write_text(json.dumps(card, indent=2) + "\n")
-    return Trained(out, outcome, untrained, outcome.best)
+    def describe(outcome: Outcome) -> Mapping[str, Any]:
+        assert outcome.best is not None
+        return {
+            "curriculum": curriculum.as_object(),
+            "share_of_model": tuned.parameters / model.adapter.parameters,
+            "untrained": outcome.history[0]["held_out_score"],
+            "best": outcome.best.score,
+        }
+
+    with reserved(run):
+        tuning = Tuning(tuned, examples, judge, Checkpoints(run / "checkpoints"))
+        run_and_keep(tuning, out, on_progress, describe, command=command)
+    outcome = tuning.outcome
+    assert outcome.best is not None
+    return Trained(out, outcome, Held(outcome.history[0]["held_out_score"]), outcome.best)
 
 
 def held_out(model: LoadedModel, folder: Path, curriculum: Curriculum) -> dict[str, float]:
@@ -203,8 +184,3 @@ def held_out(model: LoadedModel, folder: Path, curriculum: Curriculum) -> dict[s
             )
             shares |= {f"{layout} {task}": score.share for task, score in solved_by_task(records).items()}
     return shares
-
-
-def epochs_for(tokens: int, each: int) -> int:
-    """Epochs that encode about so many tokens."""
-    return max(1, math.ceil(tokens / each))

@@ -11,10 +11,10 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from choreo_agents.errors import TrainingError
-from choreo_agents.models.adapter_files import write_adapter
+from choreo_agents.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE, write_adapter
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.models.lora import LoraAdapter, LowRank, hook_layers, require_fit
-from choreo_agents.synthesis.mapper import CacheMapper
+from choreo_agents.synthesis.mapper import MAPPER_FILE, CacheMapper
 from choreo_agents.training.settings import TuneSettings
 
 TUNED = "tuned"
@@ -70,7 +70,8 @@ class Tuned:
                 parameter.copy_(state[name])
 
     def save(self, folder: Path) -> None:
-        """Write what `Engine.load_adapter` reads.
+        """Write what `Engine.load_adapter` reads. An adapter or a mapper that is not trained goes from the folder:
+        it would be served with this one.
 
         Raises:
             OSError: It cannot be written; what was there is left.
@@ -80,6 +81,11 @@ class Tuned:
             write_adapter(folder, self.lora.parts, weights, name=self.model.name, dropout=self.settings.dropout)
         if self.mapper is not None:
             self.mapper.save(folder, weights)
+        others = (() if self.lora is not None else (CONFIG_FILE, WEIGHTS_FILE)) + (
+            () if self.mapper is not None else (MAPPER_FILE,)
+        )
+        for name in others:
+            (folder / name).unlink(missing_ok=True)
 
     @property
     def parameters(self) -> int:
@@ -103,7 +109,7 @@ def target_modules(model: LoadedModel, targets: tuple[str, ...]) -> list[str]:
     but the output's and experts'.
 
     Raises:
-        TrainingError: There is none.
+        TrainingError: There is none, or none that has one of these names.
     """
     output = model.adapter.model.get_output_embeddings()
     linear = {
@@ -111,11 +117,12 @@ def target_modules(model: LoadedModel, targets: tuple[str, ...]) -> list[str]:
         for name, module in model.adapter.model.named_modules()
         if isinstance(module, nn.Linear | Conv1D) and module is not output and ".experts." not in name
     }
-    found = [name for name in linear if not targets or name.rpartition(".")[2] in targets]
-    if not found:
-        known = sorted({name.rpartition(".")[2] for name in linear})
-        raise TrainingError(f"the model has no layer called {' or '.join(targets)}: it has {', '.join(known)}")
-    return found
+    known = {name.rpartition(".")[2] for name in linear}
+    missing = [target for target in targets if target not in known]
+    if missing or not linear:
+        wanted = f"called {' or '.join(missing)}" if missing else "that can be adapted"
+        raise TrainingError(f"the model has no layer {wanted}: it has {', '.join(sorted(known)) or 'no linear ones'}")
+    return [name for name in linear if not targets or name.rpartition(".")[2] in targets]
 
 
 def _shape(module: nn.Module) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Protocol
@@ -63,9 +63,9 @@ class Passage:
     loss: float
     """Mean over the epoch so far, in nats per learnt token."""
     tokens: int
-    """Encoded so far, those of teachers not counted."""
+    """Encoded by this process, those of teachers not counted, ..."""
     seconds: float
-    """Of this process."""
+    """... since it began."""
     score: float | None
     """The last held-out score."""
 
@@ -97,8 +97,10 @@ class Outcome:
     best_epoch: int = 0
     """0: the weights it began with were the best."""
     best: Held | None = None
-    history: list[dict[str, Any]] | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
     """By epoch: training loss, held-out score and loss."""
+    seconds: float = 0.0
+    """Up to the last checkpoint, in all processes."""
 
 
 class Tuning:
@@ -132,10 +134,13 @@ class Tuning:
             [{"params": parameters, "lr": rate} for rate, parameters in groups.items()],
             weight_decay=self.settings.weight_decay,
         )
-        self.outcome = Outcome(history=[])
+        self.outcome = Outcome()
+        self.ended = False
+        """Whether what learns has its final weights: the best, also where the loss ended as no number."""
         self._epoch, self._batch, self._sum, self._learnt = 0, 0, 0.0, 0
         self._since_best = 0
         self._best_state: dict[str, Tensor] | None = None
+        self._started, self._seconds_before, self._tokens_before = 0.0, 0.0, 0
 
     def run(self, on_progress: Callable[[Passage], None], *, checkpoint_every_s: float = CHECKPOINT_EVERY_S) -> Outcome:
         """Train to the end, from the newest checkpoint if there is one.
@@ -145,13 +150,14 @@ class Tuning:
             checkpoint_every_s: Seconds between two checkpoints within an epoch.
 
         Raises:
-            TrainingError: The loss is no number any more: names the trace, the best weights so far are kept. Or the
-                checkpoint is damaged, or another run's.
+            TrainingError: The loss is no number any more: names the trace, the best weights so far are kept. Or there
+                is nothing to learn from, or the checkpoint is damaged, or another run's.
         """
         saved = self._checkpoints.newest()
         if saved is not None:
             self._load(saved)
-        started = written = time.perf_counter()
+        self._started = written = time.perf_counter()
+        self._seconds_before, self._tokens_before = self.outcome.seconds, self.outcome.tokens
         if not self.outcome.history:
             self._score()
         while self._epoch < self.settings.epochs and self._since_best < self.settings.patience:
@@ -159,7 +165,7 @@ class Tuning:
             while self._batch < len(batches):
                 self._step(batches[self._batch], len(batches))
                 self._batch += 1
-                on_progress(self._passage(len(batches), time.perf_counter() - started))
+                on_progress(self._passage(len(batches)))
                 if time.perf_counter() - written >= checkpoint_every_s:
                     self._save()
                     written = time.perf_counter()
@@ -168,9 +174,14 @@ class Tuning:
             self._sum, self._learnt = 0.0, 0
             self._save()
             written = time.perf_counter()
-            on_progress(self._passage(0, time.perf_counter() - started))
+            on_progress(self._passage(0))
         self._take_best()
         return self.outcome
+
+    @property
+    def data_digest(self) -> str:
+        """Tells what it learns from from others'."""
+        return self._source.digest
 
     def _batches(self, epoch: int) -> list[list[Example]]:
         """An epoch's batches: like lengths side by side, the batches in random order."""
@@ -180,6 +191,8 @@ class Tuning:
         by_trace = {id(example.trace): example for example in examples}
         ordered = sorted((example.trace for example in examples), key=lambda trace: trace.tokens)
         batches = batched(ordered, self.settings.batch_tokens)
+        if not batches:
+            raise TrainingError(f"epoch {epoch + 1} has no example to learn from: ask for more of them")
         rng.shuffle(batches)
         return [[by_trace[id(trace)] for trace in batch] for batch in batches]
 
@@ -214,6 +227,7 @@ class Tuning:
             with torch.no_grad():
                 told = self._teacher.logits([example.teacher for example in batch if example.teacher is not None])
             rows = torch.isin(learnt.owners, torch.tensor(taught, device=each.device)).nonzero().flatten()
+            assert torch.equal(told.targets, learnt.targets[rows]), "a teacher's trace learns other tokens"
             wanted, found = told.logits.float().log_softmax(-1), wide[rows].log_softmax(-1)
             divergence = functional.kl_div(found, wanted, log_target=True, reduction="none").sum(-1)
             each = each.index_copy(0, rows, (1 - share) * each[rows] + share * divergence)
@@ -223,7 +237,6 @@ class Tuning:
         """Judge the weights, and keep them if they are the best so far."""
         with torch.no_grad():
             held = self._judge(self._epoch)
-        assert self.outcome.history is not None
         best = self.outcome.best
         if best is None or held.rank > best.rank:
             self.outcome.best, self.outcome.best_epoch, self._since_best = held, self._epoch, 0
@@ -241,7 +254,8 @@ class Tuning:
         wrong = [e.trace.id for e, loss in zip(batch, losses, strict=True) if not bool(loss.isfinite())]
         self._optimizer.zero_grad(set_to_none=True)
         self._take_best()
-        where = f"trace {wrong[0]!r}" if wrong else f"the gradient of traces {batch[0].trace.id!r} to ..."
+        every = ", ".join(repr(example.trace.id) for example in batch)
+        where = f"trace {wrong[0]!r}" if wrong else f"the gradient of {every}"
         raise TrainingError(
             f"the loss is not finite any more, at {where} (epoch {self._epoch + 1}): the weights of epoch "
             f"{self.outcome.best_epoch} are kept. Lower the learning rate, or leave the trace out"
@@ -250,6 +264,7 @@ class Tuning:
     def _take_best(self) -> None:
         if self._best_state is not None:
             self.tuned.load_state(self._best_state)
+            self.ended = True
 
     def _set_rates(self, done: float) -> None:
         """A linear rise, then a cosine down to a tenth."""
@@ -259,12 +274,12 @@ class Tuning:
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * share
 
-    def _passage(self, batches: int, seconds: float) -> Passage:
-        assert self.outcome.history
+    def _passage(self, batches: int) -> Passage:
+        seconds, tokens = time.perf_counter() - self._started, self.outcome.tokens - self._tokens_before
         loss = self._sum / self._learnt if self._learnt else math.nan
         score = self.outcome.history[-1]["held_out_score"]
         epochs = self.settings.epochs
-        return Passage(self._epoch, epochs, self._batch, batches, loss, self.outcome.tokens, seconds, score)
+        return Passage(self._epoch, epochs, self._batch, batches, loss, tokens, seconds, score)
 
     def _identity(self) -> dict[str, str]:
         """What a checkpoint has to have been written by."""
@@ -273,6 +288,7 @@ class Tuning:
 
     def _save(self) -> None:
         outcome = self.outcome
+        outcome.seconds = self._seconds_before + time.perf_counter() - self._started
         best = None if outcome.best is None else (outcome.best.score, outcome.best.loss)
         state = {
             "identity": self._identity(),
@@ -281,6 +297,7 @@ class Tuning:
             "parameters": self.tuned.state(),
             "best": self._best_state,
             "optimizer": self._optimizer.state_dict(),
+            "seconds": outcome.seconds,
         }
         self._checkpoints.write(outcome.steps, state)
 
@@ -296,7 +313,8 @@ class Tuning:
             self._epoch, self._batch, self._sum, self._learnt, self._since_best = state["place"]
             epochs, steps, tokens, best_epoch, best, history = state["outcome"]
             held = None if best is None else Held(*best)
-            self.outcome = Outcome(epochs, steps, tokens, best_epoch, held, list(history))
+            seconds = float(state.get("seconds", 0.0))
+            self.outcome = Outcome(epochs, steps, tokens, best_epoch, held, list(history), seconds)
             self.tuned.load_state(state["parameters"])
             self._best_state = state["best"]
             self._optimizer.load_state_dict(state["optimizer"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -10,6 +11,7 @@ from typing import Any
 
 from choreo_agents.bench.merging.contenders import Contender, Course, Kind, courses
 from choreo_agents.engine import Engine
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.evaluation.journal import Journal
 from choreo_agents.evaluation.placing import SynthesisLayout
 from choreo_agents.evaluation.synthesis import evaluate_synthesis
@@ -60,7 +62,7 @@ class Referee:
 
     def prepare(
         self,
-        kinds: Iterable[Kind],
+        kinds: Collection[Kind],
         on_progress: Callable[[Kind, Passage], None],
         on_score: Callable[[Kind, int, Mapping[str, float]], None],
         command: str = "",
@@ -86,14 +88,24 @@ class Referee:
             count: Problems of each.
             on_progress: Told of every problem.
             tasks_of_calibration: That temperatures are chosen by; none: what is asked.
+
+        Raises:
+            InvalidRequestError: The journal holds results of another training.
         """
         found: dict[tuple[str, str], list[float]] = {}
         for contender in contenders:
             left = []
+            trained = self._training_of(contender)
             for one in asked:
                 key = f"{contender.name} | {one.name} | {count}"
                 if key in self.journal:
-                    found[contender.name, one.name] = self.journal.records[key]["scores"]
+                    record = self.journal.records[key]
+                    if record.get("training", trained) != trained:
+                        raise InvalidRequestError(
+                            f"{str(self.journal.path)!r} holds results of another training of {contender.kind!r}: "
+                            "name another folder"
+                        )
+                    found[contender.name, one.name] = record["scores"]
                     on_progress(contender.name, count)
                 else:
                     left.append((key, one))
@@ -104,7 +116,8 @@ class Referee:
                 for key, one in left:
                     records = self._ask(engine, contender.layout, one.task, count, on_progress, contender.name)
                     scores = [float(record.solved) for record in records]
-                    self.journal.add(key, {"scores": scores, "shares": [record.score for record in records]})
+                    shares = [record.score for record in records]
+                    self.journal.add(key, {"scores": scores, "shares": shares, "training": trained})
                     found[contender.name, one.name] = scores
         return found
 
@@ -132,6 +145,11 @@ class Referee:
         elif contender.kind not in ("text", "untrained"):
             engine.load_adapter(self._trained(contender.kind))
         return engine
+
+    def _training_of(self, contender: Contender) -> str:
+        """Tells the training that a contender answers with from others; empty for those without one."""
+        card = self.card_path(contender.kind)
+        return hashlib.sha256(card.read_bytes()).hexdigest()[:16] if card.exists() else ""
 
     def _trained(self, kind: Kind) -> Path:
         return self._folder / kind.replace(" ", "-") / "synthesizer"

@@ -31,7 +31,8 @@ def save_sweeps(scores: Scores, names: Mapping[str, Mapping[int, Sequence[str]]]
                 )
                 for value in values
             ]
-            axis.plot(values, shares, marker="o", label=contender.name)
+            if values:
+                axis.plot(values, shares, marker="o", label=contender.name)
         axis.set_xscale("log", base=2)
         axis.set_xticks(list(names[key]), [str(value) for value in names[key]])
         axis.set_xlabel(_LABELS[key])
