@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     try:
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_file(plain, partial, metadata={"format": "pt", **(metadata or {})})
+        _sort_header(partial)
         partial.chmod(0o644)  # it is written for the owner's eyes only
         partial.replace(path)
     except SafetensorError as error:
@@ -29,6 +31,35 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def _sort_header(path: Path) -> None:
+    """Let equal tensors be equal files: metadata come in any order otherwise."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        content = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(content) <= size:
+            file.seek(8)
+            file.write(content.ljust(size))
+
+
+def same_file(one: Path, other: Path) -> bool:
+    """Whether two files say the same; those of tensors may do so in other bytes."""
+    if not (one.is_file() and other.is_file()):
+        return False
+    if one.read_bytes() == other.read_bytes():
+        return True
+    try:
+        (tensors, said), (others, also_said) = read_tensors(one), read_tensors(other)
+    except OSError:
+        return False
+    return (
+        said == also_said
+        and tensors.keys() == others.keys()
+        and all(each.dtype == others[name].dtype and each.equal(others[name]) for name, each in tensors.items())
+    )
 
 
 def write_text(path: Path, text: str) -> None:

@@ -6,12 +6,18 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
 
 from choreo_agents.errors import InvalidRequestError
+
+UNREADABLE = (
+    OSError, RuntimeError, EOFError, LookupError, TypeError, ValueError, AttributeError, UnpicklingError,
+)  # fmt: skip
+"""What comes of a checkpoint that is damaged, or another file: torch says it in all these ways."""
 
 
 class Checkpoints:

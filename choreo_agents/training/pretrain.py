@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from choreo_agents.errors import TrainingError
 from choreo_agents.models.embedded.tokenizer import build_tokenizer
 from choreo_agents.models.loader import usable_device
 from choreo_agents.training.batches import Batch, bucket_batches
-from choreo_agents.training.checkpoints import Checkpoints
+from choreo_agents.training.checkpoints import UNREADABLE, Checkpoints
 from choreo_agents.training.progress import Progress, Report, first_choices
 from choreo_agents.training.recipe import Recipe
 from choreo_agents.training.team import Team, teamed
@@ -194,7 +193,7 @@ class Pretraining:
             self.bucket, self.step, self.tokens = counts["bucket"], counts["step"], counts["tokens"]
             self.seconds = counts["seconds"]
             self.compiled = self.compiled or state["compiled"]
-        except (RuntimeError, EOFError, LookupError, TypeError, ValueError, AttributeError, UnpicklingError) as error:
+        except UNREADABLE as error:
             raise TrainingError(f"checkpoint {str(path)!r} cannot be read: remove it to go on without it") from error
 
 

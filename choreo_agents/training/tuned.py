@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from choreo_agents.errors import TrainingError
 from choreo_agents.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE, write_adapter
+from choreo_agents.models.files import same_file
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.models.lora import LoraAdapter, LowRank, hook_layers, require_fit
 from choreo_agents.synthesis.mapper import MAPPER_FILE, CacheMapper
@@ -71,21 +73,25 @@ class Tuned:
 
     def save(self, folder: Path) -> None:
         """Write what `Engine.load_adapter` reads. An adapter or a mapper that is not trained goes from the folder:
-        it would be served with this one.
+        it would be served with this one. Files that say the same are left as they are, whose digests others know.
 
         Raises:
             OSError: It cannot be written; what was there is left.
         """
         weights = self.model.adapter.weights
-        if self.lora is not None:
-            write_adapter(folder, self.lora.parts, weights, name=self.model.name, dropout=self.settings.dropout)
-        if self.mapper is not None:
-            self.mapper.save(folder, weights)
-        others = (() if self.lora is not None else (CONFIG_FILE, WEIGHTS_FILE)) + (
-            () if self.mapper is not None else (MAPPER_FILE,)
-        )
-        for name in others:
-            (folder / name).unlink(missing_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        # Both or none: a new adapter beside an old mapper would be served together.
+        with TemporaryDirectory(dir=folder, prefix=".partial") as staged:
+            made = Path(staged)
+            if self.lora is not None:
+                write_adapter(made, self.lora.parts, weights, name=self.model.name, dropout=self.settings.dropout)
+            if self.mapper is not None:
+                self.mapper.save(made, weights)
+            for name in (WEIGHTS_FILE, CONFIG_FILE, MAPPER_FILE):
+                if not (made / name).exists():
+                    (folder / name).unlink(missing_ok=True)
+                elif not same_file(made / name, folder / name):
+                    (made / name).replace(folder / name)
 
     @property
     def parameters(self) -> int:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from choreo_agents.errors import TrainingError
-from choreo_agents.training.checkpoints import Checkpoints
+from choreo_agents.training.checkpoints import UNREADABLE, Checkpoints
 from choreo_agents.training.cutting import batched
 from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.trace import Trace
@@ -318,5 +317,5 @@ class Tuning:
             self.tuned.load_state(state["parameters"])
             self._best_state = state["best"]
             self._optimizer.load_state_dict(state["optimizer"])
-        except (RuntimeError, EOFError, LookupError, TypeError, ValueError, AttributeError, UnpicklingError) as error:
+        except UNREADABLE as error:
             raise TrainingError(f"checkpoint {str(path)!r} cannot be read: remove it to go on without it") from error
