@@ -28,7 +28,7 @@ USUAL_SOURCES = ",".join(f"{name}={share:g}" for name, share in WEIGHTS.items())
 
 def synthesizer(
     model: ModelOption = "embedded",
-    quick: Annotated[bool, typer.Option("--quick", help="A minute or two: few examples, in sequence only.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A minute or two: few examples, side by side only.")] = False,
     layouts: Annotated[
         str | None,
         typer.Option(
@@ -86,7 +86,7 @@ def synthesizer(
     """
     console = Console(highlight=False)
     with errors_as_lines(console):
-        chosen = require_layouts(layouts or ("sequential" if quick else "parallel,sequential"))
+        chosen = require_layouts(layouts or ("parallel" if quick else "parallel,sequential"))
         folder = run or RUNS / f"synthesizer-{'-'.join(chosen)}-{'quick-' if quick else ''}{seed}"
         curriculum = Curriculum(
             layouts=chosen,
