@@ -83,7 +83,7 @@ def sweep_lines(scores: Scores, title: str, asked: Mapping[int, Sequence[str]]) 
         for name in names:
             known = [scores[name, task] for task in tasks if (name, task) in scores]
             cells.append(f"{100 * mean(mean(each) for each in known):.1f}" if known else "")
-            problems = sum(len(each) for each in known)
+            problems = max(problems, sum(len(each) for each in known))
         lines.append(f"| {value} | {' | '.join(cells)} | {problems} |")
     return lines
 
