@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
-from langgraph.types import RetryPolicy
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.audit.guard import Guard
-from choreo_agents.graph.board import reported
+from choreo_agents.graph.board import Reporting, reported
 from choreo_agents.graph.merging import Merging
 from choreo_agents.graph.rules import ReaderRules
 from choreo_agents.graph.run import run_coroutine
@@ -91,8 +90,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
         """Messages that it says at a time."""
         self.merging: Merging | None = None
         """What it merges, if it is a synthesizer."""
-        self.reports: Sequence[RetryPolicy] | None = None
-        """If a synthesizer waits for it in its own superstep: when LangGraph runs it again. None: nobody waits."""
+        self.reports: Reporting | None = None
+        """If a synthesizer waits for it in its own superstep: what it is told. None: nobody waits."""
         self._reader_rules: ReaderRules | None = None
 
     def speaker(self, _: Any) -> str:

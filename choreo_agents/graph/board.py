@@ -32,10 +32,20 @@ class Branch:
     """Of the graph's state."""
 
 
+@dataclass(frozen=True)
+class Reporting:
+    """What becomes of a node that fails."""
+
+    retries: Sequence[RetryPolicy] = ()
+    """When LangGraph runs it again."""
+    handled: bool = False
+    """Whether a node of the graph handles its errors, so that the run goes on."""
+
+
 @dataclass
 class _Superstep:
     said: dict[str, Branch] = field(default_factory=dict)
-    """By task; `left` likewise: who will say nothing any more, and whether it was only interrupted."""
+    """By task; `left` likewise: who will say nothing any more, and whether the run stops for that."""
     left: dict[str, tuple[str, bool]] = field(default_factory=dict)
     readers: dict[str, str] = field(default_factory=dict)
     """The task of each node that waits for others."""
@@ -59,20 +69,20 @@ class Board:
         for listener in listeners:
             listener()
 
-    def leave(self, superstep: int, author: str, task: str, *, interrupted: bool) -> None:
-        """A branch will say nothing, or nothing before its run was interrupted and goes on."""
+    def leave(self, superstep: int, author: str, task: str, *, stops: bool) -> None:
+        """A branch will say nothing; or nothing before its run, which stops for that, goes on."""
         with self._lock:
-            self._at(superstep).left[task] = (author, interrupted)
+            self._at(superstep).left[task] = (author, stops)
             listeners = list(self._listeners)
         for listener in listeners:
             listener()
 
     def read(self, superstep: int, authors: frozenset[str]) -> tuple[list[Branch], list[bool]]:
-        """What some nodes have said in a superstep, and of those who left, whether they were interrupted."""
+        """What some nodes have said in a superstep, and of those who left, whether the run stops for that."""
         with self._lock:
             now = self._at(superstep)
             said = [branch for branch in now.said.values() if branch.author in authors]
-            return said, [interrupted for author, interrupted in now.left.values() if author in authors]
+            return said, [stops for author, stops in now.left.values() if author in authors]
 
     def enter(self, superstep: int, author: str, task: str) -> bool:
         """Whether no other execution of this node waits in the same superstep."""
@@ -120,15 +130,13 @@ def task_of(config: RunnableConfig) -> str:
 
 
 @contextmanager
-def reported(
-    config: RunnableConfig, node: str, retries: Sequence[RetryPolicy]
-) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def reported(config: RunnableConfig, node: str, reporting: Reporting) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Put on the board what a node says in the block, or that it leaves without having said anything.
 
     Args:
         config: The node's.
         node: Its name.
-        retries: When LangGraph runs it again: such a failure is no farewell.
+        reporting: When it fails: what LangGraph tries again is no farewell.
 
     Yields:
         What takes the node's update.
@@ -138,8 +146,8 @@ def reported(
     try:
         yield lambda update: None if board is None else board.say(superstep, Branch(author, task, update))
     except BaseException as error:
-        if board is not None and not _is_retried(error, retries, config):
-            board.leave(superstep, author, task, interrupted=isinstance(error, GraphBubbleUp))
+        if board is not None and not _is_retried(error, reporting.retries, config):
+            board.leave(superstep, author, task, stops=isinstance(error, GraphBubbleUp) or not reporting.handled)
         raise
 
 

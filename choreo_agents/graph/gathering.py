@@ -103,7 +103,7 @@ class Gathering:
             deadline_s: Seconds from now on after which one is enough; None: never.
 
         Raises:
-            QuorumError: So many have failed that it cannot be reached.
+            QuorumError: So many have failed that it cannot be reached, though the run goes on.
         """
         self._before = await _done_before(self._config, self._authors)
         started, wanted = time.monotonic(), min(quorum, self.expected)
@@ -116,7 +116,8 @@ class Gathering:
                 return said
             if self.expected - len(left) < wanted:
                 if any(left):
-                    raise GraphInterrupt(())  # it runs again together with those that were interrupted
+                    # The run stops for what became of them, whose word it is: when it goes on, this runs again, too.
+                    raise GraphInterrupt(())
                 raise QuorumError(
                     f"{self._author!r} waits for {wanted} of {self.expected} branches, and {len(left)} of them have "
                     "failed: see their errors, or lower its quorum"

@@ -17,6 +17,7 @@ from langgraph.types import RetryPolicy, Send
 
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.agent import Agent
+from choreo_agents.graph.board import Reporting
 from choreo_agents.graph.gathering import expecting
 from choreo_agents.graph.synthesizer import Synthesizer
 
@@ -95,7 +96,7 @@ def rewire(bound: Builder, stops: Mapping[str, Sequence[str]]) -> None:
         found[name].waiting = len(found)
         found[name].state = (bound.state_schema, tuple(bound.schemas[bound.state_schema]))
         for each, agent in found[name].merged.items():
-            agent.reports = _retries(bound, each)
+            agent.reports = _reporting(bound, each)
     for name, merged in sources.items():
         bound.edges -= {(each, name) for each in merged}
         bound.waiting_edges -= {(starts, end) for starts, end in bound.waiting_edges if end == name}
@@ -210,9 +211,11 @@ def _leads(route: BranchSpec, merged: frozenset[str]) -> bool:
     return route.ends is None or bool(merged & {*route.ends.values()})
 
 
-def _retries(bound: Builder, name: str) -> Sequence[RetryPolicy]:
-    policy = bound.nodes[name].retry_policy or getattr(bound._node_defaults, "retry_policy", None)
-    return () if policy is None else (policy,) if isinstance(policy, RetryPolicy) else tuple(policy)
+def _reporting(bound: Builder, name: str) -> Reporting:
+    spec, usual = bound.nodes[name], bound._node_defaults
+    policy = spec.retry_policy or usual.retry_policy
+    retries = () if policy is None else (policy,) if isinstance(policy, RetryPolicy) else tuple(policy)
+    return Reporting(retries, handled=spec.error_handler_node is not None or usual.error_handler is not None)
 
 
 def _refused(name: str, why: str) -> VisibilityError:
