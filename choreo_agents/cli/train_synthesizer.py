@@ -82,11 +82,11 @@ def synthesizer(
 
       choreo train synthesizer --quick
       choreo train synthesizer --layouts parallel --out my-merger
-      choreo eval synthesis --adapter my-merger
     """
     console = Console(highlight=False)
     with errors_as_lines(console):
-        chosen = require_layouts(layouts or ("parallel" if quick else "parallel,sequential"))
+        usual_layouts = "parallel" if quick else "parallel,sequential"
+        chosen = require_layouts(usual_layouts if layouts is None else layouts)
         folder = run or RUNS / f"synthesizer-{'-'.join(chosen)}-{'quick-' if quick else ''}{seed}"
         curriculum = Curriculum(
             layouts=chosen,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from support.tuning import make_tuning
 from support.visible_graphs import Forced, Speaker, Spec, heard, specs
 
 from choreo_agents import Engine, MessageHandle, Policy, Rule
@@ -17,6 +19,7 @@ from choreo_agents.graph import turn
 from choreo_agents.graph.audit import AuditReport
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.timetable import Timetable
+from choreo_agents.training.tuning import Held
 
 # Declared-private pairs are broken on purpose here: the audit is asked, not obeyed.
 pytestmark = pytest.mark.filterwarnings("ignore::choreo_agents.errors.VisibilityWarning")
@@ -30,9 +33,11 @@ def _model(tiny: LoadedModel) -> None:
     _models["tiny"] = tiny
 
 
-def run(spec: Spec, forced: Forced | None = None, timetable: Timetable | None = None) -> tuple[Any, Any, AuditReport]:
+def run(
+    spec: Spec, forced: Forced | None = None, timetable: Timetable | None = None, adapter: Path | None = None
+) -> tuple[Any, Any, AuditReport]:
     """Run once on a cold engine: distributions and words by message, and the audit of the run."""
-    with Engine.load(_models["tiny"], kv_budget_bytes=1 << 23, timetable=timetable) as engine:
+    with Engine.load(_models["tiny"], kv_budget_bytes=1 << 23, timetable=timetable, adapter=adapter) as engine:
         app = spec.graph(WARN).compile(engine=engine)
         state = asyncio.run(app.ainvoke(QUESTION, {"configurable": {"seed": 5, "replay": forced}}))
         said = {
@@ -86,6 +91,37 @@ def test_visibility_non_interference_of_encodings_is_bitwise(spec: Spec, seed: i
     timetable = Timetable()
     one, _, _ = run(spec, Forced(seed), timetable)
     two, _, _ = run(other, Forced(seed, authors), timetable.again())
+    for author, superstep in one:
+        if author in readers:
+            assert one[author, superstep] == two[author, superstep], f"{context} reached {author}"
+
+
+@pytest.fixture(scope="module")
+def trained(tiny: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter that was trained on traces of whatever views."""
+    folder = tmp_path_factory.mktemp("trained")
+    tuning = make_tuning(tiny, folder, judge=lambda _: lambda epoch: Held(float(epoch)), mapper_rank=0)
+    tuning.run(lambda passage: None)
+    tuning.tuned.save(folder / "adapter")
+    return folder / "adapter"
+
+
+@given(specs(), st.integers(0, 99), st.data())
+@settings(max_examples=15, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+def test_visibility_non_interference_is_bitwise_after_training(
+    trained: Path, spec: Spec, seed: int, data: st.DataObject
+) -> None:
+    """What a model has learnt opens no way that its views do not have."""
+    report = spec.graph(WARN).audit()
+    context = data.draw(st.sampled_from(contexts_of(spec, report)))
+    readers = unreached(spec, report, context, "encoding")
+    assume(readers)
+    other, authors = changed(spec, context)
+    timetable = Timetable()
+    one, _, found = run(spec, Forced(seed), timetable, trained)
+    two, _, _ = run(other, Forced(seed, authors), timetable.again(), trained)
+    known = {(finding.context, finding.reader, finding.channel) for finding in report.findings}
+    assert {(each.context, each.reader, each.channel) for each in found.findings} <= known
     for author, superstep in one:
         if author in readers:
             assert one[author, superstep] == two[author, superstep], f"{context} reached {author}"
@@ -161,6 +197,7 @@ PAIR = Spec(
 )
 
 
+@pytest.mark.parametrize("is_trained", [False, True], ids=["untrained", "trained"])
 @pytest.mark.parametrize(
     ("rule", "reaches"),
     [
@@ -171,13 +208,18 @@ PAIR = Spec(
     ],
     ids=str,
 )
-def test_visibility_the_comparison_of_bits_sees_a_leak(rule: Rule, reaches: bool) -> None:
+def test_visibility_the_comparison_of_bits_sees_a_leak(
+    trained: Path, rule: Rule, reaches: bool, is_trained: bool
+) -> None:
     """The property above can fail: flip the edge, and the reader's bits change; and the audit says so."""
     spec = replace(PAIR, rules={("ann", "bob"): rule})
     report = spec.graph(WARN).audit()
     assert ("ann.system" in report.reached("bob", "encoding")) == reaches
     timetable = Timetable()
-    one, _, _ = run(spec, Forced(1), timetable)
-    two, _, _ = run(changed(spec, "ann.system")[0], Forced(1), timetable.again())
+    adapter = trained if is_trained else None
+    one, _, _ = run(spec, Forced(1), timetable, adapter)
+    two, _, _ = run(changed(spec, "ann.system")[0], Forced(1), timetable.again(), adapter)
+    if is_trained:
+        assert one != run(spec, Forced(1))[0], "the adapter is served, and changes what is said"
     assert (one["bob", 2] != two["bob", 2]) == reaches
     assert one["ann", 1] != two["ann", 1], "whose own context it is"

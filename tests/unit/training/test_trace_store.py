@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.traces import draw_trace, with_adapters, with_mapped
+from support.tuning import full_disk
 
 from choreo_agents.errors import InvalidRequestError, TrainingError
 from choreo_agents.training.trace import Trace, TraceMessage
@@ -211,3 +212,16 @@ def test_every_part_of_a_trace_counts_for_the_digest(traces: list[Trace]) -> Non
     digests |= {digest_of([Trace("t", (other,))]) for other in others}
     assert len(digests) == 10
     assert digest_of(traces) != digest_of(traces[::-1])
+
+
+def test_a_full_disk_leaves_the_traces_that_were_there(tmp_path: Path, traces: list[Trace]) -> None:
+    """Whether the tokens or the line do not fit; what does not is added again."""
+    with TraceStore(tmp_path, SETTINGS) as store:
+        store.add(traces[:1])
+        line = (tmp_path / TRACES_FILE).stat().st_size
+        for most in (10, line + 20):
+            with full_disk(most), pytest.raises(OSError, match=r"written|large"):
+                store.add(traces[1:2])
+            assert traces[1].id not in store and read_traces(tmp_path) == traces[:1]
+    write(tmp_path, traces)
+    assert read_traces(tmp_path) == traces
