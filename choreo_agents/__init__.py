@@ -1,6 +1,6 @@
 """LangGraph agents that hand each other KV-cache handles instead of strings."""
 
-from choreo_agents.engine import Decode, Engine, EngineStats, Prefill, StreamedToken, Usage
+from choreo_agents.engine import Decode, Engine, EngineStats, Joining, Prefill, StreamedToken, Usage
 from choreo_agents.graph import (
     END,
     START,
@@ -34,6 +34,7 @@ __all__ = [
     "Engine",
     "EngineStats",
     "HandleEntry",
+    "Joining",
     "MessageHandle",
     "Policy",
     "Prefill",

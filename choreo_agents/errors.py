@@ -14,6 +14,7 @@
     ├── CapacityError                         KV memory is full for now; may be retried after a release
     ├── RequestTimeoutError (TimeoutError)     a call was not done in the time that it was given
     ├── EngineClosedError (RuntimeError)      the engine was closed
+    ├── QuorumError (RuntimeError)            too many branches failed for a synthesizer to start
     ├── EngineFailedError                     a step of the engine failed; the cause is chained
     └── TrainingError                         a training run cannot start, or go on from its checkpoint
 
@@ -82,6 +83,10 @@ class RequestTimeoutError(ChoreoError, TimeoutError):
 
 class EngineClosedError(ChoreoError, RuntimeError):
     """The engine was closed before or during the call."""
+
+
+class QuorumError(ChoreoError, RuntimeError):
+    """So many branches have failed that a synthesizer's quorum cannot be reached."""
 
 
 class EngineFailedError(ChoreoError):

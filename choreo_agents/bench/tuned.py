@@ -40,6 +40,8 @@ class Course:
     changes: tuple[tuple[str, Any], ...] = ()
     traces: int = 400
     epochs: int = 16
+    held_out: int = 64
+    patience: int = 6
     source: str | None = None
     """The workflow whose last words are taught to this one."""
 
@@ -51,15 +53,15 @@ COURSES = {
     course.name: course
     for course in (
         Course("multi_qa-serial", "multi_qa", "serial"),
-        Course("multi_qa-parallel", "multi_qa", "parallel"),
+        Course("multi_qa-parallel", "multi_qa", "parallel", traces=500, epochs=24, held_out=128, patience=10),
         Course("branch_solve_merge-parallel", "branch_solve_merge", "parallel", traces=300),
         Course("prisoners_dilemma", "prisoners_dilemma", "choreo", (("alice", "any"),), traces=300, epochs=8),
         Course("debate", "debate", "choreo", traces=300, epochs=6),
         Course("tree_of_thoughts", "tree_of_thoughts", "choreo", traces=100, epochs=4),
         Course("iterative_debate", "iterative_debate", "choreo", traces=300, epochs=6),
-        Course("direct-debate", "direct", "choreo", (("task", "notes"),), 300, 6, "debate"),
-        Course("direct-tree_of_thoughts", "direct", "choreo", (), 300, 6, "tree_of_thoughts"),
-        Course("direct-iterative_debate", "direct", "choreo", (), 300, 6, "iterative_debate"),
+        Course("direct-debate", "direct", "choreo", (("task", "notes"),), 300, 6, source="debate"),
+        Course("direct-tree_of_thoughts", "direct", "choreo", (), 300, 6, source="tree_of_thoughts"),
+        Course("direct-iterative_debate", "direct", "choreo", (), 300, 6, source="iterative_debate"),
     )
 }
 TRIALS = (
@@ -156,8 +158,8 @@ def teach_course(model: LoadedModel, course: Course, folder: Path, watcher: Watc
     return teach(
         model,
         course.lesson(),
-        SETTINGS.model_copy(update={"epochs": course.epochs}),
-        Amounts(traces=course.traces),
+        SETTINGS.model_copy(update={"epochs": course.epochs, "patience": course.patience}),
+        Amounts(traces=course.traces, held_out=course.held_out),
         run=folder / course.name,
         out=folder / course.name / "adapter",
         watcher=watcher,

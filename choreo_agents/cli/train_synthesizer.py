@@ -19,7 +19,7 @@ from choreo_agents.training.synthesis_data import WEIGHTS
 from choreo_agents.training.synthesizer import Curriculum, train_synthesizer
 
 RUNS = Path("runs")
-EPOCHS, EXAMPLES = 16, 1024
+EPOCHS, EXAMPLES = 16, 2048
 QUICK_EPOCHS, QUICK_EXAMPLES, QUICK_JUDGED = 3, 256, 4
 EMBEDDED_RATE, USUAL_RATE = 3e-3, 2e-4
 """Learning rates of the adapter, unless told otherwise; the mapper's is a third higher."""
@@ -28,7 +28,7 @@ USUAL_SOURCES = ",".join(f"{name}={share:g}" for name, share in WEIGHTS.items())
 
 def synthesizer(
     model: ModelOption = "embedded",
-    quick: Annotated[bool, typer.Option("--quick", help="A minute or two: few examples, in sequence only.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A minute or two: few examples, side by side only.")] = False,
     layouts: Annotated[
         str | None,
         typer.Option(
@@ -85,7 +85,7 @@ def synthesizer(
     """
     console = Console(highlight=False)
     with errors_as_lines(console):
-        usual_layouts = "sequential" if quick else "parallel,sequential"
+        usual_layouts = "parallel" if quick else "parallel,sequential"
         chosen = require_layouts(usual_layouts if layouts is None else layouts)
         folder = run or RUNS / f"synthesizer-{'-'.join(chosen)}-{'quick-' if quick else ''}{seed}"
         curriculum = Curriculum(

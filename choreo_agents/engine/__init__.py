@@ -2,6 +2,7 @@
 
 from choreo_agents.engine.calls import Decode, Prefill, StreamedToken, Usage
 from choreo_agents.engine.engine import Engine
+from choreo_agents.engine.joining import Joining
 from choreo_agents.engine.stats import EngineStats
 
-__all__ = ["Decode", "Engine", "EngineStats", "Prefill", "StreamedToken", "Usage"]
+__all__ = ["Decode", "Engine", "EngineStats", "Joining", "Prefill", "StreamedToken", "Usage"]

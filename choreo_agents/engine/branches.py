@@ -27,9 +27,15 @@ def maps(desk: Desk, adapter: str | None) -> bool:
 def shared_trunk(desk: Desk, branches: Sequence[MessageHandle], scope: Scope | None) -> list[MessageHandle]:
     """What all branches see from the start of their views on, each with a new lease: to be released."""
     with desk.core.lock:
-        views = [desk.find(branch).parents for branch in branches]
+        views = [_from_the_start(desk.find(branch)) for branch in branches]
         alike = takewhile(lambda each: len(set(map(id, each))) == 1, zip(*views, strict=False))
         return _leased(desk, [each[0] for each in alike], scope)
+
+
+def _from_the_start(branch: Message) -> list[Message]:
+    """What a branch saw before what came into its view late."""
+    since = branch.since or (0,) * len(branch.parents)
+    return [parent for parent, late in zip(branch.parents, since, strict=True) if not late]
 
 
 def depths(desk: Desk, branches: Sequence[MessageHandle], trunk: Sequence[MessageHandle]) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any, overload
 
 from choreo_agents.engine.calls import Content, Decode, Prefill, StreamedToken
 from choreo_agents.engine.desk import Answer, Desk
+from choreo_agents.engine.joining import Joining
 from choreo_agents.engine.scope import Scope, current
 from choreo_agents.engine.streams import stream_async, stream_sync
 from choreo_agents.errors import InvalidRequestError
@@ -111,6 +112,7 @@ class Calling:
         confidential: bool = False,
         closing: Content = (),
         memo: str | None = None,
+        joining: Joining | None = None,
         adapter: str | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
@@ -138,6 +140,7 @@ class Calling:
         confidential: bool = False,
         closing: Content = (),
         memo: str | None = None,
+        joining: Joining | None = None,
         adapter: str | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
@@ -156,6 +159,7 @@ class Calling:
             author: Who says it; `confidential` as for `prefill`.
             closing: What the message must end with (see `Decode`).
             memo: Names this very call, so that repeating it returns the first answer (see `Decode`).
+            joining: Through which messages come into its view while it is under way (see `Engine.joining`).
             adapter: As for `prefill`.
             priority: Calls with a higher one come first; `timeout_s` as for `prefill`.
 

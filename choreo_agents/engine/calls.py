@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from choreo_agents.engine.joining import Joining
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Chosen, Sampling
 
@@ -66,6 +67,8 @@ class Decode:
     watch: Callable[[Tensor], None] | None = None
     """Shown the model's logits, [vocabulary], before every token, on the engine's thread: to measure by. It must not
     change them, nor raise."""
+    joining: Joining | None = None
+    """Through which messages come into its view while it is under way (see `Engine.joining`)."""
     adapter: str | None = None
     """As for `Prefill`."""
     priority: int = 0

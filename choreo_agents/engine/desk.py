@@ -13,10 +13,11 @@ from choreo_agents.engine.calls import Decode, Prefill, Usage
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.gate import Gate
 from choreo_agents.engine.intake import Intake, ReadCall
+from choreo_agents.engine.joining import Joining
 from choreo_agents.engine.ledger import Message
 from choreo_agents.engine.lineage import Label, LineageReport, trace
 from choreo_agents.engine.memory_map import MemoryMap
-from choreo_agents.engine.methods import Job
+from choreo_agents.engine.methods import Job, arrivals_of, grown
 from choreo_agents.engine.scope import Scope
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
@@ -137,6 +138,10 @@ class Desk:
                 self._core.loop.submit(batch.requests)
             return answers
 
+    def joining(self) -> Joining:
+        """What brings messages into the view of one of its decodes while that is under way."""
+        return Joining(self._intake, self._core.lock, self._intake.arriving)
+
     def find(self, handle: MessageHandle) -> Message:
         """The message of a leased handle; raises a `HandleError` otherwise."""
         with self._core.lock:
@@ -193,7 +198,7 @@ class Desk:
         ttft = None if request.first_token_s is None else request.first_token_s - request.submitted_s
         encoded = 0 if order.job.mapper else request.encoded
         usage = Usage(encoded, request.reused, ttft, time.perf_counter() - request.submitted_s)
-        message = self._message(order.job, tokens, request.author, request.role, usage)
+        message = self._intake.message(grown(order.job, request.encoding), tokens, request.author, request.role, usage)
         message.chosen, message.label, message.header = tuple(request.chosen), request.label, len(order.job.tokens)
         message = ledger.enter(message, segment)
         for label in order.labels:
@@ -245,7 +250,7 @@ class Desk:
                 core.found_reused += len(job.tokens)
             return self._answered(known, read, batch.scope)
         if not core.method.keeps_kv:
-            message = self._message(job, job.tokens, call.author, call.role, Usage(0, 0, None, 0.0))
+            message = self._intake.message(job, job.tokens, call.author, call.role, Usage(0, 0, None, 0.0))
             return self._answered(job.parents[0] if job.mapper else core.ledger.enter(message, None), read, batch.scope)
         request = self._prefilling.get(identity)
         if request is None:
@@ -265,6 +270,8 @@ class Desk:
             for chosen in known.chosen if batch.on_token is not None else ():
                 assert batch.on_token is not None
                 batch.on_token(chosen)
+            if call.joining is not None:
+                call.joining.begin(None)
             return self._answered(known, read, batch.scope)
         request = None if memo is None else self._memoising.get(memo)
         if request is None:
@@ -275,6 +282,8 @@ class Desk:
             if memo is not None:
                 self._memoising[memo] = request
             batch.requests.append(request)
+        if call.joining is not None:
+            call.joining.begin(arrivals_of(request.encoding))
         return self._joined(request, read, batch)
 
     def _joined(self, request: Request, read: ReadCall, batch: _Batch) -> Answer:
@@ -308,16 +317,6 @@ class Desk:
         answer: Answer = Future()
         answer.set_result(message.handle)
         return answer
-
-    def _message(
-        self, job: Job, tokens: tuple[int, ...], author: str | None, role: str | None, usage: Usage
-    ) -> Message:
-        identity, encoder = self._intake.identity(job, tokens), self._intake.encoder(job)
-        handle = MessageHandle(id=identity, model=encoder, length=len(tokens))
-        relative = job.placement.relative()
-        made = Message(handle, self._intake.tenant, tokens, job.parents, relative, author, role, usage)
-        made.adapter, made.mapper, made.native_offset = job.adapter, job.mapper, job.placement.new_offset
-        return made
 
 
 def _request(

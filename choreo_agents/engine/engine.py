@@ -13,6 +13,7 @@ from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.calls import Usage
 from choreo_agents.engine.core import EngineCore, Settings
 from choreo_agents.engine.desk import Desk
+from choreo_agents.engine.joining import Joining
 from choreo_agents.engine.lineage import LineageReport
 from choreo_agents.engine.memory_map import MemoryMap
 from choreo_agents.engine.merging import Merging
@@ -183,6 +184,16 @@ class Engine(Merging):
     def ancestors(self, handle: MessageHandle) -> dict[MessageHandle, str | None]:
         """All that a message's encoding has ever attended to, with authors: nearest first, released ones included."""
         return {message.handle: message.author for message in self._desk.find(handle).ancestors()}
+
+    def joining(self) -> Joining:
+        """What brings messages into the view of a decode while that is under way: `decode(..., joining=...)`."""
+        return self._desk.joining()
+
+    def joined(self, handle: MessageHandle) -> dict[MessageHandle, int]:
+        """What came into a message's view while it was decoded, and after how many of its tokens, the header's too."""
+        message = self._desk.find(handle)
+        late = zip(message.parents, message.since, strict=False)
+        return {parent.handle: since for parent, since in late if since}
 
     def records(self, handles: Sequence[MessageHandle]) -> tuple[MessageRecord, ...]:
         """How these messages and all that they descend from were made, released ones included: parents first.

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from choreo_agents.engine.allowed import answer_guide, answer_paths
-from choreo_agents.engine.calls import Content, Decode, Prefill
+from choreo_agents.engine.calls import Content, Decode, Prefill, Usage
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.detokenizer import TextStop
 from choreo_agents.engine.ledger import Message
 from choreo_agents.engine.methods import Job
-from choreo_agents.engine.placement import Placement, place
+from choreo_agents.engine.placement import Placement, place, require_position
 from choreo_agents.errors import AdapterError, ContextLengthError, InvalidRequestError, KVBudgetError
 from choreo_agents.kv.handle import MessageHandle, message_id
 from choreo_agents.runtime.request import Decoding
@@ -82,6 +82,8 @@ class Intake:
             )
         if not isinstance(call.sampling, Sampling):
             raise InvalidRequestError(f"sampling must be a Sampling, not {call.sampling!r}")
+        if call.joining is not None and call.joining.maker is not self:
+            raise InvalidRequestError("the joining is another engine's or tenant's: make one with joining()")
         self._tokens(call.sampling.forced or (), "sampling.forced")
         closing = self._tokens(call.closing, "closing")
         stops = frozenset(self._stops(call.sampling, closing))
@@ -130,7 +132,27 @@ class Intake:
     def identity(self, job: Job, tokens: tuple[int, ...]) -> str:
         """The id of the message that these tokens make in the job's place."""
         parents = [parent.handle.id for parent in job.parents]
-        return message_id(self._key, self.encoder(job), tokens, parents, job.placement.relative())
+        return message_id(
+            self._key, self.encoder(job), tokens, parents, job.placement.relative(), job.placement.seen_since()
+        )
+
+    def message(self, job: Job, tokens: tuple[int, ...], author: str | None, role: str | None, usage: Usage) -> Message:
+        """The message that these tokens make in the job's place."""
+        handle = MessageHandle(id=self.identity(job, tokens), model=self.encoder(job), length=len(tokens))
+        made = Message(handle, self.tenant, tokens, job.parents, job.placement.relative(), author, role, usage)
+        made.adapter, made.mapper, made.native_offset = job.adapter, job.mapper, job.placement.new_offset
+        made.since = job.placement.since
+        return made
+
+    def arriving(self, handle: MessageHandle, offset: int) -> Message:
+        """The message that is to come into a view at a position; raises what `Joining.add` raises."""
+        message = self.find(handle)
+        end, most = require_position("offset", offset) + handle.length, self._core.model.adapter.max_positions
+        if end > most:
+            raise ContextLengthError(
+                f"the message would reach position {end}, the model's context ends at {most}: show it further in front"
+            )
+        return message
 
     def encoder(self, job: Job) -> str:
         """Fingerprint of what makes the job's KV: the model, with an adapter or a mapper if it has one."""

@@ -22,8 +22,8 @@ _REMEMBERED_RELEASES = 65_536
 class Message:
     """One message. It refers to its parents, so that lineage lives as long as any descendant does.
 
-    `tokens`, `parents`, `relative_offsets`, `adapter` and `mapper` with the model's fingerprint are its lineage: from
-    them its KV can be computed again, at `native_offset` as the first time.
+    `tokens`, `parents`, `relative_offsets`, `since`, `adapter` and `mapper` with the model's fingerprint are its
+    lineage: from them its KV can be computed again, at `native_offset` as the first time.
     """
 
     handle: MessageHandle
@@ -42,6 +42,8 @@ class Message:
     """Fingerprint of the cache mapper that made its KV of its one parent's; empty: it was encoded."""
     label: str = ""
     """What the request that made it was called."""
+    since: tuple[int, ...] = ()
+    """For each parent, how many of the message's tokens were encoded before it came into view; empty: none."""
     native_offset: int = 0
     """Where its KV was encoded; under a method that keeps text only, where its call placed it."""
     holding: Holding | None = None

@@ -12,15 +12,16 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from choreo_agents.engine.arrivals import Arrivals
 from choreo_agents.engine.ledger import Message
 from choreo_agents.engine.placement import Placement
 from choreo_agents.engine.restoring import FromCache, Restorer
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.prefix_tree import PrefixMatch, PrefixTree
-from choreo_agents.kv.segment import Segment
+from choreo_agents.kv.segment import Piece, Segment
 from choreo_agents.runtime.request import Binding, Encoding, Request
 
 MethodName = Literal["choreo", "baseline", "naive"]
@@ -202,6 +203,9 @@ class _FromText:
         if self.tree is not None:
             self.tree.insert(self.text, segment, self.tenant)
 
+    def grow(self, encoded: int) -> tuple[Sequence[Piece], Sequence[Request]]:
+        return (), ()  # nothing can be put into the middle of a text that is half encoded
+
     def unpin(self) -> None:
         for piece in self.match.pieces:
             self.pool.unpin(piece.segment)
@@ -217,6 +221,20 @@ class _FromText:
             self.tree.insert(encoded, request.segment, self.tenant)
         self.pool.unpin(request.segment)
         return None
+
+
+def arrivals_of(encoding: Encoding) -> Arrivals | None:
+    """Through what a request's view grows while it runs; None: it cannot."""
+    return encoding.arrivals if isinstance(encoding, FromCache) else None
+
+
+def grown(job: Job, encoding: Encoding) -> Job:
+    """A finished job with all that came into its view while it ran."""
+    arrivals = arrivals_of(encoding)
+    for arrival in () if arrivals is None else arrivals.joined:
+        placement = job.placement.grown(arrival.offset, arrival.since)
+        job = replace(job, parents=(*job.parents, arrival.parent), placement=placement)
+    return job
 
 
 def make_method(name: MethodName, restorer: Restorer) -> Method:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from choreo_agents.errors import InvalidRequestError
 
@@ -14,6 +14,16 @@ class Placement:
 
     offsets: tuple[int, ...]
     new_offset: int
+    since: tuple[int, ...] = ()
+    """For each parent, how many of the new message's tokens are encoded without it; empty: it is seen by all."""
+
+    def seen_since(self) -> tuple[int, ...]:
+        """The same, one for each parent."""
+        return self.since or (0,) * len(self.offsets)
+
+    def grown(self, offset: int, since: int) -> Placement:
+        """With one more parent, that is seen from one of the new message's tokens on."""
+        return replace(self, offsets=(*self.offsets, offset), since=(*self.seen_since(), since))
 
     def relative(self) -> tuple[int, ...]:
         """The parents' offsets as seen from the new message."""
@@ -42,12 +52,13 @@ def place(lengths: Sequence[int], offsets: Sequence[int | None] | None, new_offs
     following = 0
     for i, length in enumerate(lengths):
         offset = None if offsets is None else offsets[i]
-        placed.append(_position(f"offsets[{i}]", following if offset is None else offset))
+        placed.append(require_position(f"offsets[{i}]", following if offset is None else offset))
         following = placed[-1] + length
-    return Placement(tuple(placed), _position("new_offset", following if new_offset is None else new_offset))
+    return Placement(tuple(placed), require_position("new_offset", following if new_offset is None else new_offset))
 
 
-def _position(name: str, offset: int) -> int:
+def require_position(name: str, offset: int) -> int:
+    """A position that a caller has named; raises `InvalidRequestError` unless it is one."""
     if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
         raise InvalidRequestError(f"{name} must be a position of 0 or more, not {offset!r}")
     return offset

@@ -23,6 +23,8 @@ class MessageRecord:
     """Where each parent appeared, ..."""
     new_offset: int
     """... and where the message's first token stood: all positions of 0 or more."""
+    since: tuple[int, ...]
+    """For each parent, how many of the message's tokens were encoded before it came into view: 0 but for late ones."""
     sampled: tuple[int, int] | None
     """First and last-but-one index of the tokens that were sampled; None: it was prefilled."""
     adapter: str | None
@@ -61,6 +63,7 @@ def _record(desk: Desk, message: Message) -> MessageRecord:
         tuple(parent.handle for parent in message.parents),
         tuple(start + offset for offset in message.relative_offsets),
         start,
+        message.since or (0,) * len(message.parents),
         (message.header, message.header + len(message.chosen)) if message.chosen else None,
         desk.core.adapters.name_of(message.adapter),
         bool(message.mapper),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from choreo_agents.engine.arrivals import Arrivals
 from choreo_agents.engine.ledger import Ledger, Message
 from choreo_agents.engine.placement import Placement
 from choreo_agents.kv.memory import Holding, Memory
@@ -36,7 +37,8 @@ class Restorer:
             running.futures.append(done)
             return done, None
         offsets = tuple(offset + message.native_offset for offset in message.relative_offsets)
-        encoding = FromCache(message.tokens, message.parents, Placement(offsets, message.native_offset), self)
+        placement = Placement(offsets, message.native_offset, message.since)
+        encoding = FromCache(message.tokens, message.parents, placement, self)
         order = _Recomputation(self, message)
         request = Request(self._number(), encoding, order, None, message.author, message.role, [done])
         request.adapter, request.mapper = message.adapter, message.mapper
@@ -94,6 +96,8 @@ class FromCache:
         self.different: list[Holding] = list(dict.fromkeys(self.holdings))
         self.awaited: dict[str, Future[None]] = {}
         self.pinned: list[Segment] = []
+        self.arrivals = Arrivals(self.ledger, self.memory, restorer.recompute)
+        """What comes into its view while it runs."""
 
     def first(self) -> list[Request]:
         made: list[Request] = []
@@ -142,20 +146,26 @@ class FromCache:
                 self.memory.pool.pin(holding.segment)
                 self.pinned.append(holding.segment)
         pieces: list[Piece] = []
-        for holding, offset in zip(self.holdings, self.placement.offsets, strict=True):
+        placed = zip(self.holdings, self.placement.offsets, self.placement.seen_since(), strict=True)
+        for holding, offset, since in placed:
             assert holding.segment is not None
             self.memory.touch(holding)
-            pieces.append(Piece(holding.segment, 0, holding.tokens, offset))
+            pieces.append(Piece(holding.segment, 0, holding.tokens, offset, since))
         return Binding(tuple(pieces), self.tokens, self.placement.new_offset)
 
     def bound(self, segment: Segment) -> None: ...
+
+    def grow(self, encoded: int) -> tuple[Sequence[Piece], Sequence[Request]]:
+        return self.arrivals.settle(encoded)
 
     def unpin(self) -> None:
         for segment in self.pinned:
             self.memory.pool.unpin(segment)
         self.pinned = []
+        self.arrivals.unpin()
 
     def close(self, request: Request) -> Segment | None:
+        self.arrivals.close()
         for done in self.awaited.values():
             done.cancel()
         for parent in self.parents:

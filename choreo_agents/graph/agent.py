@@ -12,6 +12,7 @@ from langchain_core.runnables.config import ensure_config
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.audit.guard import Guard
+from choreo_agents.graph.board import Reporting, reported
 from choreo_agents.graph.merging import Merging
 from choreo_agents.graph.rules import ReaderRules
 from choreo_agents.graph.run import run_coroutine
@@ -89,6 +90,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
         """Messages that it says at a time."""
         self.merging: Merging | None = None
         """What it merges, if it is a synthesizer."""
+        self.reports: Reporting | None = None
+        """If a synthesizer waits for it in its own superstep: what it is told. None: nobody waits."""
         self._reader_rules: ReaderRules | None = None
 
     def speaker(self, _: Any) -> str:
@@ -123,4 +126,10 @@ class Agent(Runnable[Any, dict[str, Any]]):
             raise InvalidRequestError(
                 f"agent {self.name!r} has no engine: compile the ChoreoGraph with engine=..., or give the agent one"
             )
-        return await Turn(self, self.engine, input, ensure_config(config)).speak()
+        config = ensure_config(config)
+        if self.reports is None:
+            return await Turn(self, self.engine, input, config).speak()
+        with reported(config, self.name, self.reports) as report:
+            update = await Turn(self, self.engine, input, config).speak()
+            report(update)
+            return update

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from choreo_agents.engine import Engine, Prefill, StreamedToken
+from choreo_agents.engine import Engine, Joining, Prefill, StreamedToken
 from choreo_agents.engine.calls import Content
 from choreo_agents.errors import VisibilityError
 from choreo_agents.kv.handle import MessageHandle
@@ -61,6 +61,15 @@ class BoundEngine:
         """
         self._require(parents)
         return self.engine.astream(header, parents, **options)
+
+    def join(self, joining: Joining, handle: MessageHandle, offset: int) -> bool:
+        """As `Joining.add`.
+
+        Raises:
+            VisibilityError: The message was not granted.
+        """
+        self._require([handle])
+        return joining.add(handle, offset)
 
     def _require(self, parents: Sequence[MessageHandle]) -> None:
         for parent in parents:

@@ -19,10 +19,12 @@ from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import AuditReport, Chart, Hop, Policy, audit_chart, audit_entries, harmless
 from choreo_agents.graph.binding import named_contexts, reader_rules
+from choreo_agents.graph.board import with_board
 from choreo_agents.graph.charting import agents_of, chart_of, found
 from choreo_agents.graph.inputs import identified, sign
 from choreo_agents.graph.loops import require_bounded_loops
 from choreo_agents.graph.promises import kept
+from choreo_agents.graph.rewiring import rewire
 from choreo_agents.graph.state import ChoreoState
 from choreo_agents.graph.visibility import History, Mode, Positions, Rule, Scope, VisibilityTable, rule_of
 
@@ -260,6 +262,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
                 bound.nodes[name] = replace(spec, runnable=agent.bound(engine, rules), metadata=metadata)
             else:
                 bound.nodes[name] = replace(spec, runnable=agent | RunnableLambda(sign, name=f"sign {name}"))
+        rewire(bound, {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")})
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
         # StateGraph.compile names its result's class; only the drawing differs, so the finished object is relabelled.
         compiled.__class__ = CompiledChoreoGraph
@@ -296,11 +299,11 @@ class CompiledChoreoGraph(CompiledStateGraph[Any, Any, Any, Any]):
     async def aget_graph(self, config: RunnableConfig | None = None, *, xray: int | bool = False) -> Graph:
         return self._labelled(await super().aget_graph(config, xray=xray))
 
-    def stream(self, input: Any, *args: Any, **options: Any) -> Any:
-        return super().stream(identified(input), *args, **options)
+    def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
+        return super().stream(identified(input), with_board(config), **options)
 
-    def astream(self, input: Any, *args: Any, **options: Any) -> Any:
-        return super().astream(identified(input), *args, **options)
+    def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
+        return super().astream(identified(input), with_board(config), **options)
 
     def agents(self) -> Iterator[Agent]:
         """All agents, those of subgraphs included."""

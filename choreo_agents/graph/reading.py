@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 from langchain_core.messages import BaseMessage
 
 from choreo_agents.engine import Engine, Prefill
 from choreo_agents.engine.calls import Content
-from choreo_agents.errors import ContextLengthError, HandleError, UnknownHandleError, VisibilityError
+from choreo_agents.errors import ContextLengthError, HandleError
 from choreo_agents.graph.bound import BoundEngine
+from choreo_agents.graph.entries import entries_of, is_encoded, is_forgotten, is_input, known_handle, said_in
 from choreo_agents.graph.inputs import (
-    are_siblings,
-    digest_of,
     handle_of,
     is_confidential,
     persona_of,
@@ -25,6 +24,7 @@ from choreo_agents.graph.inputs import (
 )
 from choreo_agents.graph.merging import Merging, stand_ins
 from choreo_agents.graph.placing import PlacedView
+from choreo_agents.graph.reencoding import named_context
 from choreo_agents.graph.rules import ReaderRules
 from choreo_agents.graph.run import RunPlace
 from choreo_agents.graph.state import HandleEntry
@@ -33,6 +33,12 @@ from choreo_agents.graph.visibility import START_SOURCE, Rule
 from choreo_agents.kv.handle import MessageHandle
 
 _PUBLIC_ROOT = "public root"
+
+
+class Place(Protocol):
+    """Says where a message of so many tokens stands in a view that is there already."""
+
+    def __call__(self, length: int, *, parallel: bool) -> int: ...
 
 
 class Reading:
@@ -65,6 +71,8 @@ class Reading:
         """Whose messages are merged."""
         self._merged: Mapping[str, MessageHandle] = {}
         """What stands for merged messages in the view, by their handles' ids."""
+        self.starts: dict[str, int] = {}
+        """Where each message of the view stands, by its id."""
         self._earliest = superstep
         self._standing_prompt = standing_prompt
         """What the agent is always asked: stands in for a prompt whose handle outlived its engine."""
@@ -98,6 +106,36 @@ class Reading:
             self.seen += [mirrors[each] for each in ids if each in mirrors]
         return view
 
+    async def late(
+        self, update: Mapping[str, Any], view: PlacedView, place: Place
+    ) -> AsyncGenerator[tuple[HandleEntry, MessageHandle, int]]:
+        """What the reader may see of a branch that came after its view was made, as it is to be shown, and where.
+
+        Args:
+            update: Of the state, by the branch.
+            view: The reader's, which stays as it is.
+            place: Says where a message of so many tokens stands.
+        """
+        known = {entry["message_id"] for entry in self.entries}
+        new = [entry for entry in said_in(update) if entry["message_id"] not in known]
+        self.entries = [*self.entries, *new]
+        self.superstep = self._next_superstep(self.entries)
+        everything = visible(self.entries, self._place.author, self._rules.sources, self._persona)
+        shown = [seen for seen in everything if seen.entry in new]
+        merged, made = await stand_ins(self._engine, shown, self._place.author, self.merging, self.adapter)
+        self._merged, self._copies = {**self._merged, **merged}, [*self._copies, *made]
+        for entry, rule in shown:
+            there = view.copy()
+            there.end = place(entry["handle"]["length"], parallel=self.is_parallel)
+            await self._append(there, entry, rule)
+            for at in range(len(view.handles), len(there.handles)):
+                yield entry, there.handles[at], there.offsets[at]
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether siblings stand at one offset."""
+        return self._rules.positions == "parallel" and self._engine.method == "choreo"
+
     async def ask(self, view: PlacedView, prompt: str) -> MessageHandle:
         """Append what the agent is asked, as a user's turn of its own."""
         turn = self._engine.chat.turn("user", prompt)
@@ -122,12 +160,6 @@ class Reading:
         for entry, _ in visible(self.entries, self._place.author, self._rules.sources, self._persona):
             tokens[self._source(entry)] += int(entry["handle"]["length"])
         return _advised(error, tokens, self._place.node)
-
-    def _writer(self, message: BaseMessage) -> str:
-        """Who wrote a message that has no entry. What an agent of no node here said openly is input."""
-        author, known = writer_of(message), self._rules.guard.known
-        foreign = bool(known) and source_of_author(author, self._place.author) not in known
-        return START_SOURCE if foreign and persona_of(message) and not is_confidential(message) else author
 
     def _next_superstep(self, entries: Sequence[HandleEntry]) -> int:
         return max(self._earliest, 1 + max((entry["superstep"] for entry in entries), default=-1))
@@ -161,14 +193,16 @@ class Reading:
         new = [
             m
             for m in self._messages
-            if not _encoded(m, before) or _is_forgotten(self._engine, before[str(m.id)]["handle"])
+            if not is_encoded(m, before) or is_forgotten(self._engine, before[str(m.id)]["handle"])
         ]
         calls: list[Prefill] = []
         if system is not None:
             author, turn = f"{self._persona}.system", chat.turn("system", system)
             calls.append(Prefill(turn, self._root, author=author, role="system", adapter=self.adapter))
-        authors = [before[m.id]["author"] if m.id in before else self._writer(m) for m in new]
-        edited = [_known(self._engine, handle_of(m, self._engine.model.adapter.fingerprint)) for m in new]
+        authors = [
+            before[m.id]["author"] if m.id in before else _writer(m, self._rules, self._place.author) for m in new
+        ]
+        edited = [known_handle(self._engine, handle_of(m, self._engine.model.adapter.fingerprint)) for m in new]
         marks = [before[m.id]["confidential"] if m.id in before else is_confidential(m) for m in new]
         calls += [
             Prefill(turn_of(m, chat), self._root, author=author, confidential=mark, source=source)
@@ -176,29 +210,17 @@ class Reading:
         ]
         handles = await self._ask_for(calls)
         own, rest = handles[: len(calls) - len(new)], handles[len(calls) - len(new) :]
-        superstep, made = self.superstep, list[HandleEntry]()
-        for index, (message, author, handle) in enumerate(zip(new, authors, rest, strict=True)):
-            entry = entry_of(handle, author, superstep, message, branch=index, confidential=marks[index])
-            persona, known = persona_of(message), before.get(str(message.id))
-            if persona is not None and author != START_SOURCE:
-                # It has an entry of its own where it was said: this one is for where there is none.
-                entry |= {"persona": persona, "borrowed": True}
-            if known is not None:
-                entry = HandleEntry(**{**known, "handle": entry["handle"], "digest": entry["digest"]})
-            elif made and author != made[-1]["author"] and not are_siblings(new[index - 1], message):
-                superstep = entry["superstep"] = superstep + 1  # what others said in between stays in between
-            made.append(entry)
-        self.inputs += made
+        self.inputs += entries_of(new, authors, rest, marks, before, self.superstep)
         return own
 
     def _groups(self, seen: Sequence[Seen]) -> Iterator[list[list[Seen]]]:
         """Siblings that stand at one offset, each a chain of messages that follow each other."""
-        if self._rules.positions == "sequential" or self._engine.method != "choreo":
+        if not self.is_parallel:
             for one in seen:
                 yield [[one]]
             return
-        for (_, is_input), said in groupby(seen, key=lambda one: (one.entry["superstep"], _is_input(one.entry))):
-            if is_input:
+        for (_, written), said in groupby(seen, key=lambda one: (one.entry["superstep"], is_input(one.entry))):
+            if written:
                 # What a person wrote is one conversation.
                 yield [list(said)]
                 continue
@@ -222,7 +244,7 @@ class Reading:
 
     async def _append(self, view: PlacedView, entry: HandleEntry, rule: Rule) -> None:
         handle = MessageHandle.model_validate(entry["handle"])
-        source = entry["author"]
+        source, self.starts[entry["message_id"]] = entry["author"], view.end
         own = source == self._place.author or entry.get("persona") == self._persona
         reencode = rule.mode == "reencoded"
         if not own:
@@ -239,7 +261,7 @@ class Reading:
 
     async def _asked_before(self, view: PlacedView, author: str, prompt: Mapping[str, Any]) -> None:
         """Append what stood before a message of one's own."""
-        if not _is_forgotten(self._engine, prompt):
+        if not is_forgotten(self._engine, prompt):
             view.add(self.bound.grant(MessageHandle.model_validate(prompt)))
         elif self._standing_prompt is not None and author == self._place.author:
             turn = self._engine.chat.turn("user", self._standing_prompt)
@@ -258,33 +280,24 @@ class Reading:
             copy = self._own(words, view, author=author, confidential=confidential, source=handle)
             [made] = await self.bound.aprefill([copy])
             # Where input stands right behind the agent's own system prompt, its next call finds it there again.
-            kept = _is_input(entry) and all(parent in self._asked for parent in view.handles)
+            kept = is_input(entry) and all(parent in self._asked for parent in view.handles)
             (self._asked if kept else self._copies).append(made)
             return made
         parents = [*self._root]
         for name in rule.contexts:
-            parents += await self._named(name, parents)
+            parents += await named_context(
+                name, parents, self._place, self._rules, self.entries, self.bound, self._ask_for
+            )
         copy = Prefill(words, parents, author=author, confidential=confidential, source=handle)
         [made] = await self._ask_for([copy])
         return made
 
-    async def _named(self, name: str, parents: list[MessageHandle]) -> list[MessageHandle]:
-        """The messages of a private context, encoded after the root and the contexts named before."""
-        home = self._place.author.rpartition("|")[0]
-        path = f"{home}|{name}" if home else name
-        made: list[MessageHandle] = []
-        for text in self._rules.systems.get(name, ()):
-            turn = self._engine.chat.turn("system", text)
-            made += await self._ask_for([Prefill(turn, [*parents, *made], author=path, role="system")])
-        if name not in self._rules.systems and name not in self._rules.confidential:
-            raise VisibilityError(f"there is no private context {name!r} that words could be encoded in")
-        for entry in sorted(self.entries, key=lambda one: one["superstep"]):
-            if entry["author"] == path and entry["confidential"]:
-                handle = MessageHandle.model_validate(entry["handle"])
-                words = self.bound.tokens(self.bound.grant(handle, words_only=True))
-                call = Prefill(words, [*parents, *made], author=path, confidential=True, source=handle)
-                made += await self._ask_for([call])
-        return made
+
+def _writer(message: BaseMessage, rules: ReaderRules, reader: str) -> str:
+    """Who wrote a message that has no entry. What an agent of no node here said openly is input."""
+    author, known = writer_of(message), rules.guard.known
+    foreign = bool(known) and source_of_author(author, reader) not in known
+    return START_SOURCE if foreign and persona_of(message) and not is_confidential(message) else author
 
 
 def _advised(error: ContextLengthError, tokens: Counter[str], reader: str) -> ContextLengthError:
@@ -299,61 +312,3 @@ def _advised(error: ContextLengthError, tokens: Counter[str], reader: str) -> Co
     elif source == START_SOURCE:
         what, advice = "input", "send less"
     return ContextLengthError(f"{error}. In the view of {reader!r}, {count} tokens are {what}: {advice}")
-
-
-def entry_of(
-    handle: MessageHandle,
-    author: str,
-    superstep: int,
-    message: BaseMessage,
-    *,
-    branch: int = 0,
-    call: int = 0,
-    confidential: bool = False,
-    persona: str | None = None,
-    prompt: MessageHandle | None = None,
-) -> HandleEntry:
-    """The entry of a message in graph state."""
-    entry = HandleEntry(
-        handle=handle.plain(),
-        author=author,
-        superstep=superstep,
-        branch=branch,
-        call=call,
-        confidential=confidential,
-        message_id=str(message.id),
-        digest=digest_of(message),
-    )
-    if persona is not None:
-        entry |= {"persona": persona, "prompt": None if prompt is None else prompt.plain()}
-    return entry
-
-
-def _is_input(entry: HandleEntry) -> bool:
-    return entry["author"] == START_SOURCE
-
-
-def _encoded(message: BaseMessage, entries: Mapping[str, HandleEntry]) -> bool:
-    """Whether an entry stands for the message as it now reads."""
-    entry = entries.get(str(message.id))
-    return entry is not None and entry.get("digest") in (None, digest_of(message))
-
-
-def _known(engine: Engine, handle: MessageHandle | None) -> MessageHandle | None:
-    """A handle, if it is still good."""
-    with suppress(HandleError):
-        if handle is not None:
-            engine.tokens(handle)
-            return handle
-    return None
-
-
-def _is_forgotten(engine: Engine, plain: Mapping[str, Any]) -> bool:
-    """Whether a handle outlived its engine: a checkpoint is resumed in another process, on the same model."""
-    try:
-        engine.tokens(MessageHandle.model_validate(plain))
-    except UnknownHandleError:
-        return True
-    except HandleError:
-        return False  # another model's, or released on purpose: who reads it is told so
-    return False

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import ensure_config
+
+from choreo_agents.engine import Engine
 from choreo_agents.engine.merging import SHORTER
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
+from choreo_agents.graph.gathering import Gathering, state_before, with_branches
+from choreo_agents.graph.latecomers import Latecomers
 from choreo_agents.graph.merging import Merging
+from choreo_agents.graph.turn import Turn
 from choreo_agents.graph.visibility import Mode, Positions, Rule
 from choreo_agents.synthesis.strategies import Strategy, require_strategy
 
@@ -27,6 +34,15 @@ class Synthesizer(Agent):
         summary: What each branch's speaker is asked under `summary`, to say it shorter.
         **options: As for `Agent`; `reads` are further sources. The cache mapper of its `adapter`, if it has one, maps
             the branches: each once, however often it is merged.
+        quorum: Start as soon as so many branches are in; the others come into its view while it speaks, between two of
+            its tokens. None: wait for all. In a `ChoreoGraph` only; not with `text` and `summary`.
+        deadline_s: Seconds since the branches were started after which one is enough.
+
+    Under `parallel` a late branch stands where the others do, or, if it is longer than the room that they take, so that
+    it ends where the synthesizer's own turn begins. Under `sequential` room is left for those that are out, as much as
+    their `max_tokens` need and the context has: they stand there one behind the other, as they come. Methods that keep
+    text only leave late branches out. Their messages are in the final state in any case; the synthesizer's own says
+    which it saw, and from which of its tokens on, in `response_metadata["choreo"]["branches"]`.
     """
 
     def __init__(
@@ -36,6 +52,8 @@ class Synthesizer(Agent):
         merges: Sequence[str] | Mapping[str, Mode | Rule],
         strategy: Strategy = "sequential",
         summary: str = SHORTER,
+        quorum: int | None = None,
+        deadline_s: float | None = None,
         **options: Any,
     ) -> None:
         require_strategy(strategy)
@@ -47,4 +65,64 @@ class Synthesizer(Agent):
         reads = {**sources, **options.pop("reads", {})}
         super().__init__(name, reads=reads, **{"positions": positions, **options})
         self.strategy: Strategy = strategy
+        self.quorum = _required_quorum(quorum, deadline_s, strategy)
+        self.deadline_s = deadline_s
+        self.merged: Mapping[str, Agent] = {}
+        """By node, whom it merges in its own superstep; `waiting` synthesizers of its graph may do so at once."""
+        self.waiting = 0
+        self.state: tuple[type[Any], Sequence[str]] = (dict, ())
+        """The schema of its graph's state, and its channels."""
         self.merging = Merging(frozenset(sources), summary if strategy == "summary" else None)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:
+        """Speak once, when enough branches are in. Takes graph state, returns its update."""
+        engine = self.engine
+        if self.quorum is None or engine is None:
+            return await super().ainvoke(input, config, **options)
+        config = ensure_config(config)
+        most = config.get("max_concurrency")
+        if most is not None and most <= self.waiting:
+            raise InvalidRequestError(
+                f"max_concurrency={most} lets {self.name!r} wait for branches that cannot run meanwhile: raise it to "
+                f"{self.waiting + 1} at least, or leave the quorum out"
+            )
+        gathering = Gathering(self.name, frozenset(self.merged), input, config)
+        with gathering.entered() as first:
+            if not first:
+                return {}
+            branches = await gathering.enough(self.quorum, self.deadline_s)
+            state = with_branches(state_before(config, *self.state), branches)
+            turn = Turn(self, engine, state, config)
+            longest = max((_longest(engine, agent) for agent in self.merged.values()), default=0)
+            turn.latecomers = Latecomers(gathering, branches, longest, keeps_kv=engine.method == "choreo")
+            said = await turn.speak()
+            # What it has seen comes with it: a route behind it runs before its superstep ends, and sees this only.
+            seen = [branch.update for branch in gathering.taken()]
+            return {name: [*(each for update in seen for each in update.get(name) or []), *said[name]] for name in said}
+
+
+def _longest(engine: Engine, agent: Agent) -> int:
+    """Tokens of the longest message that an agent can say at a time, and of all that it says at once."""
+    chat = engine.chat
+    around = (
+        chat.header(agent.name) if agent.header is None else chat.assistant.opening(None) + agent.header
+    ) + chat.turn_end
+    return agent.n * (len(engine.model.encode(around)) + agent.sampling.longest)
+
+
+def _required_quorum(quorum: int | None, deadline_s: float | None, strategy: Strategy) -> int | None:
+    """A quorum that can be kept."""
+    if quorum is None:
+        if deadline_s is not None:
+            raise InvalidRequestError("deadline_s says when fewer branches than a quorum are enough: give quorum=, too")
+        return None
+    if isinstance(quorum, bool) or not isinstance(quorum, int) or quorum < 1:
+        raise InvalidRequestError(f"quorum must be a number of branches from 1 on, not {quorum!r}")
+    if deadline_s is not None and not (isinstance(deadline_s, int | float) and deadline_s >= 0):
+        raise InvalidRequestError(f"deadline_s must be a number of seconds, not {deadline_s!r}")
+    if strategy in ("text", "summary"):
+        raise InvalidRequestError(
+            f"strategy {strategy!r} waits for all branches: their words are encoded one after the other first. Use "
+            "'parallel' or 'sequential' with a quorum"
+        )
+    return quorum

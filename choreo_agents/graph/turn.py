@@ -16,12 +16,14 @@ from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_stream_writer
 
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Engine, Joining
 from choreo_agents.errors import ContextLengthError, HandleError, InvalidRequestError
+from choreo_agents.graph.entries import entry_of
 from choreo_agents.graph.inputs import digest_of, with_ids, writer_of
+from choreo_agents.graph.latecomers import Latecomers
 from choreo_agents.graph.merging import Merging
 from choreo_agents.graph.placing import PlacedView
-from choreo_agents.graph.reading import Reading, entry_of
+from choreo_agents.graph.reading import Reading
 from choreo_agents.graph.rules import ReaderRules
 from choreo_agents.graph.run import RunPlace
 from choreo_agents.graph.sending import sent_at
@@ -81,6 +83,9 @@ class Turn:
         standing = agent.prompt if isinstance(agent.prompt, str) else None
         self.reading = Reading(engine, rules, self.place, self.persona, messages, entries, earliest, standing)
         self.reading.adapter, self.reading.merging = agent.adapter, agent.merging
+        self.latecomers: Latecomers | None = None
+        """Branches that come while it speaks, if it does not wait for all."""
+        self._joining: Joining | None = None
 
     async def speak(self) -> dict[str, Any]:
         """Decode one message, or as many as the agent says at a time, and return the update of the graph's state."""
@@ -89,9 +94,16 @@ class Turn:
             view = await reading.view(self.agent.system)
             prompt: Any = self.agent.prompt(self.state) if callable(self.agent.prompt) else self.agent.prompt
             prompt = await prompt if inspect.isawaitable(prompt) else prompt
-            asked = None if prompt is None else await reading.ask(view, prompt)
             sampling = self._chosen()
-            told = await self._decode_all(view, sampling)
+            if self.latecomers is not None:
+                self._joining = self.engine.joining()
+                self.latecomers.make_room(reading, view, self._left_over(view, prompt, sampling))
+            asked = None if prompt is None else await reading.ask(view, prompt)
+            decode = self._decode_all(view, sampling)
+            if self.latecomers is None or self._joining is None:
+                told = await decode
+            else:
+                told = await self.latecomers.along(reading, view, self._joining, decode)
             reading.keep_prompt()
         except ContextLengthError as error:
             raise reading.outgrown(error) from error
@@ -151,6 +163,7 @@ class Turn:
             confidential=self.agent.confidential,
             closing=engine.chat.turn_end,
             memo=place.call_name(),
+            joining=self._joining,
             adapter=self.agent.adapter,
             watch=place.watch and place.watch(place.author, superstep, place.branch, place.call),
         )
@@ -173,10 +186,21 @@ class Turn:
         if said.startswith(shown) and said != shown:
             await run.token(said.removeprefix(shown))  # a character that was never completed
         words = said.removesuffix(engine.chat.turn_end).strip()
-        message = self._message(words, handle, message_id, sum(h.length for h in view.handles), len(header))
+        joined = engine.joined(handle)
+        seen = sum(each.length for each in (*view.handles, *joined))
+        message = self._message(words, handle, message_id, seen, len(header))
+        if self.latecomers is not None:
+            message.response_metadata["choreo"]["branches"] = self.latecomers.said_of(joined)
         await run.end(message)
         self._report(handle, words, first_token_s or time.perf_counter())
         return place, message, handle
+
+    def _left_over(self, view: PlacedView, prompt: str | None, sampling: Sampling) -> int:
+        """Positions of the context that the view and the agent's own turn do not need."""
+        engine, chat = self.engine, self.engine.chat
+        own = (self._header(), chat.turn_end, "" if prompt is None else chat.turn("user", prompt))
+        needed = view.end + sampling.longest + sum(len(engine.model.encode(text)) for text in own)
+        return engine.model.adapter.max_positions - needed
 
     def _header(self) -> str:
         chat, agent = self.engine.chat, self.agent

@@ -150,6 +150,8 @@ class EngineLoop:
         self._changed.clear()
         self._drop_left()
         admission = self._admission
+        for request in self._running.values():
+            admission.add(request.grow())
         waiting = admission.seen()
         unfinished = self.unfinished()
         running = [Running(r.number, r.pending) for r in self._running.values()]
@@ -165,11 +167,12 @@ class EngineLoop:
             alone = not self._running
             if admission.admit(by_number[number], alone=alone):
                 self._running[number] = by_number[number]
+                admission.add(by_number[number].grow())
             elif alone:
                 stuck.append(number)
         for number in stuck:
             self._fail(by_number[number], admission.no_room(by_number[number]))
-        rows = [self._row(self._running[n], count) for n, count in plan.chunks if n in self._running]
+        rows = [_row(self._running[n], count) for n, count in plan.chunks if n in self._running]
         if self._timetable is not None:
             self._timetable.record((self._running[row.number], len(row.tokens)) for row in rows)
         waits = admission.waiting and not stuck and not self._closed
@@ -191,15 +194,6 @@ class EngineLoop:
                     future.set_exception(RequestTimeoutError("the call was not done in time: see its timeout_s"))
             if request.cancelled():
                 self._drop(request, "timed out" if late else "cancelled", None)
-
-    def _row(self, request: Request, count: int) -> Row:
-        assert request.binding is not None and request.segment is not None
-        first = request.encoded
-        count = min(count, request.pending)
-        samples = not request.ended and count == request.pending
-        tokens = tuple(request.tokens[first : first + count])
-        view, made_by = request.binding.view, (request.adapter, request.mapper)
-        return Row(request.number, tokens, first, request.segment, view, samples, *made_by)
 
     def _account(self, step: Step, chosen: dict[int, Chosen], started: float, unfinished: int) -> None:
         now = time.perf_counter()
@@ -270,6 +264,16 @@ class EngineLoop:
     def _emit_end(self, request: Request, outcome: str) -> None:
         encoded = request.encoded
         self._emit(RequestFinished(time.perf_counter(), request.number, outcome, encoded, request.reused))
+
+
+def _row(request: Request, count: int) -> Row:
+    assert request.binding is not None and request.segment is not None
+    first = request.encoded
+    count = min(count, request.pending)
+    samples = not request.ended and count == request.pending
+    tokens = tuple(request.tokens[first : first + count])
+    view, made_by = request.binding.view, (request.adapter, request.mapper)
+    return Row(request.number, tokens, first, request.segment, view, samples, *made_by)
 
 
 def _announcer(emit: EventSink) -> Callable[[Request], None]:

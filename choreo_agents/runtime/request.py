@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from choreo_agents.kv.segment import Piece, Segment
@@ -71,8 +71,19 @@ class Encoding(Protocol):
         """The request has been given the segment that it will fill."""
         ...
 
+    def grow(self, encoded: int) -> tuple[Sequence[Piece], Sequence[Request]]:
+        """Let what has come for a running decode since it was last asked into its view, as far as it is in the pool.
+
+        Args:
+            encoded: Its own tokens so far: those that follow see it.
+
+        Returns:
+            What is new in the view, pinned; and requests that compute what of the rest is nowhere any more.
+        """
+        ...
+
     def unpin(self) -> None:
-        """Undo `pin` and `bind`."""
+        """Undo `pin`, `bind` and `grow`."""
         ...
 
     def close(self, request: Request) -> Segment | None:
@@ -216,6 +227,17 @@ class Request:
         if self.decoding.ends(self.sampled):
             self.ended = True
             self.tokens.extend(self.decoding.missing_end(self.sampled))
+
+    def grow(self) -> Sequence[Request]:
+        """Let what has come for it while it decodes into its view; requests that compute what of that is lost."""
+        if self.ended or self.binding is None:
+            return ()
+        pieces, before = self.encoding.grow(self.encoded)
+        if pieces:
+            self.binding = replace(self.binding, view=(*self.binding.view, *pieces))
+        for request in before:
+            request.priority = self.priority
+        return before
 
     def done(self) -> bool:
         """Whether nothing is left to sample or, where later readers need it, to encode."""

@@ -63,7 +63,10 @@ def make_step(rows: Sequence[Row]) -> Step:
         for run in row.segment.slots(row.first, count):
             write_slots.extend(range(run.start, run.end))
         for piece in row.view:
-            _share(shared, piece.segment, piece.first, piece.count, QuerySpan(at, count, piece.shift))
+            blind = max(0, piece.since - row.first)
+            if blind < count:
+                seeing = QuerySpan(at + blind, count - blind, piece.shift)
+                _share(shared, piece.segment, piece.first, piece.count, seeing)
         causal.extend(_own_reads(row, at, shared))
         if row.adapter:
             adapted.append((row.adapter, at, at + count))

@@ -142,6 +142,32 @@ def test_the_page_on_workflows_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Ann has red kites. Bob has blue boats. Cleo has green drums. Dan has gold rings." in capsys.readouterr().out
 
 
+def test_the_page_on_training_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "how-to" / "train-adapters.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 2
+    for code in blocks:
+        exec(compile(code, "train-adapters.md", "exec"), {})
+    out = capsys.readouterr().out
+    assert "The result is right." in out and "tokens were sampled" in out
+
+
+def test_swapping_the_synthesizer_says_the_same_and_encodes_less(capsys: pytest.CaptureFixture[str]) -> None:
+    before, before_cost, after, after_cost = run_example("12", capsys)
+    assert before.removeprefix("text: ") == after.removeprefix("sequential: ") and "Finn has black hats." in after
+    assert numbers(after_cost)[-1] < numbers(before_cost)[-1]
+
+
+def test_the_page_on_merging_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "how-to" / "merge-branches.md").read_text()
+    names: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(code, "merge-branches.md", "exec"), names)
+    assert sorted(names["order"][:2]) == ["Alice", "Bruno"] and names["order"][2:] == ["David", "Clara"]
+    since = [numbers(line)[0] for line in capsys.readouterr().out.splitlines() if line.startswith("seen after")]
+    assert since[:2] == [0, 0] and since[2] > 0 and len(since) == 3
+
+
 def test_the_page_on_who_sees_what_runs() -> None:
     page = (ROOT / "docs" / "explanation" / "visibility.md").read_text()
     names: dict[str, Any] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from choreo_agents.evaluation.placing import SynthesisLayout
@@ -56,12 +56,11 @@ class Course:
 
 def courses(seed: int = 0) -> Mapping[Kind, Course]:
     """The trainings, by the kind of contender that they are for."""
-    both = Curriculum(layouts=("parallel", "sequential"), examples=1024, judged=8, seed=seed)
     full = FULL.model_copy(update={"seed": seed})
-    shorter = full.model_copy(update={"epochs": 8})
+    both = Curriculum(layouts=("parallel", "sequential"), examples=2048, judged=8, seed=seed)
     return {
         "full": Course(full, both),
-        "no mapper": Course(shorter.model_copy(update={"mapper_rank": 0}), both),
-        "no adapter": Course(shorter.model_copy(update={"rank": 0}), both),
-        "native": Course(shorter, Curriculum(layouts=("native",), examples=1024, judged=8, seed=seed)),
+        "no mapper": Course(full.model_copy(update={"mapper_rank": 0}), both),
+        "no adapter": Course(full.model_copy(update={"rank": 0}), both),
+        "native": Course(full, replace(both, layouts=("native",))),
     }

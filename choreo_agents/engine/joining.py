@@ -1,0 +1,78 @@
+"""Lets a caller show messages to a decode that is under way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from choreo_agents.kv.handle import MessageHandle
+
+
+class GrowingView(Protocol):
+    """The view of one decode."""
+
+    over: bool
+    """Whether the decode has ended."""
+
+    def add(self, parent: Any, offset: int) -> None:
+        """Let a message come into it."""
+        ...
+
+
+class Joining:
+    """Brings messages into the view of a decode between two of its steps. May be used from any thread.
+
+    Made by `Engine.joining`, given to one call of `decode`, `astream` or their kin, before it or while it runs.
+
+    Args:
+        maker: Whose calls it is for.
+        lock: The engine's.
+        read: Finds a handle's message and checks its position; raises what `add` raises.
+    """
+
+    def __init__(self, maker: object, lock: threading.RLock, read: Callable[[MessageHandle, int], Any]) -> None:
+        self.maker = maker
+        self._lock = lock
+        self._read = read
+        self._views: list[GrowingView] = []
+        self._added: list[tuple[Any, int]] = []
+        self._begun = False
+
+    def add(self, handle: MessageHandle, offset: int) -> bool:
+        """Show a message to the decode, from its next token on, as soon as the message's KV is in the pool.
+
+        The decode waits for nothing: what is still on its way when the last token was sampled is left out. What was
+        seen, and from which token on, `Engine.joined` says of the finished message.
+
+        Args:
+            handle: The message. It may be released right away.
+            offset: The position of its first token, in the call's own positions.
+
+        Returns:
+            False if the decode has ended, was answered before, or takes in nothing since its method keeps text only.
+
+        Raises:
+            HandleError: The handle is unknown, released, or another model's or tenant's.
+            ContextLengthError: It would reach past the model's context. InvalidRequestError: No position.
+        """
+        with self._lock:
+            message = self._read(handle, offset)
+            running = [view for view in self._views if not view.over]
+            for view in running:
+                view.add(message, offset)
+            if not self._begun:
+                self._added.append((message, offset))
+            return bool(running) or not self._begun
+
+    def begin(self, view: GrowingView | None) -> None:
+        """The decode, or one more of its answers, starts over this view; None: it takes nothing in.
+
+        For the engine, under its lock.
+        """
+        self._begun = True
+        if view is None or view.over:
+            return
+        self._views.append(view)
+        for message, offset in self._added:
+            view.add(message, offset)

@@ -1,0 +1,168 @@
+"""What the nodes of one superstep tell each other before it ends. One board for each run of one graph."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.errors import GraphBubbleUp
+from langgraph.types import RetryPolicy
+
+from choreo_agents.graph.run import author_of
+
+_BOARD = "__pregel_choreo_board"
+"""LangGraph leaves configurable values with this prefix out of what it stores and shows."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """What one execution of a node has said."""
+
+    author: str
+    """The node, behind the subgraphs that it stands in."""
+    task: str
+    """LangGraph's, of the node alone: the same again if the node is run again."""
+    update: Mapping[str, Any]
+    """Of the graph's state."""
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """What becomes of a node that fails."""
+
+    retries: Sequence[RetryPolicy] = ()
+    """When LangGraph runs it again."""
+    handled: bool = False
+    """Whether a node of the graph handles its errors, so that the run goes on."""
+
+
+@dataclass
+class _Superstep:
+    said: dict[str, Branch] = field(default_factory=dict)
+    """By task; `left` likewise: who will say nothing any more, and whether the run stops for that."""
+    left: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    readers: dict[str, str] = field(default_factory=dict)
+    """The task of each node that waits for others."""
+
+
+class Board:
+    """Branches by superstep. May be used from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._supersteps: dict[int, _Superstep] = defaultdict(_Superstep)
+        self._listeners: list[Callable[[], None]] = []
+
+    def say(self, superstep: int, branch: Branch) -> None:
+        """A branch is done."""
+        with self._lock:
+            now = self._at(superstep)
+            now.said[branch.task] = branch
+            now.left.pop(branch.task, None)
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener()
+
+    def leave(self, superstep: int, author: str, task: str, *, stops: bool) -> None:
+        """A branch will say nothing; or nothing before its run, which stops for that, goes on."""
+        with self._lock:
+            self._at(superstep).left[task] = (author, stops)
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener()
+
+    def read(self, superstep: int, authors: frozenset[str]) -> tuple[list[Branch], list[bool]]:
+        """What some nodes have said in a superstep, and of those who left, whether the run stops for that."""
+        with self._lock:
+            now = self._at(superstep)
+            said = [branch for branch in now.said.values() if branch.author in authors]
+            return said, [stops for author, stops in now.left.values() if author in authors]
+
+    def enter(self, superstep: int, author: str, task: str) -> bool:
+        """Whether no other execution of this node waits in the same superstep."""
+        with self._lock:
+            return self._at(superstep).readers.setdefault(author, task) == task
+
+    @contextmanager
+    def listening(self, listener: Callable[[], None]) -> Iterator[None]:
+        """Call it, on any thread, whenever a branch is done or leaves."""
+        with self._lock:
+            self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._listeners.remove(listener)
+
+    def _at(self, superstep: int) -> _Superstep:
+        # When one superstep runs, those before are over.
+        for over in [each for each in self._supersteps if each < superstep]:
+            del self._supersteps[over]
+        return self._supersteps[superstep]
+
+
+def with_board(config: RunnableConfig | None) -> RunnableConfig:
+    """The config of a run that has a board of its own."""
+    given: RunnableConfig = config or {}
+    return {**given, "configurable": {**(given.get("configurable") or {}), _BOARD: Board()}}
+
+
+def board_of(config: RunnableConfig) -> Board | None:
+    """The board of the run that a node stands in."""
+    found = (config.get("configurable") or {}).get(_BOARD)
+    return found if isinstance(found, Board) else None
+
+
+def superstep_of(config: RunnableConfig) -> int:
+    """LangGraph's number of the superstep that a node runs in."""
+    return int((config.get("metadata") or {}).get("langgraph_step", 0))
+
+
+def task_of(config: RunnableConfig) -> str:
+    """LangGraph's id of the task that a node runs in, without those of the graphs around it."""
+    return str((config.get("metadata") or {}).get("langgraph_checkpoint_ns", "")).split("|")[-1].rpartition(":")[-1]
+
+
+@contextmanager
+def reported(config: RunnableConfig, node: str, reporting: Reporting) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Put on the board what a node says in the block, or that it leaves without having said anything.
+
+    Args:
+        config: The node's.
+        node: Its name.
+        reporting: When it fails: what LangGraph tries again is no farewell.
+
+    Yields:
+        What takes the node's update.
+    """
+    board = board_of(config)
+    superstep, author, task = superstep_of(config), author_of(config, node), task_of(config)
+    try:
+        yield lambda update: None if board is None else board.say(superstep, Branch(author, task, update))
+    except BaseException as error:
+        if board is not None and not _is_retried(error, reporting.retries, config):
+            board.leave(superstep, author, task, stops=isinstance(error, GraphBubbleUp) or not reporting.handled)
+        raise
+
+
+def _is_retried(error: BaseException, retries: Sequence[RetryPolicy], config: RunnableConfig) -> bool:
+    """Whether LangGraph runs the node again after this error."""
+    if isinstance(error, GraphBubbleUp | asyncio.CancelledError) or not isinstance(error, Exception):
+        return False
+    info = (config.get("configurable") or {}).get("__pregel_runtime")
+    attempt = getattr(getattr(info, "execution_info", None), "node_attempt", 1)
+    policy = next((each for each in retries if _matches(each, error)), None)
+    return policy is not None and attempt < policy.max_attempts
+
+
+def _matches(policy: RetryPolicy, error: Exception) -> bool:
+    retry_on: Any = policy.retry_on
+    if isinstance(retry_on, type):
+        return isinstance(error, retry_on)
+    return isinstance(error, tuple(retry_on)) if isinstance(retry_on, Sequence) else bool(retry_on(error))

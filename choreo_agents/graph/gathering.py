@@ -1,0 +1,201 @@
+"""Waits for the branches that a synthesizer merges, in the superstep that they run in."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.errors import GraphInterrupt
+from langgraph.graph.message import add_messages
+from pydantic import BaseModel
+from typing_extensions import is_typeddict
+
+from choreo_agents.errors import InvalidRequestError, QuorumError
+from choreo_agents.graph.board import Board, Branch, board_of, superstep_of, task_of
+from choreo_agents.graph.run import author_of
+from choreo_agents.graph.state import merge_entries
+
+_EXPECTED = "choreo_expected"
+
+
+def expecting(branches: int | None) -> dict[str, Any]:
+    """What starts a synthesizer together with so many branches; None: with one of each that it merges."""
+    return {_EXPECTED: branches}
+
+
+def state_before(config: RunnableConfig, schema: type[Any], channels: Sequence[str]) -> Any:
+    """The graph's state as it is before a node's superstep, whatever the node was sent.
+
+    Args:
+        config: The node's.
+        schema: Of the state, and its `channels`.
+    """
+    values = (config.get("configurable") or {})["__pregel_read"](list(channels), False)
+    return values if is_typeddict(schema) else schema(**values)
+
+
+class Gathering:
+    """The branches of one superstep, as one execution of a synthesizer waits for them.
+
+    Args:
+        node: The synthesizer's name.
+        sources: The nodes that it merges.
+        given: What it was started with.
+        config: Its own.
+    """
+
+    def __init__(self, node: str, sources: frozenset[str], given: Any, config: RunnableConfig) -> None:
+        board = board_of(config)
+        if board is None:
+            raise InvalidRequestError(
+                f"{node!r} has a quorum, which only a ChoreoGraph can keep: add it to one, or leave quorum out"
+            )
+        self._board: Board = board
+        self._config = config
+        self._superstep = superstep_of(config)
+        self._author = author_of(config, node)
+        home = self._author.rpartition("|")[0]
+        self._authors = frozenset(f"{home}|{source}" if home else source for source in sources)
+        told = given.get(_EXPECTED) if isinstance(given, Mapping) else None
+        self.expected = len(sources) if told is None else int(told)
+        """Executions of the merged nodes in this superstep."""
+        self._is_told = told is not None
+        self._before: list[Branch] = []
+        """Branches that were done before the run was interrupted."""
+        self._taken: set[str] = set()
+        self._changed = asyncio.Event()
+
+    @contextmanager
+    def entered(self) -> Iterator[bool]:
+        """Hear of branches during the block.
+
+        Yields:
+            False: another execution of the node, started by another edge, speaks in this superstep already.
+
+        Raises:
+            InvalidRequestError: Two routes have started it, with branches of their own.
+        """
+        loop = asyncio.get_running_loop()
+
+        def changed() -> None:
+            with suppress(RuntimeError):  # the loop was closed: nobody waits
+                loop.call_soon_threadsafe(self._changed.set)
+
+        first = self._board.enter(self._superstep, self._author, task_of(self._config))
+        if not first and self._is_told:
+            raise InvalidRequestError(
+                f"two routes have started {self._author!r} in one superstep, each with branches of its own: start all "
+                "branches from one route, or leave quorum out"
+            )
+        with self._board.listening(changed):
+            yield first
+
+    async def enough(self, quorum: int, deadline_s: float | None) -> list[Branch]:
+        """The branches that are in as soon as a synthesizer may start.
+
+        Args:
+            quorum: How many it waits for; all, if fewer run.
+            deadline_s: Seconds from now on after which one is enough; None: never.
+
+        Raises:
+            QuorumError: So many have failed that it cannot be reached, though the run goes on.
+        """
+        self._before = await _done_before(self._config, self._authors)
+        started, wanted = time.monotonic(), min(quorum, self.expected)
+        while True:
+            self._changed.clear()
+            said, left = self._read()
+            is_late = deadline_s is not None and time.monotonic() - started >= deadline_s
+            if len(said) >= wanted or (said and is_late):
+                self._taken.update(branch.task for branch in said)
+                return said
+            if self.expected - len(left) < wanted:
+                if any(left):
+                    # The run stops for what became of them, whose word it is: when it goes on, this runs again, too.
+                    raise GraphInterrupt(())
+                raise QuorumError(
+                    f"{self._author!r} waits for {wanted} of {self.expected} branches, and {len(left)} of them have "
+                    "failed: see their errors, or lower its quorum"
+                )
+            patience = None if deadline_s is None or is_late else deadline_s - (time.monotonic() - started)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), patience)
+
+    @property
+    def outstanding(self) -> int:
+        """Branches that have not been taken yet."""
+        return self.expected - len(self._taken)
+
+    def taken(self) -> list[Branch]:
+        """The branches that it was given so far."""
+        return [branch for branch in self._read()[0] if branch.task in self._taken]
+
+    async def late(self) -> AsyncGenerator[Branch]:
+        """The other branches, as they are done."""
+        while True:
+            self._changed.clear()
+            said, left = self._read()
+            for branch in said:
+                if branch.task not in self._taken:
+                    self._taken.add(branch.task)
+                    yield branch
+            if len(self._taken) + len(left) >= self.expected:
+                return
+            await self._changed.wait()
+
+    def _read(self) -> tuple[list[Branch], list[bool]]:
+        said, left = self._board.read(self._superstep, self._authors)
+        by_task = {branch.task: branch for branch in (*self._before, *said)}
+        return sorted(by_task.values(), key=_place), left
+
+
+def _place(branch: Branch) -> tuple[str, int]:
+    """Branches are listed by node, and by their sends."""
+    return branch.author, min((entry["branch"] for entry in branch.update.get("handles") or []), default=0)
+
+
+def with_branches(state: Any, branches: Sequence[Branch]) -> Any:
+    """The state as it is after these branches."""
+    channels = {name: _channel(state, name) for name in ("handles", "messages")}
+    for branch in branches:
+        channels["handles"] = merge_entries(channels["handles"], list(branch.update.get("handles") or []))
+        channels["messages"] = add_messages(channels["messages"], list(branch.update.get("messages") or []))
+    if isinstance(state, Mapping):
+        return {**state, **channels}
+    if isinstance(state, BaseModel):
+        return state.model_copy(update=channels)
+    return dataclasses.replace(state, **channels)
+
+
+def _channel(state: Any, name: str) -> Any:
+    return (state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)) or []
+
+
+async def _done_before(config: RunnableConfig, authors: frozenset[str]) -> list[Branch]:
+    """Branches that were done when the superstep was interrupted: what they wrote waits in the checkpoint."""
+    configurable = config.get("configurable") or {}
+    saver = configurable.get("__pregel_checkpointer")
+    info = getattr(configurable.get("__pregel_runtime"), "execution_info", None)
+    if saver is None or not hasattr(saver, "get_tuple") or info is None:
+        return []
+    around = str((config.get("metadata") or {}).get("langgraph_checkpoint_ns", "")).rpartition("|")[0]
+    at = {"thread_id": configurable.get("thread_id"), "checkpoint_ns": around, "checkpoint_id": info.checkpoint_id}
+    where = RunnableConfig(configurable=at)
+    try:
+        saved = await saver.aget_tuple(where)
+    except NotImplementedError:  # a saver that is sync only
+        saved = await asyncio.to_thread(saver.get_tuple, where)
+    by_task: dict[str, dict[str, Any]] = {}
+    for task, channel, value in (saved.pending_writes if saved else None) or []:
+        if channel in ("handles", "messages"):
+            by_task.setdefault(task, {})[channel] = value
+    return [
+        Branch(author, task, update)
+        for task, update in by_task.items()
+        for author in {entry["author"] for entry in update.get("handles") or []} & authors
+    ]
