@@ -6,8 +6,9 @@ import json
 import os
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -36,7 +37,7 @@ class Journal:
         self.path = path
         self.records: dict[str, Record] = {}
         """What is known, in the order in which it was found out."""
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         if path is None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +63,7 @@ class Journal:
         elif not head.startswith(torn):
             raise InvalidRequestError(f"{str(path)!r} holds no results of ours: name another file")
         self.records = _records(path, lines)
-        file = self._file = path.open("ab")
+        file = self._file = path.open("ab", buffering=0)
         file.truncate(len(found) - len(torn))
         if not lines:
             self._write(head)
@@ -100,13 +101,22 @@ class Journal:
             os.fsync(file.fileno())
         self._file.close()
         partial.replace(self.path)
-        self._file = self.path.open("ab")
+        self._file = self.path.open("ab", buffering=0)
 
     def _write(self, line: bytes) -> None:
-        if self._file is not None:
-            self._file.write(line)
-            self._file.flush()
+        if self._file is None:
+            return
+        before = os.fstat(self._file.fileno()).st_size
+        try:
+            rest = memoryview(line)
+            while rest:
+                rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
+        except OSError:
+            # Half a line would spoil the next one, were there room for it.
+            with suppress(OSError):
+                self._file.truncate(before)
+            raise
 
     def close(self) -> None:
         """Let others write to the file."""

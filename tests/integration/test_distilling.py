@@ -365,14 +365,13 @@ def test_the_dilemma_is_played_once_more_with_an_adapter(embedded: LoadedModel, 
 def tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two small courses and two trials."""
     courses = (
-        Course("multi_qa-parallel", "multi_qa", "parallel", (("facts", 3),), traces=3, epochs=1),
-        Course("prisoners_dilemma", "prisoners_dilemma", "choreo", (("alice", "any"), ("talks", 1)), 3, 1),
+        Course("multi_qa-parallel", "multi_qa", "parallel", (("facts", 3),), 3, 1, 3),
+        Course("prisoners_dilemma", "prisoners_dilemma", "choreo", (("alice", "any"), ("talks", 1)), 3, 1, 3),
     )
     monkeypatch.setattr(tuned, "COURSES", {course.name: course for course in courses})
     trial = Trial("MultiQA", 1, "multi_qa", ("baseline", "parallel", "parallel + tuned"), {"facts": 3})
     monkeypatch.setattr(tuned, "TRIALS", (trial,))
     monkeypatch.setattr(tuned, "SETTINGS", QUICK)
-    monkeypatch.setattr(tuned, "Amounts", lambda traces: Amounts(traces, 3))
 
 
 def test_tables_started_again_are_the_same_and_cost_nothing(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,6 @@ from support.commands import Choreo
 from typer.testing import CliRunner
 
 from choreo_agents.bench import tuned
-from choreo_agents.bench.teaching import Amounts
-from choreo_agents.bench.tuned import Course
 from choreo_agents.cli import app
 from choreo_agents.cli.distill import usual_variant
 from choreo_agents.errors import TrainingError
@@ -250,7 +249,7 @@ def test_all_tables_as_text_as_json_and_again(
     loaded_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     courses = {
-        name: Course(name, course.case, course.variant, course.changes, 2, 1, course.source)
+        name: replace(course, traces=2, held_out=1, epochs=1)
         for name, course in tuned.COURSES.items()
         if name in ("multi_qa-serial", "multi_qa-parallel", "prisoners_dilemma")
     }
@@ -259,7 +258,6 @@ def test_all_tables_as_text_as_json_and_again(
         monkeypatch.setattr(sys.modules[module], "COURSES", courses)
     monkeypatch.setattr(tuned, "TRIALS", trials)
     monkeypatch.setattr(tuned, "SETTINGS", TuneSettings(rank=2, batch_tokens=512, epochs=1))
-    monkeypatch.setattr(tuned, "Amounts", lambda traces: Amounts(traces, 1))
     page = tmp_path / "page.md"
     command = ["eval", "tuned", "--n", "1", "--out", str(tmp_path / "a folder")]
     first = said(*command, "--report", str(page))

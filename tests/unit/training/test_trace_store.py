@@ -223,5 +223,8 @@ def test_a_full_disk_leaves_the_traces_that_were_there(tmp_path: Path, traces: l
             with full_disk(most), pytest.raises(OSError, match=r"written|large"):
                 store.add(traces[1:2])
             assert traces[1].id not in store and read_traces(tmp_path) == traces[:1]
+            assert (tmp_path / TRACES_FILE).stat().st_size == line, "half a line would spoil the next"
+        store.add(traces[1:2])
+    assert read_traces(tmp_path) == traces[:2]
     write(tmp_path, traces)
     assert read_traces(tmp_path) == traces
