@@ -7,6 +7,7 @@ section 3.2): so a trace has the words of one and the views of the other.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,6 +44,8 @@ class Lesson:
     variant: str
     source: Setup | None = None
     """The workflow whose last words are taught instead of its own: to make a single call say what it ends with."""
+    own: Mapping[Split, Sequence[Item]] | None = None
+    """The user's items to learn from and to be judged by; None: they are drawn from the embedded language."""
 
     @property
     def served(self) -> Variant:
@@ -60,8 +63,34 @@ class Lesson:
         return variants[self.variant]
 
     def items(self, split: Split, count: int, seed: int = 0) -> list[Item]:
-        """What it is taught or judged by."""
+        """What it is taught or judged by; of the user's own, as many as there are."""
+        if self.own is not None:
+            return list(self.own[split][:count])
         return draw_items(self.setup.case, self.setup.changed(self.served).options, count, split, seed)
+
+    def seeds(self, items: Sequence[Item], seed: int) -> list[int]:
+        """Of the items' runs."""
+        return seeds_of(items, seed, drawn=self.own is None)
+
+    @property
+    def digest(self) -> str:
+        """Tells the user's own items from others; empty for drawn ones."""
+        if self.own is None:
+            return ""
+        said = [item.model_dump_json() for split in sorted(self.own) for item in self.own[split]]
+        return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+
+
+def divided(items: Sequence[Item], held_out: int) -> dict[Split, Sequence[Item]]:
+    """The user's own items: the last ones judge, at most a third of them.
+
+    Raises:
+        InvalidRequestError: There are fewer than two.
+    """
+    if len(items) < 2:
+        raise InvalidRequestError(f"{len(items)} items cannot both teach and judge: give two at least")
+    judging = max(1, min(held_out, len(items) // 3))
+    return {"train": items[:-judging], "dev": items[-judging:]}
 
 
 def sample_traces(
@@ -93,7 +122,7 @@ def sample_traces(
     taught = placed if lesson.source is None else replace(lesson.source, sampling=sampling)
     left = [
         (item, item_seed)
-        for item, item_seed in zip(items, seeds_of(items, seed, drawn=True), strict=True)
+        for item, item_seed in zip(items, lesson.seeds(items, seed), strict=True)
         if item.id not in store
     ]
     done = len(items) - len(left)
@@ -173,7 +202,7 @@ def score_played(
     """The mean score of a variant with an adapter; an item that cannot be played is wrong."""
     served = lesson.served
     setup = lesson.setup.changed(served)
-    seeds = seeds_of(items, seed, drawn=True)
+    seeds = lesson.seeds(items, seed)
     with Engine.load(model, method=served.method, kv_budget_bytes=kv_budget_bytes, adapter=adapter) as engine:
 
         async def score(item: Item, own: int) -> float:

@@ -58,6 +58,8 @@ class Taught:
     outcome: Outcome
     untuned: Held
     card: dict[str, Any]
+    graded: bool = True
+    """Whether scores are shares of right answers: held-out losses with a minus, where nobody knows."""
 
 
 def teach(
@@ -92,7 +94,7 @@ def teach(
         train = _traces(model, lesson, "train", amounts.traces, amounts, run, watcher)
         dev = _traces(model, lesson, "dev", amounts.held_out, amounts, run, watcher)
         items = lesson.items("dev", amounts.held_out, amounts.seed)
-        graded = lesson.setup.case.higher_is_better
+        graded = lesson.setup.case.higher_is_better and all(item.graded for item in items)
         forward = TraceForward(model, adapters={} if tuned.lora is None else {TUNED: tuned.lora}, mapper=tuned.mapper)
 
         def judge(epoch: int) -> Held:
@@ -117,7 +119,7 @@ def teach(
         examples = FixedExamples(train, taught=settings.imitation > 0)
         tuning = Tuning(tuned, examples, judge, Checkpoints(run / "checkpoints"))
         card = run_and_keep(tuning, out, watcher.training, describe, command=command)
-    return Taught(out, tuning.outcome, _first(tuning.outcome), card)
+    return Taught(out, tuning.outcome, _first(tuning.outcome), card, graded)
 
 
 def _first(outcome: Outcome) -> Held:
@@ -149,6 +151,7 @@ def _traces(
         "split": split,
         "temperature": amounts.temperature,
         "seed": amounts.seed,
+        **({"items": lesson.digest} if lesson.own is not None else {}),
     }
     folder = run / f"{split}-traces"
     with TraceStore(folder, settings) as store:
@@ -159,7 +162,7 @@ def _traces(
             store,
             temperature=amounts.temperature,
             seed=amounts.seed,
-            on_progress=lambda done: watcher.sampling(split, done, count),
+            on_progress=lambda done: watcher.sampling(split, done, len(items)),
         )
     # The store may hold more: of a run that asked for more of the same.
     known = {trace.id: trace for trace in read_traces(folder, model.adapter.max_positions)}

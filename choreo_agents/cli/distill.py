@@ -10,11 +10,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from choreo_agents.bench.distilling import Lesson
+from choreo_agents.bench.distilling import Lesson, divided
+from choreo_agents.bench.playing import read_items
 from choreo_agents.bench.teaching import Amounts, Taught, teach
 from choreo_agents.cli.case_options import SpelledGroup, command_of
 from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load, typed_command
-from choreo_agents.cli.play import EMBEDDED_TOKENS, MakeOptions, PromptsOption, make_setup
+from choreo_agents.cli.play import EMBEDDED_TOKENS, InputsOption, MakeOptions, PromptsOption, make_setup
 from choreo_agents.cli.training_display import TrainingDisplay
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.workflows.cases import CASES, Case
@@ -77,6 +78,7 @@ def distill_case(
         bool, typer.Option("--checkpointed", help="Compute layers again instead of keeping them: slower, less memory.")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of items, weights, order and dropout.")] = 0,
+    inputs: InputsOption = None,
     prompts: PromptsOption = None,
     run: Annotated[Path | None, typer.Option("--run", help="Where traces and checkpoints are kept.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Where the adapter goes; by default below the run.")] = None,
@@ -99,7 +101,8 @@ def distill_case(
         amounts = Amounts(
             traces or (QUICK_TRACES if quick else 400), held_out or (QUICK_HELD_OUT if quick else 64), temperature, seed
         )
-        lesson = Lesson(setup, name)
+        own = None if inputs is None else divided(read_items(case, inputs), amounts.held_out)
+        lesson = Lesson(setup, name, own=own)
         lesson.served  # noqa: B018 - a variant that does not exist is said before anything is done
         target = out or folder / "adapter"
         target.mkdir(parents=True, exist_ok=True)  # an error now rather than after the training
@@ -119,10 +122,8 @@ def usual_variant(case: Case) -> str:
 def _ending(case: Case, taught: Taught) -> str:
     first, best = taught.untuned, taught.outcome.best
     assert best is not None
-    if case.higher_is_better:
-        score = f"{case.scored} {100 * first.score:.1f} % -> [b]{100 * best.score:.1f} %[/], "
-    else:
-        score = ""
+    shares = f"{case.scored} {100 * first.score:.1f} % -> [b]{100 * best.score:.1f} %[/], "
+    score = shares if taught.graded else ""
     loss = f"held-out loss {first.loss:.3f} -> [b]{best.loss:.3f}[/]"
     where = escape(str(taught.out))
     return (

@@ -17,7 +17,7 @@ from support.tuning import KilledError
 from choreo_agents.bench import distilling, tuned
 from choreo_agents.bench.dilemma import TUNED as TUNED_DILEMMA
 from choreo_agents.bench.dilemma import measure_dilemma
-from choreo_agents.bench.distilling import FixedExamples, Lesson, sample_traces, sampled, score_played
+from choreo_agents.bench.distilling import FixedExamples, Lesson, divided, sample_traces, sampled, score_played
 from choreo_agents.bench.playing import Setup, draw_items, play, play_all, seeds_of
 from choreo_agents.bench.running import run_graph
 from choreo_agents.bench.teaching import Amounts, Taught, held_out_loss, teach
@@ -391,3 +391,33 @@ def test_tables_started_again_are_the_same_and_cost_nothing(
     again = measure(command="two")
     assert len(games) == 18, "the dilemma is not played again"
     assert again.cards == first.cards and again.dilemma == first.dilemma
+
+
+class Quiet:
+    """Hears of a distillation, and says nothing."""
+
+    def sampling(self, *_: object) -> None: ...
+
+    def training(self, *_: object) -> None: ...
+
+    def judged(self, *_: object) -> None: ...
+
+
+def test_items_of_ones_own_teach_and_judge(embedded: LoadedModel, tmp_path: Path) -> None:
+    lesson = lesson_of()
+    items = [item.model_copy(update={"id": f"own {n}"}) for n, item in enumerate(lesson.items("train", 5))]
+    unknown = items[-1].model_copy(update={"answers": ()})
+    own = replace(lesson, own=divided([*items[:-1], unknown], 2))
+    assert own.own is not None and [len(own.own[split]) for split in ("train", "dev")] == [4, 1]
+    settings = TuneSettings(rank=2, epochs=1, learning_rate=5e-3)
+    where: dict[str, Any] = {"run": tmp_path, "out": tmp_path / "out", "watcher": Quiet(), "command": ""}
+    taught = teach(embedded, own, settings, Amounts(traces=9, held_out=9), **where)
+    traces = read_traces(tmp_path / "train-traces")
+    assert [trace.id for trace in traces] == [item.id for item in items[:4]]
+    assert not taught.graded, "nobody knows what is right for the one that judges"
+    assert taught.untuned.loss is not None and taught.untuned.score == -taught.untuned.loss
+    changed = replace(own, own=divided(items, 2))
+    with pytest.raises(InvalidRequestError, match="another run's results, with items"):
+        teach(embedded, changed, settings, Amounts(traces=9, held_out=9), **where)
+    with pytest.raises(InvalidRequestError, match="give two at least"):
+        divided(items[:1], 2)
