@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
-
-import torch
 
 from choreo_agents.bench.distilling import FixedExamples, Lesson, adapted, sample_traces, score_played
 from choreo_agents.language import Split
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.checkpoints import Checkpoints, reserved
-from choreo_agents.training.cutting import batched
 from choreo_agents.training.ending import run_and_keep
 from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.settings import TuneSettings
@@ -98,7 +95,7 @@ def teach(
         forward = TraceForward(model, adapters={} if tuned.lora is None else {TUNED: tuned.lora}, mapper=tuned.mapper)
 
         def judge(epoch: int) -> Held:
-            loss = held_out_loss(forward, tuned, dev, settings.batch_tokens)
+            loss = forward.mean_loss([adapted(trace) for trace in dev], settings.batch_tokens)
             tuned.save(run / JUDGED)
             score = score_played(model, lesson, items, run / JUDGED, seed=amounts.seed) if graded else -loss
             held = Held(score, loss)
@@ -126,20 +123,6 @@ def _first(outcome: Outcome) -> Held:
     """What was measured before anything was learnt."""
     first = outcome.history[0]
     return Held(first["held_out_score"], first["held_out_loss"])
-
-
-def held_out_loss(forward: TraceForward, tuned: Tuned, traces: Sequence[Trace], batch_tokens: int) -> float:
-    """Mean log-loss of held-out traces, in nats per learnt token, without dropout."""
-    dropout = 0.0
-    if tuned.lora is not None:
-        dropout, tuned.lora.dropout = tuned.lora.dropout, 0.0
-    try:
-        with torch.no_grad():
-            losses = [forward.losses(batch) for batch in batched([adapted(trace) for trace in traces], batch_tokens)]
-        return float(sum(each.sums.sum() for each in losses) / sum(each.counts.sum() for each in losses))
-    finally:
-        if tuned.lora is not None:
-            tuned.lora.dropout = dropout
 
 
 def _traces(

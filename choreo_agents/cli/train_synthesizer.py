@@ -14,6 +14,7 @@ from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines
 from choreo_agents.cli.training_display import TrainingDisplay
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.evaluation.placing import SYNTHESIS_LAYOUTS, SynthesisLayout
+from choreo_agents.training.own_merges import read_merges
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.synthesis_data import WEIGHTS
 from choreo_agents.training.synthesizer import Curriculum, train_synthesizer
@@ -49,6 +50,10 @@ def synthesizer(
     epochs: Annotated[int | None, typer.Option(min=1, help=f"[default: {EPOCHS}]", show_default=False)] = None,
     examples: Annotated[
         int | None, typer.Option(min=1, help=f"Of each epoch, all new.  [default: {EXAMPLES}]", show_default=False)
+    ] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option("--inputs", help="Merges of your own instead, a JSON object on each line; see the docs."),
     ] = None,
     sources: Annotated[
         str,
@@ -96,11 +101,12 @@ def synthesizer(
             seed=seed,
         )
         loaded = load(console, model, device)
-        if not loaded.speaks_embedded:
+        if inputs is None and not loaded.speaks_embedded:
             raise InvalidRequestError(
-                f"{model!r} does not speak the embedded language, which the examples are in: record traces of your own "
-                "and train on them (docs/how-to/train-adapters.md)"
+                f"{model!r} does not speak the embedded language, which examples are drawn in: give merges of your own "
+                "with --inputs (docs/how-to/train-adapters.md)"
             )
+        own = None if inputs is None else read_merges(inputs, loaded, chosen, held_out or 64)
         usual = EMBEDDED_RATE if loaded.speaks_embedded else USUAL_RATE
         rate = usual if learning_rate is None else learning_rate
         settings = TuneSettings(
@@ -113,13 +119,16 @@ def synthesizer(
         with TrainingDisplay(console) as display:
             trained = train_synthesizer(
                 loaded, settings, curriculum, run=folder, out=target, on_progress=display.training,
-                on_score=display.scored, command=typed_command(),
+                on_score=display.scored, command=typed_command(), own=own,
             )  # fmt: skip
         first, best = trained.untrained.score, trained.best.score
         parts = ", ".join(name for name, there in (("adapter", rank), ("mapper", mapper_rank != 0)) if there)
+        gained = f"development problems solved {100 * first:.1f} % -> [b]{100 * best:.1f} %[/]"
+        if own is not None:
+            gained = f"held-out loss {-first:.3f} -> [b]{-best:.3f}[/]"
         console.print(
-            f"development problems solved {100 * first:.1f} % -> [b]{100 * best:.1f} %[/], best after epoch "
-            f"{trained.outcome.best_epoch}\n[dim]{parts} and card are in {escape(str(trained.out))}: "
+            f"{gained}, best after epoch {trained.outcome.best_epoch}\n"
+            f"[dim]{parts} and card are in {escape(str(trained.out))}: "
             f"engine.load_adapter({str(trained.out)!r}), Synthesizer(..., adapter={trained.out.name!r})[/]"
         )
 

@@ -16,6 +16,7 @@ from choreo_agents.models.hook import attending
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.models.lora import Adapted, LoraAdapter, adapting
 from choreo_agents.synthesis.mapper import CacheMapper
+from choreo_agents.training.cutting import batched
 from choreo_agents.training.memory import activation_bytes
 from choreo_agents.training.packed import PackedTraces
 from choreo_agents.training.packed_attention import PackedAttention
@@ -84,6 +85,19 @@ class TraceForward:
         each = functional.cross_entropy(wide, learnt.targets, reduction="none")
         sums = each.new_zeros(len(traces)).index_add(0, learnt.owners, each)
         return TraceLosses(sums, torch.bincount(learnt.owners, minlength=len(traces)))
+
+    @torch.no_grad()
+    def mean_loss(self, traces: Sequence[Trace], batch_tokens: int) -> float:
+        """Mean log-loss of traces in nats per learnt token, without dropout; so many tokens in one pass."""
+        dropouts = {name: adapter.dropout for name, adapter in self.adapters.items()}
+        for adapter in self.adapters.values():
+            adapter.dropout = 0.0
+        try:
+            losses = [self.losses(batch) for batch in batched(traces, batch_tokens)]
+        finally:
+            for name, adapter in self.adapters.items():
+                adapter.dropout = dropouts[name]
+        return float(sum(each.sums.sum() for each in losses) / sum(each.counts.sum() for each in losses))
 
     def logits(self, traces: Sequence[Trace]) -> LearntLogits:
         """What the model says in the places of the learnt tokens, and nowhere else.

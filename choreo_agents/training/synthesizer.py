@@ -23,10 +23,12 @@ from choreo_agents.language.synthesis import SYNTHESIS_TASKS
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.checkpoints import Checkpoints, reserved
 from choreo_agents.training.ending import run_and_keep
+from choreo_agents.training.forward import TraceForward
+from choreo_agents.training.own_merges import OwnExamples, OwnMerges
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.synthesis_data import LEARNT_TASKS, WEIGHTS, Views, dialogue, distilled, tasks
 from choreo_agents.training.tuned import TUNED, Tuned
-from choreo_agents.training.tuning import Example, Held, Outcome, Passage, Tuning
+from choreo_agents.training.tuning import Example, Held, Outcome, Passage, Source, Tuning
 
 JUDGED = "judged"
 TRIED, TAUGHT_HARDNESS = 4, 0.4
@@ -126,6 +128,7 @@ def train_synthesizer(
     on_progress: Callable[[Passage], None] = lambda passage: None,
     on_score: Callable[[int, Mapping[str, float]], None] = lambda epoch, shares: None,
     command: str = "",
+    own: OwnMerges | None = None,
 ) -> Trained:
     """Train an adapter and a mapper; resumes what an earlier call has begun in the same folder.
 
@@ -138,15 +141,24 @@ def train_synthesizer(
         on_progress: Hears of every batch.
         on_score: Hears the development scores by task, after each epoch.
         command: That would do it again, for the card.
+        own: Merges to learn from and to be judged by, by their losses; None: drawn from the embedded language.
 
     Raises:
         TrainingError: The loss is no number any more, or the folder is another run's.
         InvalidRequestError: Another run is at work in the folder.
     """
     tuned = Tuned(model, settings)
-    examples = DrawnExamples(model, curriculum, tuned, taught=settings.imitation > 0)
+    taught = settings.imitation > 0
+    examples: Source = DrawnExamples(model, curriculum, tuned, taught=taught)
+    if own is not None:
+        examples = OwnExamples(own, curriculum.layouts, tuned, taught=taught, seed=curriculum.seed)
+    forward = TraceForward(model, adapters={} if tuned.lora is None else {TUNED: tuned.lora}, mapper=tuned.mapper)
 
     def judge(epoch: int) -> Held:
+        if own is not None:
+            loss = forward.mean_loss(own.held_out_traces(curriculum.layouts, tuned), settings.batch_tokens)
+            on_score(epoch, {"held-out loss": loss})
+            return Held(-loss, loss)
         tuned.save(run / JUDGED)
         shares = held_out(model, run / JUDGED, curriculum)
         on_score(epoch, shares)

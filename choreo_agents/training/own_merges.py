@@ -1,0 +1,148 @@
+"""Merges of one's own to train a synthesizer on: a trunk, branches, what is asked and what is right."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from choreo_agents.errors import InvalidRequestError, TrainingError
+from choreo_agents.evaluation.placing import SynthesisLayout
+from choreo_agents.models import LoadedModel
+from choreo_agents.training.synthesis_data import Views
+from choreo_agents.training.synthesis_traces import ROOT, Fan, Span, cache_trace, span
+from choreo_agents.training.trace import Trace
+from choreo_agents.training.tuned import TUNED, Tuned
+from choreo_agents.training.tuning import Example
+
+
+class _Turn(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    role: Literal["system", "user", "assistant"]
+    content: str = Field(min_length=1)
+    name: str | None = None
+
+
+class _Branch(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    content: str = Field(min_length=1)
+    """What the worker said."""
+    name: str | None = None
+    context: tuple[_Turn, ...] = ()
+    """What it alone was told before."""
+
+
+class Merge(BaseModel):
+    """One line of a file: other fields are ignored."""
+
+    model_config = ConfigDict(frozen=True)
+
+    system: str | None = None
+    trunk: tuple[_Turn, ...] = ()
+    """What all branches have seen."""
+    branches: tuple[_Branch, ...] = Field(min_length=1)
+    ask: str = ""
+    """What the synthesizer is asked; empty: nothing."""
+    answer: str = Field(min_length=1)
+    name: str | None = None
+    """The synthesizer's."""
+
+
+@dataclass(frozen=True)
+class OwnMerges:
+    """What is learnt from, and what judges."""
+
+    train: tuple[Fan, ...]
+    held_out: tuple[Fan, ...]
+
+    def held_out_traces(self, layouts: Sequence[SynthesisLayout], tuned: Tuned) -> list[Trace]:
+        """Those that judge, in every layout."""
+        mapped, adapter = tuned.mapper is not None, TUNED if tuned.lora is not None else None
+        return [cache_trace(fan, layout, mapped=mapped, adapter=adapter) for fan in self.held_out for layout in layouts]
+
+
+def read_merges(path: Path, model: LoadedModel, layouts: Sequence[SynthesisLayout], held_out: int) -> OwnMerges:
+    """Read a JSONL file; the last lines judge, at most a third of them.
+
+    Raises:
+        InvalidRequestError: A line is no merge, or there are fewer than two.
+        TrainingError: A line reaches past the model's context.
+    """
+    fans: list[Fan] = []
+    for number, line in enumerate(path.read_bytes().decode("utf-8-sig").split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            merge = Merge.model_validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise InvalidRequestError(
+                f"line {number} of {str(path)!r} is no merge: {where and where + ': '}{first['msg']}"
+            ) from error
+        fan = fan_of_merge(model, merge, id=f"line {number}")
+        reach = max(cache_trace(fan, layout).reach for layout in layouts)
+        if reach > model.adapter.max_positions:
+            raise TrainingError(
+                f"line {number} of {str(path)!r} reaches position {reach}, the model's context ends at "
+                f"{model.adapter.max_positions}: leave it out"
+            )
+        fans.append(fan)
+    if len(fans) < 2:
+        raise InvalidRequestError(f"{str(path)!r} holds {len(fans)} merges: give two at least, to learn and to judge")
+    judging = max(1, min(held_out, len(fans) // 3))
+    return OwnMerges(tuple(fans[:-judging]), tuple(fans[-judging:]))
+
+
+def fan_of_merge(model: LoadedModel, merge: Merge, *, id: str) -> Fan:  # noqa: A002
+    """A merge as tokens, in the model's own chat turns."""
+    opening = model.chat.root(merge.system)
+    root = [Span(ROOT, tuple(model.encode(opening)), role="system")] if opening else []
+    trunk = [_span(model, f"trunk {place}", turn) for place, turn in enumerate(merge.trunk, start=1)]
+    branches = []
+    for number, branch in enumerate(merge.branches, start=1):
+        private = [
+            _span(model, f"context {number}.{place}", turn) for place, turn in enumerate(branch.context, start=1)
+        ]
+        words = span(model, f"branch {number}", "assistant", branch.content, branch.name)
+        branches.append((tuple(private), words))
+    asked = [span(model, "ask", "user", merge.ask)] if merge.ask else []
+    answer = span(model, "answer", "assistant", merge.answer, merge.name, learn=True)
+    return Fan(id, (*root, *trunk), tuple(branches), (*asked, answer))
+
+
+class OwnExamples:
+    """The same merges in every epoch, each in a layout drawn anew.
+
+    Args:
+        merges: To learn from.
+        layouts: In equal shares.
+        tuned: For which: mapped branches, adapted answers.
+        taught: Whether the model's own distributions over the words stand beside.
+        seed: Of the layouts.
+    """
+
+    def __init__(
+        self, merges: OwnMerges, layouts: Sequence[SynthesisLayout], tuned: Tuned, *, taught: bool, seed: int
+    ) -> None:
+        self._fans, self._seed = merges.train, seed
+        adapter = TUNED if tuned.lora is not None else None
+        self._views = Views(layouts=layouts, mapped=tuned.mapper is not None, adapter=adapter, text=taught)
+        said = repr([merges, layouts, self._views.mapped, adapter])
+        self.digest = hashlib.sha256(said.encode()).hexdigest()
+
+    def epoch(self, number: int) -> Sequence[Example]:
+        """The examples of an epoch."""
+        rng = random.Random(f"own merges {self._seed} {number}")
+        return [self._views.example(fan, rng) for fan in self._fans]
+
+
+def _span(model: LoadedModel, name: str, turn: _Turn) -> Span:
+    return span(model, name, turn.role, turn.content, turn.name)

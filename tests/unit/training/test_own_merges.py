@@ -1,0 +1,105 @@
+"""Merges of one's own become traces as an engine would place them; what is wrong is named by its line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from choreo_agents.engine import Engine
+from choreo_agents.errors import InvalidRequestError, TrainingError
+from choreo_agents.models import LoadedModel
+from choreo_agents.training.own_merges import Merge, OwnExamples, fan_of_merge, read_merges
+from choreo_agents.training.settings import TuneSettings
+from choreo_agents.training.synthesis_traces import cache_trace
+from choreo_agents.training.synthesizer import Curriculum, train_synthesizer
+from choreo_agents.training.tuned import Tuned
+
+MERGE: dict[str, Any] = {
+    "system": "Say what you see.",
+    "trunk": [{"role": "user", "content": "What do you see?"}],
+    "branches": [
+        {
+            "name": "Alice",
+            "content": "I see kites.",
+            "context": [{"role": "system", "content": "Notes: Ann has 3 red kites."}],
+        },
+        {"name": "Bruno", "content": "I see drums and cups."},
+    ],
+    "ask": "What do we all see, in order?",
+    "answer": "We see cups, drums, kites.",
+    "name": "Clara",
+}
+
+
+def write(path: Path, *merges: dict[str, Any]) -> Path:
+    path.write_text("\n".join(json.dumps(merge) for merge in merges))
+    return path
+
+
+@pytest.mark.parametrize("layout", ["parallel", "sequential"])
+def test_a_merge_is_placed_as_the_engine_merges_it(embedded: LoadedModel, layout: Any) -> None:
+    merge = Merge.model_validate(MERGE)
+    trace = cache_trace(fan_of_merge(embedded, merge, id="one"), layout)
+    chat = embedded.chat
+    with Engine.load(embedded) as engine, engine.scope():
+        root = engine.prefill(chat.root(merge.system))
+        trunk = [root, engine.prefill(chat.turn("user", "What do you see?"), [root])]
+        notes = engine.prefill(chat.turn("system", "Notes: Ann has 3 red kites."), trunk)
+        branches = [
+            engine.prefill(chat.turn("assistant", "I see kites.", "Alice"), [*trunk, notes]),
+            engine.prefill(chat.turn("assistant", "I see drums and cups.", "Bruno"), trunk),
+        ]
+        merged = engine.merge(branches, merge.ask, strategy=layout, trunk=trunk, author="Clara")
+        *_, asked, said = engine.records([merged])
+    ask, answer = trace.messages[-2:]
+    assert (ask.tokens, ask.offsets, ask.new_offset) == (asked.tokens, asked.offsets, asked.new_offset)
+    assert (answer.offsets, answer.new_offset) == (said.offsets, said.new_offset)
+    assert answer.learn is not None
+    words = embedded.decode(list(answer.tokens[answer.learn[0] :]), special=False)
+    assert words.strip() == merge.answer
+
+
+def test_lines_that_are_no_merges_are_named(embedded: LoadedModel, tmp_path: Path) -> None:
+    def read(*merges: dict[str, Any]) -> Any:
+        return read_merges(write(tmp_path / "own.jsonl", *merges), embedded, ["parallel"], 1)
+
+    with pytest.raises(InvalidRequestError, match=r"line 2 of .* is no merge: branches: Field required"):
+        read(MERGE, {"answer": "Yes."})
+    with pytest.raises(InvalidRequestError, match=r"line 1 of .* answer: String should have at least 1 character"):
+        read(MERGE | {"answer": ""}, MERGE)
+    with pytest.raises(TrainingError, match=r"line 2 of .* reaches position"):
+        read(MERGE, MERGE | {"system": "word " * 3000})
+    with pytest.raises(InvalidRequestError, match="holds 1 merges: give two at least"):
+        read(MERGE)
+    own = read(MERGE, MERGE, MERGE, MERGE)
+    assert [fan.id for fan in own.train] == ["line 1", "line 2", "line 3"] and [fan.id for fan in own.held_out] == [
+        "line 4"
+    ]
+
+
+def test_epochs_are_the_same_each_time_and_mix_layouts(embedded: LoadedModel, tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "own.jsonl", *[MERGE | {"answer": f"We see {what}."} for what in ("cups", "hats", "keys")] * 4
+    )
+    own = read_merges(path, embedded, ["parallel", "sequential"], 2)
+    tuned = Tuned(embedded, TuneSettings(rank=2, mapper_rank=2))
+    examples = OwnExamples(own, ["parallel", "sequential"], tuned, taught=True, seed=0)
+    first = examples.epoch(0)
+    assert [each.trace for each in first] == [each.trace for each in examples.epoch(0)]
+    starts = {each.trace.messages[-1].new_offset for each in first}
+    assert len(starts) > 1, "some side by side, some in sequence"
+    assert all(each.teacher is not None and each.teacher.learnt_tokens == each.trace.learnt_tokens for each in first)
+    other = OwnExamples(own, ["parallel"], tuned, taught=True, seed=0)
+    assert other.digest != examples.digest
+
+
+def test_a_synthesizer_learns_ones_own_answers(embedded: LoadedModel, tmp_path: Path) -> None:
+    odd = [MERGE | {"answer": "We see no kites."} for _ in range(6)]
+    own = read_merges(write(tmp_path / "own.jsonl", *odd), embedded, ["parallel"], 2)
+    settings = TuneSettings(rank=4, mapper_rank=2, epochs=6, learning_rate=1e-2, batch_tokens=256)
+    where = {"run": tmp_path / "run", "out": tmp_path / "out"}
+    trained = train_synthesizer(embedded, settings, Curriculum(layouts=("parallel",)), own=own, **where)
+    assert trained.best.score > trained.untrained.score / 2, "scores are losses with a minus"
