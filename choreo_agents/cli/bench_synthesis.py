@@ -7,6 +7,7 @@ import shlex
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -91,15 +92,13 @@ def synthesis(
             }
             with Journal(out, settings) as journal, bar(console) as progress:
                 task = progress.add_task("", total=len(sizes) * len(WAYS))
+
+                def advance(name: str, way: str) -> None:
+                    progress.update(task, advance=1, description=f"{name}, {way}")
+
                 for each in sizes:
                     name = f"{each.branches} x {each.length}"
-                    bench.measure(
-                        each,
-                        journal,
-                        on_progress=lambda way, name=name: progress.update(  # type: ignore[misc]
-                            task, advance=1, description=f"{name}, {way}"
-                        ),
-                    )
+                    bench.measure(each, journal, on_progress=partial(advance, name))
             # A journal may hold more than was asked for.
             keys = {key_of(each, way) for each in sizes for way in WAYS}
             found = SynthesisReport(settings, [record for key, record in journal.records.items() if key in keys])

@@ -182,29 +182,6 @@ async def asample_answers(
     return [merged.tokens if merged.ended else None for merged in await at_once(jobs, room(engine))]
 
 
-def mixture(
-    sources: Mapping[str, Iterator[Example]], weights: Mapping[str, float] = WEIGHTS, *, seed: int = 0
-) -> Iterator[Example]:
-    """Examples of several sources in random order.
-
-    Args:
-        sources: By name; endless.
-        weights: The share of each; of names without a source it is left out.
-        seed: Decides the order.
-
-    Raises:
-        ValueError: A source has no weight.
-    """
-    missing = sorted(set(sources) - set(weights))
-    if missing or not sources:
-        raise ValueError(f"a mixture needs sources, each with a weight: there is none for {missing!r}")
-    rng = random.Random(f"synthesis mixture {seed}")
-    names = list(sources)
-    while True:
-        [name] = rng.choices(names, [weights[name] for name in names])
-        yield next(sources[name])
-
-
 def _right(engine: Engine, problem: Problem, answer: Sequence[int]) -> bool:
     last = Parts.of(problem).answer
     header = engine.model.encode(engine.chat.header(last.author))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from random import Random
@@ -17,7 +16,6 @@ from choreo_agents.models import LoadedModel
 from choreo_agents.training.synthesis_data import (
     DIALOGUE,
     LEARNT_TASKS,
-    WEIGHTS,
     Example,
     Views,
     asample_answers,
@@ -25,7 +23,6 @@ from choreo_agents.training.synthesis_data import (
     dialogue,
     distilled,
     draw_training_problem,
-    mixture,
     tasks,
 )
 from choreo_agents.training.synthesis_traces import text_trace
@@ -139,24 +136,3 @@ async def test_an_answer_that_does_not_end_is_left_out(make_engine: MakeEngine) 
         assert answer is None or (list(answer[: len(header)]) == header and answer[-1] == 2)
     with pytest.raises(ValueError, match="a teacher reads text"):
         await asample_answers(make_engine(), problems, seeds=range(6))
-
-
-def test_a_mixture_draws_its_sources_in_their_shares_and_each_in_its_order(tiny: LoadedModel) -> None:
-    plain = Views(text=False)
-
-    def both(seed: int) -> Iterator[Example]:
-        return mixture({"tasks": tasks(tiny, views=plain), "dialogue": dialogue(tiny, views=plain)}, seed=seed)
-
-    drawn = take(both(0), 200)
-    assert drawn == take(both(0), 200) and drawn != take(both(1), 200)
-    kinds = Counter("dialogue" if example.trace.id.startswith("dialogue") else "tasks" for example in drawn)
-    share = WEIGHTS["dialogue"] / (WEIGHTS["dialogue"] + WEIGHTS["tasks"])
-    assert abs(kinds["dialogue"] / 200 - share) < 0.1
-    ours = [example for example in drawn if not example.trace.id.startswith("dialogue")]
-    assert ours == take(tasks(tiny, views=plain), len(ours))
-
-
-@pytest.mark.parametrize("sources", [{}, {"letters": iter(())}])
-def test_a_mixture_of_nothing_or_of_the_unknown_is_refused(sources: Any) -> None:
-    with pytest.raises(ValueError, match="needs sources, each with a weight"):
-        next(mixture(sources))
