@@ -15,7 +15,7 @@ from choreo_agents.training.ending import run_and_keep
 from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.trace import Trace
-from choreo_agents.training.trace_store import TraceStore, read_traces
+from choreo_agents.training.trace_store import TraceStore, digest_of, read_traces
 from choreo_agents.training.tuned import TUNED, Tuned
 from choreo_agents.training.tuning import Held, Outcome, Passage, Tuning
 
@@ -108,13 +108,14 @@ def teach(
                 "workflow": lesson.setup.case.name,
                 "variant": lesson.variant,
                 "options": lesson.setup.changed(lesson.served).options.model_dump(mode="json"),
-                "traces": asdict(amounts),
+                "traces": asdict(amounts) | {"traces": len(train), "held_out": len(dev)},
                 "untuned": asdict(_first(outcome)),
                 "best": asdict(outcome.best),
             }
 
         examples = FixedExamples(train, taught=settings.imitation > 0)
-        tuning = Tuning(tuned, examples, judge, Checkpoints(run / "checkpoints"))
+        judged_by = f"{digest_of(dev)} {len(items)}"
+        tuning = Tuning(tuned, examples, judge, Checkpoints(run / "checkpoints"), judged_by)
         card = run_and_keep(tuning, out, watcher.training, describe, command=command)
     return Taught(out, tuning.outcome, _first(tuning.outcome), card, graded)
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -15,18 +15,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from choreo_agents.bench.merging.contenders import CONTENDERS, Contender, Kind
+from choreo_agents.bench.merging.contenders import CONTENDERS, STORED, Contender, Kind
 from choreo_agents.bench.merging.measure import Asked, Referee
 from choreo_agents.bench.merging.plot import save_sweeps
 from choreo_agents.bench.merging.report import (
     Scores,
     ablation_lines,
     order_lines,
+    storage_lines,
     sweep_lines,
     verdict_lines,
     verdicts,
 )
-from choreo_agents.bench.merging.sweeps import SWEPT, by_branches, by_length, by_order
+from choreo_agents.bench.merging.sweeps import SWEPT, by_branches, by_lateness, by_length, by_order
 from choreo_agents.bench.speed.plot import require_plots
 from choreo_agents.cli.options import (
     DeviceOption,
@@ -39,6 +40,7 @@ from choreo_agents.cli.options import (
 from choreo_agents.cli.training_display import TrainingDisplay
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.language.synthesis import SYNTHESIS_TASKS
+from choreo_agents.models.adapter import ModelAdapter
 
 
 def synthesis(
@@ -88,12 +90,14 @@ def synthesis(
         require_writable(plot)
         usual = [Asked(name, task) for name, task in SYNTHESIS_TASKS.items()]
         kinds: set[Kind] = {contender.kind for contender in chosen}
-        sweeps = {"branches": by_branches(), "length": by_length(), "order": by_order()} if sweepers else {}
+        sweeps: dict[str, Mapping[Any, Sequence[Asked]]] = {}
+        if sweepers:
+            sweeps = {"branches": by_branches(), "length": by_length(), "order": by_order(), "late": by_lateness()}
         with Referee(loaded, out, seed=seed) as referee, TrainingDisplay(console) as display:
             referee.prepare(
-                kinds,
-                lambda kind, passage: display.named(kind).training(passage),
-                lambda kind, epoch, shares: display.named(kind).scored(epoch, shares),
+                chosen,
+                lambda name, passage: display.named(name).training(passage),
+                lambda name, epoch, shares: display.named(name).scored(epoch, shares),
                 typed_command(),
             )
             tasks = [one.task for one in usual]
@@ -103,10 +107,12 @@ def synthesis(
                 wanted = len(asked) * count
                 return referee.play(players, asked, count, lambda who, more: display.played(who, more, wanted), tasks)
 
-            scores = play("tasks", chosen, usual, n)
+            rounded = [contender for contender in STORED if contender.kind in kinds]
+            scores = play("tasks", [*chosen, *rounded], usual, n)
             swept_scores: dict[tuple[str, str], Sequence[float]] = {}
             for title, asked in sweeps.items():
-                swept_scores |= play(title, sweepers, [one for each in asked.values() for one in each], fewer)
+                players = [one for one in sweepers if title != "late" or one.kind != "text"]
+                swept_scores |= play(title, players, [one for each in asked.values() for one in each], fewer)
         names = {
             title: {key: [one.name for one in each] for key, each in asked.items()} for title, asked in sweeps.items()
         }
@@ -115,7 +121,7 @@ def synthesis(
         else:
             console.print(_table(scores, chosen))
         command = _command(model, n, fewer, contenders, seed)
-        text = _markdown(scores, swept_scores, chosen, names, command, loaded.adapter.fingerprint)
+        text = _markdown(scores, swept_scores, chosen, names, command, loaded.adapter)
         if report is not None:
             report.write_text(text)
             console.print(f"[dim]written to {escape(str(report))}[/]")
@@ -155,18 +161,24 @@ def _markdown(
     scores: Scores,
     swept: Scores,
     contenders: Sequence[Contender],
-    names: Mapping[str, Mapping[int, Sequence[str]]],
+    names: Mapping[str, Mapping[int | str, Sequence[str]]],
     command: str,
-    weights: str,
+    model: ModelAdapter,
 ) -> str:
-    text = [f"`{command}`", "", f"Weights: `{weights[:16]}`. Solved, %; in brackets 95 % intervals.", ""]
+    text = [f"`{command}`", "", f"Weights: `{model.fingerprint[:16]}`. Solved, %; in brackets 95 % intervals.", ""]
     text += ["## What each part is worth", "", *ablation_lines(scores, contenders), ""]
     if verdicts(scores):
         text += ["## Against text, problem by problem", "", *verdict_lines(scores), ""]
+    if any(who == contender.name for contender in STORED for who, _ in scores):
+        text += ["## What mapped branches take when they have left the KV memory", ""]
+        text += [*storage_lines(scores, model.geometry), ""]
     titles = {"branches": "By the number of branches", "length": "By the length of branches"}
     for key, title in titles.items():
         if key in names:
             text += [f"## {title}", "", *sweep_lines(swept, key, names[key]), ""]
     if "order" in names:
         text += ["## By the order of branches", "", *order_lines(swept, names["order"]), ""]
+    if "late" in names:
+        text += ["## When a quarter of the branches comes late, after so many tokens of the answer", ""]
+        text += [*sweep_lines(swept, "late", names["late"], SWEPT[1:]), ""]
     return "\n".join(text)

@@ -23,7 +23,7 @@ from choreo_agents.engine.stats import EngineStats
 from choreo_agents.errors import EngineClosedError
 from choreo_agents.kv.memory import Memory, Movements
 from choreo_agents.kv.pool import KVPool
-from choreo_agents.kv.tiers import DiskTier, HostTier
+from choreo_agents.kv.tiers import DiskTier, HostTier, Stored
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.executor import Executor
@@ -43,6 +43,7 @@ class Settings(BaseModel):
     host_bytes: int = Field(ge=0)
     disk: Path | None
     disk_bytes: int = Field(ge=1)
+    mapped_storage: Stored
     step_tokens: int = Field(ge=1)
     backend: BackendName
     seed: int
@@ -76,7 +77,8 @@ class EngineCore:
         self.pool = KVPool(adapter.geometry, settings.kv_budget_bytes, adapter.device)
         disk = DiskTier(settings.disk, settings.disk_bytes, adapter.fingerprint) if settings.disk else None
         self.memory = Memory(self.pool, HostTier(settings.host_bytes), disk, self._movements)
-        self.ledger = Ledger(self.memory, adapter.fingerprint) if ledger is None else ledger.enter_memory(self.memory)
+        made = Ledger(self.memory, adapter.fingerprint, settings.mapped_storage) if ledger is None else ledger
+        self.ledger = made.enter_memory(self.memory)
         self.method = make_method(settings.method, Restorer(self.ledger, self.memory, self._numbers.__next__))
         geometry = adapter.geometry
         heads = (adapter.heads, geometry.kv_heads, geometry.head_dim)

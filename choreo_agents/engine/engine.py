@@ -23,6 +23,7 @@ from choreo_agents.engine.scope import Scope, entered
 from choreo_agents.engine.stats import EngineStats
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.kv.tiers import Stored
 from choreo_agents.models import ChatFormat, LoadedModel, load_model
 from choreo_agents.runtime.timetable import Timetable
 from choreo_agents.sampling import Chosen
@@ -62,6 +63,7 @@ class Engine(Merging):
         host_bytes: int = 0,
         disk: str | Path | None = None,
         disk_bytes: int = 1 << 34,
+        mapped_storage: Stored = "full",
         step_tokens: int = 512,
         backend: BackendName = "auto",
         seed: int = 0,
@@ -83,6 +85,9 @@ class Engine(Merging):
             host_bytes: Upper bound of the host memory for what left it.
             disk: A folder for what has no room there either. Without one it is computed again from its lineage.
             disk_bytes: Upper bound of this model's files in that folder.
+            mapped_storage: How a cache mapper's copies are kept once they have left the KV memory: `"full"`, as they
+                are; `"int8"`, in a quarter of what fp32 takes, for which the mapper rounds them when it makes them;
+                `"low-rank"`, not at all: they are made again from what they are copies of, bit by bit the same.
             step_tokens: Tokens encoded in one forward pass at most; longer prefills are cut into chunks.
             backend: What attends: by default the fastest that there is; `"reference"` is the slow one to compare with.
             seed: From which the seeds of calls without one are derived.
@@ -100,9 +105,10 @@ class Engine(Merging):
         """
         loaded = _loaded(model, device, dtype)
         memory = {"kv_budget_bytes": kv_budget_bytes, "host_bytes": host_bytes, "disk": disk, "disk_bytes": disk_bytes}
+        memory |= {"mapped_storage": mapped_storage}
         settings = {"method": method, "step_tokens": step_tokens, "backend": backend, "seed": seed, "sink": sink}
         valid = Settings.model_validate(memory | settings | {"timetable": timetable})
-        own = None if adapter is None else read_loaded(loaded.adapter, adapter)
+        own = None if adapter is None else read_loaded(loaded.adapter, adapter, valid.mapped_storage)
         engine = cls(loaded, valid, salt=salt, starts_per_s=starts_per_s)
         if own is not None:
             engine._core.adapters.add(own, None, default=True)
@@ -123,7 +129,7 @@ class Engine(Merging):
         Raises:
             AdapterError: It is another model's, its files are damaged, or another has that name.
         """
-        loaded = read_loaded(self.model.adapter, folder)
+        loaded = read_loaded(self.model.adapter, folder, self._core.settings.mapped_storage)
         with self._core.lock:
             return self._core.adapters.add(loaded, name)
 

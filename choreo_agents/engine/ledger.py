@@ -13,6 +13,7 @@ from choreo_agents.errors import ForeignHandleError, InvalidRequestError, Releas
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.memory import Holding, Memory
 from choreo_agents.kv.segment import Segment
+from choreo_agents.kv.tiers import Stored
 from choreo_agents.sampling import Chosen
 
 _REMEMBERED_RELEASES = 65_536
@@ -92,10 +93,17 @@ class Message:
 
 
 class Ledger:
-    """All messages of one engine. Used under the engine's lock only."""
+    """All messages of one engine. Used under the engine's lock only.
 
-    def __init__(self, memory: Memory, fingerprint: str) -> None:
+    Args:
+        memory: Where their KV is.
+        fingerprint: Of the model.
+        mapped_storage: How that of mapped copies is kept below the pool.
+    """
+
+    def __init__(self, memory: Memory, fingerprint: str, mapped_storage: Stored = "full") -> None:
         self._memory = memory
+        self._mapped_storage = mapped_storage
         self._fingerprint = fingerprint
         self._leased: dict[str, Message] = {}
         self._known: WeakValueDictionary[str, Message] = WeakValueDictionary()
@@ -118,7 +126,7 @@ class Ledger:
         for message_id, pins in self._moving.items():
             message = self._leased.get(message_id)
             if message is not None:
-                message.holding = memory.hold(message_id, len(message.tokens), message.native_offset, None)
+                message.holding = self._hold(message, None)
                 message.holding.pins = pins
         self._moving.clear()
         return self
@@ -168,7 +176,7 @@ class Ledger:
             self._memory.refill(known.holding, segment)
         elif segment is not None and known.holding is None:
             known.native_offset = segment.native_offset
-            known.holding = self._memory.hold(known.handle.id, len(known.tokens), known.native_offset, segment)
+            known.holding = self._hold(known, segment)
         elif segment is not None:
             # The same content was decoded twice: the first encoding serves both.
             self._memory.pool.unpin(segment)
@@ -177,7 +185,7 @@ class Ledger:
     def want(self, message: Message) -> Holding:
         """A request is to read a message, released or not: keep its KV, or a place for it, until `unwant`."""
         if message.holding is None:
-            message.holding = self._memory.hold(message.handle.id, len(message.tokens), message.native_offset, None)
+            message.holding = self._hold(message, None)
         self._memory.want(message.holding)
         return message.holding
 
@@ -242,6 +250,10 @@ class Ledger:
             self.release(copy, None)
         else:
             source.copies.append(copy)
+
+    def _hold(self, message: Message, segment: Segment | None) -> Holding:
+        stored = self._mapped_storage if message.mapper else "full"
+        return self._memory.hold(message.handle.id, len(message.tokens), message.native_offset, segment, stored)
 
     def _free_if_unneeded(self, message: Message) -> None:
         if message.holding is not None and not message.leases and not message.holding.wanted:

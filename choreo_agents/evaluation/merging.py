@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Literal
+
+from torch import Tensor
 
 from choreo_agents.engine import Engine
 from choreo_agents.engine.calls import Decode
@@ -17,6 +20,15 @@ from choreo_agents.sampling import Sampling
 Workers = Literal["given", "say"]
 """Whether branches are given words, encoded where their workers would have said them, or really said by workers whose
 notes tell them what to say."""
+
+
+@dataclass(frozen=True)
+class Late:
+    """Branches that come late: the last ones, when the answer has begun."""
+
+    branches: int
+    after: int | None
+    """Tokens of the answer that are sampled without them; None: they never come."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,7 @@ async def play_synthesis(
     layout: SynthesisLayout = "sequential",
     workers: Workers = "given",
     adapter: str | None = None,
+    late: Late | None = None,
     seed: int = 0,
 ) -> Merged:
     """Let workers have their say, each after the trunk and what it was told alone, and answer from all they said.
@@ -54,16 +67,19 @@ async def play_synthesis(
         workers: Whether branches are given or really said.
         adapter: Encodes what the synthesizer is asked and what it answers, and maps the branches if it has a cache
             mapper; None: the engine's own, if it has one.
+        late: What is missing when the answer begins, and in what is asked too; it has its place. None: nothing.
         seed: Everything that is sampled has a seed made of this and its place.
 
     Raises:
-        ValueError: It is no synthesis problem, there is no such layout, or the engine re-encodes text, which a layout
-            cannot change.
+        ValueError: It is no synthesis problem, there is no such layout, the engine re-encodes text, which neither a
+            layout nor who comes late can change, or no branch would be in time.
     """
     require_synthesis_layout(layout)
-    if engine.method != "choreo" and layout != "sequential":
-        raise ValueError(f"an engine with the method {engine.method!r} cannot place messages")
+    if engine.method != "choreo" and (layout != "sequential" or late is not None):
+        raise ValueError(f"an engine with the method {engine.method!r} cannot place messages, or take in late ones")
     parts = Parts.of(problem)
+    if late is not None and not 0 < late.branches < len(parts.branches):
+        raise ValueError(f"of {len(parts.branches)} branches {late.branches!r} cannot be late: one must be in time")
     play = _Play(engine, sampling, seed, list(problem.by_name))
     try:
         trunk: list[MessageHandle] = []
@@ -75,12 +91,15 @@ async def play_synthesis(
         shown = await engine.amap(branches, adapter) if engine.maps(adapter) else branches
         lengths = [(start, branch.length) for start, branch in zip(starts, branches, strict=True)]
         shared, anchors, end = place_branches(layout, [handle.length for handle in trunk], lengths)
-        view, offsets = [*trunk, *shown], [*shared, *anchors]
+        early = len(shown) - (0 if late is None else late.branches)
+        view, offsets = [*trunk, *shown[:early]], [*shared, *anchors[:early]]
         for message in parts.asks:
             view.append(await play.prefill(message, view, offsets, end, adapter))
             offsets.append(end)
             end += view[-1].length
         call = play.decode(parts.answer, view, offsets, end, adapter)
+        if late is not None and late.after is not None:
+            call = play.joined(call, list(zip(shown[early:], anchors[early:], strict=True)), late.after)
         [answer] = await engine.adecode([call])
         await play.keep(answer)
         sampled = [chosen.token for chosen in engine.logprobs(answer)]
@@ -168,6 +187,22 @@ class _Play:
             closing=ending,
             adapter=adapter,
         )
+
+    def joined(self, call: Decode, late: Sequence[tuple[MessageHandle, int]], after: int) -> Decode:
+        """The same call, which more messages come into after so many of its tokens."""
+        joining, seen = self.engine.joining(), count(1)
+
+        def come() -> None:
+            for handle, offset in late:
+                joining.add(handle, offset)
+
+        def watch(_: Tensor) -> None:
+            if next(seen) == after:
+                come()
+
+        if not after:
+            come()
+        return replace(call, joining=joining, watch=watch)
 
     def words(self, message: Message, handle: MessageHandle) -> str:
         """What was said, without what its turn starts and ends with."""

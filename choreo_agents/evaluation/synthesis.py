@@ -10,7 +10,7 @@ from typing import Any
 
 from choreo_agents.engine import Engine
 from choreo_agents.evaluation.evaluate import GREEDY, at_once, room
-from choreo_agents.evaluation.merging import Workers, play_synthesis
+from choreo_agents.evaluation.merging import Late, Workers, play_synthesis
 from choreo_agents.evaluation.placing import SynthesisLayout
 from choreo_agents.evaluation.score import Difference, Score
 from choreo_agents.language import Split, draw_problem
@@ -46,6 +46,7 @@ async def aevaluate_synthesis(
     layout: SynthesisLayout = "sequential",
     workers: Workers = "given",
     adapter: str | None = None,
+    late: Late | None = None,
     sampling: Sampling = GREEDY,
     seed: int = 0,
     on_progress: Callable[[str], None] = lambda _: None,
@@ -57,9 +58,10 @@ async def aevaluate_synthesis(
         tasks: At the difficulty, and with the number of branches, that they are to be played at.
         count: Problems of each task: those of seeds `seed` to `seed + count - 1`.
         split: Which problems.
-        layout: Where branches appear; `workers`, `adapter` and `sampling` as for `play_synthesis`.
+        layout: Where branches appear; `workers`, `adapter`, `late` and `sampling` as for `play_synthesis`.
         workers: See there.
         adapter: See there.
+        late: See there.
         sampling: See there.
         seed: Of the first problem.
         on_progress: Called with the task's name after every problem.
@@ -82,6 +84,7 @@ async def aevaluate_synthesis(
             layout=layout,
             workers=workers,
             adapter=adapter,
+            late=late,
             seed=number,
         )
         on_progress(task.name)

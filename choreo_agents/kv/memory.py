@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
-from choreo_agents.kv.tiers import DiskTier, HostTier, Parcel
+from choreo_agents.kv.tiers import DiskTier, HostTier, Parcel, Stored, shapes_of, stored_bytes
 
 _UNWRITTEN_BYTES = 1 << 28
 """On their way to the disk at once, about."""
@@ -42,6 +42,7 @@ class Holding:
     """Requests that wait to read it: it may leave the pool, but is kept on the host at least."""
     pins: int = 0
     """How often it was pinned: it stays in the pool."""
+    stored: Stored = "full"
     used: int = 0
 
     @property
@@ -94,9 +95,11 @@ class Memory:
         self._clock = itertools.count(1)
         self._thread = ThreadPoolExecutor(1, "choreo-disk") if disk is not None else None
 
-    def hold(self, key: str, tokens: int, native_offset: int, segment: Segment | None) -> Holding:
+    def hold(
+        self, key: str, tokens: int, native_offset: int, segment: Segment | None, stored: Stored = "full"
+    ) -> Holding:
         """Keep a message's KV; takes over the segment's pin."""
-        holding = Holding(key, tokens, native_offset, segment)
+        holding = Holding(key, tokens, native_offset, segment, stored=stored)
         self.touch(holding)
         self._holdings.add(holding)
         return holding
@@ -131,9 +134,8 @@ class Memory:
             return True
         if holding.on_disk and holding.fetching is None:
             assert self._disk is not None and self._thread is not None and not self._closed
-            geometry = self.pool.geometry
-            shape = (geometry.layers, geometry.kv_heads, holding.tokens, geometry.head_dim)
-            holding.fetching = self._thread.submit(self._disk.get, holding.file, shape, geometry.dtype)
+            shapes = shapes_of(self.pool.geometry, holding.tokens, packed=holding.stored == "int8")
+            holding.fetching = self._thread.submit(self._disk.get, holding.file, shapes)
             holding.fetching.add_done_callback(lambda _: self.wake())
         return False
 
@@ -152,7 +154,7 @@ class Memory:
         else:
             self.movements.restored_from_host += 1
         try:
-            self.pool.write(segment, parcel)
+            self.pool.write(segment, parcel.unpacked(self.pool.geometry.dtype))
         except BaseException:
             holding.staged = parcel
             self.pool.unpin(segment)
@@ -192,6 +194,9 @@ class Memory:
         """It does no longer; what was staged for it goes where its tier's budget lets it."""
         holding.wanted -= 1
         assert holding.wanted >= 0
+        if not self._keeps(holding):
+            held, holding.staged = self._host.take(holding) or holding.staged, None
+            self.movements.lost += held is not None
         if holding.wanted or holding not in self._holdings or holding.staged is None or holding.writing is not None:
             return
         parcel, holding.staged = holding.staged, None
@@ -205,9 +210,8 @@ class Memory:
     def bytes_by_tier(self) -> dict[str, int]:
         """What each tier holds now; the disk's files of other engines are not counted."""
         self._arrive_all()
-        token = self.pool.geometry.bytes_per_token
         staged = sum(h.staged.nbytes for h in self._holdings if h.staged is not None)
-        disk = sum(h.tokens * token for h in self._holdings if h.on_disk)
+        disk = sum(h.tokens * stored_bytes(self.pool.geometry, h.stored) for h in self._holdings if h.on_disk)
         return {"device": self.pool.used_bytes, "host": self._host.used_bytes + staged, "disk": disk}
 
     def close(self) -> None:
@@ -233,15 +237,27 @@ class Memory:
         """Out of the pool, to wherever there is a place."""
         assert holding.segment is not None
         segment = holding.segment
-        copied = holding.staged is None and (holding.wanted or not holding.on_disk)
-        parcel = self.pool.read(segment) if copied else None
+        keeps = self._keeps(holding)
+        copied = keeps and holding.staged is None and (holding.wanted or not holding.on_disk)
+        parcel = self._parcel(holding, segment) if copied else None
         holding.segment = None
         self.pool.unpin(segment)
         self.movements.evicted += 1
+        self.movements.lost += not keeps
         if parcel is not None and holding.on_disk:
             holding.staged = parcel
         elif parcel is not None:
             self._to_host(holding, parcel)
+
+    @staticmethod
+    def _keeps(holding: Holding) -> bool:
+        """Whether it is kept below the pool: of what is rather made again, only what a request waits for."""
+        return holding.stored != "low-rank" or holding.wanted > 0
+
+    def _parcel(self, holding: Holding, segment: Segment) -> Parcel:
+        """What is kept of it."""
+        parcel = self.pool.read(segment)
+        return parcel.packed() if holding.stored == "int8" else parcel
 
     def _to_host(self, holding: Holding, parcel: Parcel) -> None:
         for leaving, left in self._host.put(holding, parcel):

@@ -6,11 +6,11 @@ import os
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 from uuid import uuid4
 
 import torch
@@ -18,6 +18,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from choreo_agents.kv.geometry import KVGeometry
+from choreo_agents.kv.rounding import multiplied, whole
+
+Stored = Literal["full", "int8", "low-rank"]
+"""How KV is kept below the pool: as it is; in whole numbers of eight bits, exact for what was rounded to them before;
+or not at all, because what it was made of is there, and a low-rank correction makes it again."""
 Key = TypeVar("Key", bound=Hashable)
 _ABANDONED_S = 3600.0
 """Age of a half-written file that nobody is writing any more."""
@@ -29,10 +35,47 @@ class Parcel:
 
     keys: Tensor
     values: Tensor
+    exponents: Tensor | None = None
+    """Of keys and values that are whole numbers (see `rounding`), [2, layers, kv_heads, tokens]."""
 
     @property
     def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that there is, by name."""
+        named = {"keys": self.keys, "values": self.values}
+        return named if self.exponents is None else named | {"exponents": self.exponents}
+
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and type of each."""
+        return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in self.tensors().items()}
+
+    def packed(self) -> Parcel:
+        """The same in whole numbers of eight bits; exact for what was rounded to them before."""
+        (keys, of_keys), (values, of_values) = whole(self.keys), whole(self.values)
+        return Parcel(keys, values, torch.stack([of_keys, of_values]))
+
+    def unpacked(self, dtype: torch.dtype) -> Parcel:
+        """As the pool has them."""
+        if self.exponents is None:
+            return self
+        of_keys, of_values = self.exponents
+        return Parcel(multiplied(self.keys, of_keys, dtype), multiplied(self.values, of_values, dtype))
+
+
+def stored_bytes(geometry: KVGeometry, stored: Stored) -> int:
+    """What a token takes below the pool."""
+    heads = 2 * geometry.layers * geometry.kv_heads
+    return {"full": geometry.bytes_per_token, "int8": heads * (geometry.head_dim + 1), "low-rank": 0}[stored]
+
+
+def shapes_of(geometry: KVGeometry, tokens: int, *, packed: bool) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """What `Parcel.shapes` says of a message of so many tokens."""
+    heads = (geometry.layers, geometry.kv_heads, tokens)
+    each = ((*heads, geometry.head_dim), torch.int8 if packed else geometry.dtype)
+    named: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"keys": each, "values": each}
+    return named | {"exponents": ((2, *heads), torch.int8)} if packed else named
 
 
 class HostTier(Generic[Key]):
@@ -105,25 +148,24 @@ class DiskTier:
             partial = path.with_suffix(f".{uuid4().hex}.partial")
             about = {"message": key, "checksum": _checksum(parcel)}
             try:
-                save_file({"keys": parcel.keys, "values": parcel.values}, partial, metadata=about)
+                save_file(parcel.tensors(), partial, metadata=about)
                 partial.replace(path)
             finally:
                 partial.unlink(missing_ok=True)
         removed = self._make_room(keep=path)
         return removed if path.exists() else [*removed, key]
 
-    def get(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Parcel | None:
-        """Read a parcel; None unless the file holds this message's keys and values in this shape."""
+    def get(self, key: str, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> Parcel | None:
+        """Read a parcel; None unless the file holds this message's keys and values in these shapes."""
         path = self._path(key)
         try:
             with safe_open(path, framework="pt") as file:
                 about = file.metadata() or {}
-                parcel = Parcel(file.get_tensor("keys"), file.get_tensor("values"))
+                parcel = Parcel(**{name: file.get_tensor(name) for name in shapes})
         except (OSError, SafetensorError):
             self.drop(key)
             return None
-        fits = {parcel.keys.shape, parcel.values.shape} == {shape} and parcel.keys.dtype == parcel.values.dtype == dtype
-        if not fits or about != {"message": key, "checksum": _checksum(parcel)}:
+        if parcel.shapes() != shapes or about != {"message": key, "checksum": _checksum(parcel)}:
             self.drop(key)
             return None
         with suppress(OSError):
@@ -172,6 +214,6 @@ class DiskTier:
 def _checksum(parcel: Parcel) -> str:
     """Of all bytes of a parcel."""
     code = 0
-    for side in (parcel.keys, parcel.values):
+    for side in parcel.tensors().values():
         code = zlib.crc32(side.contiguous().view(torch.uint8).numpy().data, code)
     return f"{code:08x}"

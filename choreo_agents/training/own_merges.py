@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -61,6 +61,15 @@ class OwnMerges:
 
     train: tuple[Fan, ...]
     held_out: tuple[Fan, ...]
+
+    @property
+    def held_out_digest(self) -> str:
+        """Tells what judges from other merges."""
+        return hashlib.sha256(repr(self.held_out).encode()).hexdigest()
+
+    def as_object(self, layouts: Sequence[SynthesisLayout]) -> dict[str, Any]:
+        """What a card says, as plain JSON."""
+        return {"own merges": len(self.train), "held_out": len(self.held_out), "layouts": list(layouts)}
 
     def held_out_traces(self, layouts: Sequence[SynthesisLayout], tuned: Tuned) -> list[Trace]:
         """Those that judge, in every layout."""
@@ -135,7 +144,7 @@ class OwnExamples:
         self._fans, self._seed = merges.train, seed
         adapter = TUNED if tuned.lora is not None else None
         self._views = Views(layouts=layouts, mapped=tuned.mapper is not None, adapter=adapter, text=taught)
-        said = repr([merges, layouts, self._views.mapped, adapter])
+        said = repr([merges.train, layouts, self._views.mapped, adapter])
         self.digest = hashlib.sha256(said.encode()).hexdigest()
 
     def epoch(self, number: int) -> Sequence[Example]:

@@ -33,9 +33,9 @@ LEARNT_TASKS: Mapping[str, SynthesisTask] = {n: task for n, task in SYNTHESIS_TA
 """All synthesis tasks but the one that is held out."""
 DIALOGUE: Mapping[str, float] = {name: share for name, share in MIX.items() if name != "conflict"}
 """The mix that dialogue is cut from: the embedded model's own, without the task that the held-out one is made of."""
-WEIGHTS: Mapping[str, float] = {"dialogue": 0.2, "tasks": 0.6, "distilled": 0.2}
+WEIGHTS: Mapping[str, float] = {"dialogue": 0.1, "tasks": 0.75, "distilled": 0.15}
 """The share of each source among the examples."""
-OFTENER: Mapping[str, float] = {"sum": 6.0, "union": 5.0, "monitors": 2.0, "hops": 2.0}
+OFTENER: Mapping[str, float] = {"sum": 5.0, "union": 5.0, "hops": 5.0, "reports": 4.0, "monitors": 3.0, "vote": 2.0}
 """How much oftener than others tasks are drawn that take longest to learn."""
 NOTED = 0.5
 """Share of a dialogue's branches that have private notes."""
@@ -147,7 +147,7 @@ def distilled(
     """
     for start in count(first, batch) if most is None else range(first, first + most, batch):
         numbers = range(start, start + batch if most is None else min(start + batch, first + most))
-        problems = [draw_training_problem(seed, number, among, hardness) for number in numbers]
+        problems = [draw_training_problem(seed, number, among, hardness, "distilled") for number in numbers]
         answers = asyncio.run(asample_answers(engine, problems, temperature=temperature, seeds=numbers))
         for number, problem, answer in zip(numbers, problems, answers, strict=True):
             # What the teacher gets wrong is nothing to learn.
@@ -189,9 +189,11 @@ def _right(engine: Engine, problem: Problem, answer: Sequence[int]) -> bool:
     return problem.score({last.name: words}) >= 1.0
 
 
-def draw_training_problem(seed: int, number: int, among: Mapping[str, SynthesisTask], hardness: float) -> Problem:
-    """One problem of the train split, of any of these tasks."""
-    rng = random.Random(f"synthesis tasks {seed} {number}")
+def draw_training_problem(
+    seed: int, number: int, among: Mapping[str, SynthesisTask], hardness: float, source: str = "tasks"
+) -> Problem:
+    """One problem of the train split, of any of these tasks; each source has problems of its own."""
+    rng = random.Random(f"synthesis {source} {seed} {number}")
     names = sorted(among)
     [name] = rng.choices(names, [OFTENER.get(name, 1.0) for name in names])
     task = among[name].varied(rng, hardness)

@@ -167,14 +167,15 @@ def train_synthesizer(
     def describe(outcome: Outcome) -> Mapping[str, Any]:
         assert outcome.best is not None
         return {
-            "curriculum": curriculum.as_object(),
+            "curriculum": curriculum.as_object() if own is None else own.as_object(curriculum.layouts),
             "share_of_model": tuned.parameters / model.adapter.parameters,
             "untrained": outcome.history[0]["held_out_score"],
             "best": outcome.best.score,
         }
 
     with reserved(run):
-        tuning = Tuning(tuned, examples, judge, Checkpoints(run / "checkpoints"))
+        judged_by = str(curriculum.judged) if own is None else own.held_out_digest
+        tuning = Tuning(tuned, examples, judge, Checkpoints(run / "checkpoints"), judged_by)
         run_and_keep(tuning, out, on_progress, describe, command=command)
     outcome = tuning.outcome
     assert outcome.best is not None

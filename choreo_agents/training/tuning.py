@@ -110,13 +110,17 @@ class Tuning:
         source: Of the examples.
         judge: Called before the first epoch and after each.
         checkpoints: Where it is resumed from.
+        judged_by: Tells what the judge judges by from others': a run goes on with no other.
     """
 
-    def __init__(self, tuned: Tuned, source: Source, judge: Judge, checkpoints: Checkpoints) -> None:
+    def __init__(
+        self, tuned: Tuned, source: Source, judge: Judge, checkpoints: Checkpoints, judged_by: str = ""
+    ) -> None:
         self.tuned = tuned
         self.settings = tuned.settings
         self._source = source
         self._judge = judge
+        self._judged_by = judged_by
         self._checkpoints = checkpoints
         adapters = {} if tuned.lora is None else {TUNED: tuned.lora}
         checkpointed = self.settings.checkpointed
@@ -170,10 +174,11 @@ class Tuning:
                     written = time.perf_counter()
             self._epoch, self._batch = self._epoch + 1, 0
             self._score()
+            ended = self._passage(0)
             self._sum, self._learnt = 0.0, 0
             self._save()
             written = time.perf_counter()
-            on_progress(self._passage(0))
+            on_progress(ended)
         self._take_best()
         return self.outcome
 
@@ -283,7 +288,12 @@ class Tuning:
     def _identity(self) -> dict[str, str]:
         """What a checkpoint has to have been written by."""
         settings = self.settings.model_dump_json()
-        return {"settings": settings, "data": self._source.digest, "weights": self.tuned.model.adapter.weights}
+        return {
+            "settings": settings,
+            "data": self._source.digest,
+            "held-out data": self._judged_by,
+            "weights": self.tuned.model.adapter.weights,
+        }
 
     def _save(self) -> None:
         outcome = self.outcome

@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import MakeEngine
 from support.adapters import save_adapter, save_mapper
+from support.merges import give_back, heard, require_nothing_left, team, view_of, watching, words
 
 from choreo_agents import Decode, Engine, MessageHandle, Sampling, StreamedToken
 from choreo_agents.engine.merging import MergedView
@@ -37,52 +38,6 @@ STRATEGIES = ("parallel", "sequential", "text", "summary")
 @pytest.fixture(scope="module")
 def mapper(tiny: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_mapper(tmp_path_factory.mktemp("mapper") / "mapper", tiny)
-
-
-def words(first: int, count: int) -> list[int]:
-    return [3 + (first + 7 * i) % 300 for i in range(count)]
-
-
-def team(engine: Engine, lengths: tuple[int, ...] = (12, 20, 16)) -> tuple[list[MessageHandle], list[MessageHandle]]:
-    """A trunk of two messages, and what workers said after all of it, with a header of 2 tokens."""
-    root = engine.prefill(words(1, 24))
-    task = engine.prefill(words(2, 18), [root])
-    said = engine.decode(
-        [
-            Decode([7, 8 + i], [root, task], sampling=Sampling(forced=tuple(words(50 * i, length - 2))), author=f"w{i}")
-            for i, length in enumerate(lengths)
-        ]
-    )
-    return [root, task], said
-
-
-def watching(seen: list[torch.Tensor]) -> Callable[[torch.Tensor], None]:
-    return lambda logits: seen.append(logits.clone())
-
-
-def heard(engine: Engine, view: MergedView) -> torch.Tensor:
-    """The logits over a merged view, [tokens, vocabulary]."""
-    seen: list[torch.Tensor] = []
-    forced = Sampling(forced=(5, 6, 7))
-    [said] = engine.decode([Decode([9], view.handles, view.offsets, view.end, forced, watch=watching(seen))])
-    engine.release(said)
-    return torch.stack(seen)
-
-
-def view_of(engine: Engine, branches: list[MessageHandle], prompt: Any = "", **options: Any) -> MergedView:
-    return asyncio.run(engine.amerged_view(branches, prompt, **options))
-
-
-def give_back(engine: Engine, view: MergedView) -> None:
-    for handle in view.made:
-        engine.release(handle)
-
-
-def require_nothing_left(engine: Engine) -> None:
-    engine.check()
-    stats = engine.stats()
-    assert (stats.messages, stats.leases, stats.unfinished, stats.host_bytes) == (0, 0, 0, 0)
-    assert stats.kv_bytes == 0 or engine.method == "baseline", "its prefix cache keeps what it may need again"
 
 
 @pytest.mark.parametrize("strategy", ["parallel", "sequential"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -15,14 +17,22 @@ import torch
 from conftest import MakeEngine
 from typer.testing import CliRunner
 
-from choreo_agents.bench.merging import contenders, measure
-from choreo_agents.bench.merging.contenders import CONTENDERS, Contender, Course, courses
+from choreo_agents.bench.merging import measure
+from choreo_agents.bench.merging.contenders import CONTENDERS, STORED, Contender, Course, courses
 from choreo_agents.bench.merging.measure import Asked, Referee
 from choreo_agents.bench.merging.plot import save_sweeps
-from choreo_agents.bench.merging.report import ablation_lines, order_lines, sweep_lines, verdict_lines, verdicts
-from choreo_agents.bench.merging.sweeps import SWEPT, Shuffled, by_branches, by_length, by_order, changed
+from choreo_agents.bench.merging.report import (
+    ablation_lines,
+    order_lines,
+    storage_lines,
+    sweep_lines,
+    verdict_lines,
+    verdicts,
+)
+from choreo_agents.bench.merging.sweeps import SWEPT, Shuffled, by_branches, by_lateness, by_length, by_order, changed
 from choreo_agents.cli import app
-from choreo_agents.errors import InvalidRequestError
+from choreo_agents.errors import InvalidRequestError, TrainingError
+from choreo_agents.evaluation.merging import Late
 from choreo_agents.evaluation.synthesis import evaluate_synthesis
 from choreo_agents.language import draw_problem
 from choreo_agents.language.synthesis import SYNTHESIS_TASKS, Parts
@@ -31,6 +41,7 @@ from choreo_agents.synthesis.calibration import TEMPERATURES, tempered
 from choreo_agents.training import synthesizer
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.synthesizer import Curriculum
+from choreo_agents.training.tuning import Tuning
 
 TINY = Course(
     TuneSettings(rank=4, mapper_rank=4, epochs=1, batch_tokens=512),
@@ -51,7 +62,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refereed(model: LoadedModel, folder: Path, who: Sequence[Contender], **options: Any) -> dict[tuple[str, str], Any]:
     with Referee(model, folder) as referee:
-        referee.prepare({one.kind for one in who}, lambda *_: None, lambda *_: None)
+        referee.prepare(who, lambda *_: None, lambda *_: None)
         return referee.play(who, ASKED, 2, **options)
 
 
@@ -62,9 +73,9 @@ def test_a_referee_trains_and_asks_once(embedded: LoadedModel, tmp_path: Path, m
     assert set(first) == {(one.name, name) for one in who for name in FEW}
     assert all(len(scores) == 2 and set(scores) <= {0.0, 1.0} for scores in first.values())
     assert told.count(("text", 1)) == 4
-    for kind in ("full", "no-mapper", "no-adapter", "native"):
-        assert (tmp_path / kind / "synthesizer" / "card.json").exists()
-    monkeypatch.setattr(measure, "train_synthesizer", None)
+    for name in ("full-sequential", "no-mapper-sequential", "no-adapter-sequential", "native"):
+        assert (tmp_path / name / "synthesizer" / "card.json").exists()
+    monkeypatch.setattr(Tuning, "_step", None)
     monkeypatch.setattr(measure, "evaluate_synthesis", None)
     again = refereed(embedded, tmp_path, who, on_progress=lambda name, more: told.append((name, more)))
     assert again == first and told.count(("text", 2)) == 2
@@ -88,11 +99,16 @@ def test_a_referee_that_is_killed_goes_on(
     assert asked == ["vote", "best", "best"] and len(found) == 2
 
 
-def test_results_of_another_training_are_refused(embedded: LoadedModel, tmp_path: Path) -> None:
+def test_results_of_another_training_are_refused(
+    embedded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     who = [Contender("full", "sequential")]
     refereed(embedded, tmp_path, who)
-    card = tmp_path / "full" / "synthesizer" / "card.json"
-    card.write_text(json.dumps(json.loads(card.read_text()) | {"steps": 99}))
+    other = replace(TINY, settings=TINY.settings.model_copy(update={"rank": 2}))
+    monkeypatch.setattr(measure, "courses", lambda seed: dict.fromkeys(courses(seed), other))
+    with pytest.raises(TrainingError, match="written by a run with other settings"):
+        refereed(embedded, tmp_path, who)
+    shutil.rmtree(tmp_path / "full-sequential")
     with pytest.raises(InvalidRequestError, match="results of another training of 'full': name another folder"):
         refereed(embedded, tmp_path, who)
     lines = (tmp_path / "played.jsonl").read_text().replace('"training": ', '"unknown": ')
@@ -183,6 +199,17 @@ SCORES = {
 }
 
 
+def test_late_branches_are_a_quarter() -> None:
+    late = by_lateness()
+    assert list(late) == ["in time", "after 0", "after 1", "after 2", "after 4", "after 8", "never"]
+    assert {(one.name, one.late) for one in late["in time"]} == {(name, None) for name in SYNTHESIS_TASKS}
+    for title, asked in list(late.items())[1:]:
+        for one in asked:
+            assert one.late is not None and one.name.endswith(f"late {title}")
+            assert one.late.branches == one.task.branches // 4 > 0
+            assert title == ("never" if one.late.after is None else f"after {one.late.after}")
+
+
 def test_verdicts_take_the_better_layout_problem_by_problem() -> None:
     one, two = verdicts(SCORES)
     assert (one.task, one.layout, one.share, one.met) == ("vote", "sequential", 1.0, True)
@@ -214,10 +241,41 @@ def test_sweeps_and_orders_as_lines() -> None:
     assert changed([[1, 0], [1, 0]]) == 0 and changed([[1, 0], [0, 0], [1, 0]]) == 0.5
 
 
+def test_what_storage_takes_and_costs(embedded: LoadedModel) -> None:
+    geometry = embedded.adapter.geometry
+    whole, rounded = {"vote": [1.0, 0.5, 1.0, 0.0], "best": [1.0, 1.0]}, {"vote": [1.0, 1.0, 0.2, 0.0], "best": [1, 0]}
+    scores = {("full, sequential", task): each for task, each in whole.items()}
+    scores |= {("full, sequential, int8", task): each for task, each in rounded.items()}
+    full, int8, low_rank = storage_lines(scores, geometry)[2:]
+    assert full.startswith(f"| full | {geometry.bytes_per_token:,} | sequential 66.7 |") and full.endswith("|  |  |")
+    packed = 2 * geometry.layers * geometry.kv_heads * (geometry.head_dim + 1)
+    assert int8.startswith(f"| int8 | {packed:,} | sequential 50.0 | -16.67 (") and int8.endswith("| 50.0 |")
+    assert low_rank == "| low-rank | 0 | sequential 66.7 | the same bits |  |"
+
+
+def test_copies_are_rounded_for_contenders_that_store_them_so(
+    embedded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, Any]] = []
+
+    def evaluate(engine: Any, *_: Any, late: Any, **options: Any) -> list[Any]:
+        asked.append((engine._core.settings.mapped_storage, late))
+        return []
+
+    monkeypatch.setattr(measure, "evaluate_synthesis", evaluate)
+    with Referee(embedded, tmp_path) as referee:
+        folder = referee._trained("full-sequential")
+        tempered(embedded.adapter.geometry, embedded.adapter.kinds, 1.0).save(folder, embedded.adapter.weights)
+        late = Asked("vote late never", FEW["vote"], Late(1, None))
+        referee.play([Contender("full"), Contender("full", stored="int8")], [late], 1)
+    assert asked == [("full", late.late), ("int8", late.late)]
+
+
 def test_sweeps_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    scores = {("text", "a of 2"): [1.0], ("text", "a of 4"): [0.0]}
-    save_sweeps(scores, {"branches": {2: ["a of 2"], 4: ["a of 4"]}}, tmp_path / "sweeps.png")
+    scores = {("text", "a of 2"): [1.0], ("text", "a of 4"): [0.0], ("full, parallel", "a late"): [1.0]}
+    names = {"branches": {2: ["a of 2"], 4: ["a of 4"]}, "late": {"in time": ["a"], "never": ["a late"]}}
+    save_sweeps(scores, names, tmp_path / "sweeps.png")
     assert (tmp_path / "sweeps.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -237,20 +295,31 @@ def test_the_command_writes_tables_and_goes_on(
     monkeypatch.setattr(command_module, "SYNTHESIS_TASKS", FEW)
     sweep = {2: ASKED[:1], 4: [Asked("vote of 4", FEW["vote"].with_branches(4))]}
     orders = {0: ASKED, 1: [Asked(f"{one.name} in order 1", Shuffled(one.task, 1)) for one in ASKED]}  # type: ignore[arg-type]
-    for name, asked in (("by_branches", sweep), ("by_length", sweep), ("by_order", orders)):
+    late = {"in time": ASKED, "after 1": [Asked("vote late after 1", FEW["vote"], Late(1, 1))]}
+    for name, asked in (
+        ("by_branches", sweep), ("by_length", sweep), ("by_order", orders), ("by_lateness", late)
+    ):  # fmt: skip
         monkeypatch.setattr(command_module, name, lambda asked=asked: asked)
     command = ["--n", "2", "--swept", "1", "--contenders", "text,untrained,full", "--out", str(tmp_path / "runs")]
     files = ["--report", str(tmp_path / "page.md"), "--plot", str(tmp_path / "page.png")]
     out = said(*command, *files)
     assert "solved, %; in brackets 95 % intervals" in out and "full, parallel" in out and "calibrated" not in out
     page = (tmp_path / "page.md").read_text()
-    for title in ("What each part is worth", "Against text", "By the number", "By the length", "By the order"):
+    for title in (
+        "What each part is worth",
+        "Against text",
+        "By the number",
+        "By the length",
+        "By the order",
+        "When a quarter",
+        "What mapped",
+    ):
         assert f"## {title}" in page
     assert page.startswith("`choreo eval synthesis --n 2 --swept 1 --seed 0 --contenders text,untrained,full`")
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
     whole = (tmp_path / "runs" / "played.jsonl").read_bytes()
     again = CliRunner().invoke(app, ["eval", "synthesis", *command, "--json"])
-    names = [one.name for one in CONTENDERS if one.kind in ("text", "untrained", "full")]
+    names = [one.name for one in (*CONTENDERS, *STORED) if one.kind in ("text", "untrained", "full")]
     assert set(json.loads(again.stdout)) == {f"{who} | {task}" for who in names for task in FEW}
     assert (tmp_path / "runs" / "played.jsonl").read_bytes() == whole, "nothing is asked twice"
 
@@ -277,9 +346,23 @@ def test_help_says_who_the_contenders_are() -> None:
     assert "choreo eval synthesis --n 50" in out
 
 
-def test_courses_are_those_of_the_commands() -> None:
-    assert {one.kind for one in CONTENDERS} - set(courses()) == {"text", "untrained", "calibrated"}
-    assert courses(3)["full"].settings == contenders.FULL.model_copy(update={"seed": 3})
-    assert courses()["no mapper"].settings.mapper_rank == 0 and courses()["no adapter"].settings.rank == 0
-    assert courses()["native"].curriculum.layouts == ("native",)
-    assert replace(courses()["full"].curriculum, seed=0) == courses()["no mapper"].curriculum
+def test_courses_differ_in_what_is_left_out_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = courses(3)
+    assert {one.kind for one in CONTENDERS if not one.training} == {"text", "untrained", "calibrated"}
+    assert {one.training for one in (*CONTENDERS, *STORED) if one.training} == set(named)
+    full = named["full-parallel"]
+    for one in CONTENDERS:
+        if one.training:
+            left_out = {"no mapper": {"mapper_rank": 0}, "no adapter": {"rank": 0}}.get(one.kind, {})
+            assert named[one.training].settings == full.settings.model_copy(update=left_out)
+            assert named[one.training].curriculum == replace(full.curriculum, layouts=(one.layout,))
+    # As the command has them, but for how long they take.
+    taken: list[Any] = []
+    command = import_module("choreo_agents.cli.train_synthesizer")
+    monkeypatch.setattr(command, "train_synthesizer", lambda model, *how, **_: taken.extend(how) or sys.exit(3))
+    monkeypatch.chdir(tmp_path)
+    CliRunner().invoke(app, ["train", "synthesizer", "--layouts", "parallel", "--seed", "3"])
+    settings, curriculum = taken
+    longer = {"epochs": full.settings.epochs, "patience": full.settings.patience}
+    assert settings.model_copy(update=longer) == full.settings
+    assert replace(curriculum, judged=full.curriculum.judged).as_object() == full.curriculum.as_object()

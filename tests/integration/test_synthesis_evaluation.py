@@ -12,7 +12,7 @@ from conftest import MakeEngine
 
 from choreo_agents.engine import Engine
 from choreo_agents.engine.calls import Decode
-from choreo_agents.evaluation.merging import play_synthesis
+from choreo_agents.evaluation.merging import Late, play_synthesis
 from choreo_agents.evaluation.placing import SYNTHESIS_LAYOUTS, place_branches
 from choreo_agents.evaluation.synthesis import (
     SynthesisRecord,
@@ -113,6 +113,42 @@ async def test_what_is_mapped_stands_in_the_place_of_its_branch(
     assert engine.stats().leases == 0
 
 
+@pytest.mark.parametrize("after", [0, 1, 3, None])
+async def test_late_branches_come_after_so_many_tokens_into_the_place_that_was_kept(
+    make_engine: MakeEngine, vote: Problem, monkeypatch: pytest.MonkeyPatch, after: int | None
+) -> None:
+    engine = make_engine()
+    views: list[tuple[list[MessageHandle], list[int | None], int | None]] = []
+    joined: list[dict[MessageHandle, int]] = []
+    seen: list[list[MessageHandle]] = []
+    header = 0
+    decode = engine.adecode
+
+    async def watched(calls: Any) -> Any:
+        nonlocal header
+        [call] = calls
+        views.append((list(call.parents), list(call.offsets), call.new_offset))
+        [made] = await decode(calls)
+        joined.append(dict(engine.joined(made)))
+        seen.append([parent.handle for parent in engine._desk.find(made).parents])
+        header = made.length - len(engine.logprobs(made)) - len(engine.model.encode(engine.chat.turn_end))
+        return [made]
+
+    monkeypatch.setattr(engine, "adecode", watched)
+    await play_synthesis(engine, vote, sampling=SHORT, layout="sequential")
+    await play_synthesis(engine, vote, sampling=SHORT, layout="sequential", late=Late(2, after))
+    (whole, places, start), (early, some, same) = views
+    asked = len(Parts.of(vote).asks)
+    branches = whole[-asked - 4 : -asked]
+    assert early[:-asked] == whole[: -asked - 2] and (some, same) == (places[: -asked - 2] + places[-asked:], start)
+    assert early[-asked:] != whole[-asked:], "what is asked was encoded without them"
+    assert joined[0] == {}
+    # The last token that was sampled without them is encoded with them.
+    assert joined[1] == (dict.fromkeys(branches[2:], header + after - 1) if after else {})
+    assert set(seen[1]) == {*early, *(branches[2:] if after is not None else ())}
+    assert engine.stats().leases == 0
+
+
 class Adapters:
     """Stands before an engine that has no adapters, and remembers which were asked for."""
 
@@ -151,6 +187,11 @@ async def test_what_cannot_be_played_is_refused_and_everything_given_back(
 
     with pytest.raises(ValueError, match="cannot place messages"):
         await play_synthesis(text, vote, sampling=SHORT, layout="parallel")
+    with pytest.raises(ValueError, match="or take in late ones"):
+        await play_synthesis(text, vote, sampling=SHORT, late=Late(1, 0))
+    for late in (0, 4):
+        with pytest.raises(ValueError, match=f"of 4 branches {late} cannot be late"):
+            await play_synthesis(cache, vote, sampling=SHORT, late=Late(late, 0))
     with pytest.raises(ValueError, match="there is no layout 'spiral'"):
         await play_synthesis(cache, vote, sampling=SHORT, layout="spiral")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="is not a synthesis"):

@@ -180,7 +180,7 @@ def test_sources_have_their_shares_and_only_what_was_said_has_a_teacher(embedded
     for taught in (True, False):
         found = drawn(embedded, MIXED, taught=taught).epoch(0)
         kinds = Counter(kind(example.trace.id) for example in found)
-        assert kinds == {"dialogue": 4, "tasks": 12, "distilled": 4}
+        assert kinds == {"dialogue": 2, "tasks": 15, "distilled": 3}
         for example in found:
             assert (example.teacher is not None) == (taught and kind(example.trace.id) != "tasks")
             assert HELD_OUT not in example.trace.id

@@ -22,6 +22,7 @@ from support.tiny import save_tiny_llama
 from choreo_agents import Decode, Engine, MessageHandle, Sampling
 from choreo_agents.engine.adapters import Loaded
 from choreo_agents.errors import CapacityError, KVBudgetError, ReleasedHandleError
+from choreo_agents.kv.tiers import Stored
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import TokenSampler
 from choreo_agents.synthesis.mapper import CacheMapper
@@ -46,8 +47,12 @@ def shared() -> tuple[LoadedModel, Oracle]:
 class Machine(RuleBasedStateMachine):
     """An engine with little memory, and the lineage of every message it has made."""
 
-    @initialize(tiers=st.sampled_from(["none", "host", "disk", "both"]), step_tokens=st.sampled_from([512, 7]))
-    def start(self, tiers: str, step_tokens: int) -> None:
+    @initialize(
+        tiers=st.sampled_from(["none", "host", "disk", "both"]),
+        step_tokens=st.sampled_from([512, 7]),
+        stored=st.sampled_from(["full", "low-rank"]),
+    )
+    def start(self, tiers: str, step_tokens: int, stored: Stored) -> None:
         model, self.oracle = shared()
         self.token = model.adapter.geometry.bytes_per_token
         self.folder = Path(tempfile.mkdtemp(prefix="choreo-tier-"))
@@ -57,6 +62,7 @@ class Machine(RuleBasedStateMachine):
             step_tokens=step_tokens,
             host_bytes=100 * self.token if tiers in ("host", "both") else 0,
             disk=self.folder if tiers in ("disk", "both") else None,
+            mapped_storage=stored,
         )
         # One that changes nothing: a copy reads as its source does.
         mapper = CacheMapper(model.adapter.geometry, model.adapter.kinds)

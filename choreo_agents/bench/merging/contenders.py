@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from choreo_agents.evaluation.placing import SynthesisLayout
+from choreo_agents.kv.tiers import Stored
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.synthesizer import Curriculum
 
@@ -19,10 +20,20 @@ class Contender:
 
     kind: Kind
     layout: SynthesisLayout = "sequential"
+    stored: Stored = "full"
+    """How mapped branches are stored."""
+
+    @property
+    def training(self) -> str:
+        """What it answers with was trained as, its folder's name too; empty if nothing was."""
+        if self.kind in ("text", "untrained", "calibrated"):
+            return ""
+        return self.kind if self.kind == "native" else f"{self.kind.replace(' ', '-')}-{self.layout}"
 
     @property
     def name(self) -> str:
-        return self.kind if self.kind in ("text", "native") else f"{self.kind}, {self.layout}"
+        named = self.kind if self.kind in ("text", "native") else f"{self.kind}, {self.layout}"
+        return named if self.stored == "full" else f"{named}, {self.stored}"
 
 
 CONTENDERS: tuple[Contender, ...] = (
@@ -39,11 +50,17 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("no adapter", "sequential"),
     Contender("native", "native"),
 )
+STORED: tuple[Contender, ...] = (
+    Contender("full", "parallel", "int8"),
+    Contender("full", "sequential", "int8"),
+)
+"""Who shows what eight bits cost; `low-rank` makes the same bits again."""
 FULL = TuneSettings(
-    rank=32, mapper_rank=None, learning_rate=3e-3, mapper_learning_rate=4e-3, epochs=16, batch_tokens=2048, patience=8,
+    rank=32, mapper_rank=None, learning_rate=3e-3, mapper_learning_rate=4e-3, epochs=30, batch_tokens=2048, patience=30,
     imitation=0.5,
 )  # fmt: skip
-"""As `choreo train synthesizer` has them."""
+"""As `choreo train synthesizer` has them, but longer, and never stopped early: the last epochs, whose rates are lowest,
+are the best."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +71,22 @@ class Course:
     curriculum: Curriculum
 
 
-def courses(seed: int = 0) -> Mapping[Kind, Course]:
-    """The trainings, by the kind of contender that they are for."""
+_LEFT_OUT: Mapping[Kind, Mapping[str, int]] = {
+    "full": {},
+    "no mapper": {"mapper_rank": 0},
+    "no adapter": {"rank": 0},
+    "native": {},
+}
+
+
+def courses(seed: int = 0) -> Mapping[str, Course]:
+    """The trainings, by name: one for each layout, all equally long."""
     full = FULL.model_copy(update={"seed": seed})
-    both = Curriculum(layouts=("parallel", "sequential"), examples=2048, judged=8, seed=seed)
     return {
-        "full": Course(full, both),
-        "no mapper": Course(full.model_copy(update={"mapper_rank": 0}), both),
-        "no adapter": Course(full.model_copy(update={"rank": 0}), both),
-        "native": Course(full, replace(both, layouts=("native",))),
+        one.training: Course(
+            full.model_copy(update=_LEFT_OUT[one.kind]),
+            Curriculum(layouts=(one.layout,), examples=2048, judged=12, seed=seed),
+        )
+        for one in CONTENDERS
+        if one.training
     }

@@ -9,10 +9,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from choreo_agents.bench.merging.contenders import Contender, Course, Kind, courses
+from choreo_agents.bench.merging.contenders import Contender, Course, courses
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.evaluation.journal import Journal
+from choreo_agents.evaluation.merging import Late
 from choreo_agents.evaluation.placing import SynthesisLayout
 from choreo_agents.evaluation.synthesis import evaluate_synthesis
 from choreo_agents.language import Split
@@ -34,6 +35,7 @@ class Asked:
 
     name: str
     task: SynthesisTask
+    late: Late | None = None
 
 
 class Referee:
@@ -62,15 +64,20 @@ class Referee:
 
     def prepare(
         self,
-        kinds: Collection[Kind],
-        on_progress: Callable[[Kind, Passage], None],
-        on_score: Callable[[Kind, int, Mapping[str, float]], None],
+        contenders: Collection[Contender],
+        on_progress: Callable[[str, Passage], None],
+        on_score: Callable[[str, int, Mapping[str, float]], None],
         command: str = "",
     ) -> None:
-        """Train what these contenders need and is not there."""
-        for kind, course in courses(self._seed).items():
-            if kind in kinds:
-                self._train(kind, course, on_progress, on_score, command)
+        """Train what these contenders need, as far as it is not trained to the end.
+
+        Raises:
+            TrainingError: A folder holds another training.
+        """
+        wanted = {contender.training for contender in contenders}
+        for name, course in courses(self._seed).items():
+            if name in wanted:
+                self._train(name, course, on_progress, on_score, command)
 
     def play(
         self,
@@ -114,7 +121,7 @@ class Referee:
             calibrating = list(tasks_of_calibration) or [one.task for one in asked]
             with self._engine(contender, calibrating) as engine:
                 for key, one in left:
-                    records = self._ask(engine, contender.layout, one.task, count, on_progress, contender.name)
+                    records = self._ask(engine, contender.layout, one, count, on_progress, contender.name)
                     scores = [float(record.solved) for record in records]
                     shares = [record.score for record in records]
                     self.journal.add(key, {"scores": scores, "shares": shares, "training": trained})
@@ -125,7 +132,7 @@ class Referee:
         self,
         engine: Engine,
         layout: SynthesisLayout,
-        task: SynthesisTask,
+        asked: Asked,
         count: int,
         on_progress: Callable[[str, int], None],
         name: str,
@@ -133,50 +140,46 @@ class Referee:
         adapter = engine.adapters[0] if engine.adapters else None
         layout = layout if engine.method == "choreo" else "sequential"
         return evaluate_synthesis(
-            engine, [task], count=count, split=self._split, layout=layout, adapter=adapter, seed=self._seed,
-            on_progress=lambda _: on_progress(name, 1),
+            engine, [asked.task], count=count, split=self._split, layout=layout, adapter=adapter, late=asked.late,
+            seed=self._seed, on_progress=lambda _: on_progress(name, 1),
         )  # fmt: skip
 
     def _engine(self, contender: Contender, calibrating: Sequence[SynthesisTask]) -> Engine:
         method: Any = "baseline" if contender.kind == "text" else "choreo"
-        engine = Engine.load(self.model, method=method, kv_budget_bytes=KV_BUDGET_BYTES)
+        engine = Engine.load(
+            self.model, method=method, kv_budget_bytes=KV_BUDGET_BYTES, mapped_storage=contender.stored
+        )
         if contender.kind == "calibrated":
             engine.load_adapter(self._calibrated(contender.layout, calibrating))
-        elif contender.kind not in ("text", "untrained"):
-            engine.load_adapter(self._trained(contender.kind))
+        elif contender.training:
+            engine.load_adapter(self._trained(contender.training))
         return engine
 
     def _training_of(self, contender: Contender) -> str:
         """Tells the training that a contender answers with from others; empty for those without one."""
-        card = self.card_path(contender.kind)
-        return hashlib.sha256(card.read_bytes()).hexdigest()[:16] if card.exists() else ""
+        card = self._trained(contender.training) / CARD_FILE
+        return hashlib.sha256(card.read_bytes()).hexdigest()[:16] if contender.training and card.exists() else ""
 
-    def _trained(self, kind: Kind) -> Path:
-        return self._folder / kind.replace(" ", "-") / "synthesizer"
-
-    def card_path(self, kind: Kind) -> Path:
-        """Where the card of a training lies."""
-        return self._trained(kind) / CARD_FILE
+    def _trained(self, training: str) -> Path:
+        return self._folder / training / "synthesizer"
 
     def _train(
         self,
-        kind: Kind,
+        training: str,
         course: Course,
-        on_progress: Callable[[Kind, Passage], None],
-        on_score: Callable[[Kind, int, Mapping[str, float]], None],
+        on_progress: Callable[[str, Passage], None],
+        on_score: Callable[[str, int, Mapping[str, float]], None],
         command: str,
     ) -> None:
-        out = self._trained(kind)
-        if (out / CARD_FILE).exists():
-            return
+        out = self._trained(training)
         train_synthesizer(
             self.model,
             course.settings,
             course.curriculum,
             run=out.parent,
             out=out,
-            on_progress=lambda passage: on_progress(kind, passage),
-            on_score=lambda epoch, shares: on_score(kind, epoch, shares),
+            on_progress=lambda passage: on_progress(training, passage),
+            on_score=lambda epoch, shares: on_score(training, epoch, shares),
             command=command,
         )
 

@@ -10,13 +10,15 @@ from choreo_agents.bench.merging.report import Scores
 from choreo_agents.bench.merging.sweeps import SWEPT
 
 _LABELS = {"branches": "branches (trained on up to 8)", "length": "things said in each branch"}
+_COLOURS = {contender.name: f"C{number}" for number, contender in enumerate(SWEPT)}
+_LATE = "tokens said before a quarter of the branches"
 
 
-def save_sweeps(scores: Scores, names: Mapping[str, Mapping[int, Sequence[str]]], path: Path) -> None:
+def save_sweeps(scores: Scores, names: Mapping[str, Mapping[int | str, Sequence[str]]], path: Path) -> None:
     """Draw the mean share of solved problems by number and by length of branches into a PNG file."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - an optional extra
 
-    drawn = [key for key in _LABELS if key in names]
+    drawn = [key for key in (*_LABELS, "late") if key in names]
     figure = Figure(figsize=(4.4 * len(drawn), 3.4), layout="constrained")
     axes = figure.subplots(1, len(drawn), squeeze=False, sharey=True)[0]
     for axis, key in zip(axes, drawn, strict=True):
@@ -31,11 +33,11 @@ def save_sweeps(scores: Scores, names: Mapping[str, Mapping[int, Sequence[str]]]
                 )
                 for value in values
             ]
+            places = [list(names[key]).index(value) for value in values]
             if values:
-                axis.plot(values, shares, marker="o", label=contender.name)
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(list(names[key]), [str(value) for value in names[key]])
-        axis.set_xlabel(_LABELS[key])
+                axis.plot(places, shares, marker="o", color=_COLOURS[contender.name], label=contender.name)
+        axis.set_xticks(range(len(names[key])), [str(value).removeprefix("after ") for value in names[key]])
+        axis.set_xlabel(_LABELS.get(key, _LATE))
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("solved, % (mean of tasks)")
     axes[0].legend()

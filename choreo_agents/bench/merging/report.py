@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
+from typing import get_args
 
-from choreo_agents.bench.merging.contenders import Contender
+from choreo_agents.bench.merging.contenders import STORED, Contender
 from choreo_agents.bench.merging.sweeps import SWEPT, changed
 from choreo_agents.evaluation import Difference, Score
+from choreo_agents.kv.geometry import KVGeometry
+from choreo_agents.kv.tiers import Stored, stored_bytes
 from choreo_agents.language.synthesis import FROM_TRUNK, HELD_OUT, SYNTHESIS_TASKS
 
 Scores = Mapping[tuple[str, str], Sequence[float]]
@@ -74,9 +77,34 @@ def verdict_lines(scores: Scores) -> list[str]:
     return lines
 
 
-def sweep_lines(scores: Scores, title: str, asked: Mapping[int, Sequence[str]]) -> list[str]:
-    """Mean shares of all tasks by how many or how long branches are, and of each task."""
-    names = [contender.name for contender in SWEPT]
+def storage_lines(scores: Scores, geometry: KVGeometry) -> list[str]:
+    """What each way of storing mapped branches takes, and what it costs."""
+    lines = ["| stored | bytes per token | solved, % | against full | other verdicts, % |", "|---|--:|---|---|--:|"]
+    rounded = [contender for contender in STORED if any(who == contender.name for who, _ in scores)]
+    for stored in get_args(Stored):
+        shares, against, others = [], [], []
+        for contender in rounded:
+            whole = replace(contender, stored="full").name
+            mine = contender.name if stored == contender.stored else whole
+            both = [(scores[whole, task], scores[mine, task]) for who, task in scores if who == contender.name]
+            before, after = ([score == 1 for each in side for score in each] for side in zip(*both, strict=True))
+            shares.append(f"{contender.layout} {100 * mean(after):.1f}")
+            if mine != whole:
+                difference = Difference.of(after, before)
+                low, high = difference.score_interval()
+                against.append(f"{100 * difference.share:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})")
+                others.append(f"{100 * mean(x != y for x, y in zip(before, after, strict=True)):.1f}")
+        same = "the same bits" if stored == "low-rank" else ""
+        cells = [", ".join(shares), ", ".join(against) or same, ", ".join(others)]
+        lines.append(f"| {stored} | {stored_bytes(geometry, stored):,} | {' | '.join(cells)} |")
+    return lines
+
+
+def sweep_lines(
+    scores: Scores, title: str, asked: Mapping[int | str, Sequence[str]], contenders: Sequence[Contender] = SWEPT
+) -> list[str]:
+    """Mean shares of all tasks by how many, how long or how late branches are, and of each task."""
+    names = [contender.name for contender in contenders]
     lines = [f"| {title} | {' | '.join(names)} | problems |", "|---" + "|--:" * (len(names) + 1) + "|"]
     for value, tasks in asked.items():
         cells, problems = [], 0
@@ -88,7 +116,7 @@ def sweep_lines(scores: Scores, title: str, asked: Mapping[int, Sequence[str]]) 
     return lines
 
 
-def order_lines(scores: Scores, asked: Mapping[int, Sequence[str]]) -> list[str]:
+def order_lines(scores: Scores, asked: Mapping[int | str, Sequence[str]]) -> list[str]:
     """How often a verdict depends on the order of the branches."""
     lines = ["| | share solved, by order | verdict depends on the order, % |", "|---|---|--:|"]
     for contender in SWEPT:

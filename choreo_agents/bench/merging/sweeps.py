@@ -1,4 +1,4 @@
-"""What Parallel-Synthesis leaves open: how many branches, how long ones, in which order."""
+"""What Parallel-Synthesis leaves open: how many branches, how long ones, in which order, and how late."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Self
 
 from choreo_agents.bench.merging.contenders import Contender
 from choreo_agents.bench.merging.measure import Asked
+from choreo_agents.evaluation.merging import Late
 from choreo_agents.language import Problem
 from choreo_agents.language.synthesis import SYNTHESIS_TASKS, Synthesis, SynthesisTask
 
@@ -16,6 +17,8 @@ BRANCHES = (2, 4, 8, 16)
 LENGTHS = (1, 2, 4, 8)
 ORDERS = 3
 """Random orders of the same branches."""
+LATE: tuple[int | None, ...] = (0, 1, 2, 4, 8, None)
+"""Tokens of the answer that are said before a quarter of the branches comes; None: it never does."""
 SWEPT = (Contender("text"), Contender("full", "parallel"), Contender("full", "sequential"))
 
 
@@ -87,6 +90,18 @@ def by_order() -> dict[int, list[Asked]]:
         order: [Asked(f"{name} in order {order}", Shuffled(task, order)) for name, task in SYNTHESIS_TASKS.items()]
         for order in range(1, ORDERS + 1)
     }
+
+
+def by_lateness() -> dict[str, list[Asked]]:
+    """Every task, all branches in time, and with the last quarter of them after so many tokens of the answer."""
+    found = {"in time": [Asked(name, task) for name, task in SYNTHESIS_TASKS.items()]}
+    for after in LATE:
+        title = "never" if after is None else f"after {after}"
+        found[title] = [
+            Asked(f"{name} late {title}", task, Late(task.branches // 4, after))
+            for name, task in SYNTHESIS_TASKS.items()
+        ]
+    return found
 
 
 def changed(one: Sequence[Iterable[float]]) -> float:
