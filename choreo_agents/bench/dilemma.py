@@ -30,14 +30,14 @@ AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Game:
-    """One game: drawn by its number, the same for every variant."""
+    """One game of the test split: drawn by its number, the same for every variant."""
 
     number: int
     alice: Strategy
     bob: Strategy = "free"
 
     def rules(self) -> str:
-        both, none = stakes(self.number)
+        both, none = stakes("test", self.number)
         return GAME.format(both=both, none=none)
 
     def strategies(self) -> dict[str, str]:

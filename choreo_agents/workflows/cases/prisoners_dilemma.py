@@ -10,7 +10,8 @@ from pydantic import Field
 
 from choreo_agents.graph import ChoreoGraph, Rule
 from choreo_agents.language import Split
-from choreo_agents.language.tasks.dilemma import Strategy
+from choreo_agents.language.problem import split_of
+from choreo_agents.language.tasks.dilemma import GAME, Strategy
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.cases.base import Item, Options, Play, Result, Variant, said
 from choreo_agents.workflows.phrasing import Prompts
@@ -66,7 +67,7 @@ class DilemmaCase:
     higher_is_better: ClassVar[bool] = False
 
     def draw(self, options: DilemmaOptions, split: Split, number: int) -> Stakes:
-        both, none = stakes(number if split == "test" else f"{split} {number}")
+        both, none = stakes(split, number)
         # In turn, and with either player first.
         strategy = STRATEGY_NAMES[number // 2 % len(STRATEGY_NAMES)] if options.alice == "any" else None
         return Stakes(id=f"{split} {number}", both=both, none=none, bob_first=bool(number % 2), alice=strategy)
@@ -97,7 +98,10 @@ def seen_by_bob(graph: ChoreoGraph, leak: str) -> ChoreoGraph:
     return graph.with_rule("alice", "bob", rule).with_rule("bob", "alice", back)
 
 
-def stakes(number: int | str) -> tuple[int, int]:
-    """Points of a game if both cooperate, and if both defect."""
-    none, both = sorted(random.Random(f"dilemma {number}").sample(range(2, 61), 2))
-    return both, none
+def stakes(split: Split, number: int) -> tuple[int, int]:
+    """Points of a game of a split if both cooperate, and if both defect: no two splits share a game."""
+    rng = random.Random(f"dilemma {split} {number}")
+    while True:
+        none, both = sorted(rng.sample(range(2, 61), 2))
+        if split_of([GAME.format(both=both, none=none)]) == split:
+            return both, none

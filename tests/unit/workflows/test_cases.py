@@ -9,10 +9,13 @@ import pytest
 from langchain_core.messages import AIMessage
 from pydantic import ValidationError
 
+from choreo_agents.bench.dilemma import Game
 from choreo_agents.graph import START
+from choreo_agents.language.tasks.dilemma import GAME
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.cases import CASES, Case, Options, Result
 from choreo_agents.workflows.cases.base import said
+from choreo_agents.workflows.cases.prisoners_dilemma import stakes
 from choreo_agents.workflows.phrasing import Dialect, Prompts, load_prompts
 
 EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
@@ -57,9 +60,20 @@ def test_the_same_number_draws_the_same_item_of_the_split(case: Case) -> None:
         assert [item.id for item in drawn] == [f"{split} {number}" for number in range(4)]
         assert len({item.model_dump_json(exclude={"id"}) for item in drawn}) > 1
         assert all(case.item.model_validate_json(item.model_dump_json()) == item for item in drawn)
-    if case.name != "prisoners_dilemma":  # its stakes have no split
-        contents = {case.draw(options, split, 0).model_dump_json(exclude={"id"}) for split in ("train", "dev", "test")}
-        assert len(contents) == 3
+    contents = {case.draw(options, split, 0).model_dump_json(exclude={"id"}) for split in ("train", "dev", "test")}
+    assert len(contents) == 3
+
+
+def test_no_game_of_the_dilemma_is_in_two_splits() -> None:
+    drawn = {split: {stakes(split, number) for number in range(300)} for split in ("train", "dev", "test")}
+    assert all(2 <= none < both <= 60 for games in drawn.values() for both, none in games)
+    assert len(drawn["train"] | drawn["dev"] | drawn["test"]) == sum(len(games) for games in drawn.values())
+    case = CASES["prisoners_dilemma"]
+    items: list[Any] = [case.draw(case.options(), "test", number) for number in range(20)]
+    # What table 3 plays is of the test split, too.
+    assert [Game(number, "free").rules() for number in range(20)] == [
+        GAME.format(both=item.both, none=item.none) for item in items
+    ]
 
 
 @EVERY_CASE
