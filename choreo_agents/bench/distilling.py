@@ -30,7 +30,9 @@ from choreo_agents.training.trace import Trace
 from choreo_agents.training.trace_store import TraceStore, digest_of
 from choreo_agents.training.tuned import TUNED
 from choreo_agents.training.tuning import Example
+from choreo_agents.workflows.answers import read_answer
 from choreo_agents.workflows.cases import Item, Variant
+from choreo_agents.workflows.phrasing import Prompts
 
 CHUNK = 64
 """Traces that are sampled before they are written down."""
@@ -43,7 +45,7 @@ class Lesson:
     setup: Setup
     variant: str
     source: Setup | None = None
-    """The workflow whose last words are taught instead of its own: to make a single call say what it ends with."""
+    """The workflow whose answer is taught, in the last words that state it: for a single call to say it at once."""
     own: Mapping[Split, Sequence[Item]] | None = None
     """The user's items to learn from and to be judged by; None: they are drawn from the embedded language."""
 
@@ -103,8 +105,10 @@ def sample_traces(
     seed: int = 0,
     kv_budget_bytes: int = 1 << 30,
     on_progress: Callable[[int], None] = lambda done: None,
-) -> None:
+) -> dict[str, str]:
     """Sample a trace of each item that the store does not hold yet.
+
+    What is no fault of an item, as too little KV memory, ends it: started again, it samples the rest.
 
     Args:
         model: Says the words.
@@ -114,7 +118,10 @@ def sample_traces(
         temperature: Of all that is said.
         seed: Of the first item's run.
         kv_budget_bytes: Of each engine.
-        on_progress: Told how many there are.
+        on_progress: Told how many are over.
+
+    Returns:
+        Why an item has no trace, by its id: its view outgrows the model's context, say.
     """
     served = lesson.served
     sampling = lesson.setup.sampling.model_copy(update={"temperature": temperature, "top_p": 1.0})
@@ -125,6 +132,7 @@ def sample_traces(
         for item, item_seed in zip(items, lesson.seeds(items, seed), strict=True)
         if item.id not in store
     ]
+    left_out: dict[str, str] = {}
     done = len(items) - len(left)
     on_progress(done)
     with (
@@ -134,14 +142,31 @@ def sample_traces(
         most = min(CHUNK, room(teacher), room(student))
         for first in range(0, len(left), most):
             chunk = left[first : first + most]
-            jobs = [partial(_trace, teacher, student, taught, placed, item, own) for item, own in chunk]
-            store.add(asyncio.run(at_once(jobs, most)), model.adapter.max_positions)
+            jobs = [partial(_trace_or_reason, teacher, student, taught, placed, item, own) for item, own in chunk]
+            made = asyncio.run(at_once(jobs, most))
+            store.add([trace for trace in made if isinstance(trace, Trace)], model.adapter.max_positions)
+            left_out |= {
+                item.id: reason for (item, _), reason in zip(chunk, made, strict=True) if isinstance(reason, str)
+            }
             done += len(chunk)
             on_progress(done)
+    return left_out
+
+
+async def _trace_or_reason(
+    teacher: Engine, student: Engine, taught: Setup, placed: Setup, item: Item, seed: int
+) -> Trace | str:
+    """A trace, or why the item has none."""
+    try:
+        return await _trace(teacher, student, taught, placed, item, seed)
+    except KVBudgetError:
+        raise
+    except InvalidRequestError as error:
+        return str(error)
 
 
 async def _trace(teacher: Engine, student: Engine, taught: Setup, placed: Setup, item: Item, seed: int) -> Trace:
-    """Of one item: as `taught` is run from text, or, if that is another workflow, `placed` with its last words."""
+    """Of one item: as `taught` is run from text, or, if that is another workflow, `placed` with what that ends with."""
     # The options of the variant decide the graph under both: the baseline only reads it as text.
     options = placed.options if taught.case is placed.case else taught.options
     made = taught.case.play(item, options, taught.prompts, taught.sampling)
@@ -149,7 +174,8 @@ async def _trace(teacher: Engine, student: Engine, taught: Setup, placed: Setup,
         state, _ = await run_graph(teacher, made.graph, made.messages, seed=seed)
         said = sampled(teacher, state)
     if taught.case is not placed.case:
-        last = said[max(said, key=lambda place: (place[1], place[0]))]
+        judged = taught.case.judge(item, options, taught.prompts, state).answer
+        last = _ending(teacher, taught.prompts, said, judged)
         said = defaultdict(lambda: last)
     made = placed.case.play(item, placed.options, placed.prompts, placed.sampling)
     with student.scope():
@@ -165,6 +191,20 @@ def sampled(engine: Engine, state: Mapping[str, Any]) -> Replay:
         if tokens:
             said[entry["author"], entry["superstep"], entry["branch"], entry["call"]] = tokens
     return said
+
+
+def _ending(engine: Engine, prompts: Prompts, said: Replay, judged: str) -> tuple[int, ...]:
+    """The last words that state the answer which a run was judged by.
+
+    Raises:
+        InvalidRequestError: Nobody says it.
+    """
+    where = prompts("answer")
+    wanted = read_answer(judged, where)
+    for _, tokens in sorted(said.items(), key=lambda one: (one[0][1], one[0]), reverse=True):
+        if tokens and wanted and read_answer(engine.model.decode(list(tokens), special=False), where) == wanted:
+            return tokens
+    raise InvalidRequestError("nobody says an answer that could be taught")
 
 
 class FixedExamples:

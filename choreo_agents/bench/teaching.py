@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from choreo_agents.bench.distilling import FixedExamples, Lesson, adapted, sample_traces, score_played
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.language import Split
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.checkpoints import Checkpoints, reserved
@@ -41,6 +42,8 @@ class Watcher(Protocol):
     """Hears of a distillation."""
 
     def sampling(self, split: Split, done: int, wanted: int) -> None: ...
+
+    def left_out(self, split: Split, item: str, reason: str) -> None: ...
 
     def training(self, passage: Passage) -> None: ...
 
@@ -84,7 +87,8 @@ def teach(
 
     Raises:
         TrainingError: The loss is no number any more, or the folder is another run's.
-        InvalidRequestError: Another run is at work in the folder, or there is no such variant.
+        InvalidRequestError: Another run is at work in the folder, there is no such variant, or none of the items of a
+            split can be taught.
     """
     tuned = Tuned(model, settings)
     with reserved(run):
@@ -109,6 +113,7 @@ def teach(
                 "variant": lesson.variant,
                 "options": lesson.setup.changed(lesson.served).options.model_dump(mode="json"),
                 "traces": asdict(amounts) | {"traces": len(train), "held_out": len(dev)},
+                **({"source": lesson.source.as_settings(model)} if lesson.source is not None else {}),
                 "untuned": asdict(_first(outcome)),
                 "best": asdict(outcome.best),
             }
@@ -136,10 +141,11 @@ def _traces(
         "temperature": amounts.temperature,
         "seed": amounts.seed,
         **({"items": lesson.digest} if lesson.own is not None else {}),
+        **({"source": lesson.source.as_settings(model)} if lesson.source is not None else {}),
     }
     folder = run / f"{split}-traces"
     with TraceStore(folder, settings) as store:
-        sample_traces(
+        left_out = sample_traces(
             model,
             lesson,
             items,
@@ -148,6 +154,11 @@ def _traces(
             seed=amounts.seed,
             on_progress=lambda done: watcher.sampling(split, done, len(items)),
         )
+    for item, reason in left_out.items():
+        watcher.left_out(split, item, reason)
+    if len(left_out) == len(items):
+        first, reason = next(iter(left_out.items()))
+        raise InvalidRequestError(f"none of the {len(items)} {split} items can be taught: {first!r}, say: {reason}")
     # The store may hold more: of a run that asked for more of the same.
     known = {trace.id: trace for trace in read_traces(folder, model.adapter.max_positions)}
-    return [known[item.id] for item in items]
+    return [known[item.id] for item in items if item.id not in left_out]

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from choreo_agents.language import Split
@@ -48,6 +49,10 @@ class TrainingDisplay:
     def sampling(self, split: Split, done: int, wanted: int) -> None:
         """Traces that are there."""
         self.playing(f"{split} traces", done, wanted)
+
+    def left_out(self, split: Split, item: str, reason: str) -> None:
+        """An item that cannot be taught."""
+        self._say(f"[dim]{self._name}{split} item {escape(repr(item))} is left out:[/] {escape(reason)}")
 
     def training(self, passage: Passage) -> None:
         """Epochs that are over, and how fast this process is."""

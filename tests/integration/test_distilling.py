@@ -24,7 +24,7 @@ from choreo_agents.bench.teaching import Amounts, Taught, teach
 from choreo_agents.bench.tuned import Course, measure_tuned
 from choreo_agents.bench.untuned import Trial
 from choreo_agents.engine import Engine
-from choreo_agents.errors import ContextLengthError, InvalidRequestError
+from choreo_agents.errors import ContextLengthError, InvalidRequestError, KVBudgetError
 from choreo_agents.evaluation.journal import Journal
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
@@ -34,7 +34,7 @@ from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.trace import Trace
 from choreo_agents.training.trace_store import TraceStore, read_traces
 from choreo_agents.training.tuned import TUNED, Tuned
-from choreo_agents.workflows.cases import CASES
+from choreo_agents.workflows.cases import CASES, Result
 from choreo_agents.workflows.phrasing import load_prompts
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.95, max_tokens=40)
@@ -181,6 +181,27 @@ def test_a_single_call_is_taught_what_a_workflow_ends_with(
     assert [m.tokens for m in alone.messages[:-1]] == [m.tokens for m in trace.messages[:-1]], "its own question"
 
 
+def test_the_words_of_who_gave_the_majoritys_answer_are_taught(
+    embedded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of whoever comes last; and nothing where nobody gives an answer."""
+    wrong, right = (
+        tuple(embedded.encode(f"Ann has {what} cups. I keep my answer.<|im_end|>")) for what in ("3 red", "5 blue")
+    )
+    spoken = {("Alice", 1): wrong, ("Alice", 3): right, ("Bruno", 3): right, ("Clara", 3): wrong}
+    lesson = replace(lesson_of("direct", "choreo", task="notes"), source=setup_of("debate"))
+    monkeypatch.setattr(
+        distilling, "sampled", lambda *_: {(name, step, 0, 0): tokens for (name, step), tokens in spoken.items()}
+    )
+    for answer, taught in (("Ann has 5 blue cups.", right), ("Ann has 3 red cups.", wrong), ("", None)):
+        monkeypatch.setattr(type(CASES["debate"]), "judge", lambda *_, answer=answer: Result(answer, 1.0))
+        folder = tmp_path / f"taught {answer}"
+        with TraceStore(folder, {}) as store:
+            left_out = sample_traces(embedded, lesson, lesson.items("train", 1), store)
+        assert [learnt(trace) for trace in read_traces(folder)] == ([] if taught is None else [[taught]])
+        assert left_out == ({} if taught else {"train 0": "nobody says an answer that could be taught"})
+
+
 def test_examples_are_the_adapters_with_the_ordinary_prompt_as_teacher(embedded: LoadedModel, tmp_path: Path) -> None:
     traces = recorded(embedded, lesson_of(), tmp_path, 2)
     taught, alone = FixedExamples(traces, taught=True), FixedExamples(traces)
@@ -199,9 +220,13 @@ class Silent:
     def __init__(self) -> None:
         self.scores: list[tuple[int, float, float | None]] = []
         self.sampled: list[tuple[str, int]] = []
+        self.missing: list[tuple[str, str, str]] = []
 
     def sampling(self, split: str, done: int, wanted: int) -> None:
         self.sampled.append((split, done))
+
+    def left_out(self, split: str, item: str, reason: str) -> None:
+        self.missing.append((split, item, reason))
 
     def training(self, passage: Any) -> None: ...
 
@@ -226,6 +251,11 @@ def taught(model: LoadedModel, folder: Path, lesson: Lesson | None = None, **cha
         command="choreo ...",
     )
     return found, watcher
+
+
+def card_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "card.json").read_text())
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -397,6 +427,8 @@ class Quiet:
 
     def sampling(self, *_: object) -> None: ...
 
+    def left_out(self, *_: object) -> None: ...
+
     def training(self, *_: object) -> None: ...
 
     def judged(self, *_: object) -> None: ...
@@ -420,3 +452,53 @@ def test_items_of_ones_own_teach_and_judge(embedded: LoadedModel, tmp_path: Path
         teach(embedded, changed, settings, Amounts(traces=9, held_out=9), **where)
     with pytest.raises(InvalidRequestError, match="give two at least"):
         divided(items[:1], 2)
+
+
+def test_an_item_that_is_too_long_is_left_out_and_named(
+    embedded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lesson = lesson_of("direct", "choreo", steps=2)
+    items = [item.model_copy(update={"id": f"line {n}"}) for n, item in enumerate(lesson.items("train", 5), start=1)]
+    longest = " ".join(["Add 1."] * 900)
+    items[1] = items[1].model_copy(update={"question": longest})
+    settings = TuneSettings(rank=2, epochs=1, learning_rate=5e-3)
+    for _ in range(2):
+        watcher = Silent()
+        teach(
+            embedded, replace(lesson, own=divided(items, 1)), settings, Amounts(traces=9, held_out=9),
+            run=tmp_path, out=tmp_path / "out", watcher=watcher, command="",
+        )  # fmt: skip
+        [(split, item, reason)] = watcher.missing
+        assert (split, item) == ("train", "line 2") and "context" in reason
+    assert [trace.id for trace in read_traces(tmp_path / "train-traces")] == ["line 1", "line 3", "line 4"]
+    assert card_of(tmp_path / "out")["traces"]["traces"] == 3
+
+    items[-1] = items[-1].model_copy(update={"question": longest})
+    with pytest.raises(InvalidRequestError, match=r"none of the 1 dev items can be taught: 'line 5', say: .*context"):
+        teach(
+            embedded, replace(lesson, own=divided(items, 1)), settings, Amounts(traces=9, held_out=9),
+            run=tmp_path / "other", out=tmp_path / "out", watcher=Silent(), command="",
+        )  # fmt: skip
+
+    async def no_memory(*_: object) -> Any:
+        raise KVBudgetError("too little memory")
+
+    monkeypatch.setattr(distilling, "_trace", no_memory)
+    with pytest.raises(KVBudgetError), TraceStore(tmp_path / "small", {}) as store:
+        sample_traces(embedded, lesson, lesson.items("train", 1), store)
+
+
+def test_what_another_workflow_teaches_is_not_mixed_with_what_a_third_does(
+    embedded: LoadedModel, tmp_path: Path
+) -> None:
+    settings = TuneSettings(rank=2, epochs=1, learning_rate=5e-3)
+    sources = [setup_of("iterative_debate", steps=2, rounds=rounds) for rounds in (1, 2)]
+    lessons = [replace(lesson_of("direct", "choreo", steps=2), source=source) for source in sources]
+    where: dict[str, Any] = {"run": tmp_path, "out": tmp_path / "out", "watcher": Quiet(), "command": ""}
+    for _ in range(2):
+        teach(embedded, lessons[0], settings, Amounts(traces=2, held_out=1), **where)
+    source = card_of(tmp_path / "out")["source"]
+    assert source["workflow"] == "iterative_debate" and source["options"]["rounds"] == 1
+    for other in (lessons[1], replace(lessons[0], source=None)):
+        with pytest.raises(InvalidRequestError, match="another run's results, with source"):
+            teach(embedded, other, settings, Amounts(traces=2, held_out=1), **where)
