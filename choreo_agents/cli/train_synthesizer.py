@@ -106,7 +106,9 @@ def synthesizer(
                 f"{model!r} does not speak the embedded language, which examples are drawn in: give merges of your own "
                 "with --inputs (docs/how-to/train-adapters.md)"
             )
-        own = None if inputs is None else read_merges(inputs, loaded, chosen, held_out or 64)
+        own = None if inputs is None else read_merges(
+            inputs, loaded, chosen, held_out or 64, taught=imitation > 0
+        )
         usual = EMBEDDED_RATE if loaded.speaks_embedded else USUAL_RATE
         rate = usual if learning_rate is None else learning_rate
         settings = TuneSettings(

@@ -15,7 +15,7 @@ from choreo_agents.errors import InvalidRequestError, TrainingError
 from choreo_agents.evaluation.placing import SynthesisLayout
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.synthesis_data import Views
-from choreo_agents.training.synthesis_traces import ROOT, Fan, Span, cache_trace, span
+from choreo_agents.training.synthesis_traces import ROOT, Fan, Span, cache_trace, span, text_trace
 from choreo_agents.training.trace import Trace
 from choreo_agents.training.tuned import TUNED, Tuned
 from choreo_agents.training.tuning import Example
@@ -77,13 +77,23 @@ class OwnMerges:
         return [cache_trace(fan, layout, mapped=mapped, adapter=adapter) for fan in self.held_out for layout in layouts]
 
 
-def read_merges(path: Path, model: LoadedModel, layouts: Sequence[SynthesisLayout], held_out: int) -> OwnMerges:
+def read_merges(
+    path: Path, model: LoadedModel, layouts: Sequence[SynthesisLayout], held_out: int, *, taught: bool = False
+) -> OwnMerges:
     """Read a JSONL file; the last lines judge, at most a third of them.
+
+    Args:
+        path: The file.
+        model: That is to learn.
+        layouts: Where branches will stand.
+        held_out: Lines that judge, at most.
+        taught: Whether each has to fit into one ordinary prompt as well, for the model's own distributions over it.
 
     Raises:
         InvalidRequestError: A line is no merge, or there are fewer than two.
         TrainingError: A line reaches past the model's context.
     """
+    most = model.adapter.max_positions
     fans: list[Fan] = []
     for number, line in enumerate(path.read_bytes().decode("utf-8-sig").split("\n"), start=1):
         if not line.strip():
@@ -98,10 +108,16 @@ def read_merges(path: Path, model: LoadedModel, layouts: Sequence[SynthesisLayou
             ) from error
         fan = fan_of_merge(model, merge, id=f"line {number}")
         reach = max(cache_trace(fan, layout).reach for layout in layouts)
-        if reach > model.adapter.max_positions:
+        if reach > most:
             raise TrainingError(
-                f"line {number} of {str(path)!r} reaches position {reach}, the model's context ends at "
-                f"{model.adapter.max_positions}: leave it out"
+                f"line {number} of {str(path)!r} reaches position {reach}, the model's context ends at {most}: "
+                "leave it out"
+            )
+        whole = text_trace(fan).reach
+        if taught and whole > most:
+            raise TrainingError(
+                f"line {number} of {str(path)!r} reaches position {whole} as one ordinary prompt, the model's context "
+                f"ends at {most}: leave it out, or learn without its distributions (--imitation 0)"
             )
         fans.append(fan)
     if len(fans) < 2:

@@ -83,7 +83,7 @@ def span(
     learn: bool = False,
     tokens: Sequence[int] | None = None,
 ) -> Span:
-    """One turn as tokens; of a learnt one, the words and the end of the turn are learnt, the header is given.
+    """One turn as tokens; of a learnt one, the words and the token that ends a decode are learnt, the rest is given.
 
     Raises:
         TrainingError: A learnt turn does not start with the header that a decode starts with.
@@ -94,7 +94,9 @@ def span(
     header = tuple(model.encode(model.chat.header(author)))
     if whole[: len(header)] != header:
         raise TrainingError(f"the tokens of {name!r} do not start with the header of its author {author!r}")
-    return Span(name, whole, (len(header), len(whole)), author, role)
+    closing = tuple(model.encode(model.chat.turn_end))
+    unsaid = len(closing[1:]) if whole[-len(closing) :] == closing else 0
+    return Span(name, whole, (len(header), len(whole) - unsaid), author, role)
 
 
 def cache_trace(fan: Fan, layout: SynthesisLayout, *, mapped: bool = False, adapter: str | None = None) -> Trace:

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.chatty import save_chatty
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, TrainingError
-from choreo_agents.models import LoadedModel
+from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.sampling import Sampling
 from choreo_agents.training.own_merges import Merge, OwnExamples, fan_of_merge, read_merges
+from choreo_agents.training.recording import record
 from choreo_agents.training.settings import TuneSettings
-from choreo_agents.training.synthesis_traces import cache_trace
+from choreo_agents.training.synthesis_traces import cache_trace, text_trace
 from choreo_agents.training.synthesizer import Curriculum, train_synthesizer
 from choreo_agents.training.tuned import Tuned
 
@@ -81,6 +84,34 @@ def test_lines_that_are_no_merges_are_named(embedded: LoadedModel, tmp_path: Pat
     assert [fan.id for fan in own.train] == ["line 1", "line 2", "line 3"] and [fan.id for fan in own.held_out] == [
         "line 4"
     ]
+
+
+def test_a_merge_that_is_too_long_as_one_prompt_has_no_teacher(embedded: LoadedModel, tmp_path: Path) -> None:
+    branches = [{"name": "Alice", "content": "I see kites. " * 150} for _ in range(6)]
+    path = write(tmp_path / "own.jsonl", MERGE, MERGE | {"branches": branches}, MERGE)
+    fan = read_merges(path, embedded, ["parallel"], 1).train[1]
+    assert cache_trace(fan, "parallel").reach <= embedded.adapter.max_positions < text_trace(fan).reach
+    with pytest.raises(TrainingError, match=r"line 2 of .* as one ordinary prompt, .* \(--imitation 0\)"):
+        read_merges(path, embedded, ["parallel"], 1, taught=True)
+
+
+def test_what_is_learnt_ends_where_a_decode_does(tmp_path: Path) -> None:
+    """A ChatML turn goes on with a line's end, which nobody samples."""
+    model = load_model(save_chatty(tmp_path / "chatty"))
+    answer = cache_trace(fan_of_merge(model, Merge.model_validate(MERGE), id="one"), "parallel").messages[-1]
+    with Engine.load(model) as engine:
+        turn = model.encode(model.chat.turn("assistant", MERGE["answer"], "Clara"))
+        assert answer.tokens == tuple(turn)
+        words = turn[len(model.encode(model.chat.header("Clara"))) :]
+        forced = tuple(words[: words.index(model.tokenizer.eos_token_id) + 1])
+        said = engine.decode(
+            model.chat.header("Clara"),
+            sampling=Sampling(forced=forced, max_tokens=len(forced)),
+            closing=model.chat.turn_end,
+        )
+        recorded = record(engine, "one", [said]).messages[-1]
+    assert recorded.tokens == answer.tokens and recorded.learn == answer.learn
+    assert answer.learn is not None and answer.learn[1] == len(answer.tokens) - 1
 
 
 def test_epochs_are_the_same_each_time_and_mix_layouts(embedded: LoadedModel, tmp_path: Path) -> None:
