@@ -15,7 +15,7 @@ from choreo_agents.bench.playing import read_items
 from choreo_agents.bench.teaching import Amounts, Taught, teach
 from choreo_agents.cli.case_options import SpelledGroup, command_of
 from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load, typed_command
-from choreo_agents.cli.play import EMBEDDED_TOKENS, InputsOption, MakeOptions, PromptsOption, make_setup
+from choreo_agents.cli.play import InputsOption, MakeOptions, MaxTokensOption, PromptsOption, make_setup
 from choreo_agents.cli.training_display import TrainingDisplay
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.workflows.cases import CASES, Case
@@ -73,7 +73,7 @@ def distill_case(
         typer.Option(min=0.0, max=1.0, help="Share of the loss that compares with the model's own distributions."),
     ] = 0.0,
     temperature: Annotated[float, typer.Option(min=0.0, help="Of the traces.")] = 1.0,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Of a message.")] = EMBEDDED_TOKENS,
+    max_tokens: MaxTokensOption = None,
     checkpointed: Annotated[
         bool, typer.Option("--checkpointed", help="Compute layers again instead of keeping them: slower, less memory.")
     ] = False,

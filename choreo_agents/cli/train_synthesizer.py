@@ -56,9 +56,13 @@ def synthesizer(
         typer.Option("--inputs", help="Merges of your own instead, a JSON object on each line; see the docs."),
     ] = None,
     sources: Annotated[
-        str,
-        typer.Option(help="Shares of dialogue cut into branches, of synthesis tasks, and of the text twin's answers."),
-    ] = USUAL_SOURCES,
+        str | None,
+        typer.Option(
+            help="Shares of dialogue cut into branches, of synthesis tasks, and of the text twin's answers.  "
+            f"[default: {USUAL_SOURCES}]",
+            show_default=False,
+        ),
+    ] = None,
     imitation: Annotated[
         float,
         typer.Option(min=0.0, max=1.0, help="Share of the loss that compares with the text twin's distributions."),
@@ -90,12 +94,16 @@ def synthesizer(
     """
     console = Console(highlight=False)
     with errors_as_lines(console):
+        if inputs is not None and (sources is not None or examples is not None):
+            raise InvalidRequestError(
+                "--sources and --examples are of what is drawn: with --inputs every epoch has all merges but the last"
+            )
         usual_layouts = "parallel" if quick else "parallel,sequential"
         chosen = require_layouts(usual_layouts if layouts is None else layouts)
         folder = run or RUNS / f"synthesizer-{'-'.join(chosen)}-{'quick-' if quick else ''}{seed}"
         curriculum = Curriculum(
             layouts=chosen,
-            weights=_shares(sources),
+            weights=_shares(USUAL_SOURCES if sources is None else sources),
             examples=examples or (QUICK_EXAMPLES if quick else EXAMPLES),
             judged=held_out or (QUICK_JUDGED if quick else 8),
             seed=seed,
@@ -106,9 +114,7 @@ def synthesizer(
                 f"{model!r} does not speak the embedded language, which examples are drawn in: give merges of your own "
                 "with --inputs (docs/how-to/train-adapters.md)"
             )
-        own = None if inputs is None else read_merges(
-            inputs, loaded, chosen, held_out or 64, taught=imitation > 0
-        )
+        own = None if inputs is None else read_merges(inputs, loaded, chosen, held_out or 64, taught=imitation > 0)
         usual = EMBEDDED_RATE if loaded.speaks_embedded else USUAL_RATE
         rate = usual if learning_rate is None else learning_rate
         settings = TuneSettings(

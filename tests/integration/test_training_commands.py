@@ -15,6 +15,7 @@ from support.commands import Choreo
 from typer.testing import CliRunner
 
 from choreo_agents.bench import tuned
+from choreo_agents.bench.distilling import Lesson
 from choreo_agents.cli import app
 from choreo_agents.cli.distill import usual_variant
 from choreo_agents.errors import TrainingError
@@ -206,6 +207,33 @@ def test_a_model_of_another_language_is_refused(loaded_once: None, tmp_path: Pat
     path = str(save_chatty(tmp_path / "chatty"))
     for command in (("train", "synthesizer"), ("eval", "synthesis"), ("eval", "tuned")):
         assert "does not speak the embedded language" in said(*command, "--model", path, code=1)
+
+
+@pytest.mark.parametrize("option", [("--sources", "tasks=1"), ("--examples", "9")])
+def test_what_is_drawn_goes_not_with_merges_of_ones_own(in_a_folder_of_its_own: Path, option: tuple[str, str]) -> None:
+    Path("own.jsonl").touch()
+    out = said("train", "synthesizer", "--inputs", "own.jsonl", *option, code=1)
+    assert "--sources and --examples are of what is drawn" in out
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "most"),
+    [("embedded", (), 96), ("chatty", (), 512), ("chatty", ("--max-tokens", "7"), 7)],
+)
+def test_messages_are_learnt_as_long_as_they_are_when_they_are_run(
+    in_a_folder_of_its_own: Path, monkeypatch: pytest.MonkeyPatch, model: str, options: tuple[str, ...], most: int
+) -> None:
+    save_chatty(Path("chatty"))
+    Path("own.jsonl").write_text('{"question": "What?"}\n{"question": "Who?"}\n')
+    lessons: list[Lesson] = []
+
+    def teach(_: object, lesson: Lesson, *__: object, **___: object) -> Any:
+        lessons.append(lesson)
+        raise TrainingError("not today")
+
+    monkeypatch.setattr("choreo_agents.cli.distill.teach", teach)
+    said("train", "distill", "direct", "--model", model, "--inputs", "own.jsonl", *options, code=1)
+    assert [lesson.setup.sampling.max_tokens for lesson in lessons] == [most]
 
 
 def test_a_folder_that_is_in_use_is_named(loaded_once: None, tmp_path: Path) -> None:
