@@ -39,6 +39,7 @@ from choreo_agents.cli.options import (
 )
 from choreo_agents.cli.training_display import TrainingDisplay
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.evaluation.placing import SynthesisLayout
 from choreo_agents.language.synthesis import SYNTHESIS_TASKS
 from choreo_agents.models.adapter import ModelAdapter
 
@@ -113,15 +114,16 @@ def synthesis(
             for title, asked in sweeps.items():
                 players = [one for one in sweepers if title != "late" or one.kind != "text"]
                 swept_scores |= play(title, players, [one for each in asked.values() for one in each], fewer)
+            layout = referee.best_layout([one for one in chosen if one.kind == "full"])
         names = {
             title: {key: [one.name for one in each] for key, each in asked.items()} for title, asked in sweeps.items()
         }
         if as_json:
-            typer.echo(json.dumps({f"{who} | {what}": mean(each) for (who, what), each in scores.items()}, indent=2))
+            typer.echo(json.dumps(_as_object(scores, swept_scores, names), indent=2))
         else:
             console.print(_table(scores, chosen))
         command = _command(model, n, fewer, contenders, seed)
-        text = _markdown(scores, swept_scores, chosen, names, command, loaded.adapter)
+        text = _markdown(scores, swept_scores, chosen, names, command, loaded.adapter, layout)
         if report is not None:
             report.write_text(text)
             console.print(f"[dim]written to {escape(str(report))}[/]")
@@ -139,6 +141,17 @@ def _chosen(names: str | None) -> list[Contender]:
     if unknown:
         raise InvalidRequestError(f"there is no contender {unknown[0]!r}: there are {', '.join(sorted(kinds))}")
     return [contender for contender in CONTENDERS if contender.kind in wanted]
+
+
+def _as_object(scores: Scores, swept: Scores, names: Mapping[str, Mapping[int | str, Sequence[str]]]) -> dict[str, Any]:
+    """Mean shares by contender and task, those of the sweeps by their titles."""
+    asked = {title: {name for each in sweep.values() for name in each} for title, sweep in names.items()}
+    sweeps = {title: _means({key: each for key, each in swept.items() if key[1] in of}) for title, of in asked.items()}
+    return {**_means(scores), "sweeps": sweeps}
+
+
+def _means(scores: Scores) -> dict[str, float]:
+    return {f"{who} | {what}": mean(each) for (who, what), each in scores.items()}
 
 
 def _command(model: str, n: int, swept: int, contenders: str | None, seed: int) -> str:
@@ -164,11 +177,18 @@ def _markdown(
     names: Mapping[str, Mapping[int | str, Sequence[str]]],
     command: str,
     model: ModelAdapter,
+    layout: SynthesisLayout | None,
 ) -> str:
     text = [f"`{command}`", "", f"Weights: `{model.fingerprint[:16]}`. Solved, %; in brackets 95 % intervals.", ""]
     text += ["## What each part is worth", "", *ablation_lines(scores, contenders), ""]
     if verdicts(scores):
-        text += ["## Against text, problem by problem", "", *verdict_lines(scores), ""]
+        text += ["## Against text, problem by problem", ""]
+        if layout is not None:
+            text += [
+                "In bold the layout whose training solved more development problems, over all tasks.",
+                "",
+            ]
+        text += [*verdict_lines(scores, layout), ""]
     if any(who == contender.name for contender in STORED for who, _ in scores):
         text += ["## What mapped branches take when they have left the KV memory", ""]
         text += [*storage_lines(scores, model.geometry), ""]

@@ -210,15 +210,32 @@ def test_late_branches_are_a_quarter() -> None:
             assert title == ("never" if one.late.after is None else f"after {one.late.after}")
 
 
-def test_verdicts_take_the_better_layout_problem_by_problem() -> None:
-    one, two = verdicts(SCORES)
-    assert (one.task, one.layout, one.share, one.met) == ("vote", "sequential", 1.0, True)
-    assert one.difference.share == pytest.approx(0.25)
-    assert (two.task, two.layout, two.met) == ("best", "parallel", False)
-    lines = verdict_lines(SCORES)
-    assert lines[2].startswith("| vote | sequential | 100.0 | 75.0 | +25.0 (") and lines[2].endswith("| yes |")
-    assert lines[3].startswith("| best | parallel | 50.0 | 100.0 | -50.0 (") and lines[3].endswith("| no |")
+def test_verdicts_are_of_each_layout_problem_by_problem() -> None:
+    one, two, three = verdicts(SCORES)
+    assert (one.task, one.layout, one.share, one.met) == ("vote", "parallel", 0.25, False)
+    assert (two.task, two.layout, two.share, two.met) == ("vote", "sequential", 1.0, True)
+    assert two.difference.share == pytest.approx(0.25)
+    assert (three.task, three.layout, three.met) == ("best", "parallel", False)
+    lines = verdict_lines(SCORES, "sequential")
+    assert lines[2].startswith("| vote | parallel | 25.0 | 75.0 | -50.0 (") and lines[2].endswith("| no |")
+    assert lines[3].startswith("| vote | **sequential** | 100.0 | 75.0 | +25.0 (") and lines[3].endswith("| yes |")
+    assert lines[4].startswith("| best | parallel | 50.0 | 100.0 | -50.0 (") and lines[4].endswith("| no |")
+    assert "**" not in "".join(verdict_lines(SCORES))
     assert verdicts({("text", "vote"): [1.0]}) == []
+
+
+def test_development_problems_choose_the_layout(embedded: LoadedModel, tmp_path: Path) -> None:
+    """Not those that contenders are set against text on."""
+    both = [Contender("full", "parallel"), Contender("full", "sequential")]
+    with Referee(embedded, tmp_path) as referee:
+        for contender, best in zip(both, (0.5, 0.25), strict=True):
+            assert referee.best_layout(both) is None, "one is not trained yet"
+            card = referee._trained(contender.training) / "card.json"
+            card.parent.mkdir(parents=True)
+            card.write_text(json.dumps({"best": best}))
+        assert referee.best_layout(both) == "parallel" and referee.best_layout(both[1:]) == "sequential"
+        card.write_text("[]")
+        assert referee.best_layout(both) is None and referee.best_layout([]) is None
 
 
 def test_ablations_are_tasks_by_contenders_with_means() -> None:
@@ -315,12 +332,18 @@ def test_the_command_writes_tables_and_goes_on(
         "What mapped",
     ):
         assert f"## {title}" in page
+    assert "In bold the layout whose training solved more development problems" in page
+    assert page.count("| **parallel** |") + page.count("| **sequential** |") == len(FEW)
     assert page.startswith("`choreo eval synthesis --n 2 --swept 1 --seed 0 --contenders text,untrained,full`")
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
     whole = (tmp_path / "runs" / "played.jsonl").read_bytes()
     again = CliRunner().invoke(app, ["eval", "synthesis", *command, "--json"])
     names = [one.name for one in (*CONTENDERS, *STORED) if one.kind in ("text", "untrained", "full")]
-    assert set(json.loads(again.stdout)) == {f"{who} | {task}" for who in names for task in FEW}
+    found = json.loads(again.stdout)
+    sweeps = found.pop("sweeps")
+    assert set(found) == {f"{who} | {task}" for who in names for task in FEW}
+    assert list(sweeps) == ["branches", "length", "order", "late"]
+    assert set(sweeps["branches"]) == {f"{one.name} | {task}" for one in SWEPT for task in ("vote", "vote of 4")}
     assert (tmp_path / "runs" / "played.jsonl").read_bytes() == whole, "nothing is asked twice"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +128,17 @@ class Referee:
                     self.journal.add(key, {"scores": scores, "shares": shares, "training": trained})
                     found[contender.name, one.name] = scores
         return found
+
+    def best_layout(self, contenders: Sequence[Contender]) -> SynthesisLayout | None:
+        """That of the contender whose training solved most development problems; None if a card does not say it."""
+        scores: dict[SynthesisLayout, float] = {}
+        for contender in contenders:
+            try:
+                card = json.loads((self._trained(contender.training) / CARD_FILE).read_text())
+                scores[contender.layout] = float(card["best"])
+            except (OSError, ValueError, LookupError, TypeError):
+                return None
+        return max(scores, key=lambda layout: scores[layout], default=None)
 
     def _ask(
         self,

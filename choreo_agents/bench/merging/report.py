@@ -10,19 +10,22 @@ from typing import get_args
 from choreo_agents.bench.merging.contenders import STORED, Contender
 from choreo_agents.bench.merging.sweeps import SWEPT, changed
 from choreo_agents.evaluation import Difference, Score
+from choreo_agents.evaluation.placing import SynthesisLayout
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.tiers import Stored, stored_bytes
 from choreo_agents.language.synthesis import FROM_TRUNK, HELD_OUT, SYNTHESIS_TASKS
 
 Scores = Mapping[tuple[str, str], Sequence[float]]
 """By the names of contender and task."""
+LAYOUTS: tuple[SynthesisLayout, ...] = ("parallel", "sequential")
+"""Those in which a trained contender is set against text."""
 SLACK = 0.01
 """By which a merge from caches may fall behind text."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the better layout of a trained contender stands to text on one task."""
+    """How one layout of a trained contender stands to text on one task."""
 
     task: str
     layout: str
@@ -36,17 +39,15 @@ class Verdict:
 
 
 def verdicts(scores: Scores, kind: str = "full") -> list[Verdict]:
-    """The better layout of each task against text, problem by problem."""
+    """Each layout that was played against text, task by task and problem by problem."""
     found: list[Verdict] = []
     for task in SYNTHESIS_TASKS:
-        layouts = [layout for layout in ("parallel", "sequential") if (f"{kind}, {layout}", task) in scores]
         text = scores.get(("text", task))
-        if not layouts or text is None:
-            continue
-        best = max(layouts, key=lambda layout: mean(scores[f"{kind}, {layout}", task]))
-        own = scores[f"{kind}, {best}", task]
-        difference = Difference.of([score == 1 for score in own], [score == 1 for score in text])
-        found.append(Verdict(task, best, mean(own), difference))
+        for layout in LAYOUTS:
+            own = scores.get((f"{kind}, {layout}", task))
+            if own is not None and text is not None:
+                difference = Difference.of([score == 1 for score in own], [score == 1 for score in text])
+                found.append(Verdict(task, layout, mean(own), difference))
     return found
 
 
@@ -61,17 +62,18 @@ def ablation_lines(scores: Scores, contenders: Sequence[Contender]) -> list[str]
     return [*lines, f"| **mean** | {' | '.join(f'{100 * mean(each):.1f}' if each else '' for each in means)} |"]
 
 
-def verdict_lines(scores: Scores) -> list[str]:
-    """Each task's better layout against text, with the interval that inverts McNemar's test."""
+def verdict_lines(scores: Scores, chosen: str | None = None) -> list[str]:
+    """Each layout against text, with the interval that inverts McNemar's test; the chosen one in bold."""
     lines = [
-        "| task | better layout | full, % | text, % | difference | a point worse at most |",
+        "| task | layout | full, % | text, % | difference | a point worse at most |",
         "|---|---|--:|--:|--:|---|",
     ]
     for each in verdicts(scores):
         low, high = each.difference.score_interval()
         text, met = each.share - each.difference.share, "yes" if each.met else "no"
+        layout = f"**{each.layout}**" if each.layout == chosen else each.layout
         lines.append(
-            f"| {_marked(each.task)} | {each.layout} | {100 * each.share:.1f} | {100 * text:.1f} | "
+            f"| {_marked(each.task)} | {layout} | {100 * each.share:.1f} | {100 * text:.1f} | "
             f"{100 * each.difference.share:+.1f} ({100 * low:+.1f} to {100 * high:+.1f}) | {met} |"
         )
     return lines
