@@ -21,8 +21,9 @@ from choreo_agents.evaluation.evaluate import at_once, room
 from choreo_agents.evaluation.journal import Journal, Record
 from choreo_agents.language import Split
 from choreo_agents.models import LoadedModel
-from choreo_agents.models.adapter_files import WEIGHTS_FILE
+from choreo_agents.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from choreo_agents.sampling import Sampling
+from choreo_agents.synthesis.mapper import MAPPER_FILE
 from choreo_agents.workflows.cases import Case, Item, Options, Result, Variant
 from choreo_agents.workflows.cases.base import said
 from choreo_agents.workflows.phrasing import Prompts
@@ -165,7 +166,7 @@ def play_all(
     without = [name for name in variants if name.endswith(TUNED_SUFFIX) and adapter is None]
     if without:
         raise InvalidRequestError(f"{without[0]!r} is played with an adapter: give its folder")
-    tuned = _weights_of(adapter)
+    tuned = _identity_of(adapter)
     contents_of = {
         name: [_content(item) + (tuned if name.endswith(TUNED_SUFFIX) else "") for item in items] for name in variants
     }
@@ -219,11 +220,13 @@ def play_all(
             asyncio.run(_all([partial(one, place) for place in left], room(engine)))
 
 
-def _weights_of(adapter: Path | None) -> str:
-    """Tells an adapter's weights from others'."""
+def _identity_of(adapter: Path | None) -> str:
+    """Tells an adapter, its settings and its cache mapper from others."""
     if adapter is None:
         return ""
-    return f" {hashlib.sha256((adapter / WEIGHTS_FILE).read_bytes()).hexdigest()[:16]}"
+    files = [adapter / name for name in (CONFIG_FILE, WEIGHTS_FILE, MAPPER_FILE)]
+    said = [hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "" for path in files]
+    return f" {hashlib.sha256(' '.join(said).encode()).hexdigest()[:16]}"
 
 
 def _content(item: Item) -> str:

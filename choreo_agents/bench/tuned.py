@@ -13,6 +13,7 @@ from choreo_agents.bench.distilling import Lesson
 from choreo_agents.bench.playing import TUNED_SUFFIX, Progress, Setup, draw_items, play_all, seeds_of
 from choreo_agents.bench.teaching import Amounts, Taught, Watcher, teach
 from choreo_agents.bench.untuned import Trial, UntunedReport
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.evaluation.journal import Journal, Record
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.files import write_text
@@ -174,9 +175,12 @@ def _dilemma(
     card = (adapter / CARD_FILE).read_text()
     wanted = {"games": games, "seed": seed, "weights": model.adapter.weights, "card": card}
     if path.exists():
-        known = json.loads(path.read_text())
-        if known["wanted"] == wanted:
-            return DilemmaReport(**known["report"])
+        try:
+            known = json.loads(path.read_text())
+            if known["wanted"] == wanted:
+                return DilemmaReport(**known["report"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise InvalidRequestError(f"{str(path)!r} holds no results of ours: remove it") from error
     variants: Sequence[Any] = ("baseline", "choreo")
     report = measure_dilemma(
         model, games=games, seed=seed, variants=variants, temperature=0.7, adapter=adapter, on_progress=on_game

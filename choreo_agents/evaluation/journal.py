@@ -95,12 +95,16 @@ class Journal:
         if self._file is None or self.path is None:
             return
         partial = self.path.with_name(f"{self.path.name}.partial")
-        with partial.open("wb") as file:
-            file.writelines([self._head, *(_line({"key": key, **record}) for key, record in self.records.items())])
-            file.flush()
-            os.fsync(file.fileno())
-        self._file.close()
-        partial.replace(self.path)
+        try:
+            with partial.open("wb") as file:
+                file.writelines([self._head, *(_line({"key": key, **record}) for key, record in self.records.items())])
+                file.flush()
+                os.fsync(file.fileno())
+            self._file.close()
+            partial.replace(self.path)
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
         self._file = self.path.open("ab", buffering=0)
 
     def _write(self, line: bytes) -> None:

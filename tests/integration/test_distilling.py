@@ -28,6 +28,7 @@ from choreo_agents.errors import ContextLengthError, InvalidRequestError, KVBudg
 from choreo_agents.evaluation.journal import Journal
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
+from choreo_agents.models.adapter_files import WEIGHTS_FILE
 from choreo_agents.sampling import Sampling
 from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.settings import TuneSettings
@@ -377,6 +378,25 @@ def test_a_journal_refuses_the_results_of_another_adapter(
     played(embedded, tmp_path / "one.jsonl", tmp_path / "other", ["parallel"])
 
 
+@pytest.mark.parametrize("changed", [{"alpha": 64.0}, {"mapper_rank": 4}])
+def test_a_journal_tells_adapters_of_the_same_weights(
+    embedded: LoadedModel, tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    before = QUICK.model_copy(update={"mapper_rank": 2})
+    Tuned(embedded, before).save(tmp_path / "adapter")
+    played(embedded, tmp_path / "one.jsonl", tmp_path / "adapter", ["parallel + tuned"])
+    weights = (tmp_path / "adapter" / WEIGHTS_FILE).read_bytes()
+    Tuned(embedded, before.model_copy(update=changed)).save(tmp_path / "adapter")
+    assert (tmp_path / "adapter" / WEIGHTS_FILE).read_bytes() == weights
+    with pytest.raises(InvalidRequestError, match="or of another adapter: name another file"):
+        played(embedded, tmp_path / "one.jsonl", tmp_path / "adapter", ["parallel + tuned"])
+
+
+def test_a_mapper_alone_is_played(embedded: LoadedModel, tmp_path: Path) -> None:
+    Tuned(embedded, QUICK.model_copy(update={"rank": 0, "mapper_rank": 2})).save(tmp_path / "mapper")
+    assert played(embedded, tmp_path / "one.jsonl", tmp_path / "mapper", ["parallel + tuned"])
+
+
 def test_the_dilemma_is_played_once_more_with_an_adapter(embedded: LoadedModel, tmp_path: Path) -> None:
     Tuned(embedded, QUICK).save(tmp_path / "zero")
     told: list[str] = []
@@ -417,6 +437,18 @@ def test_tables_started_again_are_the_same_and_cost_nothing(
     assert len(games) == 3 * 3 * 2 and set(first.cards) == {"multi_qa-parallel", "prisoners_dilemma"}
     [line] = [each for each in first.played.lines(1) if each.outcome.name == "parallel + tuned"]
     assert line.outcome.items == 2
+    report = tmp_path / "played" / "dilemma.json"
+    whole = report.read_text()
+    for spoilt in (
+        "{}",
+        "[]",
+        "",
+        whole.replace('"games": 2, "seed"', '"players": 2, "seed"').replace('wanted": {"players', 'wanted": {"games'),
+    ):
+        report.write_text(spoilt)
+        with pytest.raises(InvalidRequestError, match=r"dilemma.json' holds no results of ours: remove it"):
+            measure(command="two")
+    report.write_text(whole)
     again = measure(command="two")
     assert len(games) == 18, "the dilemma is not played again"
     assert again.cards == first.cards and again.dilemma == first.dilemma
