@@ -17,7 +17,7 @@ from choreo_agents.bench.speed import SCENARIOS, Report, Scenario, measure_all, 
 from choreo_agents.bench.speed.bars import bars, losses
 from choreo_agents.bench.speed.measure import PARTS
 from choreo_agents.bench.speed.plot import require_plots, save_plot
-from choreo_agents.cli.options import errors_as_lines
+from choreo_agents.cli.options import errors_as_lines, require_writable
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models.random_llama import SHAPES, save_random_llama
 
@@ -57,6 +57,8 @@ def engine(
         chosen = [scaled(scenario, scale) for scenario in chosen]
         if plot is not None:
             require_plots()
+        require_writable(out)
+        require_writable(plot)
         torch.set_num_threads(threads)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / like

@@ -37,7 +37,8 @@ from choreo_agents.models import load_model
 from choreo_agents.models.embedded import WEIGHTS
 from choreo_agents.models.random_llama import SHAPES, save_random_llama
 
-QUICK = "32,64"
+LENGTHS, QUICK = "512,1024,2048,4096", "32,64"
+"""Tokens of a branch, unless told otherwise."""
 
 
 def synthesis(
@@ -46,9 +47,13 @@ def synthesis(
     ] = "smollm2-135m",
     dtype: Annotated[Literal["bf16", "fp32"], typer.Option(help="Of weights and KV.")] = "bf16",
     branches: Annotated[int, typer.Option(min=1, help="How many are merged.")] = 4,
-    lengths: Annotated[str, typer.Option(help="Tokens of each branch; several with commas.")] = "512,1024,2048,4096",
+    lengths: Annotated[
+        str | None,
+        typer.Option(help=f"Tokens of each branch; several with commas.  [default: {LENGTHS}]", show_default=False),
+    ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help=f"Lengths {QUICK}, one run each: to see that it runs.")
+        bool,
+        typer.Option("--quick", help=f"One run each, lengths {QUICK} unless you give others: to see that it runs."),
     ] = False,
     threads: Annotated[int, typer.Option(min=1, help="Of the processor.")] = 1,
     out: Annotated[
@@ -77,7 +82,9 @@ def synthesis(
         if plot is not None:
             require_plots()
         require_writable(report)
-        sizes = [Sizes(branches, length) for length in numbers(QUICK if quick else lengths)]
+        require_writable(plot)
+        asked = (QUICK if quick else LENGTHS) if lengths is None else lengths
+        sizes = [Sizes(branches, length) for length in numbers(asked)]
         torch.set_num_threads(threads)
         with _bench(console, model, dtype, device, sizes, repeats=1 if quick else REPEATS) as bench:
             settings = {
@@ -157,6 +164,7 @@ def _command(settings: dict[str, Any], device: str, sizes: list[Sizes], *, quick
     """The command that measures the same again."""
     words = [f"choreo bench synthesis --model {shlex.quote(settings['model'])} --dtype {settings['dtype']}"]
     words += [f"--branches {sizes[0].branches} --threads {settings['threads']}"]
-    words += ["--quick"] if quick else [f"--lengths {','.join(str(each.length) for each in sizes)}"]
+    lengths = ",".join(str(each.length) for each in sizes)
+    words += ["--quick"] * quick + [f"--lengths {lengths}"] * (not quick or lengths != QUICK)
     words += [f"--device {device}"] if device != "cpu" else []
     return " ".join(words)

@@ -96,8 +96,11 @@ def workflows(
             require_plots()
         chosen = _scenarios(only, sweep=sweep, critics=critics)
         named = _methods(methods)
+        if plot is not None and not {"choreo", "baseline"} <= set(named):
+            raise InvalidRequestError("--plot draws the baseline's times over choreo's: let --methods name both")
         lengths = [Lengths(system, problem, each) for each in numbers(utterance)]
         require_writable(report)
+        require_writable(plot)
         torch.set_num_threads(threads)
         with _loaded(console, model, dtype, device, chat) as (loaded, rival):
             bench = Bench(loaded, named, int(kv_gib * (1 << 30)), naive, rival, chat)

@@ -16,7 +16,7 @@ from rich.table import Table
 from choreo_agents.bench.dilemma import ALICES, VARIANTS, DilemmaReport, Game, Variant, measure_dilemma, play
 from choreo_agents.bench.dilemma_plot import save_shifts
 from choreo_agents.bench.speed.plot import require_plots
-from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load
+from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load, require_writable
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.language.tasks.dilemma import STRATEGIES, Strategy
@@ -37,7 +37,7 @@ def run_dilemma(
     ] = "choreo",
     alice: Annotated[str, typer.Option(help=f"Alice's strategy: {', '.join(STRATEGIES)}.")] = "defect",
     bob: Annotated[str, typer.Option(help="Bob's strategy.")] = "free",
-    seed: Annotated[int, typer.Option(help="Draws the stakes, who speaks first, and what is said.")] = 0,
+    seed: Annotated[int, typer.Option(max=2**62, help="Draws the stakes, who speaks first, and what is said.")] = 0,
     temperature: Annotated[float, typer.Option(min=0.0, help="Of all that is said.")] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
     device: DeviceOption = "cpu",
@@ -79,7 +79,7 @@ def run_dilemma(
 def eval_dilemma(
     model: ModelOption = "embedded",
     n: Annotated[int, typer.Option("--n", min=1, help="Games for each of Alice's strategies.")] = 500,
-    seed: Annotated[int, typer.Option(help="Of the first game; the others follow.")] = 0,
+    seed: Annotated[int, typer.Option(max=2**62, help="Of the first game; the others follow.")] = 0,
     temperature: Annotated[float, typer.Option(min=0.0, help="Of all that is said.")] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the table to this Markdown file.")] = None,
@@ -99,6 +99,8 @@ def eval_dilemma(
     with errors_as_lines(console):
         if plot is not None:
             require_plots()
+        require_writable(out)
+        require_writable(plot)
         loaded = load(console, model, device)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, transient=True) as progress:

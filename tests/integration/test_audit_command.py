@@ -105,3 +105,5 @@ def test_the_dilemma_is_run_and_counted(tmp_path: Path) -> None:
     written = table.read_text()
     assert "`choreo eval dilemma --n 2 --seed 0 --temperature 1`" in written and written.count("\n| ") == 4
     assert plot.read_bytes().startswith(b"\x89PNG")
+    for option in ("--out", "--plot"):
+        assert "No such file" in run("eval", "dilemma", "--model", "/nowhere", option, "/proc/nowhere/page", code=1)

@@ -191,3 +191,12 @@ def test_engines_are_timed_side_by_side(tmp_path: Path, monkeypatch: pytest.Monk
     assert "met: " not in written and "missed: " not in written, "bars hold for whole lengths only"
     assert "choreo bench engine --like six-layers" in written and "| the sum: no attention + calls alone |" in written
     assert "no scenario is named so" in run("bench", "engine", "--only", "nothing", code=1)[0]
+    monkeypatch.setattr("choreo_agents.cli.bench_engine.measure_all", None)
+    for option in ("--out", "--plot"):
+        assert "No such file" in run("bench", "engine", option, "/proc/nowhere/page", code=1)[0]
+
+
+def test_a_seed_that_no_generator_takes_is_refused() -> None:
+    seeded = ("run debate", "eval debate", "eval tuned", "eval synthesis", "train synthesizer", "inspect memory")
+    for command in seeded:
+        assert "Invalid value for '--seed'" in run(*command.split(), "--seed", "99999999999999999999", code=2)[1]

@@ -112,13 +112,23 @@ def test_the_command_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytes
     assert len(found["runs"]) == 2 * len(WAYS) == 16 and len(found["ratios"]) == 2 * 2 * len(MERGES)
 
 
+def test_a_quick_run_measures_the_lengths_that_are_given(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    command = ["--model", "embedded", "--dtype", "fp32", "--branches", "2", "--quick", "--lengths", "8"]
+    found = json.loads(run(*command, "--json", "--report", str(page)))
+    assert {(each["length"], len(each["first_token_s"])) for each in found["runs"]} == {(8, 1)}
+    assert page.read_text().splitlines()[0].endswith("--quick --lengths 8`")
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (["--lengths", "64,none"], "lengths are numbers from 1 on"),
         (["--lengths", "99999"], "give shorter --lengths"),
+        (["--plot", "/proc/nowhere/plot.png", "--quick"], "No such file"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(arguments: list[str], reason: str) -> None:
+def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch, arguments: list[str], reason: str) -> None:
+    monkeypatch.setattr(Bench, "measure", None)
     result = CliRunner().invoke(app, ["bench", "synthesis", "--model", "embedded", *arguments], env={"COLUMNS": "200"})
     assert result.exit_code == 1 and reason in result.output

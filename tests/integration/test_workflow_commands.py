@@ -418,9 +418,14 @@ def test_the_sweep_grows_the_tree(tmp_path: Path, critics: bool) -> None:
         (("--utterance", "4,0"), "not '4,0'"),
         (("--utterance", "many"), "not 'many'"),
         (("--report", "/proc/nowhere/page.md"), "No such file"),
+        (("--plot", "/proc/nowhere/plot.png"), "No such file"),
+        (("--plot", "x.png", "--methods", "choreo"), "--plot draws the baseline's times over choreo's"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line(arguments: tuple[str, ...], message: str) -> None:
+def test_what_cannot_be_measured_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setattr("choreo_agents.bench.workflows.measure.Bench.run", None)  # before anything is measured
     assert message in refused(*BENCH, *arguments)
 
 
