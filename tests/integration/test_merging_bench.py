@@ -160,6 +160,15 @@ def test_another_order_is_the_same_problem_told_otherwise(name: str) -> None:
     assert moved >= 4
 
 
+def test_problems_of_one_answer_are_told_in_orders_of_their_own() -> None:
+    task = SYNTHESIS_TASKS["candidates"].with_branches(4)
+    orders: dict[str, set[tuple[int, ...]]] = {}
+    for number in range(20):
+        plain, told = (draw_problem(each, "test", number) for each in (task, Shuffled(task, 1)))
+        orders.setdefault(told.gold, set()).add(tuple(plain.branches.index(branch) for branch in told.branches))
+    assert any(len(of) > 1 for of in orders.values())
+
+
 def test_side_by_side_the_order_of_branches_changes_no_answer(embedded: LoadedModel, make_engine: MakeEngine) -> None:
     """They stand at one offset, and attention knows no other order."""
 

@@ -44,7 +44,8 @@ class Shuffled:
     def draw(self, rng: random.Random) -> Problem:
         problem = self.task.draw(rng)
         order = list(problem.branches)
-        random.Random(f"order {self.order} {problem.gold}").shuffle(order)
+        told = sorted(message.text for message in problem.messages)
+        random.Random(f"order {self.order} {told}").shuffle(order)
         place = dict(zip(problem.branches, order, strict=True))
         # Whoever saw the branches sees them in the new order; nothing else changes.
         seen = [
