@@ -33,7 +33,7 @@ def debate(
     n: Annotated[int, typer.Option("--n", min=1, help="Debates per method.")] = 100,
     agents: AgentsOption = 3,
     rounds: RoundsOption = 3,
-    seed: Annotated[int, typer.Option(help="Seed of the first debate; the others follow.")] = 1000,
+    seed: Annotated[int, typer.Option(max=2**62, help="Seed of the first debate; the others follow.")] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
     device: DeviceOption = "cpu",
 ) -> None:

@@ -77,7 +77,7 @@ def distill_case(
     checkpointed: Annotated[
         bool, typer.Option("--checkpointed", help="Compute layers again instead of keeping them: slower, less memory.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of items, weights, order and dropout.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**62, help="Of items, weights, order and dropout.")] = 0,
     inputs: InputsOption = None,
     prompts: PromptsOption = None,
     run: Annotated[Path | None, typer.Option("--run", help="Where traces and checkpoints are kept.")] = None,

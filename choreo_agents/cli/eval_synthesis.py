@@ -53,7 +53,7 @@ def synthesis(
     contenders: Annotated[
         str | None, typer.Option(help="Only these, with commas between: text, untrained, full, ...  [default: all]")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first problem, and of trainings.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**62, help="Of the first problem, and of trainings.")] = 0,
     out: Annotated[
         Path, typer.Option("--out", help="A folder for adapters and results; started again, it goes on there.")
     ] = Path("runs/merging"),

@@ -54,7 +54,7 @@ def language(
         ),
     ] = "ordinary",
     split: Annotated[Split, typer.Option(help="Which problems; the model was trained on [b]train[/b].")] = "test",
-    seed: Annotated[int, typer.Option(help="Of the first problem; the others follow.")] = 0,
+    seed: Annotated[int, typer.Option(max=2**62, help="Of the first problem; the others follow.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the tables to this Markdown file.")] = None,
     device: DeviceOption = "cpu",

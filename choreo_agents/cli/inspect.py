@@ -31,7 +31,7 @@ def memory(
     model: ModelOption = "embedded",
     agents: AgentsOption = 3,
     rounds: RoundsOption = 3,
-    seed: Annotated[int, typer.Option(help="Draws the question and the agents' notes.")] = 31,
+    seed: Annotated[int, typer.Option(max=2**62, help="Draws the question and the agents' notes.")] = 31,
     pool_tokens: Annotated[int, typer.Option(min=1, help="Tokens of KV that the pool has room for.")] = 4096,
     host_tokens: Annotated[int, typer.Option(min=0, help="Tokens that the host keeps of what left the pool.")] = 0,
     disk: Annotated[Path | None, typer.Option(help="A folder for what has no room there either.")] = None,

@@ -33,7 +33,7 @@ def _models() -> None:
 def random(
     folder: Annotated[Path, typer.Argument(help="Where to write it: a new or empty folder.")],
     like: Annotated[ShapeName, typer.Option(help="Whose shape it has.")] = "smollm2-135m",
-    seed: Annotated[int, typer.Option(help="Of the weights.")] = 0,
+    seed: Annotated[int, typer.Option(max=2**62, help="Of the weights.")] = 0,
     dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Of the weights.")] = "fp32",
 ) -> None:
     """Write a Llama of random weights: it says nothing sensible, and costs what a real one of its shape costs.

@@ -42,7 +42,7 @@ def debate(
     ] = "choreo",
     agents: AgentsOption = 3,
     rounds: RoundsOption = 3,
-    seed: Annotated[int, typer.Option(help="Draws the question and the agents' notes.")] = 31,
+    seed: Annotated[int, typer.Option(max=2**62, help="Draws the question and the agents' notes.")] = 31,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method in the comparison.")] = 5,
     inputs: InputsOption = None,
     out: OutOption = None,

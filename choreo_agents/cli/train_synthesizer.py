@@ -75,7 +75,7 @@ def synthesizer(
     checkpointed: Annotated[
         bool, typer.Option("--checkpointed", help="Compute layers again instead of keeping them: slower, less memory.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of examples, weights, order and dropout.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**62, help="Of examples, weights, order and dropout.")] = 0,
     run: Annotated[Path | None, typer.Option("--run", help="Where checkpoints are kept.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Where adapter and mapper go; by default below the run.")

@@ -35,7 +35,7 @@ _ALICE = {"free": "no explicit strategy", "cooperate": "always cooperate", "defe
 def tuned(
     model: ModelOption = "embedded",
     n: Annotated[int, typer.Option("--n", min=1, help="Items of each workflow.")] = 500,
-    seed: Annotated[int, typer.Option(help="Of the first item; the others follow.")] = 0,
+    seed: Annotated[int, typer.Option(max=2**62, help="Of the first item; the others follow.")] = 0,
     out: Annotated[
         Path, typer.Option("--out", help="A folder for adapters and results; started again, it goes on there.")
     ] = Path("runs/tuned"),

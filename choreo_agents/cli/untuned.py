@@ -29,7 +29,7 @@ TABLES = (1, 2, 4)
 def untuned(
     model: ModelOption = "embedded",
     n: Annotated[int, typer.Option("--n", min=1, help="Items of each workflow.")] = 500,
-    seed: Annotated[int, typer.Option(help="Of the first item; the others follow.")] = 0,
+    seed: Annotated[int, typer.Option(max=2**62, help="Of the first item; the others follow.")] = 0,
     split: Annotated[Split, typer.Option(help="Which items; the embedded model was trained on [b]train[/b].")] = "test",
     temperature: Annotated[float, typer.Option(min=0.0, help="Of all that is said.")] = 0.7,
     out: Annotated[

@@ -12,7 +12,7 @@ from choreo_agents.engine import Engine
 from choreo_agents.evaluation.evaluate import GREEDY, at_once, room
 from choreo_agents.evaluation.merging import Late, Workers, play_synthesis
 from choreo_agents.evaluation.placing import SynthesisLayout
-from choreo_agents.evaluation.score import Difference, Score
+from choreo_agents.evaluation.score import Score
 from choreo_agents.language import Split, draw_problem
 from choreo_agents.language.synthesis import Parts, SynthesisTask
 from choreo_agents.sampling import Sampling
@@ -111,17 +111,3 @@ def solved_by_task(records: Sequence[SynthesisRecord]) -> dict[str, Score]:
     names = dict.fromkeys(record.task for record in records)
     of = {name: [record.solved for record in records if record.task == name] for name in names}
     return {name: Score(sum(solved), len(solved)) for name, solved in of.items()}
-
-
-def gain_by_task(first: Sequence[SynthesisRecord], second: Sequence[SynthesisRecord]) -> dict[str, Difference]:
-    """How much more often one way solves each task than another, on the problems that both have played."""
-    other = {(record.task, record.number): record.solved for record in second}
-    pairs = [(record.task, record.solved, other.get((record.task, record.number))) for record in first]
-    both = [(task, one, two) for task, one, two in pairs if two is not None]
-    names = dict.fromkeys(task for task, _, _ in both)
-    return {
-        name: Difference.of(
-            [one for task, one, _ in both if task == name], [two for task, _, two in both if task == name]
-        )
-        for name in names
-    }

@@ -73,11 +73,6 @@ class PackedAttention:
         self._mapped_sources = self._tensor(_runs([(m.source, m.count) for m in packed.mapped]))
         self._mapped_positions = self._tensor(_runs([(m.position, m.count) for m in packed.mapped]))
 
-    @property
-    def moved_rows(self) -> int:
-        """Keys that are turned, in each layer, to where views show them."""
-        return len(self._sources)
-
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, sinks: Tensor | None = None
     ) -> Tensor:

@@ -68,7 +68,6 @@ def dialogue(
     seed: int = 0,
     first: int = 0,
     views: Views = Views(),
-    mix: Mapping[str, float] = DIALOGUE,
     hardness: float = 1.0,
 ) -> Iterator[Example]:
     """Transcripts whose middle turns are cut into branches, each encoded after the trunk only; the rest is learnt.
@@ -78,14 +77,13 @@ def dialogue(
         seed: Decides every example together with its number.
         first: The number of the first.
         views: How they are shown.
-        mix: Share of each task among the problems that transcripts are made of.
         hardness: Of the problems, 0 to 1.
     """
     for number in count(first):
         rng = random.Random(f"synthesis dialogue {seed} {number}")
         fan = None
         while fan is None:
-            made = draw_made(rng, mix, hardness)
+            made = draw_made(rng, DIALOGUE, hardness)
             fan = cut(model, rng, rng.choice(made), id=f"dialogue {seed} {number}")
         yield views.example(fan, rng)
 

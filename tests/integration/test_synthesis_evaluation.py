@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from choreo_agents.evaluation.synthesis import (
     SynthesisRecord,
     aevaluate_synthesis,
     evaluate_synthesis,
-    gain_by_task,
     solved_by_task,
 )
 from choreo_agents.kv.handle import MessageHandle
@@ -220,19 +218,10 @@ def test_records_are_of_the_same_problems_however_they_are_played(
     assert any(record.workers for record in said) and all(len(record.workers) <= 4 for record in said)
 
 
-def test_two_ways_are_compared_on_the_problems_that_both_have_played() -> None:
-    def records(task: str, scores: list[float], first: int = 0) -> list[SynthesisRecord]:
-        return [SynthesisRecord(task, first + n, score, "") for n, score in enumerate(scores)]
-
-    one = records("a", [1.0, 1.0, 0.5]) + records("b", [0.0, 0.0])
-    other = records("b", [1.0, 1.0], first=1) + records("a", [1.0, 0.9, 1.0]) + records("c", [1.0])
-    gains = gain_by_task(one, other)
-    assert {name: (gain.gained, gain.lost, gain.count) for name, gain in gains.items()} == {
-        "a": (1, 1, 3),
-        "b": (0, 1, 1),
-    }
-    assert {name: (score.right, score.count) for name, score in solved_by_task(one).items()} == {
+def test_what_is_solved_is_counted_by_task() -> None:
+    played = [("a", 1.0), ("a", 1.0), ("a", 0.5), ("b", 0.0), ("b", 0.0)]
+    records = [SynthesisRecord(task, number, score, "") for number, (task, score) in enumerate(played)]
+    assert {name: (score.right, score.count) for name, score in solved_by_task(records).items()} == {
         "a": (2, 3),
         "b": (0, 2),
     }
-    assert all(a.number < b.number for a, b in pairwise(one[:3]))

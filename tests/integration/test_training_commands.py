@@ -161,7 +161,7 @@ def test_a_synthesizer_tells_what_it_did_and_gave(loaded_once: None, tmp_path: P
         (("--rank", "0"), "Invalid value for '--rank'", 2),
         (("--alpha", "0"), "error: --alpha 0.0: Input should be greater than 0", 1),
         (("--learning-rate", "0"), "error: --learning-rate 0.0: Input should be greater than 0", 1),
-        (("--seed", "9999999999999999999"), "error: --seed 9999999999999999999: Input should be less than", 1),
+        (("--seed", "9999999999999999999"), "Invalid value for '--seed'", 2),
         (("--temperature", "-1"), "Invalid value for '--temperature'", 2),
         (("--prompts", "/nowhere.toml"), "No such file", 1),
         (("--model", "/nowhere"), "there is no folder '/nowhere'", 1),
