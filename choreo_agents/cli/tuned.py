@@ -45,7 +45,7 @@ def tuned(
 ) -> None:
     """All workflows before and after distillation: tables 1 to 4 of Prompt Choreography.
 
-    Distils each of them first ([b]choreo train distill[/b]), from at most 400 traces. Takes about two hours on one
+    Distils each of them first ([b]choreo train distill[/b]), from at most 500 traces. Takes about two hours on one
     core; killed and started again, it goes on.
 
     [b]Examples[/b]
