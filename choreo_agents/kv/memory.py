@@ -54,6 +54,16 @@ class Holding:
         """Whether it is in the pool and nothing keeps it there."""
         return self.segment is not None and self.segment.pins == 1 and not self.pins
 
+    def keeps(self) -> bool:
+        """Whether it is kept below the pool: of what is rather made again, only what a request waits for."""
+        return self.stored != "low-rank" or self.wanted > 0
+
+    def kept(self, pool: KVPool) -> Parcel:
+        """What is kept of it there."""
+        assert self.segment is not None
+        parcel = pool.read(self.segment)
+        return parcel.packed() if self.stored == "int8" else parcel
+
 
 @dataclass
 class Movements:
@@ -194,7 +204,7 @@ class Memory:
         """It does no longer; what was staged for it goes where its tier's budget lets it."""
         holding.wanted -= 1
         assert holding.wanted >= 0
-        if not self._keeps(holding):
+        if not holding.keeps():
             held, holding.staged = self._host.take(holding) or holding.staged, None
             self.movements.lost += held is not None
         if holding.wanted or holding not in self._holdings or holding.staged is None or holding.writing is not None:
@@ -237,9 +247,9 @@ class Memory:
         """Out of the pool, to wherever there is a place."""
         assert holding.segment is not None
         segment = holding.segment
-        keeps = self._keeps(holding)
+        keeps = holding.keeps()
         copied = keeps and holding.staged is None and (holding.wanted or not holding.on_disk)
-        parcel = self._parcel(holding, segment) if copied else None
+        parcel = holding.kept(self.pool) if copied else None
         holding.segment = None
         self.pool.unpin(segment)
         self.movements.evicted += 1
@@ -248,16 +258,6 @@ class Memory:
             holding.staged = parcel
         elif parcel is not None:
             self._to_host(holding, parcel)
-
-    @staticmethod
-    def _keeps(holding: Holding) -> bool:
-        """Whether it is kept below the pool: of what is rather made again, only what a request waits for."""
-        return holding.stored != "low-rank" or holding.wanted > 0
-
-    def _parcel(self, holding: Holding, segment: Segment) -> Parcel:
-        """What is kept of it."""
-        parcel = self.pool.read(segment)
-        return parcel.packed() if holding.stored == "int8" else parcel
 
     def _to_host(self, holding: Holding, parcel: Parcel) -> None:
         for leaving, left in self._host.put(holding, parcel):
