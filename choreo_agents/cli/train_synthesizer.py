@@ -43,7 +43,15 @@ def synthesizer(
         int | None, typer.Option(min=0, help="Of the cache mapper; 0: none.  [default: a few per mille of the model]")
     ] = None,
     alpha: Annotated[float, typer.Option(help="The adapter adds alpha / rank times its product.")] = 32.0,
-    dropout: Annotated[float, typer.Option(min=0.0, max=0.99, help="Of the adapter's inputs.")] = 0.05,
+    dropout: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=0.99,
+            help="Of the adapter's inputs.  [default: 0, of merges of your own 0.05]",
+            show_default=False,
+        ),
+    ] = None,
     learning_rate: Annotated[
         float | None, typer.Option(help=f"[default: {USUAL_RATE:g}; embedded: {EMBEDDED_RATE:g}]", show_default=False)
     ] = None,
@@ -118,8 +126,9 @@ def synthesizer(
         usual = EMBEDDED_RATE if loaded.speaks_embedded else USUAL_RATE
         rate = usual if learning_rate is None else learning_rate
         settings = TuneSettings(
-            rank=rank, mapper_rank=mapper_rank, alpha=alpha, dropout=dropout, learning_rate=rate,
-            mapper_learning_rate=4 * rate / 3, epochs=epochs or (QUICK_EPOCHS if quick else EPOCHS),
+            rank=rank, mapper_rank=mapper_rank, alpha=alpha,
+            dropout=dropout if dropout is not None else 0.0 if own is None else 0.05, learning_rate=rate,
+            mapper_learning_rate=4 * rate / 3, final_rate=0.0, epochs=epochs or (QUICK_EPOCHS if quick else EPOCHS),
             batch_tokens=batch_tokens, patience=patience, imitation=imitation, checkpointed=checkpointed, seed=seed,
         )  # fmt: skip
         target = out or folder / "synthesizer"

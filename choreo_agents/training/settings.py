@@ -25,6 +25,7 @@ class TuneSettings(BaseModel):
     learning_rate: float = Field(default=2e-3, gt=0, description="Of the adapter, at its highest.")
     mapper_learning_rate: float = Field(default=4e-3, gt=0, description="Of the cache mapper, at its highest.")
     warmup: float = Field(default=0.05, ge=0, lt=1, description="Share of the run in which the rate rises.")
+    final_rate: float = Field(default=0.1, ge=0, le=1, description="Share of the highest rate that the run ends with.")
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's.")
     clip_norm: float = Field(default=1.0, gt=0, description="Of the gradient, at most.")
     epochs: int = Field(default=8, ge=1, description="Passes over the training traces.")

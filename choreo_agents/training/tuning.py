@@ -271,10 +271,10 @@ class Tuning:
             self.ended = True
 
     def _set_rates(self, done: float) -> None:
-        """A linear rise, then a cosine down to a tenth."""
-        warmup = self.settings.warmup
+        """A linear rise, then a cosine down to what is left at the end."""
+        warmup, final = self.settings.warmup, self.settings.final_rate
         rising = min(1.0, (done + 1e-3) / warmup) if warmup else 1.0
-        share = rising * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))
+        share = rising * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done)))
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * share
 

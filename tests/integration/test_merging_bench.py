@@ -395,6 +395,6 @@ def test_courses_differ_in_what_is_left_out_only(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     CliRunner().invoke(app, ["train", "synthesizer", "--layouts", "parallel", "--seed", "3"])
     settings, curriculum = taken
-    longer = {"epochs": full.settings.epochs, "patience": full.settings.patience}
+    longer = {name: getattr(full.settings, name) for name in ("epochs", "patience", "batch_tokens")}
     assert settings.model_copy(update=longer) == full.settings
     assert replace(curriculum, judged=full.curriculum.judged).as_object() == full.curriculum.as_object()

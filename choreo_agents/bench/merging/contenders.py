@@ -56,8 +56,8 @@ STORED: tuple[Contender, ...] = (
 )
 """Who shows what eight bits cost; `low-rank` makes the same bits again."""
 FULL = TuneSettings(
-    rank=32, mapper_rank=None, learning_rate=3e-3, mapper_learning_rate=4e-3, epochs=30, batch_tokens=2048, patience=30,
-    imitation=0.5,
+    rank=32, mapper_rank=None, dropout=0.0, learning_rate=3e-3, mapper_learning_rate=4e-3, final_rate=0.0, epochs=60,
+    batch_tokens=4096, patience=60, imitation=0.5,
 )  # fmt: skip
 """As `choreo train synthesizer` has them, but longer, and never stopped early: the last epochs, whose rates are lowest,
 are the best."""

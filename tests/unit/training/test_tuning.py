@@ -144,6 +144,19 @@ class Script:
         return judge
 
 
+@pytest.mark.parametrize("final", [0.0, 0.1, 1.0])
+def test_rates_rise_and_fall_to_what_is_left_at_the_end(tiny: LoadedModel, tmp_path: Path, final: float) -> None:
+    tuning = make_tuning(tiny, tmp_path, final_rate=final, learning_rate=2e-3, mapper_learning_rate=4e-3, warmup=0.1)
+    rates: list[list[float]] = []
+    for hundredth in range(101):
+        tuning._set_rates(hundredth / 100)
+        rates.append([group["lr"] for group in tuning._optimizer.param_groups])
+    assert all(mapper == pytest.approx(2 * adapter) for adapter, mapper in rates)
+    adapter = [first for first, _ in rates]
+    assert 0 < adapter[0] < adapter[5] < adapter[10] and adapter[10] == pytest.approx(2e-3, rel=0.03)
+    assert adapter[10:] == sorted(adapter[10:], reverse=True) and adapter[-1] == pytest.approx(final * 2e-3)
+
+
 def test_the_best_is_kept_and_a_run_without_a_better_one_stops(tiny: LoadedModel, tmp_path: Path) -> None:
     script = Script(0.1, 0.5, 0.4, 0.5, 0.9)
     tuning = ended(make_tuning(tiny, tmp_path, judge=script, epochs=9, patience=2))
