@@ -51,9 +51,14 @@ class Gathering:
 
     def __init__(self, node: str, sources: frozenset[str], given: Any, config: RunnableConfig) -> None:
         board = board_of(config)
-        if board is None:
+        if board is None or not sources:
             raise InvalidRequestError(
                 f"{node!r} has a quorum, which only a ChoreoGraph can keep: add it to one, or leave quorum out"
+            )
+        if not (isinstance(given, Mapping) and _EXPECTED in given) and not _is_joined(config):
+            raise InvalidRequestError(
+                f"{node!r} has a quorum, and something else than what starts its branches has started it: let a "
+                "route start its branches instead, or leave quorum out"
             )
         self._board: Board = board
         self._config = config
@@ -152,6 +157,12 @@ class Gathering:
         said, left = self._board.read(self._superstep, self._authors)
         by_task = {branch.task: branch for branch in (*self._before, *said)}
         return sorted(by_task.values(), key=_place), left
+
+
+def _is_joined(config: RunnableConfig) -> bool:
+    """Whether a node runs because several others are done: what such a list starts is given the state alone."""
+    triggers = (config.get("metadata") or {}).get("langgraph_triggers") or ()
+    return any(str(trigger).startswith("join:") for trigger in triggers)
 
 
 def _place(branch: Branch) -> tuple[str, int]:

@@ -559,6 +559,11 @@ BROKEN: dict[str, tuple[Callable[[ChoreoGraph], Any], str]] = {
         "a Command of 'p' may start 'b' alone",
     ),
     "a cache": (lambda g: setattr(g.nodes["b"], "cache_policy", CachePolicy()), "'b' has a cache policy"),
+    "a cache of its own": (
+        lambda g: setattr(g.nodes["editor"], "cache_policy", CachePolicy()),
+        "it has a cache policy",
+    ),
+    "a cache for all": (lambda g: g.set_node_defaults(cache_policy=CachePolicy()), "has a cache policy"),
     "deferred": (lambda g: setattr(g.nodes["editor"], "defer", True), "leave defer out"),
     "nothing starts them": (
         lambda g: (g.add_node(Agent("p")), [g.edges.discard((START, n)) for n in "abc"], g.add_edge(START, "p")),
@@ -575,6 +580,26 @@ def test_where_they_cannot_run_together_it_says_what_to_do(engine: Engine, what:
     with pytest.raises(VisibilityError, match=message) as error:
         graph.compile(engine=engine)
     assert "'editor' cannot start before all its branches are in" in str(error.value)
+
+
+async def test_a_route_without_targets_cannot_start_it_alone(engine: Engine) -> None:
+    graph = team(None, reader=editor(sampling=SHORT))
+    graph.edges.discard(("editor", END))
+    graph.add_conditional_edges("editor", lambda _: "editor")
+    with pytest.raises(InvalidRequestError, match="something else than what starts its branches"):
+        await asyncio.wait_for(graph.compile(engine=engine).ainvoke(QUESTION), 20)
+
+
+@pytest.mark.parametrize("targets", ["editor", ["a", "b"], [Send("c", {})]])
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_command_that_did_not_say_where_it_goes_cannot_start_them(engine: Engine, targets: Any, sync: bool) -> None:
+    graph = team(None, reader=editor(sampling=SHORT))
+    graph.edges.discard(("editor", END))
+    graph.add_node("again", lambda _: Command(goto=targets))
+    graph.add_edge("editor", "again")
+    app = graph.compile(engine=engine)
+    with pytest.raises(VisibilityError, match="a Command of 'again' may start"):
+        run(app, QUESTION, {}, sync=sync)
 
 
 def test_subgraphs_and_chains_of_quorums_are_refused(engine: Engine) -> None:
@@ -626,6 +651,11 @@ def test_it_needs_a_graph_that_starts_it_and_room_to_run(engine: Engine) -> None
     stock.add_node(editor("a", "b", engine=engine))
     with pytest.raises(InvalidRequestError, match="only a ChoreoGraph can keep"):
         stock.compile().invoke(QUESTION)  # type: ignore[call-overload]
+    outer = ChoreoGraph()
+    outer.add_node("team", stock.compile())
+    outer.add_edge(START, "team")
+    with pytest.raises(InvalidRequestError, match="only a ChoreoGraph can keep"):
+        outer.compile(engine=engine).invoke(QUESTION)
     app = team(None, reader=editor(sampling=SHORT)).compile(engine=engine)
     with pytest.raises(InvalidRequestError, match="max_concurrency=1"):
         app.invoke(QUESTION, {"max_concurrency": 1})
