@@ -237,6 +237,7 @@ class Turn:
         usage = self.engine.usage(handle)
         noted = {
             "handle": handle.id,
+            "model": handle.model,
             "length": handle.length,
             "author": self.place.author,
             "persona": self.persona,
