@@ -244,7 +244,8 @@ def _reporting(bound: Builder, name: str) -> Reporting:
     spec, usual = bound.nodes[name], bound._node_defaults
     policy = spec.retry_policy or usual.retry_policy
     retries = () if policy is None else (policy,) if isinstance(policy, RetryPolicy) else tuple(policy)
-    return Reporting(retries, handled=spec.error_handler_node is not None or usual.error_handler is not None)
+    handled = spec.error_handler_node is not None or usual.error_handler is not None
+    return Reporting(retries, spec.timeout or usual.timeout, handled)
 
 
 def _commanded(name: str, node: str, target: str) -> VisibilityError:

@@ -17,7 +17,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 from langgraph.graph.message import add_messages
-from langgraph.types import CachePolicy, RetryPolicy, interrupt
+from langgraph.types import CachePolicy, RetryPolicy, TimeoutPolicy, interrupt
 from pydantic import BaseModel
 from support.adapters import save_mapper
 from support.graphs import QUESTION
@@ -395,6 +395,23 @@ def test_a_branch_that_is_tried_again_counts(engine: Engine, sync: bool) -> None
     graph.nodes["b"].retry_policy = RetryPolicy(initial_interval=0.01, retry_on=ArithmeticError)
     state = run(graph.compile(engine=engine), QUESTION, {}, sync=sync)
     assert branches(state) == dict.fromkeys("abc", 0)
+
+
+@pytest.mark.parametrize("policy", [0.2, TimeoutPolicy(idle_timeout=0.2)])
+async def test_a_branch_that_took_too_long_and_is_tried_again_counts(engine: Engine, policy: Any) -> None:
+    tries = itertools.count()
+
+    async def slow_once(_: Any) -> str:
+        await asyncio.sleep(0 if next(tries) else 20)
+        return "Go."
+
+    graph = team(None, reader=editor(quorum=3, sampling=SHORT))
+    del graph.nodes["b"]
+    graph.add_node(
+        Agent("b", prompt=slow_once, sampling=SHORT), timeout=policy, retry_policy=RetryPolicy(initial_interval=0.01)
+    )
+    state = await graph.compile(engine=engine).ainvoke(QUESTION)
+    assert branches(state) == dict.fromkeys("abc", 0) and next(tries) == 2
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
