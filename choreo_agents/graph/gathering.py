@@ -17,6 +17,7 @@ from typing_extensions import is_typeddict
 
 from choreo_agents.errors import InvalidRequestError, QuorumError
 from choreo_agents.graph.board import Board, Branch, board_of, superstep_of, task_of
+from choreo_agents.graph.entries import said_in
 from choreo_agents.graph.run import author_of
 from choreo_agents.graph.state import merge_entries
 
@@ -205,8 +206,12 @@ async def _done_before(config: RunnableConfig, authors: frozenset[str]) -> list[
     for task, channel, value in (saved.pending_writes if saved else None) or []:
         if channel in ("handles", "messages"):
             by_task.setdefault(task, {})[channel] = value
-    return [
-        Branch(author, task, update)
-        for task, update in by_task.items()
-        for author in {entry["author"] for entry in update.get("handles") or []} & authors
-    ]
+    known = {entry["message_id"] for entry in configurable["__pregel_read"](["handles"], False).get("handles") or []}
+    done: list[Branch] = []
+    for task, update in by_task.items():
+        # Another synthesizer, or a subgraph, hands on what others have said.
+        said = said_in(update) if all(isinstance(value, list) for value in update.values()) else []
+        wrote = {entry["author"] for entry in said}
+        if len(wrote) == 1 and wrote <= authors and not any(entry["message_id"] in known for entry in said):
+            done.append(Branch(wrote.pop(), task, update))
+    return done

@@ -448,6 +448,37 @@ def test_interrupted_before_quorum_is_of_no_concern_the_run_goes_on(engine: Engi
     assert branches(state) == {"a": 0, "c": 0} and handle(state, "b") not in engine.ancestors(handle(state, "editor"))
 
 
+def asks_in_second_round(state: Any) -> str:
+    return str(interrupt("What now?")) if any(m.name == "editor" for m in state["messages"]) else "Go."
+
+
+@pytest.mark.parametrize("beside", ["another editor", "a subgraph"])
+def test_after_an_interrupt_what_others_hand_on_is_no_branch(engine: Engine, beside: str) -> None:
+    graph, others = ChoreoGraph(system="Root."), list[str]()
+    for name in "ab":
+        graph.add_node(Agent(name, prompt=asks_in_second_round if name == "b" else "Go.", sampling=SHORT))
+    graph.add_node(editor("a", "b", strategy="parallel", sampling=SHORT))
+    if beside == "another editor":
+        graph.add_node(Synthesizer("early", merges=["a", "b"], quorum=1, sampling=SHORT))
+    else:
+        inner = ChoreoGraph()
+        inner.add_node(Agent("x", sampling=SHORT))
+        inner.add_edge(START, "x")
+        graph.add_node("team", inner.compile(engine=engine))
+        others.append("team")
+    for name in "ab":
+        graph.add_edge(START, name)
+        graph.add_edge(name, "editor")
+        if not others:
+            graph.add_edge(name, "early")
+    again = lambda state: ["a", "b", *others] if sum(m.name == "editor" for m in state["messages"]) < 2 else END  # noqa: E731
+    graph.add_conditional_edges("editor", again, ["a", "b", *others, END])
+    app, config = graph.compile(InMemorySaver(), engine=engine), RunnableConfig(configurable={"thread_id": "t"})
+    assert "__interrupt__" in app.invoke(QUESTION, config)
+    state = app.invoke(Command(resume="Go on."), config)
+    assert handle(state, "b", last=True) in engine.ancestors(handle(state, "editor", last=True))
+
+
 async def test_a_cancelled_run_leaves_nothing_behind(engine: Engine) -> None:
     held = Held(tokens=None)
     task = asyncio.create_task(team(held).compile(engine=engine).ainvoke(QUESTION, held.config()))
