@@ -21,7 +21,7 @@ def maps(desk: Desk, adapter: str | None) -> bool:
     """
     core = desk.core
     with core.lock:
-        return bool(core.adapters.mapper_key(adapter)) and core.method.keeps_kv
+        return bool(core.adapters.mapper_key(adapter, desk.tenant)) and core.method.keeps_kv
 
 
 def shared_trunk(desk: Desk, branches: Sequence[MessageHandle], scope: Scope | None) -> list[MessageHandle]:
@@ -85,7 +85,7 @@ def keep(desk: Desk, sources: Sequence[MessageHandle], copies: Sequence[MessageH
 def encoder_name(desk: Desk, branch: MessageHandle) -> str:
     """The name of the adapter that encoded a message, to be given to a call."""
     with desk.core.lock:
-        return desk.core.adapters.name_of(desk.find(branch).adapter) or BASE
+        return desk.core.adapters.name_of(desk.find(branch).adapter, desk.tenant) or BASE
 
 
 def _leased(desk: Desk, messages: Sequence[Message], scope: Scope | None) -> list[MessageHandle]:

@@ -78,6 +78,7 @@ class Desk:
     def __init__(self, core: EngineCore, salt: str) -> None:
         self._core = core
         self._intake = Intake(core, salt)
+        self.tenant = self._intake.tenant
         self._prefilling: dict[str, Request] = {}
         self._memoising: dict[str, Request] = {}
         self.gate: Gate | None = None

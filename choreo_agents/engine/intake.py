@@ -103,13 +103,15 @@ class Intake:
         offsets = None if read.call.offsets is None else _listed(read.call.offsets, "offsets")
         lengths = [len(parent.tokens) for parent in parents]
         placement = place(lengths, offsets, read.call.new_offset)
-        job = Job(read.tokens, parents, placement, self.tenant, self._core.adapters.lora_key(read.call.adapter))
+        job = Job(
+            read.tokens, parents, placement, self.tenant, self._core.adapters.lora_key(read.call.adapter, self.tenant)
+        )
         self._require_fit(job, read.longest)
         return job
 
     def _mapping(self, call: Prefill, parents: tuple[Message, ...]) -> Job:
         """What maps a message: the same tokens in the same place."""
-        mapper = self._core.adapters.mapper_key(call.adapter)
+        mapper = self._core.adapters.mapper_key(call.adapter, self.tenant)
         if len(parents) != 1 or not mapper:
             raise AdapterError(f"{len(parents)} messages cannot be mapped by {call.adapter!r}: name one, and a mapper")
         [source] = parents
