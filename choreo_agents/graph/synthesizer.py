@@ -62,8 +62,12 @@ class Synthesizer(Agent):
         mode: Mode = "reencoded" if strategy == "text" else "shared"
         sources = merges if isinstance(merges, Mapping) else dict.fromkeys(merges, mode)
         positions: Positions = "parallel" if strategy == "parallel" else "sequential"
+        if options.get("positions") not in (None, positions):
+            raise InvalidRequestError(
+                f"strategy {strategy!r} places its branches itself: leave positions={options['positions']!r} out"
+            )
         reads = {**sources, **options.pop("reads", {})}
-        super().__init__(name, reads=reads, **{"positions": positions, **options})
+        super().__init__(name, reads=reads, **{**options, "positions": positions})
         self.strategy: Strategy = strategy
         self.quorum = _required_quorum(quorum, deadline_s, strategy)
         self.deadline_s = deadline_s
