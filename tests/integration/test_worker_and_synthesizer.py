@@ -28,7 +28,7 @@ from choreo_agents import (
     Worker,
     send,
 )
-from choreo_agents.errors import ContextLengthError, InvalidRequestError
+from choreo_agents.errors import AdapterError, ContextLengthError, InvalidRequestError
 
 TOLD = {"Alice": "Write part 1.", "Bruno": "Write part 2.", "Clara": "Write part 3."}
 
@@ -456,6 +456,17 @@ def test_a_merge_can_have_rules_and_sources_besides(engine: Engine) -> None:
     assert handles(state, "zoe")[0] in seen and handles(state, "bruno")[0] not in seen
     assert [parent.author for parent in engine._desk.find(merged).parents[2:-1]] == ["zoe", "bruno"]
     assert offsets(engine, merged) == after_each_other(seen)
+
+
+def test_summaries_that_cannot_be_mapped_are_given_back(make_engine: MakeEngine) -> None:
+    left = []
+    for strategy in ("sequential", "summary"):
+        engine = make_engine()
+        with pytest.raises(AdapterError, match="there is no adapter 'nobody'"):
+            merged_by(engine, ["alice", "bruno", "zoe"], strategy=strategy, adapter="nobody")
+        stats = engine.stats()
+        left.append((stats.messages, stats.leases))
+    assert left[0] == left[1]
 
 
 @pytest.mark.parametrize("merges", [[], {}, "pro", ()], ids=repr)
