@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -21,12 +21,17 @@ from choreo_agents.graph.entries import said_in
 from choreo_agents.graph.run import author_of
 from choreo_agents.graph.state import merge_entries
 
-_EXPECTED = "choreo_expected"
+_EXPECTED, _SPEAKERS = "choreo_expected", "choreo_speakers"
 
 
-def expecting(branches: int | None) -> dict[str, Any]:
-    """What starts a synthesizer together with so many branches; None: with one of each that it merges."""
-    return {_EXPECTED: branches}
+def expecting(branches: int | None, speakers: Iterable[str] = ()) -> dict[str, Any]:
+    """What starts a synthesizer together with so many branches; None: with one of each that it merges.
+
+    Args:
+        branches: How many.
+        speakers: The names that some of them were sent, to speak under.
+    """
+    return {_EXPECTED: branches, _SPEAKERS: sorted(set(speakers))}
 
 
 def state_before(config: RunnableConfig, schema: type[Any], channels: Sequence[str]) -> Any:
@@ -71,6 +76,8 @@ class Gathering:
         self.expected = len(sources) if told is None else int(told)
         """Executions of the merged nodes in this superstep."""
         self._is_told = told is not None
+        self.speakers = frozenset[str](given.get(_SPEAKERS) or () if isinstance(given, Mapping) else ())
+        """The names that branches were sent, to speak under."""
         self._before: list[Branch] = []
         """Branches that were done before the run was interrupted."""
         self._taken: set[str] = set()
@@ -117,20 +124,28 @@ class Gathering:
             self._changed.clear()
             said, left = self._read()
             is_late = deadline_s is not None and time.monotonic() - started >= deadline_s
-            if len(said) >= wanted or (said and is_late):
+            is_all = len(said) + len(left) >= self.expected and not any(left)
+            if len(said) >= wanted or (said and (is_late or (deadline_s is not None and is_all))):
                 self._taken.update(branch.task for branch in said)
                 return said
             if self.expected - len(left) < wanted:
                 if any(left):
                     # The run stops for what became of them, whose word it is: when it goes on, this runs again, too.
                     raise GraphInterrupt(())
-                raise QuorumError(
-                    f"{self._author!r} waits for {wanted} of {self.expected} branches, and {len(left)} of them have "
-                    "failed: see their errors, or lower its quorum"
-                )
+                if deadline_s is None or len(left) >= self.expected:
+                    raise QuorumError(
+                        f"{self._author!r} waits for {wanted} of {self.expected} branches, and {len(left)} of them "
+                        "have failed: see their errors, or lower its quorum"
+                    )
             patience = None if deadline_s is None or is_late else deadline_s - (time.monotonic() - started)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), patience)
+
+    @property
+    def next_superstep(self) -> int:
+        """Behind all branches that are done."""
+        said = [entry["superstep"] for branch in self._read()[0] for entry in said_in(branch.update)]
+        return 1 + max(said, default=-1)
 
     @property
     def outstanding(self) -> int:

@@ -21,6 +21,7 @@ from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.board import Reporting
 from choreo_agents.graph.gathering import expecting
 from choreo_agents.graph.synthesizer import Synthesizer
+from choreo_agents.graph.worker import sent_speaker
 
 Builder = StateGraph[Any, Any, Any, Any]
 
@@ -65,10 +66,12 @@ class _Route(Runnable[Any, Any]):
         named = {
             target if self.ends is None else self.ends.get(target) for target in targets if not isinstance(target, Send)
         }
-        sent = [target.node for target in targets if isinstance(target, Send)]
+        sent = [target for target in targets if isinstance(target, Send)]
         for name, merged in self.sources.items():
-            count = len(named & merged) + sum(node in merged for node in sent)
-            targets += [Send(name, expecting(count))] if count else []
+            told = [target.arg for target in sent if target.node in merged]
+            count = len(named & merged) + len(told)
+            speakers = filter(None, map(sent_speaker, told))
+            targets += [Send(name, expecting(count, speakers))] if count else []
         return targets
 
 

@@ -173,11 +173,93 @@ def test_one_after_the_other_there_is_room_for_those_that_are_out(engine: Engine
 
 def test_room_is_left_only_where_the_context_has_it(engine: Engine) -> None:
     held = Held()
-    graph = team(held)
-    graph.nodes["b"].runnable.sampling = Sampling(max_tokens=2000, stop_tokens=())
-    held.open.set()
-    with pytest.raises(Exception, match="context"):
-        graph.compile(engine=engine).invoke(QUESTION, held.config())
+    graph = team(held, reader=editor(quorum=1, sampling=Sampling(max_tokens=20, stop_tokens=())))
+    short = Sampling(max_tokens=700, stop_tokens=tuple(range(engine.model.adapter.vocabulary_size)))
+    for name in "bc":
+        graph.nodes[name].runnable.prompt, graph.nodes[name].runnable.sampling = held.prompt, short
+    state = graph.compile(engine=engine).invoke(QUESTION, held.config())
+    made = engine.records([handle(state, "editor")])[-1]
+    assert made.new_offset + made.handle.length == engine.model.adapter.max_positions
+    assert branches(state).keys() == {*"abc"}
+
+
+@pytest.mark.parametrize("told", [None, "The other honourable representative, of the southern provinces"])
+def test_there_is_room_for_the_names_that_branches_speak_under(engine: Engine, told: str | None) -> None:
+    held = Held()
+    speaker = None if told else "The honourable representative of the northern provinces"
+    worker = Worker("worker", prompt=held.prompt, speaker=speaker, sampling=SHORT)
+    graph = ChoreoGraph()
+    graph.add_node(worker)
+    graph.add_node(editor("worker", quorum=1))
+    graph.add_conditional_edges(
+        START,
+        lambda s: [worker.send(s, "Go."), worker.send(s, speaker=told), worker.send(s, speaker=told)],
+        ["worker"],
+    )
+    graph.add_edge("worker", "editor")
+    state = graph.compile(engine=engine).invoke(QUESTION, held.config())
+    made = engine.records([handle(state, "editor")])[-1]
+    said = {MessageHandle.model_validate(e["handle"]) for e in state["handles"] if e["author"] == "worker"}
+    view = zip(made.parents, made.offsets, strict=True)
+    spans = sorted((at, at + each.length) for each, at in view if each in said)
+    assert len(spans) == 3 and spans[-1][1] <= made.new_offset
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+@pytest.mark.parametrize("strategy", ["parallel", "sequential"])
+def test_a_late_branch_of_its_own_persona_stands_in_front_of_its_turn(engine: Engine, strategy: str) -> None:
+    held = Held()
+    graph = team(held, reader=editor(persona="ann", strategy=strategy))
+    graph.nodes["a"].runnable.sampling = Sampling(max_tokens=60, stop_tokens=())
+    graph.nodes["b"].runnable.persona = "ann"
+    state = graph.compile(engine=engine).invoke(QUESTION, held.config())
+    made, late = engine.records([handle(state, "editor")])[-1], handle(state, "b")
+    at = dict(zip(made.parents, made.offsets, strict=True))
+    [asked] = [MessageHandle.model_validate(e["prompt"]) for e in state["handles"] if e["author"] == "b"]
+    assert at[asked] + asked.length == at[late] and at[late] + late.length <= made.new_offset
+    assert (
+        branches(state).keys() == {*"abc"} and len(state["messages"][-1].response_metadata["choreo"]["branches"]) == 3
+    )
+
+
+def test_what_came_before_its_first_token_is_told_too(engine: Engine) -> None:
+    graph, open_ = team(None), threading.Event()
+
+    async def asked(_: Any) -> str:
+        while not open_.is_set():
+            await asyncio.sleep(0.001)
+        return "Now you."
+
+    async def waits(state: Any) -> str:
+        open_.set()
+        while not any(message.author == "b" and message.chosen for message in engine._core.ledger.messages()):
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        return "Merge."
+
+    graph.nodes["b"].runnable.prompt, graph.nodes["editor"].runnable.prompt = asked, waits
+    app = graph.compile(engine=engine)
+    for _ in range(4):
+        open_.clear()
+        with engine.scope():
+            state = app.invoke(QUESTION)
+            made = engine.records([handle(state, "editor")])[-1]
+            assert made.parents[-1] == handle(state, "b") and branches(state)["b"] == made.since[-1]
+            counted = state["messages"][-1].usage_metadata["input_tokens"]
+            assert counted == sum(each.length for each in made.parents) + made.sampled[0]
+
+
+def test_it_tells_of_what_stands_in_its_view_alone(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, held = make_engine(), Held()
+    engine.load_adapter(save_mapper(tmp_path / "mapper", engine.model), "merger")
+    graph = team(held, reader=editor(merges={"a": "shared", "b": "shared", "c": "private"}, adapter="merger"))
+    graph.edges -= {(name, "editor") for name in "abc"}
+    for name in "abc":
+        graph.add_edge(name, "editor", visibility={})
+    state = graph.compile(engine=engine).invoke(QUESTION, held.config())
+    in_view = {parent.id for parent in engine.records([handle(state, "editor")])[-1].parents}
+    told = state["messages"][-1].response_metadata["choreo"]["branches"]
+    assert branches(state).keys() == {"a", "b"} and {each["handle"] for each in told} <= in_view
 
 
 def test_with_all_branches_in_nothing_is_different(make_engine: MakeEngine) -> None:
@@ -187,7 +269,10 @@ def test_with_all_branches_in_nothing_is_different(make_engine: MakeEngine) -> N
         app = team(None, reader=editor(quorum=quorum, strategy="parallel", sampling=SHORT)).compile(engine=engine)
         state = app.invoke(QUESTION)
         made.append([handle(state, name) for name in ("a", "b", "c", "editor")])
-        assert branches(state) == dict.fromkeys("abc", 0) if quorum else "branches" not in state["messages"][-1]
+        if quorum:
+            assert branches(state) == dict.fromkeys("abc", 0)
+        else:
+            assert "branches" not in state["messages"][-1].response_metadata["choreo"]
     assert made[0] == made[1] == made[2]
 
 
@@ -298,9 +383,10 @@ def test_it_speaks_again_in_each_round_of_a_loop(engine: Engine) -> None:
     assert supersteps == [2, 4]
 
 
-def test_it_stands_behind_a_late_branch_that_was_sent_more(engine: Engine) -> None:
+@pytest.mark.parametrize("method", ["choreo", "baseline"])
+def test_it_stands_behind_a_late_branch_that_was_sent_more(make_engine: MakeEngine, method: str) -> None:
     """Words of several people that one instance was sent put what it says further back."""
-    held = Held()
+    engine, held = make_engine(method=method), Held()
     worker = Worker("worker", prompt=held.prompt, sampling=SHORT)
     more = [AIMessage("One.", name="x", additional_kwargs={"choreo_source": name}) for name in "xyz"]
     graph = ChoreoGraph()
@@ -315,7 +401,7 @@ def test_it_stands_behind_a_late_branch_that_was_sent_more(engine: Engine) -> No
     state = graph.compile(engine=engine).invoke(QUESTION, held.config())
     said = {(entry["author"], entry["branch"]): entry["superstep"] for entry in state["handles"]}
     assert said["worker", 1] > said["worker", 0] and said["worker", 1] < said["editor", 2]
-    assert len(engine.joined(handle(state, "editor"))) == 1
+    assert len(engine.joined(handle(state, "editor"))) == (method == "choreo")
 
 
 def test_two_editors_of_one_superstep_each_wait_for_their_own(engine: Engine) -> None:
@@ -377,6 +463,15 @@ def test_a_failure_that_is_handled_elsewhere_is_told(engine: Engine) -> None:
     graph.nodes.pop("b")
     graph.add_node(Agent("b", prompt=fails, sampling=SHORT), error_handler=lambda _: {})
     with pytest.raises(QuorumError, match="waits for 3 of 3 branches, and 1 of them have failed"):
+        graph.compile(engine=engine).invoke(QUESTION)
+    graph.nodes["editor"].runnable.deadline_s = 60.0
+    started = time.monotonic()
+    assert branches(graph.compile(engine=engine).invoke(QUESTION)) == {"a": 0, "c": 0}
+    assert time.monotonic() - started < 30, "nobody else can come: it does not wait for its deadline"
+    for name in "ac":
+        graph.nodes.pop(name)
+        graph.add_node(Agent(name, prompt=fails, sampling=SHORT), error_handler=lambda _: {})
+    with pytest.raises(QuorumError, match="3 of them have failed"):
         graph.compile(engine=engine).invoke(QUESTION)
 
 
@@ -490,6 +585,8 @@ async def test_a_cancelled_run_leaves_nothing_behind(engine: Engine) -> None:
     while engine.stats().unfinished:
         await asyncio.sleep(0.002)
     engine.check()
+    said = {message.author: message.leases for message in engine._core.ledger.messages() if message.chosen}
+    assert said == {"a": 1, "c": 1}, "what was said is in its checkpoint, what was begun is nowhere"
 
 
 def test_runs_at_once_do_not_mix(engine: Engine) -> None:
