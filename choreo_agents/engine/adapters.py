@@ -10,7 +10,7 @@ from pathlib import Path
 from choreo_agents.errors import AdapterError
 from choreo_agents.kv.tiers import Stored
 from choreo_agents.models.adapter import ModelAdapter
-from choreo_agents.models.adapter_files import CONFIG_FILE
+from choreo_agents.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from choreo_agents.models.lora import LoraAdapter
 from choreo_agents.synthesis.mapper import MAPPER_FILE, CacheMapper, load_mapper
 
@@ -166,6 +166,6 @@ def read_loaded(model: ModelAdapter, folder: str | Path, stored: Stored = "full"
         mapper.rounds = stored == "int8"
         key = mapper.fingerprint + (".int8" if mapper.rounds else "")
         found = replace(found, mapper=mapper.to(model.device), mapper_key=key)
-    if found.mapper is None or (folder / CONFIG_FILE).is_file():
+    if found.mapper is None or (folder / CONFIG_FILE).is_file() or (folder / WEIGHTS_FILE).is_file():
         found = replace(found, lora=model.read_adapter(folder))
     return found
