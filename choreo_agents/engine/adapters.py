@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from choreo_agents.errors import AdapterError
 from choreo_agents.kv.tiers import Stored
 from choreo_agents.models.adapter import ModelAdapter
-from choreo_agents.models.adapter_files import CONFIG_FILE
+from choreo_agents.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from choreo_agents.models.lora import LoraAdapter
 from choreo_agents.synthesis.mapper import MAPPER_FILE, CacheMapper, load_mapper
 
@@ -28,6 +29,11 @@ class Loaded:
     """The mapper's fingerprint; of one that rounds, with `.int8` after it."""
 
     @property
+    def name(self) -> str:
+        """The folder's own, also of one that was given as `.`."""
+        return os.path.basename(os.path.abspath(self.folder))  # noqa: PTH100, PTH119 - a link keeps its name
+
+    @property
     def lora_key(self) -> str:
         """The adapter's fingerprint; empty if there is none."""
         return "" if self.lora is None else self.lora.fingerprint
@@ -36,14 +42,18 @@ class Loaded:
 class AdapterRegistry:
     """Of one engine. Used under its lock only.
 
+    Names are a tenant's own: no other can use them, or learn of them. Weights are kept once for all.
+
     Args:
         model: That they adapt.
     """
 
     def __init__(self, model: ModelAdapter) -> None:
         self._model = model
-        self._by_name: dict[str, Loaded] = {}
-        self._default: str | None = None
+        self._by_tenant: dict[str, dict[str, Loaded]] = {}
+        """By the names that its calls use."""
+        self._default: tuple[str, Loaded] | None = None
+        """The engine's, which all tenants have, and its name."""
         self._loras: dict[str, LoraAdapter] = {}
         self._mappers: dict[str, CacheMapper] = {}
 
@@ -57,59 +67,83 @@ class AdapterRegistry:
         """By fingerprint; grows."""
         return self._mappers
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._by_name)
+    def names(self, tenant: str) -> tuple[str, ...]:
+        """What a tenant's calls can name."""
+        return tuple(self._of(tenant))
 
-    def add(self, loaded: Loaded, name: str | None, *, default: bool = False) -> str:
-        """Give what `read` has read a name, by default its folder's.
+    def add_default(self, loaded: Loaded) -> None:
+        """What `read` has read is all tenants', under its folder's name, and what calls have that name no other.
+
+        Raises:
+            AdapterError: The folder has no name that calls could use.
+        """
+        name = loaded.name
+        if name in ("", BASE):
+            raise AdapterError(
+                f"the adapter in {str(loaded.folder)!r} would be called {name!r}, which names none: rename the folder, "
+                "or load it with load_adapter(folder, name)"
+            )
+        self._keep(loaded)
+        self._default = (name, loaded)
+
+    def add(self, loaded: Loaded, name: str | None, tenant: str) -> str:
+        """Give what `read` has read a name of a tenant's, by default its folder's.
 
         Raises:
             AdapterError: The name is that of another.
         """
-        name = loaded.folder.name if name is None else name
-        if not name or name == BASE:
-            raise AdapterError(f"an adapter cannot be called {name!r}: give it another name")
-        known = self._by_name.get(name)
-        if known is not None and (known.lora_key, known.mapper_key) != (loaded.lora_key, loaded.mapper_key):
+        name = loaded.name if name is None else name
+        if name in ("", BASE):
             raise AdapterError(
-                f"another adapter is called {name!r}, that of {str(known.folder)!r}: name this otherwise"
+                f"an adapter cannot be called {name!r}: give it another name, load_adapter(folder, name)"
             )
-        self._by_name[name] = loaded
+        known = self._of(tenant).get(name)
+        if known is not None and (known.lora_key, known.mapper_key) != (loaded.lora_key, loaded.mapper_key):
+            own = name in self._by_tenant.get(tenant, {})
+            whose = f"that of {str(known.folder)!r}" if own else "the engine's own"
+            raise AdapterError(f"another adapter is called {name!r}, {whose}: name this otherwise")
+        self._keep(loaded)
+        self._by_tenant.setdefault(tenant, {})[name] = loaded
+        return name
+
+    def lora_key(self, name: str | None, tenant: str) -> str:
+        """The fingerprint of the adapter that a call names, or that calls have by default; empty for the model alone.
+
+        Raises:
+            AdapterError: The tenant has none of that name.
+        """
+        loaded = self._find(name, tenant)
+        return "" if loaded is None else loaded.lora_key
+
+    def mapper_key(self, name: str | None, tenant: str) -> str:
+        """The same of its mapper; empty if it has none."""
+        loaded = self._find(name, tenant)
+        return "" if loaded is None else loaded.mapper_key
+
+    def name_of(self, lora_key: str, tenant: str) -> str | None:
+        """What a tenant calls an adapter first; None for the model alone."""
+        known = self._of(tenant).items()
+        return next((name for name, loaded in known if lora_key and loaded.lora_key == lora_key), None)
+
+    def _of(self, tenant: str) -> dict[str, Loaded]:
+        return {**dict([self._default] if self._default else []), **self._by_tenant.get(tenant, {})}
+
+    def _keep(self, loaded: Loaded) -> None:
         if loaded.lora is not None:
             self._loras[loaded.lora_key] = loaded.lora
         if loaded.mapper is not None:
             self._mappers[loaded.mapper_key] = loaded.mapper
-        if default:
-            self._default = name
-        return name
 
-    def lora_key(self, name: str | None) -> str:
-        """The fingerprint of the adapter that a call names, or that calls have by default; empty for the model alone.
-
-        Raises:
-            AdapterError: There is none of that name.
-        """
-        loaded = self._find(name)
-        return "" if loaded is None else loaded.lora_key
-
-    def mapper_key(self, name: str | None) -> str:
-        """The same of its mapper; empty if it has none."""
-        loaded = self._find(name)
-        return "" if loaded is None else loaded.mapper_key
-
-    def name_of(self, lora_key: str) -> str | None:
-        """What an adapter was called first; None for the model alone."""
-        return next((name for name, loaded in self._by_name.items() if lora_key and loaded.lora_key == lora_key), None)
-
-    def _find(self, name: str | None) -> Loaded | None:
-        name = self._default if name is None else name
-        if name is None or name == BASE:
+    def _find(self, name: str | None, tenant: str) -> Loaded | None:
+        if name is None:
+            return self._default[1] if self._default else None
+        if name == BASE:
             return None
-        if name not in self._by_name:
-            there = ", ".join(map(repr, self._by_name)) or "none"
+        known = self._of(tenant)
+        if name not in known:
+            there = ", ".join(map(repr, known)) or "none"
             raise AdapterError(f"there is no adapter {name!r}: load it with load_adapter; loaded are {there}")
-        return self._by_name[name]
+        return known[name]
 
 
 def read_loaded(model: ModelAdapter, folder: str | Path, stored: Stored = "full") -> Loaded:
@@ -132,6 +166,6 @@ def read_loaded(model: ModelAdapter, folder: str | Path, stored: Stored = "full"
         mapper.rounds = stored == "int8"
         key = mapper.fingerprint + (".int8" if mapper.rounds else "")
         found = replace(found, mapper=mapper.to(model.device), mapper_key=key)
-    if found.mapper is None or (folder / CONFIG_FILE).is_file():
+    if found.mapper is None or (folder / CONFIG_FILE).is_file() or (folder / WEIGHTS_FILE).is_file():
         found = replace(found, lora=model.read_adapter(folder))
     return found

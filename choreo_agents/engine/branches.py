@@ -21,7 +21,7 @@ def maps(desk: Desk, adapter: str | None) -> bool:
     """
     core = desk.core
     with core.lock:
-        return bool(core.adapters.mapper_key(adapter)) and core.method.keeps_kv
+        return bool(core.adapters.mapper_key(adapter, desk.tenant)) and core.method.keeps_kv
 
 
 def shared_trunk(desk: Desk, branches: Sequence[MessageHandle], scope: Scope | None) -> list[MessageHandle]:
@@ -34,8 +34,16 @@ def shared_trunk(desk: Desk, branches: Sequence[MessageHandle], scope: Scope | N
 
 def _from_the_start(branch: Message) -> list[Message]:
     """What a branch saw before what came into its view late."""
+    branch = _original(branch)
     since = branch.since or (0,) * len(branch.parents)
     return [parent for parent, late in zip(branch.parents, since, strict=True) if not late]
+
+
+def _original(message: Message) -> Message:
+    """What a mapped copy is a copy of; any other message itself."""
+    while message.mapper:
+        [message] = message.parents
+    return message
 
 
 def depths(desk: Desk, branches: Sequence[MessageHandle], trunk: Sequence[MessageHandle]) -> list[int]:
@@ -57,7 +65,7 @@ def depths(desk: Desk, branches: Sequence[MessageHandle], trunk: Sequence[Messag
 def view_of(desk: Desk, branch: MessageHandle, scope: Scope | None) -> list[tuple[MessageHandle, int]]:
     """What a branch attended to and itself last, with offsets; all but itself with a new lease: to be released."""
     with desk.core.lock:
-        said = desk.find(branch)
+        said = _original(desk.find(branch))
         seen = _leased(desk, said.parents, scope)
         start = said.native_offset
         offsets = [start + offset for offset in said.relative_offsets]
@@ -67,10 +75,14 @@ def view_of(desk: Desk, branch: MessageHandle, scope: Scope | None) -> list[tupl
 def keep(desk: Desk, sources: Sequence[MessageHandle], copies: Sequence[MessageHandle], scope: Scope | None) -> None:
     """Let copies live as long as their sources: the leases that their maker has are the sources' from now on.
 
+    If the maker's scope has ended meanwhile, its leases have, too: those of others are left to them.
+
     Raises:
         HandleError: A source was released meanwhile; nothing is kept.
     """
     with desk.core.lock:
+        if scope is not None and scope.closed:
+            return
         ledger, made = desk.core.ledger, [desk.find(copy) for copy in copies]
         try:
             found = [desk.find(source) for source in sources]
@@ -82,13 +94,14 @@ def keep(desk: Desk, sources: Sequence[MessageHandle], copies: Sequence[MessageH
             ledger.keep(source, copy, scope)
 
 
-def encoder_name(desk: Desk, branch: MessageHandle) -> str:
-    """The name of the adapter that encoded a message, to be given to a call."""
+def speaker(desk: Desk, branch: MessageHandle) -> tuple[Message, str]:
+    """What a branch was as its speaker said it, and the name of the adapter that encoded it, to be given to a call."""
     with desk.core.lock:
-        return desk.core.adapters.name_of(desk.find(branch).adapter) or BASE
+        said = _original(desk.find(branch))
+        return said, desk.core.adapters.name_of(said.adapter, desk.tenant) or BASE
 
 
 def _leased(desk: Desk, messages: Sequence[Message], scope: Scope | None) -> list[MessageHandle]:
-    for message in messages:
+    for message in messages if scope is None or not scope.closed else ():
         desk.core.ledger.lease(message, scope)
     return [message.handle for message in messages]

@@ -78,6 +78,7 @@ class Desk:
     def __init__(self, core: EngineCore, salt: str) -> None:
         self._core = core
         self._intake = Intake(core, salt)
+        self.tenant = self._intake.tenant
         self._prefilling: dict[str, Request] = {}
         self._memoising: dict[str, Request] = {}
         self.gate: Gate | None = None
@@ -271,7 +272,7 @@ class Desk:
                 assert batch.on_token is not None
                 batch.on_token(chosen)
             if call.joining is not None:
-                call.joining.begin(None)
+                call.joining.begin(call, None)
             return self._answered(known, read, batch.scope)
         request = None if memo is None else self._memoising.get(memo)
         if request is None:
@@ -283,7 +284,7 @@ class Desk:
                 self._memoising[memo] = request
             batch.requests.append(request)
         if call.joining is not None:
-            call.joining.begin(arrivals_of(request.encoding))
+            call.joining.begin(call, arrivals_of(request.encoding))
         return self._joined(request, read, batch)
 
     def _joined(self, request: Request, read: ReadCall, batch: _Batch) -> Answer:
@@ -312,8 +313,8 @@ class Desk:
 
     def _answered(self, message: Message, read: ReadCall, scope: Scope | None) -> Answer:
         self._label(read).put_on(message)
-        # A stream may be read after the scope that it was asked for in has ended.
-        self._core.ledger.lease(message, None if scope is not None and scope.closed else scope)
+        if scope is None or not scope.closed:
+            self._core.ledger.lease(message, scope)
         answer: Answer = Future()
         answer.set_result(message.handle)
         return answer

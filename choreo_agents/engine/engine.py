@@ -96,8 +96,8 @@ class Engine(Merging):
             sink: Receives trace events on the engine's thread.
             timetable: Writes down what each step holds, or, made by `again()`, prescribes it: to compare two runs bit
                 by bit.
-            adapter: A folder with an adapter, a cache mapper or both, which calls have unless they name another
-                (see `load_adapter`).
+            adapter: A folder with an adapter, a cache mapper or both, which calls of all tenants have unless they name
+                another (see `load_adapter`).
 
         Raises:
             AdapterError: The adapter is another model's, or its files are damaged.
@@ -111,11 +111,11 @@ class Engine(Merging):
         own = None if adapter is None else read_loaded(loaded.adapter, adapter, valid.mapped_storage)
         engine = cls(loaded, valid, salt=salt, starts_per_s=starts_per_s)
         if own is not None:
-            engine._core.adapters.add(own, None, default=True)
+            engine._core.adapters.add_default(own)
         return engine
 
     def load_adapter(self, folder: str | Path, name: str | None = None) -> str:
-        """Load an adapter, a cache mapper or both, for calls that name it; others keep what they have.
+        """Load an adapter, a cache mapper or both, for this tenant's calls that name it; others keep what they have.
 
         Calls of several adapters and of none share the engine's steps.
 
@@ -131,19 +131,18 @@ class Engine(Merging):
         """
         loaded = read_loaded(self.model.adapter, folder, self._core.settings.mapped_storage)
         with self._core.lock:
-            return self._core.adapters.add(loaded, name)
+            return self._core.adapters.add(loaded, name, self._desk.tenant)
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """The names of the adapters that are loaded."""
-        return self._core.adapters.names
+        """The names that calls of this tenant can use: of the adapters that it has loaded, and of the engine's own."""
+        return self._core.adapters.names(self._desk.tenant)
 
     def tenant(self, salt: str, *, starts_per_s: float | None = None) -> Engine:
         """The same engine for another tenant: one model, one pool, the same steps, but nothing found of each other.
 
-        Handles of one tenant are unknown to another, and what one has encoded is never found again by another, in
-        no tier. Scopes, rates and `memory_map` are the tenant's own; `stats`, `check`, `restart` and `close` are the
-        engine's.
+        Handles of one tenant are unknown to another, and what one has encoded is never found again by another, in no
+        tier. Scopes, rates, adapters and `memory_map` are its own; `stats`, `check`, `restart`, `close` the engine's.
 
         Args:
             salt: The tenant's secret.

@@ -99,21 +99,29 @@ class Intake:
         """Find and place the parents; raises what `Engine.prefill` raises, before any work is done."""
         parents = tuple(self.find(parent) for parent in _listed(read.call.parents, "parents"))
         if isinstance(read.call, Prefill) and read.call.maps:
-            return self._mapping(read.call, parents)
+            return self._mapping(read, parents)
         offsets = None if read.call.offsets is None else _listed(read.call.offsets, "offsets")
         lengths = [len(parent.tokens) for parent in parents]
         placement = place(lengths, offsets, read.call.new_offset)
-        job = Job(read.tokens, parents, placement, self.tenant, self._core.adapters.lora_key(read.call.adapter))
+        job = Job(
+            read.tokens, parents, placement, self.tenant, self._core.adapters.lora_key(read.call.adapter, self.tenant)
+        )
         self._require_fit(job, read.longest)
         return job
 
-    def _mapping(self, call: Prefill, parents: tuple[Message, ...]) -> Job:
+    def _mapping(self, read: ReadCall, parents: tuple[Message, ...]) -> Job:
         """What maps a message: the same tokens in the same place."""
-        mapper = self._core.adapters.mapper_key(call.adapter)
+        call = read.call
+        mapper = self._core.adapters.mapper_key(call.adapter, self.tenant)
         if len(parents) != 1 or not mapper:
             raise AdapterError(f"{len(parents)} messages cannot be mapped by {call.adapter!r}: name one, and a mapper")
         [source] = parents
         at = source.native_offset
+        if read.tokens != source.tokens or call.offsets is not None or call.new_offset is not None:
+            raise InvalidRequestError(
+                "a mapped copy says what its parent says, where that was encoded: give its tokens as content, and no "
+                "offsets; or use map()"
+            )
         job = Job(source.tokens, parents, Placement((at,), at), self.tenant, mapper=mapper)
         self._require_fit(job, 0)
         return job

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 
 
@@ -37,7 +38,8 @@ class Joining:
         self._read = read
         self._views: list[GrowingView] = []
         self._added: list[tuple[Any, int]] = []
-        self._begun = False
+        self._call: object = None
+        """Whose decode has begun."""
 
     def add(self, handle: MessageHandle, offset: int) -> bool:
         """Show a message to the decode, from its next token on, as soon as the message's KV is in the pool.
@@ -61,16 +63,21 @@ class Joining:
             running = [view for view in self._views if not view.over]
             for view in running:
                 view.add(message, offset)
-            if not self._begun:
+            if self._call is None:
                 self._added.append((message, offset))
-            return bool(running) or not self._begun
+            return bool(running) or self._call is None
 
-    def begin(self, view: GrowingView | None) -> None:
-        """The decode, or one more of its answers, starts over this view; None: it takes nothing in.
+    def begin(self, call: object, view: GrowingView | None) -> None:
+        """A call's decode, or one more of its answers, starts over this view; None: it takes nothing in.
 
         For the engine, under its lock.
+
+        Raises:
+            InvalidRequestError: It is for another call.
         """
-        self._begun = True
+        if self._call is not None and self._call is not call:
+            raise InvalidRequestError("the joining was given to another call: make one for each with joining()")
+        self._call = call
         if view is None or view.over:
             return
         self._views.append(view)

@@ -65,7 +65,7 @@ def _record(desk: Desk, message: Message) -> MessageRecord:
         start,
         message.since or (0,) * len(message.parents),
         (message.header, message.header + len(message.chosen)) if message.chosen else None,
-        desk.core.adapters.name_of(message.adapter),
+        desk.core.adapters.name_of(message.adapter, desk.tenant),
         bool(message.mapper),
         message.author,
         message.role,

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.errors import GraphBubbleUp
-from langgraph.types import RetryPolicy
+from langgraph.errors import GraphBubbleUp, NodeTimeoutError
+from langgraph.types import RetryPolicy, TimeoutPolicy
 
 from choreo_agents.graph.run import author_of
 
@@ -38,6 +38,8 @@ class Reporting:
 
     retries: Sequence[RetryPolicy] = ()
     """When LangGraph runs it again."""
+    timeout: TimeoutPolicy | None = None
+    """When LangGraph cancels it, and takes that for a `NodeTimeoutError`."""
     handled: bool = False
     """Whether a node of the graph handles its errors, so that the run goes on."""
 
@@ -146,14 +148,24 @@ def reported(config: RunnableConfig, node: str, reporting: Reporting) -> Iterato
     try:
         yield lambda update: None if board is None else board.say(superstep, Branch(author, task, update))
     except BaseException as error:
-        if board is not None and not _is_retried(error, reporting.retries, config):
+        failed = error
+        if isinstance(error, asyncio.CancelledError) and reporting.timeout is not None:
+            failed = _timed_out(node, reporting.timeout)  # or the run is over, and nobody waits
+        if board is not None and not _is_retried(failed, reporting.retries, config):
             board.leave(superstep, author, task, stops=isinstance(error, GraphBubbleUp) or not reporting.handled)
         raise
 
 
+def _timed_out(node: str, policy: TimeoutPolicy) -> NodeTimeoutError:
+    """What LangGraph makes of a node's time being over."""
+    limits: Any = {"run_timeout": policy.run_timeout, "idle_timeout": policy.idle_timeout}
+    kind: Any = "idle" if policy.run_timeout is None else "run"
+    return NodeTimeoutError(node, limits[f"{kind}_timeout"], kind=kind, **limits)
+
+
 def _is_retried(error: BaseException, retries: Sequence[RetryPolicy], config: RunnableConfig) -> bool:
     """Whether LangGraph runs the node again after this error."""
-    if isinstance(error, GraphBubbleUp | asyncio.CancelledError) or not isinstance(error, Exception):
+    if isinstance(error, GraphBubbleUp) or not isinstance(error, Exception):
         return False
     info = (config.get("configurable") or {}).get("__pregel_runtime")
     attempt = getattr(getattr(info, "execution_info", None), "node_attempt", 1)

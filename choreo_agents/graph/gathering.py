@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -17,15 +17,21 @@ from typing_extensions import is_typeddict
 
 from choreo_agents.errors import InvalidRequestError, QuorumError
 from choreo_agents.graph.board import Board, Branch, board_of, superstep_of, task_of
+from choreo_agents.graph.entries import said_in
 from choreo_agents.graph.run import author_of
 from choreo_agents.graph.state import merge_entries
 
-_EXPECTED = "choreo_expected"
+_EXPECTED, _SPEAKERS = "choreo_expected", "choreo_speakers"
 
 
-def expecting(branches: int | None) -> dict[str, Any]:
-    """What starts a synthesizer together with so many branches; None: with one of each that it merges."""
-    return {_EXPECTED: branches}
+def expecting(branches: int | None, speakers: Iterable[str] = ()) -> dict[str, Any]:
+    """What starts a synthesizer together with so many branches; None: with one of each that it merges.
+
+    Args:
+        branches: How many.
+        speakers: The names that some of them were sent, to speak under.
+    """
+    return {_EXPECTED: branches, _SPEAKERS: sorted(set(speakers))}
 
 
 def state_before(config: RunnableConfig, schema: type[Any], channels: Sequence[str]) -> Any:
@@ -51,9 +57,14 @@ class Gathering:
 
     def __init__(self, node: str, sources: frozenset[str], given: Any, config: RunnableConfig) -> None:
         board = board_of(config)
-        if board is None:
+        if board is None or not sources:
             raise InvalidRequestError(
                 f"{node!r} has a quorum, which only a ChoreoGraph can keep: add it to one, or leave quorum out"
+            )
+        if not (isinstance(given, Mapping) and _EXPECTED in given) and not _is_joined(config):
+            raise InvalidRequestError(
+                f"{node!r} has a quorum, and something else than what starts its branches has started it: let a "
+                "route start its branches instead, or leave quorum out"
             )
         self._board: Board = board
         self._config = config
@@ -65,6 +76,8 @@ class Gathering:
         self.expected = len(sources) if told is None else int(told)
         """Executions of the merged nodes in this superstep."""
         self._is_told = told is not None
+        self.speakers = frozenset[str](given.get(_SPEAKERS) or () if isinstance(given, Mapping) else ())
+        """The names that branches were sent, to speak under."""
         self._before: list[Branch] = []
         """Branches that were done before the run was interrupted."""
         self._taken: set[str] = set()
@@ -111,20 +124,28 @@ class Gathering:
             self._changed.clear()
             said, left = self._read()
             is_late = deadline_s is not None and time.monotonic() - started >= deadline_s
-            if len(said) >= wanted or (said and is_late):
+            is_all = len(said) + len(left) >= self.expected and not any(left)
+            if len(said) >= wanted or (said and (is_late or (deadline_s is not None and is_all))):
                 self._taken.update(branch.task for branch in said)
                 return said
             if self.expected - len(left) < wanted:
                 if any(left):
                     # The run stops for what became of them, whose word it is: when it goes on, this runs again, too.
                     raise GraphInterrupt(())
-                raise QuorumError(
-                    f"{self._author!r} waits for {wanted} of {self.expected} branches, and {len(left)} of them have "
-                    "failed: see their errors, or lower its quorum"
-                )
+                if deadline_s is None or len(left) >= self.expected:
+                    raise QuorumError(
+                        f"{self._author!r} waits for {wanted} of {self.expected} branches, and {len(left)} of them "
+                        "have failed: see their errors, or lower its quorum"
+                    )
             patience = None if deadline_s is None or is_late else deadline_s - (time.monotonic() - started)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), patience)
+
+    @property
+    def next_superstep(self) -> int:
+        """Behind all branches that are done."""
+        said = [entry["superstep"] for branch in self._read()[0] for entry in said_in(branch.update)]
+        return 1 + max(said, default=-1)
 
     @property
     def outstanding(self) -> int:
@@ -152,6 +173,12 @@ class Gathering:
         said, left = self._board.read(self._superstep, self._authors)
         by_task = {branch.task: branch for branch in (*self._before, *said)}
         return sorted(by_task.values(), key=_place), left
+
+
+def _is_joined(config: RunnableConfig) -> bool:
+    """Whether a node runs because several others are done: what such a list starts is given the state alone."""
+    triggers = (config.get("metadata") or {}).get("langgraph_triggers") or ()
+    return any(str(trigger).startswith("join:") for trigger in triggers)
 
 
 def _place(branch: Branch) -> tuple[str, int]:
@@ -194,8 +221,12 @@ async def _done_before(config: RunnableConfig, authors: frozenset[str]) -> list[
     for task, channel, value in (saved.pending_writes if saved else None) or []:
         if channel in ("handles", "messages"):
             by_task.setdefault(task, {})[channel] = value
-    return [
-        Branch(author, task, update)
-        for task, update in by_task.items()
-        for author in {entry["author"] for entry in update.get("handles") or []} & authors
-    ]
+    known = {entry["message_id"] for entry in configurable["__pregel_read"](["handles"], False).get("handles") or []}
+    done: list[Branch] = []
+    for task, update in by_task.items():
+        # Another synthesizer, or a subgraph, hands on what others have said.
+        said = said_in(update) if all(isinstance(value, list) for value in update.values()) else []
+        wrote = {entry["author"] for entry in said}
+        if len(wrote) == 1 and wrote <= authors and not any(entry["message_id"] in known for entry in said):
+            done.append(Branch(wrote.pop(), task, update))
+    return done

@@ -118,11 +118,12 @@ def persona_of(message: BaseMessage) -> str | None:
 
 
 def handle_of(message: BaseMessage, model: str) -> MessageHandle | None:
-    """What an agent's message was when it was said, as far as it says so itself."""
+    """What an agent's message was when it was said, as far as it says so itself; `model` if it does not say which."""
     noted = _said(message)
     if not noted.get("handle"):
         return None
-    return MessageHandle(id=str(noted["handle"]), model=model, length=int(noted.get("length", 1)))
+    encoder = str(noted.get("model") or model)
+    return MessageHandle(id=str(noted["handle"]), model=encoder, length=int(noted.get("length", 1)))
 
 
 def is_confidential(message: BaseMessage) -> bool:

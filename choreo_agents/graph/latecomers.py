@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from choreo_agents.engine import Joining
@@ -42,8 +43,8 @@ class Latecomers:
         self._longest = longest
         self._start = 0
         self._end = 0
-        self._shown: dict[str, str] = {}
-        """The chat messages that were shown late, by the ids of the handles that stood for them."""
+        self._late: list[str] = []
+        """The ids of the chat messages that were shown late."""
 
     def make_room(self, reading: Reading, view: PlacedView, most: int) -> None:
         """Leave room in a view for those that are to stand behind the others: as much as they can need.
@@ -74,16 +75,27 @@ class Latecomers:
             raise failed.exceptions[0] from None
         return done
 
-    def said_of(self, joined: Mapping[MessageHandle, int]) -> list[dict[str, Any]]:
-        """The branches that a message saw, and how many of its tokens, the header's too, came before each."""
-        early = [{"message_id": e["message_id"], "handle": e["handle"]["id"], "since": 0} for e in self._present]
-        late = [{"message_id": self._shown.get(h.id), "handle": h.id, "since": since} for h, since in joined.items()]
-        return [*early, *late]
+    def said_of(self, reading: Reading, joined: Sequence[tuple[MessageHandle, int]]) -> list[dict[str, Any]]:
+        """The branches that a message saw, and how many of its tokens, the header's too, came before each.
+
+        Args:
+            reading: Whose view it is.
+            joined: What came into it late, and since when.
+        """
+        since = {name: 0 for name in dict.fromkeys(e["message_id"] for e in self._present) if name in reading.shown}
+        late: dict[str, list[int]] = defaultdict(list)
+        for handle, count in joined:
+            late[handle.id].append(count)
+        for name in dict.fromkeys(self._late):
+            counts = late[reading.shown[name].id]  # two branches may have said the same in the same place
+            if counts:
+                since[name] = counts.pop(0)
+        return [{"message_id": name, "handle": reading.shown[name].id, "since": seen} for name, seen in since.items()]
 
     async def _show(self, reading: Reading, view: PlacedView, joining: Joining) -> None:
         async for branch in self._gathering.late():
             async for entry, handle, offset in reading.late(branch.update, view, self._place):
-                self._shown[handle.id] = entry["message_id"]
+                self._late.append(entry["message_id"])
                 if not reading.bound.join(joining, handle, offset):
                     return
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from choreo_agents.engine import Engine
+from choreo_agents.errors import HandleError
 from choreo_agents.graph.view import Seen, source_of_author
 from choreo_agents.kv.handle import MessageHandle
 
@@ -43,6 +45,12 @@ async def stand_ins(
         return {}, []
     made = [] if merging.summary is None else await engine.asummaries(merged, merging.summary)
     shown = made or list(merged)
-    if engine.maps(adapter):
-        shown = await engine.amap(shown, adapter)
+    try:
+        if engine.maps(adapter):
+            shown = await engine.amap(shown, adapter)
+    except BaseException:
+        with suppress(HandleError):  # a scope may have ended meanwhile
+            for handle in made:
+                engine.release(handle)
+        raise
     return {handle.id: stand for handle, stand in zip(merged, shown, strict=True)}, made

@@ -72,7 +72,9 @@ class Reading:
         self._merged: Mapping[str, MessageHandle] = {}
         """What stands for merged messages in the view, by their handles' ids."""
         self.starts: dict[str, int] = {}
-        """Where each message of the view stands, by its id."""
+        """Where each message of the view stands, by its id: with what its own speaker was asked before it."""
+        self.shown: dict[str, MessageHandle] = {}
+        """What stands there for it: it, a copy of it, or its words encoded again."""
         self._earliest = superstep
         self._standing_prompt = standing_prompt
         """What the agent is always asked: stands in for a prompt whose handle outlived its engine."""
@@ -100,7 +102,7 @@ class Reading:
         shown = visible(self.entries, self._place.author, self._rules.sources, self._persona)
         self._merged, made = await stand_ins(self._engine, shown, self._place.author, self.merging, self.adapter)
         self._copies += made
-        for group in self._groups(shown):
+        for group in _groups(shown, parallel=self.is_parallel):
             await self._show(view, group)
             ids = [entry["message_id"] for chain in group for entry, _ in chain]
             self.seen += [mirrors[each] for each in ids if each in mirrors]
@@ -126,7 +128,8 @@ class Reading:
         self._merged, self._copies = {**self._merged, **merged}, [*self._copies, *made]
         for entry, rule in shown:
             there = view.copy()
-            there.end = place(entry["handle"]["length"], parallel=self.is_parallel)
+            asked = (entry.get("prompt") or {}).get("length", 0) if self._is_own(entry) else 0
+            there.end = place(asked + entry["handle"]["length"], parallel=self.is_parallel)
             await self._append(there, entry, rule)
             for at in range(len(view.handles), len(there.handles)):
                 yield entry, there.handles[at], there.offsets[at]
@@ -165,8 +168,14 @@ class Reading:
         return max(self._earliest, 1 + max((entry["superstep"] for entry in entries), default=-1))
 
     def _source(self, entry: HandleEntry) -> str:
-        own = entry["author"] == self._place.author or entry.get("persona") == self._persona
-        return self._place.node if own else source_of_author(entry["author"], self._place.author) or entry["author"]
+        return (
+            self._place.node
+            if self._is_own(entry)
+            else source_of_author(entry["author"], self._place.author) or entry["author"]
+        )
+
+    def _is_own(self, entry: HandleEntry) -> bool:
+        return entry["author"] == self._place.author or entry.get("persona") == self._persona
 
     def release(self) -> None:
         """Give back what was encoded for this call alone, and all but one lease of the rest."""
@@ -213,24 +222,6 @@ class Reading:
         self.inputs += entries_of(new, authors, rest, marks, before, self.superstep)
         return own
 
-    def _groups(self, seen: Sequence[Seen]) -> Iterator[list[list[Seen]]]:
-        """Siblings that stand at one offset, each a chain of messages that follow each other."""
-        if not self.is_parallel:
-            for one in seen:
-                yield [[one]]
-            return
-        for (_, written), said in groupby(seen, key=lambda one: (one.entry["superstep"], is_input(one.entry))):
-            if written:
-                # What a person wrote is one conversation.
-                yield [list(said)]
-                continue
-            yield [
-                list(chain)
-                for _, chain in groupby(
-                    said, key=lambda one: (one.entry["author"], one.entry["branch"], one.entry.get("call", 0))
-                )
-            ]
-
     async def _show(self, view: PlacedView, group: Sequence[Sequence[Seen]]) -> None:
         """Append a group of siblings, all of which start where the view ends."""
         before = view.copy()
@@ -245,19 +236,20 @@ class Reading:
     async def _append(self, view: PlacedView, entry: HandleEntry, rule: Rule) -> None:
         handle = MessageHandle.model_validate(entry["handle"])
         source, self.starts[entry["message_id"]] = entry["author"], view.end
-        own = source == self._place.author or entry.get("persona") == self._persona
-        reencode = rule.mode == "reencoded"
+        own, reencode = self._is_own(entry), rule.mode == "reencoded"
         if not own:
             reader = self._place.author
             admitted = self._rules.guard.admits(self._engine, handle, source, reader, self.entries, words_only=reencode)
             reencode = reencode or not admitted
         if reencode:
-            view.add(await self._reencoded(view, entry, handle, rule))
-            return
-        prompt = entry.get("prompt")
-        if own and prompt is not None:
-            await self._asked_before(view, entry["author"], prompt)
-        view.add(self.bound.grant(self._merged.get(handle.id, handle)))
+            shown = await self._reencoded(view, entry, handle, rule)
+        else:
+            prompt = entry.get("prompt")
+            if own and prompt is not None:
+                await self._asked_before(view, entry["author"], prompt)
+            shown = self.bound.grant(self._merged.get(handle.id, handle))
+        self.shown[entry["message_id"]] = shown
+        view.add(shown)
 
     async def _asked_before(self, view: PlacedView, author: str, prompt: Mapping[str, Any]) -> None:
         """Append what stood before a message of one's own."""
@@ -291,6 +283,25 @@ class Reading:
         copy = Prefill(words, parents, author=author, confidential=confidential, source=handle)
         [made] = await self._ask_for([copy])
         return made
+
+
+def _groups(seen: Sequence[Seen], *, parallel: bool) -> Iterator[list[list[Seen]]]:
+    """Siblings that stand at one offset, each a chain of messages that follow each other."""
+    if not parallel:
+        for one in seen:
+            yield [[one]]
+        return
+    for (_, written), said in groupby(seen, key=lambda one: (one.entry["superstep"], is_input(one.entry))):
+        if written:
+            # What a person wrote is one conversation.
+            yield [list(said)]
+            continue
+        yield [
+            list(chain)
+            for _, chain in groupby(
+                said, key=lambda one: (one.entry["author"], one.entry["branch"], one.entry.get("call", 0))
+            )
+        ]
 
 
 def _writer(message: BaseMessage, rules: ReaderRules, reader: str) -> str:

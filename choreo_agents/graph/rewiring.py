@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langgraph.graph import StateGraph
 from langgraph.graph._branch import BranchSpec
-from langgraph.types import RetryPolicy, Send
+from langgraph.types import Command, RetryPolicy, Send
 
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.board import Reporting
 from choreo_agents.graph.gathering import expecting
 from choreo_agents.graph.synthesizer import Synthesizer
+from choreo_agents.graph.worker import sent_speaker
 
 Builder = StateGraph[Any, Any, Any, Any]
 
@@ -64,11 +66,25 @@ class _Route(Runnable[Any, Any]):
         named = {
             target if self.ends is None else self.ends.get(target) for target in targets if not isinstance(target, Send)
         }
-        sent = [target.node for target in targets if isinstance(target, Send)]
+        sent = [target for target in targets if isinstance(target, Send)]
         for name, merged in self.sources.items():
-            count = len(named & merged) + sum(node in merged for node in sent)
-            targets += [Send(name, expecting(count))] if count else []
+            told = [target.arg for target in sent if target.node in merged]
+            count = len(named & merged) + len(told)
+            speakers = filter(None, map(sent_speaker, told))
+            targets += [Send(name, expecting(count, speakers))] if count else []
         return targets
+
+
+def _require_no_command(output: Any, node: str, sources: Mapping[str, frozenset[str]]) -> Any:
+    """A node's output; raises if it is a Command that starts branches, whose synthesizer it would not start."""
+    for command in output if isinstance(output, list | tuple) else [output]:
+        if isinstance(command, Command) and command.graph is None:
+            goto = command.goto if isinstance(command.goto, list | tuple) else [command.goto]
+            for target in (each.node if isinstance(each, Send) else each for each in goto):
+                for name, merged in sources.items():
+                    if target == name or target in merged:
+                        raise _commanded(name, node, target)
+    return output
 
 
 def rewire(bound: Builder, stops: Mapping[str, Sequence[str]]) -> None:
@@ -97,6 +113,11 @@ def rewire(bound: Builder, stops: Mapping[str, Sequence[str]]) -> None:
         found[name].state = (bound.state_schema, tuple(bound.schemas[bound.state_schema]))
         for each, agent in found[name].merged.items():
             agent.reports = _reporting(bound, each)
+    for each, spec in bound.nodes.items():
+        runnable: Any = spec.runnable
+        if not isinstance(runnable, Agent):
+            check = partial(_require_no_command, node=each, sources=sources)
+            spec.runnable = runnable | RunnableLambda(check, name=f"commands of {each}")
     for name, merged in sources.items():
         bound.edges -= {(each, name) for each in merged}
         bound.waiting_edges -= {(starts, end) for starts, end in bound.waiting_edges if end == name}
@@ -114,13 +135,24 @@ def _merged(bound: Builder, name: str, agent: Synthesizer) -> frozenset[str]:
             raise _refused(name, f"it merges {source!r}, which {what}. Merge agents of this graph")
         if source == name or (isinstance(merged, Synthesizer) and merged.quorum is not None):
             raise _refused(name, f"it merges {source!r}, which has a quorum itself: give that one quorum=None")
-        if bound.nodes[source].cache_policy is not None:
-            raise _refused(name, f"{source!r} has a cache policy: what is cached is not run. Leave it out")
+        if _is_cached(bound, source):
+            raise _refused(
+                name, f"{source!r} has a cache policy, its own or the graph's: what is cached is not run. Leave it out"
+            )
         if bound.nodes[source].defer:
             raise _refused(name, f"{source!r} is deferred: leave defer out")
+    if _is_cached(bound, name):
+        why = (
+            "it has a cache policy, its own or the graph's: what starts it is the same for all questions. Leave it out"
+        )
+        raise _refused(name, why)
     if bound.nodes[name].defer:
         raise _refused(name, "it is deferred: leave defer out")
     return agent.merging.sources
+
+
+def _is_cached(bound: Builder, node: str) -> bool:
+    return (bound.nodes[node].cache_policy or bound._node_defaults.cache_policy) is not None
 
 
 def _require_one_start(bound: Builder, name: str, merged: frozenset[str]) -> _Origins:
@@ -161,7 +193,7 @@ def _require_no_detour(bound: Builder, name: str, merged: frozenset[str], stops:
     for each, spec in bound.nodes.items():
         for target in spec.ends or ():
             if target == name or target in merged:
-                raise _refused(name, f"a Command of {each!r} may start {target!r} alone: use edges or a route")
+                raise _commanded(name, each, target)
     for when, nodes in stops.items():
         stopped = ({name} if when == "before" else merged) & (bound.nodes.keys() if "*" in nodes else set(nodes))
         if stopped:
@@ -215,7 +247,12 @@ def _reporting(bound: Builder, name: str) -> Reporting:
     spec, usual = bound.nodes[name], bound._node_defaults
     policy = spec.retry_policy or usual.retry_policy
     retries = () if policy is None else (policy,) if isinstance(policy, RetryPolicy) else tuple(policy)
-    return Reporting(retries, handled=spec.error_handler_node is not None or usual.error_handler is not None)
+    handled = spec.error_handler_node is not None or usual.error_handler is not None
+    return Reporting(retries, spec.timeout or usual.timeout, handled)
+
+
+def _commanded(name: str, node: str, target: str) -> VisibilityError:
+    return _refused(name, f"a Command of {node!r} may start {target!r} alone: use edges or a route")
 
 
 def _refused(name: str, why: str) -> VisibilityError:

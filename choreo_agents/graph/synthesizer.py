@@ -12,6 +12,7 @@ from choreo_agents.engine import Engine
 from choreo_agents.engine.merging import SHORTER
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
+from choreo_agents.graph.entries import said_in
 from choreo_agents.graph.gathering import Gathering, state_before, with_branches
 from choreo_agents.graph.latecomers import Latecomers
 from choreo_agents.graph.merging import Merging
@@ -62,8 +63,12 @@ class Synthesizer(Agent):
         mode: Mode = "reencoded" if strategy == "text" else "shared"
         sources = merges if isinstance(merges, Mapping) else dict.fromkeys(merges, mode)
         positions: Positions = "parallel" if strategy == "parallel" else "sequential"
+        if options.get("positions") not in (None, positions):
+            raise InvalidRequestError(
+                f"strategy {strategy!r} places its branches itself: leave positions={options['positions']!r} out"
+            )
         reads = {**sources, **options.pop("reads", {})}
-        super().__init__(name, reads=reads, **{"positions": positions, **options})
+        super().__init__(name, reads=reads, **{**options, "positions": positions})
         self.strategy: Strategy = strategy
         self.quorum = _required_quorum(quorum, deadline_s, strategy)
         self.deadline_s = deadline_s
@@ -93,21 +98,27 @@ class Synthesizer(Agent):
             branches = await gathering.enough(self.quorum, self.deadline_s)
             state = with_branches(state_before(config, *self.state), branches)
             turn = Turn(self, engine, state, config)
-            longest = max((_longest(engine, agent) for agent in self.merged.values()), default=0)
+            longest = max(self._longest(engine, *each, gathering.speakers) for each in self.merged.items())
             turn.latecomers = Latecomers(gathering, branches, longest, keeps_kv=engine.method == "choreo")
             said = await turn.speak()
+            for entry in said_in(said):
+                entry["superstep"] = max(entry["superstep"], gathering.next_superstep)
             # What it has seen comes with it: a route behind it runs before its superstep ends, and sees this only.
             seen = [branch.update for branch in gathering.taken()]
             return {name: [*(each for update in seen for each in update.get(name) or []), *said[name]] for name in said}
 
+    def _longest(self, engine: Engine, node: str, agent: Agent, speakers: frozenset[str]) -> int:
+        """Tokens of the longest message that an agent can say at a time, and of all that it says at once.
 
-def _longest(engine: Engine, agent: Agent) -> int:
-    """Tokens of the longest message that an agent can say at a time, and of all that it says at once."""
-    chat = engine.chat
-    around = (
-        chat.header(agent.name) if agent.header is None else chat.assistant.opening(None) + agent.header
-    ) + chat.turn_end
-    return agent.n * (len(engine.model.encode(around)) + agent.sampling.longest)
+        As far as that is known before it speaks: with what it is asked, if that stands in the view, too, and is fixed.
+        """
+        chat, encode = engine.chat, engine.model.encode
+        names = [agent.speaker({}), *speakers] if agent.header is None else []
+        headers = [*map(chat.header, names)] or [chat.assistant.opening(None) + str(agent.header)]
+        header = max(len(encode(header + chat.turn_end)) for header in headers)
+        is_own = (agent.persona or node) == (self.persona or self.name)
+        asked = encode(chat.turn("user", agent.prompt)) if is_own and isinstance(agent.prompt, str) else ()
+        return agent.n * (len(asked) + header + agent.sampling.longest)
 
 
 def _required_quorum(quorum: int | None, deadline_s: float | None, strategy: Strategy) -> int | None:

@@ -186,14 +186,21 @@ class Turn:
         if said.startswith(shown) and said != shown:
             await run.token(said.removeprefix(shown))  # a character that was never completed
         words = said.removesuffix(engine.chat.turn_end).strip()
-        joined = engine.joined(handle)
-        seen = sum(each.length for each in (*view.handles, *joined))
+        joined = self._joined(handle, len(view.handles))
+        seen = sum(each.length for each in (*view.handles, *(late for late, _ in joined)))
         message = self._message(words, handle, message_id, seen, len(header))
         if self.latecomers is not None:
-            message.response_metadata["choreo"]["branches"] = self.latecomers.said_of(joined)
+            message.response_metadata["choreo"]["branches"] = self.latecomers.said_of(self.reading, joined)
         await run.end(message)
         self._report(handle, words, first_token_s or time.perf_counter())
         return place, message, handle
+
+    def _joined(self, handle: MessageHandle, present: int) -> list[tuple[MessageHandle, int]]:
+        """What came into a message's view behind so many that were in it, and after how many of its tokens."""
+        if self.latecomers is None:
+            return []
+        made = self.engine.records([handle])[-1]
+        return list(zip(made.parents[present:], made.since[present:], strict=True))
 
     def _left_over(self, view: PlacedView, prompt: str | None, sampling: Sampling) -> int:
         """Positions of the context that the view and the agent's own turn do not need."""
@@ -237,6 +244,7 @@ class Turn:
         usage = self.engine.usage(handle)
         noted = {
             "handle": handle.id,
+            "model": handle.model,
             "length": handle.length,
             "author": self.place.author,
             "persona": self.persona,

@@ -48,7 +48,7 @@ class Worker(Agent):
         self._speaker = speaker or name
 
     def speaker(self, state: Any) -> str:
-        return _of(state, _SPEAKER) or self._speaker
+        return sent_speaker(state) or self._speaker
 
     def send(
         self,
@@ -82,6 +82,11 @@ class Worker(Agent):
         if shared is None and reencoded is None:
             return Send(target, {**state, **told})
         return send(target, state, shared=shared or (), reencoded=reencoded or (), **told)
+
+
+def sent_speaker(state: Any) -> str | None:
+    """The name that an instance was sent, to speak under."""
+    return _of(state, _SPEAKER)
 
 
 def _of(state: Any, key: str) -> str | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,12 +15,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from choreo_agents.errors import AdapterError
-from choreo_agents.models.files import read_tensors, write_tensors
+from choreo_agents.models.files import read_tensors, same_file, write_tensors
 from choreo_agents.models.lora import LoraAdapter, LowRank, hook_layers, require_fit
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+_PARTIAL = ".partial"
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 _OTHER_WEIGHTS = ("pissa", "corda", "olora", "loftq", "lora_ga")
 """Ways to begin that change the weights beside which the adapter was then trained."""
@@ -70,7 +73,7 @@ def write_adapter(folder: Path, parts: Mapping[str, LowRank], base: str, *, name
         dropout: That it was trained with.
 
     Raises:
-        OSError: It cannot be written; the files that were there are left.
+        OSError: It cannot be written (see `exchanged`).
     """
     from peft import LoraConfig  # noqa: PLC0415 - takes seconds, and most runs have no adapter
 
@@ -89,12 +92,47 @@ def write_adapter(folder: Path, parts: Mapping[str, LowRank], base: str, *, name
     )
     tensors = {f"{_PREFIX}{module}{_DOWN}": part.down for module, part in parts.items()}
     tensors |= {f"{_PREFIX}{module}{_UP}": part.up for module, part in parts.items()}
+    with exchanged(folder, (WEIGHTS_FILE, CONFIG_FILE)) as made:
+        config.save_pretrained(made)
+        write_tensors(made / WEIGHTS_FILE, tensors, {"base": base})
+
+
+@contextmanager
+def exchanged(folder: Path, names: Sequence[str]) -> Iterator[Path]:
+    """A folder to write files to, which are then put in the place of those that were there.
+
+    Whenever it ends, by a kill, too, the files of these names are all as they were, all as they were written, or such
+    that nobody loads them: weights without their config. What says the same is left as it is.
+
+    Args:
+        folder: Where they are to stand; made if need be. What a killed writer left there is removed.
+        names: Of an adapter's two files and others; those that are not written go from the folder.
+
+    Raises:
+        OSError: They cannot be written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder, prefix=".partial") as partial:
-        config.save_pretrained(partial)
-        write_tensors(Path(partial) / WEIGHTS_FILE, tensors, {"base": base})
-        for file in (WEIGHTS_FILE, CONFIG_FILE):
-            (Path(partial) / file).replace(folder / file)
+    for left in folder.glob(f"{_PARTIAL}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with TemporaryDirectory(dir=folder, prefix=_PARTIAL) as staged:
+        made = Path(staged)
+        yield made
+        there = {name for name in names if (made / name).exists()}
+        differ = [name for name in names if not _is_same(made / name, folder / name)]
+        if len(differ) > 1:
+            (folder / CONFIG_FILE).unlink(missing_ok=True)
+            differ = [*{*differ, CONFIG_FILE}]
+        # No state in between may look whole: new weights come first, old ones go late, the config comes last.
+        late = {CONFIG_FILE: 3, WEIGHTS_FILE: 0 if WEIGHTS_FILE in there else 2}
+        for name in sorted(differ, key=lambda name: late.get(name, 1)):
+            if name in there:
+                (made / name).replace(folder / name)
+            else:
+                (folder / name).unlink(missing_ok=True)
+
+
+def _is_same(made: Path, known: Path) -> bool:
+    return same_file(made, known) or not (made.exists() or known.exists())
 
 
 def require_base(what: str, trained: str | None, serves: str) -> None:

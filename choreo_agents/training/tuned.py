@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from choreo_agents.errors import TrainingError
-from choreo_agents.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE, write_adapter
-from choreo_agents.models.files import same_file
+from choreo_agents.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE, exchanged, write_adapter
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.models.lora import LoraAdapter, LowRank, hook_layers, require_fit
 from choreo_agents.synthesis.mapper import MAPPER_FILE, CacheMapper
@@ -76,22 +74,15 @@ class Tuned:
         it would be served with this one. Files that say the same are left as they are, whose digests others know.
 
         Raises:
-            OSError: It cannot be written; what was there is left.
+            OSError: It cannot be written. Then, and after a kill, the folder holds what was there, all of the new, or
+                what nobody loads: never a new adapter beside an old mapper.
         """
         weights = self.model.adapter.weights
-        folder.mkdir(parents=True, exist_ok=True)
-        # Both or none: a new adapter beside an old mapper would be served together.
-        with TemporaryDirectory(dir=folder, prefix=".partial") as staged:
-            made = Path(staged)
+        with exchanged(folder, (WEIGHTS_FILE, CONFIG_FILE, MAPPER_FILE)) as made:
             if self.lora is not None:
                 write_adapter(made, self.lora.parts, weights, name=self.model.name, dropout=self.settings.dropout)
             if self.mapper is not None:
                 self.mapper.save(made, weights)
-            for name in (WEIGHTS_FILE, CONFIG_FILE, MAPPER_FILE):
-                if not (made / name).exists():
-                    (folder / name).unlink(missing_ok=True)
-                elif not same_file(made / name, folder / name):
-                    (made / name).replace(folder / name)
 
     @property
     def parameters(self) -> int:

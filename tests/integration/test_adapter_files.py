@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -207,6 +208,24 @@ def test_wrong_names_are_refused(
     with engine.scope(), pytest.raises(AdapterError, match=reason):
         call(engine, other)
     assert engine.adapters == ("good",) and engine.stats().messages == 0
+
+
+def test_an_adapter_is_called_as_its_folder_however_that_is_named(
+    make_engine: MakeEngine, good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, link = tmp_path / "base", tmp_path / "latest"
+    shutil.copytree(good, base)
+    link.symlink_to(good)
+    with pytest.raises(AdapterError, match=r"called 'base'.*rename the folder, or load it with load_adapter"):
+        make_engine(adapter=base)
+    monkeypatch.chdir(good)
+    assert make_engine(adapter=".").adapters == ("good",)
+    engine = make_engine()
+    assert [engine.load_adapter("."), engine.load_adapter(link), engine.load_adapter(base, "x")] == [
+        "good",
+        "latest",
+        "x",
+    ]
 
 
 def test_the_same_adapter_under_two_names_is_one(make_engine: MakeEngine, good: Path) -> None:

@@ -66,6 +66,19 @@ def grown(
     return handle
 
 
+def test_a_joining_is_for_one_call(engine: Engine) -> None:
+    late, joining, twice = engine.prefill(tokens(4, 9)), engine.joining(), engine.joining()
+    joining.add(late, 0)
+    engine.decode([7], sampling=forced(2), joining=joining)
+    engine.release(late)
+    before = engine.stats().messages
+    with pytest.raises(InvalidRequestError, match="given to another call"):
+        engine.decode([8], sampling=forced(60), joining=joining)
+    with pytest.raises(InvalidRequestError, match="given to another call"):
+        engine.decode([Decode([token], sampling=forced(2), joining=twice) for token in (8, 9)])
+    assert engine.stats().messages == before and not engine.stats().unfinished
+
+
 def test_what_comes_late_changes_nothing_before_it(engine: Engine) -> None:
     first, late = engine.prefill(tokens(2, 20)), engine.prefill(tokens(3, 20))
     seen: dict[bool, list[torch.Tensor]] = {}

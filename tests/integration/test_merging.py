@@ -15,7 +15,8 @@ from conftest import MakeEngine
 from support.adapters import save_adapter, save_mapper
 from support.merges import give_back, heard, require_nothing_left, team, view_of, watching, words
 
-from choreo_agents import Decode, Engine, MessageHandle, Sampling, StreamedToken
+from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling, StreamedToken
+from choreo_agents.engine.intake import Intake
 from choreo_agents.engine.merging import MergedView
 from choreo_agents.errors import (
     ContextLengthError,
@@ -129,14 +130,14 @@ def test_a_source_that_goes_while_it_is_mapped_leaves_no_copy(
 ) -> None:
     engine = make_engine(adapter=mapper)
     branches = [engine.prefill(words(i, 20)) for i in range(3)]
-    prefill = engine.prefill
+    wait = engine._wait
 
-    def releasing(calls: Any) -> Any:
-        made = prefill(calls)
+    def releasing(*args: Any, **options: Any) -> Any:
+        made = wait(*args, **options)
         engine.release(branches[1])
         return made
 
-    monkeypatch.setattr(engine, "prefill", releasing)
+    monkeypatch.setattr(engine, "_wait", releasing)
     with pytest.raises(ReleasedHandleError):
         engine.map(branches)
     monkeypatch.undo()
@@ -387,6 +388,100 @@ def test_a_scope_that_ends_meanwhile_takes_no_lease_of_others(
     assert [engine.tokens(handle) for handle in trunk], "their own leases are still there"
 
 
+async def test_a_scope_that_ends_meanwhile_takes_no_copy_of_others(make_engine: MakeEngine, mapper: Path) -> None:
+    engine = make_engine(adapter=mapper)
+    source = engine.prefill(words(3, 20))
+    view = await engine.amerged_view([source], [5, 6])
+    with engine.scope():
+        mapping = asyncio.create_task(engine.amap([source]))
+        await asyncio.sleep(0)
+    with suppress(ReleasedHandleError):
+        await mapping
+    assert engine.decode([9], view.handles, view.offsets, view.end, sampling=SHORT)
+    mapped = engine.stats().tokens_mapped
+    assert engine.map(iter([source])) == view.handles[:1]  # type: ignore[arg-type]
+    assert engine.stats().tokens_mapped == mapped
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_scope_that_ends_meanwhile_leaves_no_lease_behind(
+    make_engine: MakeEngine, mapper: Path, strategy: str
+) -> None:
+    engine = make_engine(adapter=mapper)
+    _, branches = team(engine)
+    kept = await engine.amerged_view(branches, [9, 9], strategy=strategy)  # what is known already is answered at once
+    before = engine.stats()
+    for waits in range(1, 5):
+        with engine.scope():
+            merge = asyncio.create_task(engine.amerge(branches, [9, 9], strategy=strategy, header=[10], sampling=SHORT))
+            for _ in range(waits):
+                await asyncio.sleep(0)
+        with suppress(HandleError):
+            await merge
+        while engine.stats().unfinished:
+            await asyncio.sleep(0.001)
+        after = engine.stats()
+        assert after.leases == before.leases and after.messages == before.messages, waits
+    assert engine.decode([10], kept.handles, kept.offsets, kept.end, sampling=SHORT)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_all_that_a_merge_does_is_hurried_and_timed_alike(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    engine = make_engine()
+    _, branches = team(engine)
+    seen: list[tuple[int, float | None]] = []
+    read = Intake.read
+
+    def reading(self: Intake, call: Any) -> Any:
+        seen.append((call.priority, call.timeout_s))
+        return read(self, call)
+
+    monkeypatch.setattr(Intake, "read", reading)
+    options: dict[str, Any] = {"strategy": strategy, "priority": 3, "timeout_s": 60.0}
+    engine.merge(branches, [9, 9], sampling=SHORT, **options)
+    asyncio.run(engine.amerged_view(branches, [9, 9], **options))
+    left = [timeout for _, timeout in seen]
+    assert {priority for priority, _ in seen} == {3} and all(each is not None and 0 < each < 60 for each in left)
+    encoded = engine.stats().tokens_encoded
+    with pytest.raises(RequestTimeoutError):
+        engine.merge(branches, "What else?", strategy=strategy, timeout_s=0.0)
+    with pytest.raises(InvalidRequestError, match="timeout_s must be"):
+        engine.merge(branches, "What else?", strategy=strategy, timeout_s=-1.0)
+    assert engine.stats().tokens_encoded - encoded <= 16, "one step at most, of the first call"
+
+
+def test_a_summary_begins_as_its_branch_does(engine: Engine) -> None:
+    header = engine.model.encode("<|assistant|> Ann, who knows:")
+    decoded = engine.decode(header, [engine.prefill(words(3, 9))], sampling=SHORT, author="team|worker")
+    written = engine.prefill(words(5, 9), author="bob")
+    one, other = asyncio.run(engine.asummaries([decoded, written]))
+    assert engine.tokens(one)[: len(header)] == header
+    assert engine.text(other).startswith(engine.chat.header("bob"))
+
+
+def test_copies_are_merged_behind_the_trunk_of_their_sources(make_engine: MakeEngine, mapper: Path) -> None:
+    engine = make_engine(adapter=mapper)
+    _, branches = team(engine)
+    copies = engine.map(branches)
+    view = asyncio.run(engine.amerged_view(copies, adapter="base"))
+    assert view == asyncio.run(engine.amerged_view(branches))
+    summaries = [engine.records(asyncio.run(engine.asummaries(given[:1])))[-1] for given in (copies, branches)]
+    assert summaries[0].parents[:-2] == summaries[1].parents[:-2] and summaries[0].offsets == summaries[1].offsets
+
+
+@pytest.mark.parametrize("wrong", [{"content": [5]}, {"offsets": [7]}, {"new_offset": 7}])
+def test_a_mapping_that_says_something_else_is_refused(
+    make_engine: MakeEngine, mapper: Path, wrong: dict[str, Any]
+) -> None:
+    engine = make_engine(adapter=mapper)
+    source = engine.prefill(words(3, 9))
+    with pytest.raises(InvalidRequestError, match="says what its parent says"):
+        engine.prefill([Prefill(**({"content": words(3, 9), "parents": [source], "maps": True} | wrong))])
+    assert engine.prefill([Prefill(words(3, 9), [source], maps=True)]) == engine.map([source])
+
+
 BAD_MERGES: dict[str, tuple[Callable[[Engine, list[MessageHandle]], object], type[Exception], str]] = {
     "no branch": (lambda e, b: e.merge([]), InvalidRequestError, "no branch to merge"),
     "one that is no list": (lambda e, b: e.merge(b[0]), InvalidRequestError, "branches must be a list of handles"),  # type: ignore[arg-type]
@@ -443,6 +538,9 @@ def test_branches_that_cannot_be_merged_are_refused(
 
 def test_iterators_of_branches_are_read_once(engine: Engine) -> None:
     _, branches = team(engine)
+    before = engine.stats().leases
+    assert asyncio.run(engine.asummaries(iter(branches)))  # type: ignore[arg-type]
+    assert engine.stats().leases == before + len(branches)
     merged = engine.merge(iter(branches), header=[10], sampling=SHORT)  # type: ignore[arg-type]
     assert merged == engine.merge(branches, header=[10], sampling=SHORT)
     assert set(branches) <= set(engine.ancestors(merged))

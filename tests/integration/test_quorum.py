@@ -17,7 +17,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 from langgraph.graph.message import add_messages
-from langgraph.types import CachePolicy, RetryPolicy, interrupt
+from langgraph.types import CachePolicy, RetryPolicy, TimeoutPolicy, interrupt
 from pydantic import BaseModel
 from support.adapters import save_mapper
 from support.graphs import QUESTION
@@ -173,11 +173,93 @@ def test_one_after_the_other_there_is_room_for_those_that_are_out(engine: Engine
 
 def test_room_is_left_only_where_the_context_has_it(engine: Engine) -> None:
     held = Held()
-    graph = team(held)
-    graph.nodes["b"].runnable.sampling = Sampling(max_tokens=2000, stop_tokens=())
-    held.open.set()
-    with pytest.raises(Exception, match="context"):
-        graph.compile(engine=engine).invoke(QUESTION, held.config())
+    graph = team(held, reader=editor(quorum=1, sampling=Sampling(max_tokens=20, stop_tokens=())))
+    short = Sampling(max_tokens=700, stop_tokens=tuple(range(engine.model.adapter.vocabulary_size)))
+    for name in "bc":
+        graph.nodes[name].runnable.prompt, graph.nodes[name].runnable.sampling = held.prompt, short
+    state = graph.compile(engine=engine).invoke(QUESTION, held.config())
+    made = engine.records([handle(state, "editor")])[-1]
+    assert made.new_offset + made.handle.length == engine.model.adapter.max_positions
+    assert branches(state).keys() == {*"abc"}
+
+
+@pytest.mark.parametrize("told", [None, "The other honourable representative, of the southern provinces"])
+def test_there_is_room_for_the_names_that_branches_speak_under(engine: Engine, told: str | None) -> None:
+    held = Held()
+    speaker = None if told else "The honourable representative of the northern provinces"
+    worker = Worker("worker", prompt=held.prompt, speaker=speaker, sampling=SHORT)
+    graph = ChoreoGraph()
+    graph.add_node(worker)
+    graph.add_node(editor("worker", quorum=1))
+    graph.add_conditional_edges(
+        START,
+        lambda s: [worker.send(s, "Go."), worker.send(s, speaker=told), worker.send(s, speaker=told)],
+        ["worker"],
+    )
+    graph.add_edge("worker", "editor")
+    state = graph.compile(engine=engine).invoke(QUESTION, held.config())
+    made = engine.records([handle(state, "editor")])[-1]
+    said = {MessageHandle.model_validate(e["handle"]) for e in state["handles"] if e["author"] == "worker"}
+    view = zip(made.parents, made.offsets, strict=True)
+    spans = sorted((at, at + each.length) for each, at in view if each in said)
+    assert len(spans) == 3 and spans[-1][1] <= made.new_offset
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+@pytest.mark.parametrize("strategy", ["parallel", "sequential"])
+def test_a_late_branch_of_its_own_persona_stands_in_front_of_its_turn(engine: Engine, strategy: str) -> None:
+    held = Held()
+    graph = team(held, reader=editor(persona="ann", strategy=strategy))
+    graph.nodes["a"].runnable.sampling = Sampling(max_tokens=60, stop_tokens=())
+    graph.nodes["b"].runnable.persona = "ann"
+    state = graph.compile(engine=engine).invoke(QUESTION, held.config())
+    made, late = engine.records([handle(state, "editor")])[-1], handle(state, "b")
+    at = dict(zip(made.parents, made.offsets, strict=True))
+    [asked] = [MessageHandle.model_validate(e["prompt"]) for e in state["handles"] if e["author"] == "b"]
+    assert at[asked] + asked.length == at[late] and at[late] + late.length <= made.new_offset
+    assert (
+        branches(state).keys() == {*"abc"} and len(state["messages"][-1].response_metadata["choreo"]["branches"]) == 3
+    )
+
+
+def test_what_came_before_its_first_token_is_told_too(engine: Engine) -> None:
+    graph, open_ = team(None), threading.Event()
+
+    async def asked(_: Any) -> str:
+        while not open_.is_set():
+            await asyncio.sleep(0.001)
+        return "Now you."
+
+    async def waits(state: Any) -> str:
+        open_.set()
+        while not any(message.author == "b" and message.chosen for message in engine._core.ledger.messages()):
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        return "Merge."
+
+    graph.nodes["b"].runnable.prompt, graph.nodes["editor"].runnable.prompt = asked, waits
+    app = graph.compile(engine=engine)
+    for _ in range(4):
+        open_.clear()
+        with engine.scope():
+            state = app.invoke(QUESTION)
+            made = engine.records([handle(state, "editor")])[-1]
+            assert made.parents[-1] == handle(state, "b") and branches(state)["b"] == made.since[-1]
+            counted = state["messages"][-1].usage_metadata["input_tokens"]
+            assert counted == sum(each.length for each in made.parents) + made.sampled[0]
+
+
+def test_it_tells_of_what_stands_in_its_view_alone(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, held = make_engine(), Held()
+    engine.load_adapter(save_mapper(tmp_path / "mapper", engine.model), "merger")
+    graph = team(held, reader=editor(merges={"a": "shared", "b": "shared", "c": "private"}, adapter="merger"))
+    graph.edges -= {(name, "editor") for name in "abc"}
+    for name in "abc":
+        graph.add_edge(name, "editor", visibility={})
+    state = graph.compile(engine=engine).invoke(QUESTION, held.config())
+    in_view = {parent.id for parent in engine.records([handle(state, "editor")])[-1].parents}
+    told = state["messages"][-1].response_metadata["choreo"]["branches"]
+    assert branches(state).keys() == {"a", "b"} and {each["handle"] for each in told} <= in_view
 
 
 def test_with_all_branches_in_nothing_is_different(make_engine: MakeEngine) -> None:
@@ -187,7 +269,10 @@ def test_with_all_branches_in_nothing_is_different(make_engine: MakeEngine) -> N
         app = team(None, reader=editor(quorum=quorum, strategy="parallel", sampling=SHORT)).compile(engine=engine)
         state = app.invoke(QUESTION)
         made.append([handle(state, name) for name in ("a", "b", "c", "editor")])
-        assert branches(state) == dict.fromkeys("abc", 0) if quorum else "branches" not in state["messages"][-1]
+        if quorum:
+            assert branches(state) == dict.fromkeys("abc", 0)
+        else:
+            assert "branches" not in state["messages"][-1].response_metadata["choreo"]
     assert made[0] == made[1] == made[2]
 
 
@@ -298,9 +383,10 @@ def test_it_speaks_again_in_each_round_of_a_loop(engine: Engine) -> None:
     assert supersteps == [2, 4]
 
 
-def test_it_stands_behind_a_late_branch_that_was_sent_more(engine: Engine) -> None:
+@pytest.mark.parametrize("method", ["choreo", "baseline"])
+def test_it_stands_behind_a_late_branch_that_was_sent_more(make_engine: MakeEngine, method: str) -> None:
     """Words of several people that one instance was sent put what it says further back."""
-    held = Held()
+    engine, held = make_engine(method=method), Held()
     worker = Worker("worker", prompt=held.prompt, sampling=SHORT)
     more = [AIMessage("One.", name="x", additional_kwargs={"choreo_source": name}) for name in "xyz"]
     graph = ChoreoGraph()
@@ -315,7 +401,7 @@ def test_it_stands_behind_a_late_branch_that_was_sent_more(engine: Engine) -> No
     state = graph.compile(engine=engine).invoke(QUESTION, held.config())
     said = {(entry["author"], entry["branch"]): entry["superstep"] for entry in state["handles"]}
     assert said["worker", 1] > said["worker", 0] and said["worker", 1] < said["editor", 2]
-    assert len(engine.joined(handle(state, "editor"))) == 1
+    assert len(engine.joined(handle(state, "editor"))) == (method == "choreo")
 
 
 def test_two_editors_of_one_superstep_each_wait_for_their_own(engine: Engine) -> None:
@@ -378,6 +464,15 @@ def test_a_failure_that_is_handled_elsewhere_is_told(engine: Engine) -> None:
     graph.add_node(Agent("b", prompt=fails, sampling=SHORT), error_handler=lambda _: {})
     with pytest.raises(QuorumError, match="waits for 3 of 3 branches, and 1 of them have failed"):
         graph.compile(engine=engine).invoke(QUESTION)
+    graph.nodes["editor"].runnable.deadline_s = 60.0
+    started = time.monotonic()
+    assert branches(graph.compile(engine=engine).invoke(QUESTION)) == {"a": 0, "c": 0}
+    assert time.monotonic() - started < 30, "nobody else can come: it does not wait for its deadline"
+    for name in "ac":
+        graph.nodes.pop(name)
+        graph.add_node(Agent(name, prompt=fails, sampling=SHORT), error_handler=lambda _: {})
+    with pytest.raises(QuorumError, match="3 of them have failed"):
+        graph.compile(engine=engine).invoke(QUESTION)
 
 
 @pytest.mark.parametrize("sync", [True, False])
@@ -395,6 +490,23 @@ def test_a_branch_that_is_tried_again_counts(engine: Engine, sync: bool) -> None
     graph.nodes["b"].retry_policy = RetryPolicy(initial_interval=0.01, retry_on=ArithmeticError)
     state = run(graph.compile(engine=engine), QUESTION, {}, sync=sync)
     assert branches(state) == dict.fromkeys("abc", 0)
+
+
+@pytest.mark.parametrize("policy", [0.2, TimeoutPolicy(idle_timeout=0.2)])
+async def test_a_branch_that_took_too_long_and_is_tried_again_counts(engine: Engine, policy: Any) -> None:
+    tries = itertools.count()
+
+    async def slow_once(_: Any) -> str:
+        await asyncio.sleep(0 if next(tries) else 20)
+        return "Go."
+
+    graph = team(None, reader=editor(quorum=3, sampling=SHORT))
+    del graph.nodes["b"]
+    graph.add_node(
+        Agent("b", prompt=slow_once, sampling=SHORT), timeout=policy, retry_policy=RetryPolicy(initial_interval=0.01)
+    )
+    state = await graph.compile(engine=engine).ainvoke(QUESTION)
+    assert branches(state) == dict.fromkeys("abc", 0) and next(tries) == 2
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -431,6 +543,37 @@ def test_interrupted_before_quorum_is_of_no_concern_the_run_goes_on(engine: Engi
     assert branches(state) == {"a": 0, "c": 0} and handle(state, "b") not in engine.ancestors(handle(state, "editor"))
 
 
+def asks_in_second_round(state: Any) -> str:
+    return str(interrupt("What now?")) if any(m.name == "editor" for m in state["messages"]) else "Go."
+
+
+@pytest.mark.parametrize("beside", ["another editor", "a subgraph"])
+def test_after_an_interrupt_what_others_hand_on_is_no_branch(engine: Engine, beside: str) -> None:
+    graph, others = ChoreoGraph(system="Root."), list[str]()
+    for name in "ab":
+        graph.add_node(Agent(name, prompt=asks_in_second_round if name == "b" else "Go.", sampling=SHORT))
+    graph.add_node(editor("a", "b", strategy="parallel", sampling=SHORT))
+    if beside == "another editor":
+        graph.add_node(Synthesizer("early", merges=["a", "b"], quorum=1, sampling=SHORT))
+    else:
+        inner = ChoreoGraph()
+        inner.add_node(Agent("x", sampling=SHORT))
+        inner.add_edge(START, "x")
+        graph.add_node("team", inner.compile(engine=engine))
+        others.append("team")
+    for name in "ab":
+        graph.add_edge(START, name)
+        graph.add_edge(name, "editor")
+        if not others:
+            graph.add_edge(name, "early")
+    again = lambda state: ["a", "b", *others] if sum(m.name == "editor" for m in state["messages"]) < 2 else END  # noqa: E731
+    graph.add_conditional_edges("editor", again, ["a", "b", *others, END])
+    app, config = graph.compile(InMemorySaver(), engine=engine), RunnableConfig(configurable={"thread_id": "t"})
+    assert "__interrupt__" in app.invoke(QUESTION, config)
+    state = app.invoke(Command(resume="Go on."), config)
+    assert handle(state, "b", last=True) in engine.ancestors(handle(state, "editor", last=True))
+
+
 async def test_a_cancelled_run_leaves_nothing_behind(engine: Engine) -> None:
     held = Held(tokens=None)
     task = asyncio.create_task(team(held).compile(engine=engine).ainvoke(QUESTION, held.config()))
@@ -442,6 +585,8 @@ async def test_a_cancelled_run_leaves_nothing_behind(engine: Engine) -> None:
     while engine.stats().unfinished:
         await asyncio.sleep(0.002)
     engine.check()
+    said = {message.author: message.leases for message in engine._core.ledger.messages() if message.chosen}
+    assert said == {"a": 1, "c": 1}, "what was said is in its checkpoint, what was begun is nowhere"
 
 
 def test_runs_at_once_do_not_mix(engine: Engine) -> None:
@@ -559,6 +704,11 @@ BROKEN: dict[str, tuple[Callable[[ChoreoGraph], Any], str]] = {
         "a Command of 'p' may start 'b' alone",
     ),
     "a cache": (lambda g: setattr(g.nodes["b"], "cache_policy", CachePolicy()), "'b' has a cache policy"),
+    "a cache of its own": (
+        lambda g: setattr(g.nodes["editor"], "cache_policy", CachePolicy()),
+        "it has a cache policy",
+    ),
+    "a cache for all": (lambda g: g.set_node_defaults(cache_policy=CachePolicy()), "has a cache policy"),
     "deferred": (lambda g: setattr(g.nodes["editor"], "defer", True), "leave defer out"),
     "nothing starts them": (
         lambda g: (g.add_node(Agent("p")), [g.edges.discard((START, n)) for n in "abc"], g.add_edge(START, "p")),
@@ -575,6 +725,26 @@ def test_where_they_cannot_run_together_it_says_what_to_do(engine: Engine, what:
     with pytest.raises(VisibilityError, match=message) as error:
         graph.compile(engine=engine)
     assert "'editor' cannot start before all its branches are in" in str(error.value)
+
+
+async def test_a_route_without_targets_cannot_start_it_alone(engine: Engine) -> None:
+    graph = team(None, reader=editor(sampling=SHORT))
+    graph.edges.discard(("editor", END))
+    graph.add_conditional_edges("editor", lambda _: "editor")
+    with pytest.raises(InvalidRequestError, match="something else than what starts its branches"):
+        await asyncio.wait_for(graph.compile(engine=engine).ainvoke(QUESTION), 20)
+
+
+@pytest.mark.parametrize("targets", ["editor", ["a", "b"], [Send("c", {})]])
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_command_that_did_not_say_where_it_goes_cannot_start_them(engine: Engine, targets: Any, sync: bool) -> None:
+    graph = team(None, reader=editor(sampling=SHORT))
+    graph.edges.discard(("editor", END))
+    graph.add_node("again", lambda _: Command(goto=targets))
+    graph.add_edge("editor", "again")
+    app = graph.compile(engine=engine)
+    with pytest.raises(VisibilityError, match="a Command of 'again' may start"):
+        run(app, QUESTION, {}, sync=sync)
 
 
 def test_subgraphs_and_chains_of_quorums_are_refused(engine: Engine) -> None:
@@ -626,6 +796,11 @@ def test_it_needs_a_graph_that_starts_it_and_room_to_run(engine: Engine) -> None
     stock.add_node(editor("a", "b", engine=engine))
     with pytest.raises(InvalidRequestError, match="only a ChoreoGraph can keep"):
         stock.compile().invoke(QUESTION)  # type: ignore[call-overload]
+    outer = ChoreoGraph()
+    outer.add_node("team", stock.compile())
+    outer.add_edge(START, "team")
+    with pytest.raises(InvalidRequestError, match="only a ChoreoGraph can keep"):
+        outer.compile(engine=engine).invoke(QUESTION)
     app = team(None, reader=editor(sampling=SHORT)).compile(engine=engine)
     with pytest.raises(InvalidRequestError, match="max_concurrency=1"):
         app.invoke(QUESTION, {"max_concurrency": 1})

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from conftest import MakeEngine
+from support.adapters import save_adapter
 
 from choreo_agents import Decode, Engine, Prefill, Sampling
 from choreo_agents.engine.gate import Gate
 from choreo_agents.errors import (
+    AdapterError,
     CapacityError,
     EngineClosedError,
     EngineFailedError,
@@ -27,6 +30,27 @@ from choreo_agents.tracing import Event, EventList, FirstToken, RequestFinished
 SHORT = Sampling(max_tokens=6, stop_tokens=(), seed=1)
 LONG = Sampling(max_tokens=400, stop_tokens=(), seed=1)
 TEXT = list(range(20, 40))
+
+
+def test_an_adapter_is_its_tenants_own(make_engine: MakeEngine, tiny_path: Path, tmp_path: Path) -> None:
+    """Only the engine's own is everybody's; equal names of two tenants are two."""
+    shared = save_adapter(tmp_path / "shared", tiny_path)
+    own, other = (save_adapter(tmp_path / name / "merger", tiny_path, seed=s) for s, name in enumerate("xy", start=2))
+    one = make_engine(adapter=shared, salt="a")
+    two = one.tenant("b")
+    assert one.load_adapter(own) == "merger" and two.adapters == ("shared",)
+    with pytest.raises(AdapterError, match=r"loaded are 'shared'$"):
+        two.prefill(TEXT, adapter="merger")
+    assert two.load_adapter(other) == "merger" == one.tenant("b").adapters[1]
+    made = [tenant.prefill(TEXT, adapter=name) for name in (None, "shared", "merger") for tenant in (one, two)]
+    assert made[0].model == made[1].model == made[2].model == made[3].model
+    assert len({made[0].model, made[4].model, made[5].model}) == 3
+    assert two.records([made[5]])[-1].adapter == "merger" and two.records([made[1]])[-1].adapter == "shared"
+    for tenant, there in ((two, "merger"), (two, "shared")):
+        with pytest.raises(AdapterError) as refused:
+            tenant.load_adapter(own, there)
+        assert str(tmp_path / "x") not in str(refused.value) and str(shared) not in str(refused.value)
+    assert two.load_adapter(own, "third") == "third"
 
 
 @pytest.mark.parametrize("method", ["choreo", "baseline"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.adapters import save_adapter
 from support.graphs import QUESTION, agent
 
 from choreo_agents import END, START, ChoreoGraph, Engine, MessageHandle, Policy, Rule, Sampling, Send, send
@@ -464,6 +466,25 @@ def test_an_edited_message_stays_confidential_and_its_personas(engine: Engine) -
     assert entry["confidential"] and entry["persona"] == "ann"
     assert "ann.plan" in ancestors(engine, handle_of(state, "ann"))
     assert "ann.plan" in app.audit(state).reached("bob", "encoding")
+
+
+@pytest.mark.parametrize("adapter", [None, "own"])
+def test_what_an_edited_message_was_made_of_is_known(
+    engine: Engine, tiny_path: Path, tmp_path: Path, adapter: str | None
+) -> None:
+    from langgraph.checkpoint.memory import InMemorySaver
+
+    engine.load_adapter(save_adapter(tmp_path / "own", tiny_path))
+    graph = pair("reencoded")
+    graph.nodes["ann"].runnable.adapter = adapter
+    app = graph.compile(checkpointer=InMemorySaver(), engine=engine, interrupt_before=["bob"])
+    config: Any = {"configurable": {"thread_id": "1"}}
+    said = app.invoke(QUESTION, config)["messages"][-1]
+    app.update_state(config, {"messages": [said.model_copy(update={"content": f"{said.content} (mended)"})]})
+    state = app.invoke(None, config)
+    [lineage] = engine.audit([handle_of(state, "bob")]).messages
+    assert "ann.plan" in {author for each in lineage.through("words") for author in each.authors}
+    assert "ann.plan" in app.audit(state).reached("bob", "words")
 
 
 def test_what_somebody_who_may_be_heard_says_too_is_no_secret(engine: Engine) -> None:

@@ -28,7 +28,7 @@ from choreo_agents import (
     Worker,
     send,
 )
-from choreo_agents.errors import ContextLengthError, InvalidRequestError
+from choreo_agents.errors import AdapterError, ContextLengthError, InvalidRequestError
 
 TOLD = {"Alice": "Write part 1.", "Bruno": "Write part 2.", "Clara": "Write part 3."}
 
@@ -450,7 +450,7 @@ def test_a_cache_merge_encodes_fewer_tokens_than_a_text_merge(make_engine: MakeE
 
 def test_a_merge_can_have_rules_and_sources_besides(engine: Engine) -> None:
     options = {"reads": {"bruno": "reencoded"}, "positions": "sequential"}
-    state = merged_by(engine, {"zoe": "shared", "alice": "private"}, strategy="parallel", **options)
+    state = merged_by(engine, {"zoe": "shared", "alice": "private"}, strategy="sequential", **options)
     [merged] = handles(state, "merger")
     seen = parents(engine, merged)
     assert handles(state, "zoe")[0] in seen and handles(state, "bruno")[0] not in seen
@@ -458,10 +458,31 @@ def test_a_merge_can_have_rules_and_sources_besides(engine: Engine) -> None:
     assert offsets(engine, merged) == after_each_other(seen)
 
 
+def test_summaries_that_cannot_be_mapped_are_given_back(make_engine: MakeEngine) -> None:
+    left = []
+    for strategy in ("sequential", "summary"):
+        engine = make_engine()
+        with pytest.raises(AdapterError, match="there is no adapter 'nobody'"):
+            merged_by(engine, ["alice", "bruno", "zoe"], strategy=strategy, adapter="nobody")
+        stats = engine.stats()
+        left.append((stats.messages, stats.leases))
+    assert left[0] == left[1]
+
+
 @pytest.mark.parametrize("merges", [[], {}, "pro", ()], ids=repr)
 def test_a_merge_of_nothing_is_refused(merges: Any) -> None:
     with pytest.raises(InvalidRequestError, match="merges must name the nodes"):
         Synthesizer("judge", merges=merges)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "positions"), [("parallel", "sequential"), ("sequential", "parallel"), ("text", "parallel")]
+)
+def test_positions_that_contradict_a_strategy_are_refused(strategy: Any, positions: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=f"leave positions='{positions}' out"):
+        Synthesizer("two", merges=["one"], strategy=strategy, positions=positions)
+    same = "parallel" if strategy == "parallel" else "sequential"
+    assert Synthesizer("two", merges=["one"], strategy=strategy, positions=same).positions == same
 
 
 def test_a_strategy_that_does_not_exist_is_refused() -> None:

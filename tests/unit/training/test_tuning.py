@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from support.tuning import (
 )
 from transformers import AutoModelForCausalLM
 
+from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.errors import AdapterError, InvalidRequestError, TrainingError
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.training.card import CARD_FILE
@@ -264,6 +266,70 @@ def test_dropout_is_for_training_only(tiny: LoadedModel, tmp_path: Path) -> None
     judge = held_out(tuning.tuned, traces)
     assert loss == judge(0).loss == judge(0).loss
     assert lora.dropout == 0.5
+
+
+RANKS = [(2, 0), (0, 2), (2, 2)]
+
+
+@pytest.mark.parametrize("alphas", [(8, 8), (8, 16)])
+@pytest.mark.parametrize("old", RANKS)
+@pytest.mark.parametrize("new", RANKS)
+def test_a_kill_while_it_is_saved_leaves_all_of_one_or_what_nobody_loads(
+    tiny: LoadedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    old: tuple[int, int],
+    new: tuple[int, int],
+    alphas: tuple[int, int],
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def tuned(seed: int, rank: int, mapper_rank: int) -> Tuned:
+        made = Tuned(tiny, TuneSettings(rank=rank, mapper_rank=mapper_rank, seed=seed, alpha=alphas[seed - 1]))
+        made.load_state({name: value + seed for name, value in made.state().items()})
+        return made
+
+    def served(out: Path) -> tuple[str, str] | None:
+        try:
+            found = read_loaded(tiny.adapter, out)
+        except AdapterError:
+            return None
+        return found.lora_key, found.mapper_key
+
+    one, two, left = tuned(1, *old), tuned(2, *new), [99]
+    two.save(tmp_path / "new")
+    acts = Path.replace, Path.unlink
+
+    def counted(act: Callable[..., Any]) -> Callable[..., Any]:
+        def acting(path: Path, *args: Any, **options: Any) -> Any:
+            if out in (path.parent, *(each.parent for each in args)):
+                if not left[0]:
+                    raise Killed
+                left[0] -= 1
+            return act(path, *args, **options)
+
+        return acting
+
+    for steps in itertools.count():
+        out = tmp_path / str(steps)
+        left[0] = 99
+        one.save(out)
+        (out / ".partial-of-a-kill").mkdir()
+        before, after = served(out), served(tmp_path / "new")
+        monkeypatch.setattr(Path, "replace", counted(acts[0]))
+        monkeypatch.setattr(Path, "unlink", counted(acts[1]))
+        left[0] = steps
+        try:
+            two.save(out)
+        except Killed:
+            assert served(out) in (before, after, None)
+        else:
+            assert served(out) == after != before and not list(out.glob(".partial*"))
+            break
+        finally:
+            monkeypatch.undo()
+    assert steps >= 1
 
 
 @pytest.mark.parametrize(("rank", "mapper_rank"), [(4, 0), (0, 4), (4, 4), (0, None)])

@@ -1,0 +1,213 @@
+"""What merging does, step by step: what has to be encoded for it, in which order, and what is given back."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from choreo_agents.engine import branches as lineages
+from choreo_agents.engine.calls import Content, Decode, Prefill
+from choreo_agents.engine.desk import Desk
+from choreo_agents.engine.scope import Scope
+from choreo_agents.errors import HandleError, InvalidRequestError
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.sampling import Sampling
+from choreo_agents.synthesis.strategies import Strategy, anchored, require_strategy
+
+SHORTER = "Say what you found, shorter."
+"""What workers are asked for a summary."""
+Calls = list[Prefill] | list[Decode]
+
+
+@dataclass(frozen=True)
+class MergedView:
+    """What a synthesizer attends to, and where; as arguments of `decode` and its kin."""
+
+    handles: list[MessageHandle]
+    offsets: list[int | None]
+    end: int
+    """Where the synthesizer's own message starts."""
+    made: list[MessageHandle] = field(default_factory=list)
+    """Messages that were encoded for this view alone: to be released after its use."""
+
+
+class MergeSteps:
+    """Of one merge. Generators yield what has to be done, are sent what came of it, and return what they are for.
+
+    Args:
+        desk: Whose branches they are.
+        scope: Which takes all leases. If it ends meanwhile, they end with it.
+    """
+
+    def __init__(self, desk: Desk, scope: Scope | None) -> None:
+        self._desk = desk
+        self._scope = scope
+
+    def merge(
+        self,
+        branches: Sequence[MessageHandle],
+        prompt: Content,
+        *,
+        trunk: Sequence[MessageHandle] | None = None,
+        strategy: Strategy = "parallel",
+        adapter: str | None = None,
+        author: str | None = None,
+        header: Content | None = None,
+        sampling: Sampling | None = None,
+        summary: str = SHORTER,
+        **options: Any,
+    ) -> Generator[Calls, list[MessageHandle], MessageHandle]:
+        """To what was said. Arguments as for `Merging.merge`."""
+        chat = self._desk.core.model.chat
+        view = yield from self.view(
+            branches, prompt, trunk=trunk, strategy=strategy, adapter=adapter, author=author, summary=summary
+        )
+        try:
+            start = chat.header(author) if header is None else header
+            call = Decode(
+                start,
+                view.handles,
+                view.offsets,
+                view.end,
+                sampling or Sampling(),
+                author=author,
+                closing=chat.turn_end,
+                adapter=adapter,
+                **options,
+            )
+            [merged] = yield [call]
+        finally:
+            self._give_back(view.made)
+        return merged
+
+    def view(
+        self,
+        branches: Sequence[MessageHandle],
+        prompt: Content,
+        *,
+        trunk: Sequence[MessageHandle] | None = None,
+        strategy: Strategy = "parallel",
+        adapter: str | None = None,
+        author: str | None = None,
+        summary: str = SHORTER,
+    ) -> Generator[Calls, list[MessageHandle], MergedView]:
+        """To what it is said over."""
+        require_strategy(strategy)
+        branches = listed(branches, "branches")
+        if not branches:
+            raise InvalidRequestError("there is no branch to merge: give a list of one at least")
+        desk, made = self._desk, list[MessageHandle]()
+        try:
+            shared = lineages.shared_trunk(desk, branches, self._scope) if trunk is None else listed(trunk, "trunk")
+            made += shared if trunk is None else []
+            depths = lineages.depths(desk, branches, shared)
+            if strategy == "summary":
+                branches = yield from self._summaries(branches, summary, made)
+                made += branches
+            shown = list(branches)
+            if strategy == "text":
+                shown = yield from self._again(branches, shared, adapter, made)
+            elif lineages.maps(desk, adapter):
+                shown = yield from self.mapped(branches, adapter)
+            placed = anchored(strategy, [h.length for h in shared], [h.length for h in shown], depths)
+            handles, offsets = [*shared, *shown], list[int | None]([*placed.trunk, *placed.branches])
+            end = placed.end
+            if len(prompt):
+                words = desk.core.model.chat.turn("user", prompt) if isinstance(prompt, str) else prompt
+                asker = f"{author}.system" if author else None
+                [asked] = yield [Prefill(words, handles, offsets, end, asker, "user", adapter=adapter)]
+                made.append(asked)
+                handles, offsets, end = [*handles, asked], [*offsets, end], end + asked.length
+            return MergedView(handles, offsets, end, made)
+        except BaseException:
+            self._give_back(made)
+            raise
+
+    def mapped(
+        self, handles: Sequence[MessageHandle], adapter: str | None
+    ) -> Generator[Calls, list[MessageHandle], list[MessageHandle]]:
+        """To copies by an adapter's cache mapper, which live as long as their sources."""
+        sources = listed(handles, "handles")
+        said = [self._desk.find(source) for source in sources]
+        calls = [
+            Prefill(each.tokens, [source], author=each.author, role=each.role, adapter=adapter, maps=True)
+            for source, each in zip(sources, said, strict=True)
+        ]
+        copies = (yield calls) if calls else []
+        lineages.keep(self._desk, sources, copies, self._scope)
+        return copies
+
+    def summaries(
+        self, branches: Sequence[MessageHandle], ask: str
+    ) -> Generator[Calls, list[MessageHandle], list[MessageHandle]]:
+        """To what each branch's speaker says when it is asked to be short."""
+        made: list[MessageHandle] = []
+        try:
+            return (yield from self._summaries(listed(branches, "branches"), ask, made))
+        finally:
+            self._give_back(made)
+
+    def _again(
+        self,
+        branches: Sequence[MessageHandle],
+        trunk: Sequence[MessageHandle],
+        adapter: str | None,
+        made: list[MessageHandle],
+    ) -> Generator[Calls, list[MessageHandle], list[MessageHandle]]:
+        """The branches' words, each encoded after the trunk and those before it."""
+        copies: list[MessageHandle] = []
+        for branch in branches:
+            said = self._desk.find(branch)
+            words, seen = said.tokens, [*trunk, *copies]
+            call = Prefill(words, seen, author=said.author, role=said.role, source=branch, adapter=adapter)
+            [copy] = yield [call]
+            copies.append(copy)
+            made.append(copy)
+        return copies
+
+    def _summaries(
+        self, branches: Sequence[MessageHandle], ask: str, made: list[MessageHandle]
+    ) -> Generator[Calls, list[MessageHandle], list[MessageHandle]]:
+        """What each branch's worker says when it is asked to be short: after all that it has seen and said."""
+        desk, chat = self._desk, self._desk.core.model.chat
+        workers = [lineages.speaker(desk, branch) for branch in branches]
+        views: list[tuple[list[MessageHandle], list[int | None], int]] = []
+        for branch in branches:
+            seen, starts = zip(*lineages.view_of(desk, branch, self._scope), strict=True)
+            made += seen[:-1]
+            end = max(offset + handle.length for handle, offset in zip(seen, starts, strict=True))
+            views.append(([*seen], [*starts], end))
+        turn, each = chat.turn("user", ask), zip(views, workers, strict=True)
+        asked = yield [Prefill(turn, *view, role="user", adapter=encoder) for view, (_, encoder) in each]
+        made += asked
+        return (
+            yield [
+                Decode(
+                    said.tokens[: said.header] if said.chosen else chat.header(said.author),
+                    [*seen, question],
+                    [*offsets, end],
+                    end + question.length,
+                    Sampling(max_tokens=branch.length),
+                    author=said.author,
+                    closing=chat.turn_end,
+                    adapter=encoder,
+                )
+                for branch, question, (seen, offsets, end), (said, encoder) in zip(
+                    branches, asked, views, workers, strict=True
+                )
+            ]
+        )
+
+    def _give_back(self, handles: Sequence[MessageHandle]) -> None:
+        """Drop leases that were taken in a scope; if it has ended meanwhile, they ended with it."""
+        for handle in handles if self._scope is None or not self._scope.closed else ():
+            with suppress(HandleError):
+                self._desk.release(handle, self._scope, spare_only=False)
+
+
+def listed(handles: Any, what: str) -> list[MessageHandle]:
+    if isinstance(handles, MessageHandle | str) or not isinstance(handles, Iterable):
+        raise InvalidRequestError(f"{what} must be a list of handles, not {handles!r}")
+    return list(handles)
