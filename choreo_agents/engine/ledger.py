@@ -253,7 +253,8 @@ class Ledger:
 
     def _hold(self, message: Message, segment: Segment | None) -> Holding:
         stored = self._mapped_storage if message.mapper else "full"
-        return self._memory.hold(message.handle.id, len(message.tokens), message.native_offset, segment, stored)
+        held = Holding(message.handle.id, len(message.tokens), message.native_offset, segment, stored=stored)
+        return self._memory.hold(held)
 
     def _free_if_unneeded(self, message: Message) -> None:
         if message.holding is not None and not message.leases and not message.holding.wanted:

@@ -105,11 +105,8 @@ class Memory:
         self._clock = itertools.count(1)
         self._thread = ThreadPoolExecutor(1, "choreo-disk") if disk is not None else None
 
-    def hold(
-        self, key: str, tokens: int, native_offset: int, segment: Segment | None, stored: Stored = "full"
-    ) -> Holding:
-        """Keep a message's KV; takes over the segment's pin."""
-        holding = Holding(key, tokens, native_offset, segment, stored=stored)
+    def hold(self, holding: Holding) -> Holding:
+        """Keep a message's KV; takes over its segment's pin."""
         self.touch(holding)
         self._holdings.add(holding)
         return holding
@@ -247,13 +244,12 @@ class Memory:
         """Out of the pool, to wherever there is a place."""
         assert holding.segment is not None
         segment = holding.segment
-        keeps = holding.keeps()
-        copied = keeps and holding.staged is None and (holding.wanted or not holding.on_disk)
+        copied = holding.keeps() and holding.staged is None and (holding.wanted or not holding.on_disk)
         parcel = holding.kept(self.pool) if copied else None
         holding.segment = None
         self.pool.unpin(segment)
         self.movements.evicted += 1
-        self.movements.lost += not keeps
+        self.movements.lost += not holding.keeps()
         if parcel is not None and holding.on_disk:
             holding.staged = parcel
         elif parcel is not None:
