@@ -223,15 +223,18 @@ class Reading:
         return own
 
     async def _show(self, view: PlacedView, group: Sequence[Sequence[Seen]]) -> None:
-        """Append a group of siblings, all of which start where the view ends."""
+        """Append a group of siblings, which start where the view ends; or where they left it, if they are merged."""
         before = view.copy()
         for chain in group:
-            so_far = before.copy()
+            so_far, first = before.copy(), MessageHandle.model_validate(chain[0].entry["handle"])
+            if self.is_parallel and first.id in self._merged:
+                so_far.end = before.behind({each.id for each in self._engine.ancestors(first)})
             shown = len(so_far.handles)
             for entry, rule in chain:
                 await self._append(so_far, entry, rule)
             for handle, offset in zip(so_far.handles[shown:], so_far.offsets[shown:], strict=True):
                 view.add(handle, offset)
+            view.ends |= so_far.ends
 
     async def _append(self, view: PlacedView, entry: HandleEntry, rule: Rule) -> None:
         handle = MessageHandle.model_validate(entry["handle"])
@@ -249,7 +252,7 @@ class Reading:
                 await self._asked_before(view, entry["author"], prompt)
             shown = self.bound.grant(self._merged.get(handle.id, handle))
         self.shown[entry["message_id"]] = shown
-        view.add(shown)
+        view.add(shown, stands_for=handle)
 
     async def _asked_before(self, view: PlacedView, author: str, prompt: Mapping[str, Any]) -> None:
         """Append what stood before a message of one's own."""

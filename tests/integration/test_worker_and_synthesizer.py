@@ -424,6 +424,27 @@ def test_parallel_branches_stand_at_one_offset(engine: Engine) -> None:
     assert engine.tokens(merged) == by_hand(engine, [*trunk, *branches], places, end)
 
 
+@pytest.mark.parametrize("sees_plan", [True, False])
+def test_parallel_branches_stand_where_they_left_what_is_in_view(engine: Engine, sees_plan: bool) -> None:
+    """One branch comes from the question, the other, a superstep later, from a plan."""
+    graph = ChoreoGraph(system="Root.")
+    for name in ("alice", "planner", "bruno"):
+        graph.add_node(agent(name, sampling=SHORT))
+    graph.add_node(Synthesizer("merger", merges=["alice", "bruno"], strategy="parallel", sampling=SHORT))
+    graph.add_edge(START, "alice").add_edge(START, "planner").add_edge("planner", "bruno")
+    graph.add_edge(["alice", "bruno"], "merger", visibility={"planner": "shared"} if sees_plan else {})
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    [merged], [alice], [plan], [bruno] = (handles(state, name) for name in ("merger", "alice", "planner", "bruno"))
+    trunk = trunk_of(engine)
+    start = sum(handle.length for handle in trunk)
+    placed = dict(zip(parents(engine, merged), offsets(engine, merged), strict=False))
+    assert placed[alice] == start, "it has not seen the plan"
+    assert placed[bruno] == start + (plan.length if sees_plan else 0)
+    assert (plan in placed) == sees_plan
+    end = max(placed[each] + each.length for each in (alice, bruno))
+    assert offsets(engine, merged)[-1] == end
+
+
 def test_merged_text_is_encoded_again_after_what_stands_before_it(engine: Engine) -> None:
     state = merged_by(engine, ["zoe", "alice", "bruno"], strategy="text")
     [merged] = handles(state, "merger")
