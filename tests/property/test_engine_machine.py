@@ -66,7 +66,7 @@ class Machine(RuleBasedStateMachine):
         )
         # One that changes nothing: a copy reads as its source does.
         mapper = CacheMapper(model.adapter.geometry, model.adapter.kinds)
-        self.engine._core.adapters.add(Loaded(Path("zero"), None, mapper, mapper.fingerprint), None, default=True)
+        self.engine._core.adapters.add_default(Loaded(Path("zero"), None, mapper, mapper.fingerprint))
         self.copies: dict[MessageHandle, MessageHandle] = {}
         """Mapped copies by their sources, with which they go."""
         self.made: dict[MessageHandle, OracleMessage] = {}
@@ -127,6 +127,8 @@ class Machine(RuleBasedStateMachine):
         sampling = Sampling(forced=tuple(rest), seed=seed)
         call = Decode(header, view, offsets, start, sampling=sampling, watch=watch, joining=joining)
         [handle] = self.tried(lambda: self.engine.decode([call])) or [None]
+        while self.engine.stats().unfinished:
+            pass  # what was still to be computed again for it, when it ended
         if handle is not None:
             record = self.engine.records([handle])[-1]
             shift = start - record.new_offset
