@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from choreo_agents.bench.teaching import Amounts, Taught, teach
 from choreo_agents.bench.tuned import Course, measure_tuned
 from choreo_agents.bench.untuned import Trial
 from choreo_agents.engine import Engine
-from choreo_agents.errors import ContextLengthError, InvalidRequestError, KVBudgetError
+from choreo_agents.errors import ContextLengthError, InvalidRequestError, KVBudgetError, TrainingError
 from choreo_agents.evaluation.journal import Journal
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
@@ -329,6 +330,16 @@ def test_more_traces_of_the_same_are_added_to_those_that_are_there(embedded: Loa
     assert again.outcome.history == first.outcome.history
 
 
+def test_a_distillation_goes_on_with_no_other_held_out_items(
+    embedded: LoadedModel, adapter: tuple[Taught, Silent, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "again"
+    shutil.copytree(adapter[2], folder)
+    with pytest.raises(TrainingError, match="a run with other held-out data"):
+        taught(embedded, folder, held_out=4)
+    assert card_of(folder / "adapter")["traces"]["held_out"] == 6, "what is there is left"
+
+
 def test_traces_of_another_temperature_are_refused(embedded: LoadedModel, adapter: tuple[Taught, Silent, Path]) -> None:
     _, _, folder = adapter
     with pytest.raises(InvalidRequestError, match=r"temperature 1.0, not 0.5: name another file"):
@@ -477,6 +488,7 @@ def test_items_of_ones_own_teach_and_judge(embedded: LoadedModel, tmp_path: Path
     taught = teach(embedded, own, settings, Amounts(traces=9, held_out=9), **where)
     traces = read_traces(tmp_path / "train-traces")
     assert [trace.id for trace in traces] == [item.id for item in items[:4]]
+    assert taught.card["traces"]["traces"] == 4 and taught.card["traces"]["held_out"] == 1, "not what was asked for"
     assert not taught.graded, "nobody knows what is right for the one that judges"
     assert taught.untuned.loss is not None and taught.untuned.score == -taught.untuned.loss
     changed = replace(own, own=divided(items, 2))

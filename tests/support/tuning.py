@@ -101,6 +101,7 @@ def make_tuning(
     *,
     source: Any = None,
     judge: Callable[[Tuned], Callable[[int], Held]] | None = None,
+    judged_by: str = "",
     **changes: Any,
 ) -> Tuning:
     """A small run; `changes` of its settings."""
@@ -109,7 +110,7 @@ def make_tuning(
     examples = source or FixedSource(draw_examples(mapped=mapped, adapted=adapted))
     judged = [example.trace for example in draw_examples(2, seed=99, mapped=mapped, adapted=adapted)]
     own = judge or (lambda made: held_out(made, judged))
-    return Tuning(tuned, examples, own(tuned), Checkpoints(folder / "checkpoints"))
+    return Tuning(tuned, examples, own(tuned), Checkpoints(folder / "checkpoints"), judged_by)
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

@@ -13,7 +13,8 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, TrainingError
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import Sampling
-from choreo_agents.training.own_merges import Merge, OwnExamples, fan_of_merge, read_merges
+from choreo_agents.training.card import CARD_FILE
+from choreo_agents.training.own_merges import Merge, OwnExamples, OwnMerges, fan_of_merge, read_merges
 from choreo_agents.training.recording import record
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.synthesis_traces import cache_trace, text_trace
@@ -137,3 +138,10 @@ def test_a_synthesizer_learns_ones_own_answers(embedded: LoadedModel, tmp_path: 
     where = {"run": tmp_path / "run", "out": tmp_path / "out"}
     trained = train_synthesizer(embedded, settings, Curriculum(layouts=("parallel",)), own=own, **where)
     assert trained.untrained.score < trained.untrained.score / 2 < trained.best.score < 0, "losses with a minus"
+    card = json.loads((tmp_path / "out" / CARD_FILE).read_text())
+    assert card["curriculum"] == {"own merges": 4, "held_out": 2, "layouts": ["parallel"]}
+    shorter = read_merges(tmp_path / "own.jsonl", embedded, ["parallel"], 1)
+    assert len(shorter.held_out) == 1 and shorter.held_out_digest != own.held_out_digest
+    other = OwnMerges(own.train, own.held_out[::-1])
+    with pytest.raises(TrainingError, match="a run with other held-out data"):
+        train_synthesizer(embedded, settings, Curriculum(layouts=("parallel",)), own=other, **where)

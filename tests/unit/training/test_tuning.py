@@ -159,6 +159,13 @@ def test_rates_rise_and_fall_to_what_is_left_at_the_end(tiny: LoadedModel, tmp_p
     assert adapter[10:] == sorted(adapter[10:], reverse=True) and adapter[-1] == pytest.approx(final * 2e-3)
 
 
+def test_progress_tells_the_loss_of_the_epoch_that_has_ended(tiny: LoadedModel, tmp_path: Path) -> None:
+    heard = Killer()
+    tuning = ended(make_tuning(tiny, tmp_path), killer=heard)
+    ends = [passage.loss for passage in heard.heard if not passage.batches]
+    assert ends == [each["loss"] for each in tuning.outcome.history[1:]] and len(ends) == 3
+
+
 def test_the_best_is_kept_and_a_run_without_a_better_one_stops(tiny: LoadedModel, tmp_path: Path) -> None:
     script = Script(0.1, 0.5, 0.4, 0.5, 0.9)
     tuning = ended(make_tuning(tiny, tmp_path, judge=script, epochs=9, patience=2))
@@ -441,6 +448,7 @@ def test_another_runs_checkpoint_is_refused_by_name(tiny: LoadedModel, tiny_path
     for name, changes in {
         "settings": {"epochs": 2},
         "data": {"epochs": 1, "source": FixedSource(draw_examples(4))},
+        "held-out data": {"epochs": 1, "judged_by": "other items"},
         "settings and data": {"epochs": 2, "source": FixedSource(draw_examples(4))},
     }.items():
         with pytest.raises(TrainingError, match=f"was written by a run with other {name}: go on with those"):
