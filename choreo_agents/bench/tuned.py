@@ -43,6 +43,7 @@ class Course:
     epochs: int = 16
     held_out: int = 64
     patience: int = 6
+    dropout: float = 0.05
     source: str | None = None
     """The workflow whose last words are taught to this one."""
 
@@ -54,7 +55,7 @@ COURSES = {
     course.name: course
     for course in (
         Course("multi_qa-serial", "multi_qa", "serial"),
-        Course("multi_qa-parallel", "multi_qa", "parallel", traces=500, epochs=24, held_out=128, patience=10),
+        Course("multi_qa-parallel", "multi_qa", "parallel", (), 500, 24, held_out=128, patience=10, dropout=0.15),
         Course("branch_solve_merge-parallel", "branch_solve_merge", "parallel", traces=300),
         Course("prisoners_dilemma", "prisoners_dilemma", "choreo", (("alice", "any"),), traces=300, epochs=8),
         Course("debate", "debate", "choreo", traces=300, epochs=6),
@@ -159,7 +160,7 @@ def teach_course(model: LoadedModel, course: Course, folder: Path, watcher: Watc
     return teach(
         model,
         course.lesson(),
-        SETTINGS.model_copy(update={"epochs": course.epochs, "patience": course.patience}),
+        SETTINGS.model_copy(update={"epochs": course.epochs, "patience": course.patience, "dropout": course.dropout}),
         Amounts(traces=course.traces, held_out=course.held_out),
         run=folder / course.name,
         out=folder / course.name / "adapter",

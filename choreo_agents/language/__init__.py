@@ -6,6 +6,7 @@ import random
 
 from choreo_agents.language.problem import Message, Problem, Said, Scorer, Split, siblings
 from choreo_agents.language.tasks import TASKS, Draft, Task
+from choreo_agents.language.tasks.base import SeveralQuestions
 
 MOST_DRAWS = 10_000
 
@@ -18,12 +19,36 @@ def draw_problem(task: Task, split: Split, seed: int) -> Problem:
     Raises:
         ValueError: The task draws none of this split: it has too few different problems.
     """
+    return draw_problems(task, split, seed)[0]
+
+
+def draw_problems(task: Task, split: Split, seed: int, questions: int = 1) -> list[Problem]:
+    """That problem, and up to so many in all that ask other things of its messages: as far as the task has them.
+
+    All are of the split. Which problem comes first may depend on how many are asked for.
+
+    Raises:
+        ValueError: As for `draw_problem`.
+    """
     rng = random.Random(f"{task.name} {split} {seed}")
     for _ in range(MOST_DRAWS):
-        problem = task.draw(rng)
-        if problem.split == split:
-            return problem
+        first, *others = task.draw_several(rng, questions) if isinstance(task, SeveralQuestions) else [task.draw(rng)]
+        if first.split == split:
+            return [first, *(other for other in others if other.split == split)]
     raise ValueError(f"{task.name!r} drew {MOST_DRAWS} problems and none of them is of the {split!r} split")
 
 
-__all__ = ["TASKS", "Draft", "Message", "Problem", "Said", "Scorer", "Split", "Task", "draw_problem", "siblings"]
+__all__ = [
+    "TASKS",
+    "Draft",
+    "Message",
+    "Problem",
+    "Said",
+    "Scorer",
+    "SeveralQuestions",
+    "Split",
+    "Task",
+    "draw_problem",
+    "draw_problems",
+    "siblings",
+]

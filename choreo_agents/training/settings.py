@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -31,6 +33,11 @@ class TuneSettings(BaseModel):
     epochs: int = Field(default=8, ge=1, description="Passes over the training traces.")
     batch_tokens: int = Field(default=2048, ge=1, description="Encoded in one pass, at most; a longer trace is alone.")
     patience: int = Field(default=3, ge=1, description="Epochs without a better held-out score before it stops.")
+    keep: Literal["best", "last"] = Field(
+        default="best",
+        description="Of which epoch the weights are: the one whose held-out score is best; or the last, which is the "
+        "better choice where the rates end at nothing and scores are of few items.",
+    )
     imitation: float = Field(
         default=0.0, ge=0, le=1, description="Share of the loss that compares with a teacher's distributions."
     )

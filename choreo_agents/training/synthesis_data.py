@@ -17,7 +17,7 @@ from choreo_agents.engine import Engine
 from choreo_agents.evaluation.evaluate import LONGEST_ANSWER, at_once, room
 from choreo_agents.evaluation.merging import Merged, play_synthesis
 from choreo_agents.evaluation.placing import SynthesisLayout
-from choreo_agents.language import Problem, draw_problem
+from choreo_agents.language import Problem, draw_problems
 from choreo_agents.language.sentences import draw_facts, notes_text
 from choreo_agents.language.synthesis import HELD_OUT, SYNTHESIS_TASKS, Parts, SynthesisTask
 from choreo_agents.language.synthesis.tasks import MOST_IN_TRAINING
@@ -25,7 +25,16 @@ from choreo_agents.models import LoadedModel
 from choreo_agents.models.chat import Role
 from choreo_agents.sampling import Sampling
 from choreo_agents.training.recipe import MIX
-from choreo_agents.training.synthesis_traces import Fan, Span, cache_trace, fan_of, root_of, span, text_trace
+from choreo_agents.training.synthesis_traces import (
+    Fan,
+    Span,
+    asked_together,
+    cache_trace,
+    fan_of,
+    root_of,
+    span,
+    text_trace,
+)
 from choreo_agents.training.transcripts import Transcript, Turn, draw_made
 from choreo_agents.training.tuning import Example
 
@@ -35,8 +44,11 @@ DIALOGUE: Mapping[str, float] = {name: share for name, share in MIX.items() if n
 """The mix that dialogue is cut from: the embedded model's own, without the task that the held-out one is made of."""
 WEIGHTS: Mapping[str, float] = {"dialogue": 0.1, "tasks": 0.75, "distilled": 0.15}
 """The share of each source among the examples."""
-OFTENER: Mapping[str, float] = {"hops": 7.0, "reports": 6.0, "sum": 4.0, "union": 4.0, "monitors": 3.0, "vote": 3.0}
+OFTENER: Mapping[str, float] = {"hops": 4.0, "reports": 4.0, "sum": 4.0, "union": 4.0, "monitors": 3.0, "vote": 3.0}
 """How much oftener than others tasks are drawn that take longest to learn."""
+QUESTIONS = 6
+"""That are asked at most of one set of branches. Branches are long and answers short: six answers teach six times as
+much as one, and cost little more."""
 NOTED = 0.5
 """Share of a dialogue's branches that have private notes."""
 MOST_NOTED = 5
@@ -96,6 +108,7 @@ def tasks(
     views: Views = Views(),
     among: Mapping[str, SynthesisTask] = LEARNT_TASKS,
     hardness: float = 1.0,
+    questions: int = QUESTIONS,
 ) -> Iterator[Example]:
     """Synthesis problems of the train split at varied difficulty, with what would be right for an answer.
 
@@ -106,11 +119,13 @@ def tasks(
         views: See there.
         among: Tasks (see `OFTENER`).
         hardness: 0 to 1; at 1 there are 2 to 8 branches.
+        questions: Asked of one set of branches at most, where a task has several.
     """
     for number in count(first):
-        problem = draw_training_problem(seed, number, among, hardness)
+        problems = draw_training_problems(seed, number, among, hardness, questions)
         rng = random.Random(f"synthesis views {seed} {number}")
-        yield views.example(fan_of(model, problem, id=f"{problem.task} {seed} {number}"), rng)
+        fans = [fan_of(model, problem, id=f"{problem.task} {seed} {number}") for problem in problems]
+        yield views.example(asked_together(fans), rng)
 
 
 def distilled(
@@ -145,7 +160,8 @@ def distilled(
     """
     for start in count(first, batch) if most is None else range(first, first + most, batch):
         numbers = range(start, start + batch if most is None else min(start + batch, first + most))
-        problems = [draw_training_problem(seed, number, among, hardness, "distilled") for number in numbers]
+        drawn = [draw_training_problems(seed, number, among, hardness, source="distilled") for number in numbers]
+        problems = [problem for [problem] in drawn]
         answers = asyncio.run(asample_answers(engine, problems, temperature=temperature, seeds=numbers))
         for number, problem, answer in zip(numbers, problems, answers, strict=True):
             # What the teacher gets wrong is nothing to learn.
@@ -187,15 +203,20 @@ def _right(engine: Engine, problem: Problem, answer: Sequence[int]) -> bool:
     return problem.score({last.name: words}) >= 1.0
 
 
-def draw_training_problem(
-    seed: int, number: int, among: Mapping[str, SynthesisTask], hardness: float, source: str = "tasks"
-) -> Problem:
-    """One problem of the train split, of any of these tasks; each source has problems of its own."""
+def draw_training_problems(
+    seed: int,
+    number: int,
+    among: Mapping[str, SynthesisTask],
+    hardness: float,
+    questions: int = 1,
+    source: str = "tasks",
+) -> list[Problem]:
+    """One problem of the train split, of any of these tasks, and others with its branches; sources share no problem."""
     rng = random.Random(f"synthesis {source} {seed} {number}")
     names = sorted(among)
     [name] = rng.choices(names, [OFTENER.get(name, 1.0) for name in names])
     task = among[name].varied(rng, hardness)
-    return draw_problem(task, "train", rng.getrandbits(48))
+    return draw_problems(task, "train", rng.getrandbits(48), questions)
 
 
 def cut(model: LoadedModel, rng: random.Random, transcript: Transcript, *, id: str) -> Fan | None:  # noqa: A002

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from choreo_agents.errors import TrainingError
 from choreo_agents.evaluation.placing import SynthesisLayout, place_branches
@@ -39,6 +39,8 @@ class Fan:
     """Each worker's private context, and its words."""
     following: tuple[Span, ...]
     """The synthesizer's own: each of them sees the trunk, all branches' words, and what of this comes before."""
+    others: tuple[tuple[Span, ...], ...] = ()
+    """Other calls of synthesizers over the same branches, none of which sees another's."""
 
 
 def fan_of(model: LoadedModel, problem: Problem, *, id: str, answer: Sequence[int] | None = None) -> Fan:  # noqa: A002
@@ -66,6 +68,22 @@ def fan_of(model: LoadedModel, problem: Problem, *, id: str, answer: Sequence[in
         ),
         (*(_given(model, message) for message in parts.asks), said),
     )
+
+
+def asked_together(fans: Sequence[Fan]) -> Fan:
+    """One fan of several that have the same trunk and branches: these are encoded once for all of them.
+
+    Raises:
+        ValueError: They differ in more than in what follows.
+    """
+    first, *others = fans
+    if any((other.trunk, other.branches) != (first.trunk, first.branches) for other in others):
+        raise ValueError(f"not all of what is asked together with {first.id!r} has its branches")
+    renamed = tuple(
+        tuple(replace(one, name=f"{one.name} {number}") for one in other.following)
+        for number, other in enumerate(others, start=2)
+    )
+    return replace(first, others=renamed)
 
 
 def root_of(model: LoadedModel) -> list[Span]:
@@ -121,17 +139,20 @@ def cache_trace(fan: Fan, layout: SynthesisLayout, *, mapped: bool = False, adap
     placed = [(encoded[name].new_offset, len(encoded[name].tokens)) for name in shown]
     offsets, anchors, end = place_branches(layout, [len(one.tokens) for one in fan.trunk], placed)
     view = list(zip([name for name, _ in trunk] + shown, offsets + anchors, strict=True))
-    _chain(made, fan.following, view, end, adapter)
+    for following in (fan.following, *fan.others):
+        _chain(made, following, view, end, adapter)
     return Trace(fan.id, tuple(made))
 
 
 def text_trace(fan: Fan) -> Trace:
-    """The same answer from the same words as one ordinary prompt: each message sees all before it.
+    """The same answer from the same words as one ordinary prompt: each message sees all before it, but other answers.
 
     The learnt tokens are those of `cache_trace`, in their order.
     """
     made: list[TraceMessage] = []
-    _chain(made, [*fan.trunk, *(words for _, words in fan.branches), *fan.following], [])
+    seen = _chain(made, [*fan.trunk, *(words for _, words in fan.branches)], [])
+    for following in (fan.following, *fan.others):
+        _chain(made, following, seen)
     return Trace(f"{fan.id} text", tuple(made))
 
 

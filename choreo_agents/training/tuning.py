@@ -238,11 +238,11 @@ class Tuning:
         return each.new_zeros(len(batch)).index_add(0, learnt.owners, each)
 
     def _score(self) -> None:
-        """Judge the weights, and keep them if they are the best so far."""
+        """Judge the weights, and keep them if they are the best so far, or if the last are to be kept."""
         with torch.no_grad():
             held = self._judge(self._epoch)
         best = self.outcome.best
-        if best is None or held.rank > best.rank:
+        if best is None or held.rank > best.rank or self.settings.keep == "last":
             self.outcome.best, self.outcome.best_epoch, self._since_best = held, self._epoch, 0
             self._best_state = self.tuned.state()
         else:

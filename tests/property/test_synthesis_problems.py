@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from choreo_agents.language import Problem, draw_problem, vocabulary
+from choreo_agents.language import Problem, draw_problem, draw_problems, vocabulary
 from choreo_agents.language.scoring import sentences
 from choreo_agents.language.synthesis import FROM_TRUNK, SYNTHESIS_TASKS, Parts, Synthesis
 from choreo_agents.models.embedded.tokenizer import build_tokenizer
@@ -170,3 +170,33 @@ def test_every_word_is_one_of_the_vocabulary(name, split, seed, hardness) -> Non
     messages = drawn(name, split, seed, hardness).messages
     texts = " ".join(f"{message.author or ''} {message.text}" for message in messages)
     assert set(re.sub(r"[.?:,]", "", texts).split()) <= WORDS
+
+
+@settings(max_examples=200)
+@given(names, splits, seeds, hardnesses, st.integers(1, 9))
+def test_several_questions_differ_in_question_and_answer_alone(name, split, seed, hardness, questions) -> None:
+    own = task(name) if hardness is None else task(name).varied(Random(seed), hardness)
+    first, *others = draw_problems(own, split, seed, questions)
+    assert len(others) < questions and (others == [] or name in ("hops", "reports"))
+    assert len({problem.messages[-2:] for problem in (first, *others)}) == 1 + len(others)
+    for problem in (first, *others):
+        assert problem.messages[:-2] == first.messages[:-2] and problem.split == split
+        assert replace(Parts.of(problem), asks=(), answer=first.messages[-1]) == replace(Parts.of(first), asks=())
+        assert problem.score(problem.gold_said()) == 1.0
+        assert all(problem.score(other.gold_said()) < 1 for other in (first, *others) if other is not problem)
+
+
+@settings(max_examples=50)
+@given(names, splits, seeds)
+def test_one_question_is_the_problem_itself(name, split, seed) -> None:
+    assert draw_problems(task(name), split, seed) == [draw_problem(task(name), split, seed)]
+
+
+@pytest.mark.parametrize("name", ["hops", "reports"])
+def test_as_many_questions_as_there_are_facts_to_ask_for(name) -> None:
+    """4 workers: two know 3 friends each, the others what 6 of these have. 8 workers report 8 facts each."""
+    most = {"hops": 6, "reports": 64}[name]
+    asked = [draw_problems(task(name), "train", seed, 100) for seed in range(20)]
+    # Some belong to other splits.
+    assert most / 2 < max(len(problems) for problems in asked) <= most
+    assert {len(task(name).draw_several(Random(seed), 100)) for seed in range(20)} == {most}

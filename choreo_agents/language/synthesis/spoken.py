@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, TypeVar
 
 from choreo_agents.language import vocabulary
 from choreo_agents.language.problem import Problem
@@ -14,6 +14,8 @@ from choreo_agents.language.sentences import Fact, Friend, Has, Likes, Visits, d
 from choreo_agents.language.tasks.base import Draft, draw_agents, up_to
 from choreo_agents.language.tasks.merging import BranchSolveMerge
 from choreo_agents.language.tasks.recall import READ
+
+Chosen = TypeVar("Chosen", bound=Fact)
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,10 @@ class SpokenHops:
     name: str = "spoken_hops"
 
     def draw(self, rng: random.Random) -> Problem:
+        return self.draw_several(rng, 1)[0]
+
+    def draw_several(self, rng: random.Random, questions: int) -> list[Problem]:
+        """As for `SeveralQuestions`."""
         # Half of the workers, rounded up, know friends: of each of them another worker knows what the friend has.
         knowing = (self.workers + 1) // 2
         count = knowing * self.facts
@@ -39,13 +45,15 @@ class SpokenHops:
         ]
         rng.shuffle(words)
         [author] = draw_agents(rng, 1)
+        whose = {friend.friend: friend for friend in friends}
+        return [self._asked(words, whose[fact.person], fact, author) for fact in _chosen(rng, known, questions)]
+
+    def _asked(self, words: Sequence[str], friend: Friend, fact: Has, author: str) -> Problem:
         draft = Draft(READ)
         _report(draft, words)
-        fact = rng.choice(known)
-        asked = next(friend for friend in friends if friend.friend == fact.person)
-        draft.add("ask", "user", f"What does the friend of {asked.person} have?")
+        draft.add("ask", "user", f"What does the friend of {friend.person} have?")
         gold = fact.sentence()
-        answer = draft.say("answer", f"{asked.sentence()} {gold}", author)
+        answer = draft.say("answer", f"{friend.sentence()} {gold}", author)
         return draft.done(self.name, gold, LastSentence(answer, gold))
 
     def varied(self, rng: random.Random, hardness: float) -> Self:
@@ -62,6 +70,10 @@ class SpokenReports:
     name: str = "spoken_reports"
 
     def draw(self, rng: random.Random) -> Problem:
+        return self.draw_several(rng, 1)[0]
+
+    def draw_several(self, rng: random.Random, questions: int) -> list[Problem]:
+        """As for `SeveralQuestions`."""
         kinds: tuple[type[Fact], ...] = (Has, Visits, Likes)
         pairs = [(person, kind) for person in vocabulary.PEOPLE for kind in kinds]
         facts = [draw_about(rng, *pair) for pair in rng.sample(pairs, self.workers * self.facts)]
@@ -70,9 +82,11 @@ class SpokenReports:
             " ".join(fact.sentence() for fact in facts[start : start + self.facts])
             for start in range(0, len(facts), self.facts)
         ]
+        return [self._asked(words, fact, author) for fact in _chosen(rng, facts, questions)]
+
+    def _asked(self, words: Sequence[str], asked: Fact, author: str) -> Problem:
         draft = Draft(READ)
         _report(draft, words)
-        asked = rng.choice(facts)
         draft.add("ask", "user", asked.question())
         gold = asked.sentence()
         return draft.done(self.name, gold, FirstSentence(draft.say("answer", gold, author), gold))
@@ -98,6 +112,12 @@ class SpokenParts:
 
     def varied(self, rng: random.Random, hardness: float) -> Self:
         return replace(self, workers=up_to(rng, 2, 8, hardness), size=rng.randint(1, 2))
+
+
+def _chosen(rng: random.Random, facts: Sequence[Chosen], most: int) -> list[Chosen]:
+    """One fact, and up to so many different ones in all."""
+    first = rng.choice(facts)
+    return [first, *rng.sample([fact for fact in facts if fact != first], min(most, len(facts)) - 1)]
 
 
 def _report(draft: Draft, words: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from choreo_agents.language.tasks import (
     Task,
     Trajectories,
 )
-from choreo_agents.language.tasks.base import up_to
+from choreo_agents.language.tasks.base import SeveralQuestions, up_to
 
 MOST_IN_TRAINING = 8
 """Branches."""
@@ -75,10 +75,16 @@ class Synthesis:
             raise ValueError(f"notes cannot have {self.private!r} facts")
 
     def draw(self, rng: random.Random) -> Problem:
-        problem = self.words(self.branches, self.length).draw(rng)
-        view = problem.messages[-1].parents
-        [branches] = [group for group in siblings(problem, view) if len(group) > 1]
-        return replace(with_notes(rng, problem, branches, self.told, self.private), task=self.name)
+        return self.draw_several(rng, 1)[0]
+
+    def draw_several(self, rng: random.Random, questions: int) -> list[Problem]:
+        """As for `SeveralQuestions`; of a task that has no others, one problem."""
+        task = self.words(self.branches, self.length)
+        first, *others = task.draw_several(rng, questions) if isinstance(task, SeveralQuestions) else [task.draw(rng)]
+        view = first.messages[-1].parents
+        [branches] = [group for group in siblings(first, view) if len(group) > 1]
+        noted = replace(with_notes(rng, first, branches, self.told, self.private), task=self.name)
+        return [noted, *(_asked_instead(noted, other) for other in others)]
 
     def varied(self, rng: random.Random, hardness: float) -> Self:
         branches = up_to(rng, 2, min(MOST_IN_TRAINING, self.most_branches), hardness)
@@ -88,6 +94,13 @@ class Synthesis:
     def with_branches(self, branches: int) -> Self:
         """As there."""
         return replace(self, branches=branches)
+
+
+def _asked_instead(noted: Problem, other: Problem) -> Problem:
+    """The question and answer of one problem in another, which has the same messages before them, and notes."""
+    key = tuple(message.text for message in other.messages if not message.said)
+    messages = (*noted.messages[:-2], *other.messages[-2:])
+    return replace(noted, messages=messages, gold=other.gold, scorer=other.scorer, key=key)
 
 
 def _largest(branches: int) -> int:

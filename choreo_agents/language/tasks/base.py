@@ -31,6 +31,18 @@ class Task(Protocol):
         ...
 
 
+@runtime_checkable
+class SeveralQuestions(Protocol):
+    """A task that asks one thing of many that its messages tell."""
+
+    def draw_several(self, rng: random.Random, questions: int) -> list[Problem]:
+        """What `draw` would draw, and the same messages with other questions and answers, as far as there are others.
+
+        They differ in their last two messages: the question, and the answer.
+        """
+        ...
+
+
 class Draft:
     """Collects the messages of a problem; unless told otherwise, each sees all that came before it."""
 

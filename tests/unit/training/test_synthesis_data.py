@@ -22,7 +22,7 @@ from choreo_agents.training.synthesis_data import (
     cut,
     dialogue,
     distilled,
-    draw_training_problem,
+    draw_training_problems,
     tasks,
 )
 from choreo_agents.training.synthesis_traces import fan_of, text_trace
@@ -69,13 +69,23 @@ def test_every_layout_is_drawn(tiny: LoadedModel) -> None:
 
 
 def test_tasks_are_of_the_train_split_and_the_held_out_one_is_not_among_them(tiny: LoadedModel) -> None:
-    problems = [draw_training_problem(0, number, LEARNT_TASKS, 1.0) for number in range(300)]
+    problems = [draw_training_problems(0, number, LEARNT_TASKS, 1.0)[0] for number in range(300)]
     assert {problem.split for problem in problems} == {"train"}
     assert {problem.task for problem in problems} == set(SYNTHESIS_TASKS) - {HELD_OUT}
     assert {len(problem.branches) for problem in problems} == set(range(2, 9))
-    easy = [draw_training_problem(0, number, LEARNT_TASKS, 0.0) for number in range(100)]
+    easy = [draw_training_problems(0, number, LEARNT_TASKS, 0.0)[0] for number in range(100)]
     assert {len(problem.branches) for problem in easy} == {2}
     assert "conflict" not in DIALOGUE, "what the held-out task is made of"
+
+
+def test_branches_with_several_questions_are_encoded_once(tiny: LoadedModel) -> None:
+    examples = {n: take(tasks(tiny, views=Views(("parallel",), mapped=True), questions=n), 60) for n in (1, 6)}
+    asked = {n: [len(learnt(example.trace)) for example in each] for n, each in examples.items()}
+    assert set(asked[1]) == {1} and set(range(1, 7)) >= set(asked[6]) >= {1, 2, 6}
+    for example, several in zip(examples[6], asked[6], strict=True):
+        names = [message.name for message in example.trace.messages]
+        assert sum(name.startswith("answer") for name in names) in (0, several)
+        assert sum(name.startswith("report") for name in names) <= 16, "8 branches and their mapped copies"
 
 
 TURNS = [
@@ -113,7 +123,7 @@ def test_distilled_answers_are_the_text_synthesizers_own(embedded: LoadedModel, 
     assert hot == take(distilled(engine, views=EVERY, temperature=1.0, batch=8), 24)
     for example in hot:
         number = int(example.trace.id.split()[2])
-        problem = draw_training_problem(0, number, LEARNT_TASKS, 1.0, "distilled")
+        problem = draw_training_problems(0, number, LEARNT_TASKS, 1.0, source="distilled")[0]
         twin = EVERY.example(fan_of(embedded, problem, id="right"), Random(f"synthesis views 0 {number}"))
         assert example.teacher is not None and learnt(example.trace) == learnt(example.teacher)
         assert example.trace.messages[:-1] == twin.trace.messages[:-1], "the same problem in the same layout"
@@ -129,7 +139,7 @@ def test_distilled_answers_are_the_text_synthesizers_own(embedded: LoadedModel, 
 async def test_an_answer_that_does_not_end_is_left_out(make_engine: MakeEngine) -> None:
     """A model of random weights hardly ever ends."""
     engine = make_engine(method="baseline")
-    problems = [draw_training_problem(0, number, LEARNT_TASKS, 0.0) for number in range(6)]
+    problems = [draw_training_problems(0, number, LEARNT_TASKS, 0.0)[0] for number in range(6)]
     answers = await asample_answers(engine, problems, seeds=range(6))
     assert None in answers
     for problem, answer in zip(problems, answers, strict=True):

@@ -18,11 +18,11 @@ from choreo_agents.evaluation import play
 from choreo_agents.evaluation.merging import play_synthesis
 from choreo_agents.evaluation.placing import SYNTHESIS_LAYOUTS, SynthesisLayout
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.language import Problem, draw_problem
+from choreo_agents.language import Problem, draw_problem, draw_problems
 from choreo_agents.language.synthesis import SYNTHESIS_TASKS, Parts
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import Sampling
-from choreo_agents.training.synthesis_traces import ROOT, cache_trace, fan_of, span, text_trace
+from choreo_agents.training.synthesis_traces import ROOT, asked_together, cache_trace, fan_of, span, text_trace
 from choreo_agents.training.trace import Trace
 
 NAMES = sorted(SYNTHESIS_TASKS)
@@ -188,3 +188,34 @@ def test_an_answer_may_be_given_as_tokens_and_must_start_with_its_header(tiny: L
 def test_traces_of_one_problem_are_the_same_again(tiny: LoadedModel) -> None:
     problem = draw_problem(SYNTHESIS_TASKS["hops"], "train", Random(0).randrange(100))
     assert cache_trace(fan_of(tiny, problem, id="t"), "native") == cache_trace(fan_of(tiny, problem, id="t"), "native")
+
+
+@settings(max_examples=60)
+@given(
+    name=st.sampled_from(["hops", "reports"]),
+    seed=st.integers(0, 10**9),
+    layout=st.sampled_from(SYNTHESIS_LAYOUTS),
+    mapped=st.booleans(),
+)
+def test_what_is_asked_together_is_what_would_be_asked_apart(model, name, seed, layout, mapped) -> None:
+    problems = draw_problems(SYNTHESIS_TASKS[name], "train", seed, 4)
+    fans = [fan_of(model, problem, id="t") for problem in problems]
+    together = asked_together(fans)
+    for whole, apart in (
+        (cache_trace(together, layout, mapped=mapped), [cache_trace(fan, layout, mapped=mapped) for fan in fans]),
+        (text_trace(together), [text_trace(fan) for fan in fans]),
+    ):
+        assert learnt(whole) == [token for trace in apart for token in learnt(trace)]
+        for number, trace in enumerate(apart, start=1):
+            names = {one: one if number == 1 else f"{one} {number}" for one in ("ask", "answer")}
+            for message in trace.messages:
+                there = whole.by_name[names.get(message.name, message.name)]
+                parents = tuple(names.get(parent, parent) for parent in message.parents)
+                assert there == replace(message, name=there.name, parents=parents)
+        assert len(whole.messages) == len(apart[0].messages) + 2 * (len(fans) - 1)
+
+
+def test_other_branches_are_not_asked_together(tiny: LoadedModel) -> None:
+    fans = [fan_of(tiny, draw_problem(SYNTHESIS_TASKS["hops"], "train", seed), id=f"t{seed}") for seed in range(2)]
+    with pytest.raises(ValueError, match="not all of what is asked together with 't0' has its branches"):
+        asked_together(fans)

@@ -174,6 +174,13 @@ def test_the_best_is_kept_and_a_run_without_a_better_one_stops(tiny: LoadedModel
     assert [each["held_out_score"] for each in tuning.outcome.history] == [0.1, 0.5, 0.4, 0.5]
 
 
+def test_where_the_last_are_to_be_kept_no_score_stops_a_run(tiny: LoadedModel, tmp_path: Path) -> None:
+    script = Script(0.0, 0.5, 0.4, 0.3)
+    tuning = ended(make_tuning(tiny, tmp_path, judge=script, epochs=3, patience=1, keep="last"))
+    assert (tuning.outcome.epochs, tuning.outcome.best_epoch, tuning.outcome.best) == (3, 3, Held(0.3))
+    assert same(tuning.tuned.state(), script.seen[3]) and not same(script.seen[3], script.seen[1])
+
+
 def test_where_nothing_gets_better_the_weights_are_those_of_the_beginning(tiny: LoadedModel, tmp_path: Path) -> None:
     script = Script(0.5, 0.4, 0.3)
     tuning = ended(make_tuning(tiny, tmp_path, judge=script, patience=2))
