@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -91,12 +91,15 @@ _COURSE_OF = {
 }
 
 
+_DILEMMA = "prisoners_dilemma"
+
+
 @dataclass(frozen=True)
 class TunedReport:
     """All tables."""
 
     played: UntunedReport
-    dilemma: DilemmaReport
+    dilemma: DilemmaReport | None
     cards: dict[str, dict[str, Any]]
     """What each course took, by name."""
 
@@ -107,6 +110,7 @@ def measure_tuned(
     count: int,
     folder: Path,
     seed: int = 0,
+    only: Collection[str] | None = None,
     watcher: Callable[[str], Watcher],
     on_progress: Callable[[str, Progress], None] = lambda trial, progress: None,
     on_game: Callable[[str], None] = lambda variant: None,
@@ -119,15 +123,17 @@ def measure_tuned(
         count: Items of each trial.
         folder: Of runs, adapters and journals: started again, it goes on there.
         seed: Of the first item.
+        only: Workflows, and what they are set against; None: all.
         watcher: Hears of a course, by its name.
         on_progress: Told how far each trial is.
         on_game: Told of every game of the dilemma.
         command: For the cards.
     """
-    taught = {name: teach_course(model, course, folder, watcher(name), command) for name, course in COURSES.items()}
+    courses, trials = {name: c for name, c in COURSES.items() if only is None or c.case in only}, trials_of(only)
+    taught = {name: teach_course(model, course, folder, watcher(name), command) for name, course in courses.items()}
     items: dict[str, list[str]] = {}
     records: dict[str, list[Record]] = {}
-    for trial in TRIALS:
+    for trial in trials:
         setup = _setup(trial.case, tuple(trial.changes.items()))
         drawn = draw_items(setup.case, setup.options, count, "test", seed)
         path = folder / "played" / f"{trial.name.replace(', ', '-').replace(' ', '-')}.jsonl"
@@ -151,8 +157,17 @@ def measure_tuned(
                 )
             items[trial.name] = [item.id for item in drawn]
             records[trial.name] = list(journal.records.values())
-    dilemma = _dilemma(model, count, seed, taught["prisoners_dilemma"].out, folder, on_game)
-    return TunedReport(UntunedReport(items, records, TRIALS), dilemma, {name: t.card for name, t in taught.items()})
+    dilemma = None
+    if _DILEMMA in taught:
+        dilemma = _dilemma(model, count, seed, taught[_DILEMMA].out, folder, on_game)
+    return TunedReport(UntunedReport(items, records, trials), dilemma, {name: t.card for name, t in taught.items()})
+
+
+def trials_of(only: Collection[str] | None) -> tuple[Trial, ...]:
+    """The trials of these workflows, and the single calls that they are set against."""
+    wanted = [trial for trial in TRIALS if only is None or trial.case in only]
+    rivals = {trial.rival for trial in wanted}
+    return tuple(trial for trial in TRIALS if trial in wanted or trial.name in rivals)
 
 
 def teach_course(model: LoadedModel, course: Course, folder: Path, watcher: Watcher, command: str) -> Taught:

@@ -35,6 +35,10 @@ _ALICE = {"free": "no explicit strategy", "cooperate": "always cooperate", "defe
 def tuned(
     model: ModelOption = "embedded",
     n: Annotated[int, typer.Option("--n", min=1, help="Items of each workflow.")] = 500,
+    workflows: Annotated[
+        str | None,
+        typer.Option(help="Only these, with commas between: multi_qa, prisoners_dilemma, ...  [default: all]"),
+    ] = None,
     seed: Annotated[int, typer.Option(max=2**62, help="Of the first item; the others follow.")] = 0,
     out: Annotated[
         Path, typer.Option("--out", help="A folder for adapters and results; started again, it goes on there.")
@@ -51,10 +55,12 @@ def tuned(
     [b]Examples[/b]
 
       choreo eval tuned --n 100
+      choreo eval tuned --workflows multi_qa,prisoners_dilemma
       choreo eval tuned --out runs/tuned --report tuned.md
     """
     console = Console(stderr=as_json, highlight=False)
     with errors_as_lines(console):
+        only = _only(workflows)
         loaded = load(console, model, device)
         if not loaded.speaks_embedded:
             raise InvalidRequestError(f"{model!r} does not speak the embedded language: use choreo train distill")
@@ -69,34 +75,53 @@ def tuned(
                 count=n,
                 folder=out,
                 seed=seed,
+                only=only,
                 watcher=display.named,
                 on_progress=advance,
                 command=typed_command(),
             )
-        command = f"choreo eval tuned --n {n} --seed {seed} --out {shlex.quote(str(out))}"
+        chosen = "" if workflows is None else f" --workflows {shlex.quote(workflows)}"
+        command = f"choreo eval tuned --n {n} --seed {seed}{chosen} --out {shlex.quote(str(out))}"
         if as_json:
             typer.echo(json.dumps(_as_object(found), indent=2))
         else:
             for table in TABLES:
-                console.print(untuned_table(found.played, table))
-            console.print("\n".join(_dilemma_lines(found.dilemma)), markup=False)
+                if any(found.played.lines(table)):
+                    console.print(untuned_table(found.played, table))
+            if found.dilemma is not None:
+                console.print("\n".join(_dilemma_lines(found.dilemma)), markup=False)
         if report is not None:
             report.write_text(as_markdown(found, command, loaded.adapter.fingerprint))
             console.print(f"[dim]written to {escape(str(report))}[/]")
 
 
+def _only(names: str | None) -> frozenset[str] | None:
+    if names is None:
+        return None
+    known = {course.case for course in COURSES.values()}
+    wanted = [name.strip() for name in names.split(",")]
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise InvalidRequestError(
+            f"there is no workflow {unknown[0]!r} in the tables: there are {', '.join(sorted(known))}"
+        )
+    return frozenset(wanted)
+
+
 def _as_object(found: TunedReport) -> dict[str, object]:
     tables = {table: [asdict(line) for line in found.played.lines(table)] for table in TABLES}
-    return {"tables": tables, "dilemma": asdict(found.dilemma), "cards": found.cards}
+    return {"tables": tables, "dilemma": found.dilemma and asdict(found.dilemma), "cards": found.cards}
 
 
 def as_markdown(found: TunedReport, command: str, weights: str) -> str:
     """All tables, with the command that makes them again."""
     text = [f"`{command}`", "", f"Weights: `{weights[:16]}`. In brackets 95 % intervals.", ""]
-    for table in TABLES[:2]:
-        text += [f"## {TITLES[table]}", "", *table_lines(found.played, table), ""]
-    text += ["## Table 3: how often Bob cooperates", "", *_dilemma_lines(found.dilemma), ""]
-    text += [f"## {TITLES[4]}", "", *table_lines(found.played, 4), "", "## What was trained", "", *_course_lines(found)]
+    for table in TABLES:
+        if table == 4 and found.dilemma is not None:
+            text += ["## Table 3: how often Bob cooperates", "", *_dilemma_lines(found.dilemma), ""]
+        if any(found.played.lines(table)):
+            text += [f"## {TITLES[table]}", "", *table_lines(found.played, table), ""]
+    text += ["## What was trained", "", *_course_lines(found)]
     return "\n".join([*text, ""])
 
 
@@ -118,8 +143,7 @@ def _course_lines(found: TunedReport) -> list[str]:
     """What each adapter took."""
     lines = ["| adapter | traces | best epoch | steps | held-out loss | held-out score | minutes |"]
     lines.append("|---|--:|--:|--:|--:|--:|--:|")
-    for name in COURSES:
-        card = found.cards[name]
+    for name, card in found.cards.items():
         before, best = card["untuned"], card["best"]
         lines.append(
             f"| {name} | {card['traces']['traces']} | {card['best_epoch']} | {card['steps']} | "

@@ -44,7 +44,7 @@ DIALOGUE: Mapping[str, float] = {name: share for name, share in MIX.items() if n
 """The mix that dialogue is cut from: the embedded model's own, without the task that the held-out one is made of."""
 WEIGHTS: Mapping[str, float] = {"dialogue": 0.1, "tasks": 0.75, "distilled": 0.15}
 """The share of each source among the examples."""
-OFTENER: Mapping[str, float] = {"hops": 4.0, "reports": 4.0, "sum": 4.0, "union": 4.0, "monitors": 3.0, "vote": 3.0}
+OFTENER: Mapping[str, float] = {"sum": 5.0, "union": 5.0, "monitors": 3.0, "vote": 3.0, "hops": 2.0, "reports": 2.0}
 """How much oftener than others tasks are drawn that take longest to learn."""
 QUESTIONS = 6
 """That are asked at most of one set of branches. Branches are long and answers short: six answers teach six times as

@@ -434,6 +434,11 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuned, "SETTINGS", QUICK)
 
 
+def test_workflows_bring_the_single_calls_that_they_are_set_against() -> None:
+    assert [trial.name for trial in tuned.trials_of({"debate", "multi_qa"})] == ["MultiQA", "Direct (notes)", "MADpar"]
+    assert tuned.trials_of(None) == tuned.TRIALS and tuned.trials_of({"prisoners_dilemma"}) == ()
+
+
 def test_tables_started_again_are_the_same_and_cost_nothing(
     embedded: LoadedModel, tables: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

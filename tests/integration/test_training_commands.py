@@ -296,3 +296,8 @@ def test_all_tables_as_text_as_json_and_again(
     again = CliRunner().invoke(app, [*command, "--json", "--report", str(page)])
     assert again.exit_code == 0 and set(json.loads(again.stdout)) == {"tables", "dilemma", "cards"}
     assert page.read_text() == text, "started again it is the same page"
+    some = said(*command, "--workflows", "multi_qa", "--report", str(page))
+    assert "Alice" not in some and "Alice" not in page.read_text() and "| multi_qa-parallel | 2 | " in page.read_text()
+    assert f"--seed 0 --workflows multi_qa --out '{tmp_path}/a folder'`" in page.read_text()
+    unknown = CliRunner().invoke(app, [*command, "--workflows", "multi_qa,chess"])
+    assert unknown.exit_code == 1 and "there is no workflow 'chess' in the tables: there are" in unknown.output
