@@ -13,7 +13,7 @@ demo: $(STAMP)  ## Watch three agents debate, and what sharing their KV cache sa
 	@$(BIN)/choreo run debate
 
 test: $(STAMP)  ## Run all tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 install: $(STAMP)  ## Create .venv and install the package with its development tools
 

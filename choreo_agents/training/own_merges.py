@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from choreo_agents.errors import InvalidRequestError, TrainingError
 from choreo_agents.evaluation.placing import SynthesisLayout
 from choreo_agents.models import LoadedModel
-from choreo_agents.training.synthesis_data import Views
-from choreo_agents.training.synthesis_traces import ROOT, Fan, Span, cache_trace, span, text_trace
+from choreo_agents.training.synthesis_data import QUESTIONS, Views
+from choreo_agents.training.synthesis_traces import ROOT, Fan, Span, asked_together, cache_trace, span, text_trace
 from choreo_agents.training.trace import Trace
 from choreo_agents.training.tuned import TUNED, Tuned
 from choreo_agents.training.tuning import Example
@@ -60,6 +61,7 @@ class OwnMerges:
     """What is learnt from, and what judges."""
 
     train: tuple[Fan, ...]
+    """Lines that follow each other and differ in what is asked are one."""
     held_out: tuple[Fan, ...]
 
     @property
@@ -69,7 +71,11 @@ class OwnMerges:
 
     def as_object(self, layouts: Sequence[SynthesisLayout]) -> dict[str, Any]:
         """What a card says, as plain JSON."""
-        return {"own merges": len(self.train), "held_out": len(self.held_out), "layouts": list(layouts)}
+        return {
+            "own merges": sum(1 + len(fan.others) for fan in self.train),
+            "held_out": len(self.held_out),
+            "layouts": list(layouts),
+        }
 
     def held_out_traces(self, layouts: Sequence[SynthesisLayout], tuned: Tuned) -> list[Trace]:
         """Those that judge, in every layout."""
@@ -123,7 +129,16 @@ def read_merges(
     if len(fans) < 2:
         raise InvalidRequestError(f"{str(path)!r} holds {len(fans)} merges: give two at least, to learn and to judge")
     judging = max(1, min(held_out, len(fans) // 3))
-    return OwnMerges(tuple(fans[:-judging]), tuple(fans[-judging:]))
+    return OwnMerges(_together(fans[:-judging]), tuple(fans[-judging:]))
+
+
+def _together(fans: Sequence[Fan]) -> tuple[Fan, ...]:
+    """Neighbours with the same branches as one, up to a few: what is asked differs, branches are encoded once."""
+    found: list[Fan] = []
+    for _, group in groupby(fans, key=lambda fan: (fan.trunk, fan.branches)):
+        same = list(group)
+        found += [asked_together(same[at : at + QUESTIONS]) for at in range(0, len(same), QUESTIONS)]
+    return tuple(found)
 
 
 def fan_of_merge(model: LoadedModel, merge: Merge, *, id: str) -> Fan:  # noqa: A002

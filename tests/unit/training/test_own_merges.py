@@ -82,9 +82,8 @@ def test_lines_that_are_no_merges_are_named(embedded: LoadedModel, tmp_path: Pat
     with pytest.raises(InvalidRequestError, match="holds 1 merges: give two at least"):
         read(MERGE)
     own = read(MERGE, MERGE, MERGE, MERGE)
-    assert [fan.id for fan in own.train] == ["line 1", "line 2", "line 3"] and [fan.id for fan in own.held_out] == [
-        "line 4"
-    ]
+    assert [(fan.id, len(fan.others)) for fan in own.train] == [("line 1", 2)]
+    assert [fan.id for fan in own.held_out] == ["line 4"]
 
 
 def test_a_merge_that_is_too_long_as_one_prompt_has_no_teacher(embedded: LoadedModel, tmp_path: Path) -> None:
@@ -116,9 +115,8 @@ def test_what_is_learnt_ends_where_a_decode_does(tmp_path: Path) -> None:
 
 
 def test_epochs_are_the_same_each_time_and_mix_layouts(embedded: LoadedModel, tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "own.jsonl", *[MERGE | {"answer": f"We see {what}."} for what in ("cups", "hats", "keys")] * 4
-    )
+    others = [MERGE | {"branches": [{"content": f"I see {what}."}] * 2} for what in ("cups", "hats", "keys")]
+    path = write(tmp_path / "own.jsonl", *others * 4)
     own = read_merges(path, embedded, ["parallel", "sequential"], 2)
     tuned = Tuned(embedded, TuneSettings(rank=2, mapper_rank=2))
     examples = OwnExamples(own, ["parallel", "sequential"], tuned, taught=True, seed=0)
@@ -129,6 +127,23 @@ def test_epochs_are_the_same_each_time_and_mix_layouts(embedded: LoadedModel, tm
     assert all(each.teacher is not None and each.teacher.learnt_tokens == each.trace.learnt_tokens for each in first)
     other = OwnExamples(own, ["parallel"], tuned, taught=True, seed=0)
     assert other.digest != examples.digest
+
+
+def test_lines_with_the_same_branches_are_encoded_together(embedded: LoadedModel, tmp_path: Path) -> None:
+    asked = [MERGE | {"ask": f"What does {who} see?"} for who in ("Ann", "Bob", "Dan", "Eve", "Kim", "Leo", "Pam")]
+    other = MERGE | {"branches": [{"content": "I see hats."}]}
+    own = read_merges(write(tmp_path / "own.jsonl", *asked, other, asked[0], other), embedded, ["parallel"], 1)
+    assert [(fan.id, len(fan.others)) for fan in own.train] == [
+        ("line 1", 5),
+        ("line 7", 0),
+        ("line 8", 0),
+        ("line 9", 0),
+    ]
+    assert own.as_object(["parallel"])["own merges"] == 9
+    trace = cache_trace(own.train[0], "parallel")
+    alone = cache_trace(fan_of_merge(embedded, Merge.model_validate(asked[5]), id="alone"), "parallel")
+    assert trace.by_name["ask 6"].tokens == alone.by_name["ask"].tokens
+    assert trace.by_name["answer 6"].offsets == alone.by_name["answer"].offsets
 
 
 def test_a_synthesizer_learns_ones_own_answers(embedded: LoadedModel, tmp_path: Path) -> None:
