@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from choreo_agents.bench.merging.contenders import CONTENDERS, STORED, Contender, Kind
+from choreo_agents.bench.merging.contenders import CONTENDERS, STORED, Contender
 from choreo_agents.bench.merging.measure import Asked, Referee
 from choreo_agents.bench.merging.plot import save_sweeps
 from choreo_agents.bench.merging.report import (
@@ -51,7 +51,8 @@ def synthesis(
         int | None, typer.Option("--swept", min=0, help="Of each task in the sweeps; 0: no sweeps.  [default: n / 5]")
     ] = None,
     contenders: Annotated[
-        str | None, typer.Option(help="Only these, with commas between: text, untrained, full, ...  [default: all]")
+        str | None,
+        typer.Option(help="Only these, with commas between: text, full, no mapper:sequential, ...  [default: all]"),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**62, help="Of the first problem, and of trainings.")] = 0,
     out: Annotated[
@@ -90,7 +91,7 @@ def synthesis(
         require_writable(report)
         require_writable(plot)
         usual = [Asked(name, task) for name, task in SYNTHESIS_TASKS.items()]
-        kinds: set[Kind] = {contender.kind for contender in chosen}
+        trained = {contender.training for contender in chosen}
         sweeps: dict[str, Mapping[Any, Sequence[Asked]]] = {}
         if sweepers:
             sweeps = {"branches": by_branches(), "length": by_length(), "order": by_order(), "late": by_lateness()}
@@ -108,7 +109,7 @@ def synthesis(
                 wanted = len(asked) * count
                 return referee.play(players, asked, count, lambda who, more: display.played(who, more, wanted), tasks)
 
-            rounded = [contender for contender in STORED if contender.kind in kinds]
+            rounded = [contender for contender in STORED if contender.training in trained]
             scores = play("tasks", [*chosen, *rounded], usual, n)
             swept_scores: dict[tuple[str, str], Sequence[float]] = {}
             for title, asked in sweeps.items():
@@ -133,14 +134,18 @@ def synthesis(
 
 
 def _chosen(names: str | None) -> list[Contender]:
+    """Contenders by kind, all layouts of it, or as `kind:layout`."""
     if names is None:
         return list(CONTENDERS)
-    kinds = {contender.kind for contender in CONTENDERS}
-    wanted = [name.strip() for name in names.split(",")]
-    unknown = [name for name in wanted if name not in kinds]
+    wanted = {name.strip() for name in names.split(",")}
+    known = {contender.kind for contender in CONTENDERS} | {f"{one.kind}:{one.layout}" for one in CONTENDERS}
+    unknown = sorted(wanted - known)
     if unknown:
-        raise InvalidRequestError(f"there is no contender {unknown[0]!r}: there are {', '.join(sorted(kinds))}")
-    return [contender for contender in CONTENDERS if contender.kind in wanted]
+        kinds = ", ".join(sorted({contender.kind for contender in CONTENDERS}))
+        raise InvalidRequestError(
+            f"there is no contender {unknown[0]!r}: there are {kinds}, each also with one layout, as in full:parallel"
+        )
+    return [one for one in CONTENDERS if wanted & {one.kind, f"{one.kind}:{one.layout}"}]
 
 
 def _as_object(scores: Scores, swept: Scores, names: Mapping[str, Mapping[int | str, Sequence[str]]]) -> dict[str, Any]:

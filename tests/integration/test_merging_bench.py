@@ -31,6 +31,7 @@ from choreo_agents.bench.merging.report import (
 )
 from choreo_agents.bench.merging.sweeps import SWEPT, Shuffled, by_branches, by_lateness, by_length, by_order, changed
 from choreo_agents.cli import app
+from choreo_agents.cli.eval_synthesis import _chosen
 from choreo_agents.errors import InvalidRequestError, TrainingError
 from choreo_agents.evaluation.merging import Late
 from choreo_agents.evaluation.synthesis import evaluate_synthesis
@@ -354,6 +355,19 @@ def test_the_command_writes_tables_and_goes_on(
     assert list(sweeps) == ["branches", "length", "order", "late"]
     assert set(sweeps["branches"]) == {f"{one.name} | {task}" for one in SWEPT for task in ("vote", "vote of 4")}
     assert (tmp_path / "runs" / "played.jsonl").read_bytes() == whole, "nothing is asked twice"
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ("text,native", ["text", "native"]),
+        ("full", ["full, parallel", "full, sequential"]),
+        ("no mapper:sequential, text", ["text", "no mapper, sequential"]),
+        (None, [contender.name for contender in CONTENDERS]),
+    ],
+)
+def test_contenders_are_named_with_all_layouts_or_one(asked: str | None, names: list[str]) -> None:
+    assert [contender.name for contender in _chosen(asked)] == names
 
 
 @pytest.mark.parametrize(
