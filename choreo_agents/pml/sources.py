@@ -24,7 +24,10 @@ class Folder:
         self.path = path
 
     def read(self, name: str, place: Place, problems: Problems) -> str | None:
-        """The text of a file, to the letter but for a line break at its end; None, and a problem, if it may not or cannot be read."""
+        """The text of a file, to the letter but for a line break at its end.
+
+        None, and a problem, if it may not or cannot be read.
+        """
         expected = f"a UTF-8 file below {str(self.path)!r}"
         try:
             root = self.path.resolve(strict=True)

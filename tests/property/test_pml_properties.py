@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 from dataclasses import replace
 
@@ -19,9 +20,11 @@ from choreo_agents.pml.syntax import modules_of
 FUZZ_SECONDS = float(os.environ.get("PML_FUZZ_SECONDS", "0"))
 FUZZ_DOCUMENTS = 400
 SEEDS = (
-    """<?xml version="1.0"?><schema name="s" scaffold="a b; a e"><system>You <![CDATA[<see>]]></system>
+    """<?xml version="1.0"?><schema name="s" scaffold="a b; a e">
+    <system>You <![CDATA[<see>]]></system>
     <user><module name="a">One <parameter name="p" length="3"/> two</module>
-    <union><module name="b" cache="true">x &amp; y</module><module name="c" cache="false">z<module name="d"/></module></union></user>
+    <union><module name="b" cache="true">x &amp; y</module>
+    <module name="c" cache="false">z<module name="d"/></module></union></user>
     <module name="e" confidential="true" xml:space="preserve"> kept\n  so </module></schema>""",
     """<prompt schema="s">before <a p="1 2"/> between <!-- no --> <c><d/> inside</c> after <user>ask</user></prompt>""",
     """<a p="&lt;"/> text <b/><e/>""",
@@ -134,10 +137,10 @@ def test_fuzz() -> None:
         try:
             read += require_pml_errors_only(text)
         except BaseException:
-            print(f"\nPML_FUZZ_SEED={seed}, document {tried}: {text!r}")
+            sys.stdout.write(f"\nPML_FUZZ_SEED={seed}, document {tried}: {text!r}\n")
             raise
         tried += 1
-    print(f"\nPML_FUZZ_SEED={seed}: {tried} documents, {read} of them without a problem")
+    sys.stdout.write(f"\nPML_FUZZ_SEED={seed}: {tried} documents, {read} of them without a problem\n")
     assert 0 < read < tried
 
 

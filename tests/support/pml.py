@@ -1,4 +1,4 @@
-"""Random schemas and prompts, a tokenizer of words to lay them out with, and the slow ways to say what comes of them."""
+"""Random schemas and prompts, a tokenizer of words to lay them out with, and slow ways to say what comes of them."""
 
 from __future__ import annotations
 
@@ -223,16 +223,20 @@ def other_words(tree: SchemaTree, path: tuple[str, ...]) -> SchemaTree:
     return replace(tree, children=changed(tree.children, ()))
 
 
+EXTRA = (
+    "<", ">", "&", "]]>", "<![CDATA[", "<union>", "</module>", "&#0;", "&x;", '"', "\0", "\ud800", "\r", "<!--", "é",
+    "<module name='a'>", "<parameter name='p' len='99999999999999'/>", " xml:space='x'", "<!DOCTYPE a>", "/",
+)  # fmt: skip
+
+
 def mutated(rng: random.Random, text: str) -> str:
     """The same with a few characters or tags lost, doubled, moved or put in."""
     parts = re.split(r"(<[^<>]*>)", text) if rng.random() < 0.5 else list(text)
-    extra = ["<", ">", "&", "]]>", "<![CDATA[", "<union>", "</module>", "&#0;", "&x;", '"', "\0", "\ud800", "\r", "<!--",
-             "<module name='a'>", "<parameter name='p' len='99999999999999'/>", " xml:space='x'", "<!DOCTYPE a>", "é", "/"]  # fmt: skip
     for _ in range(rng.randint(1, 6)):
         at = rng.randint(0, len(parts))
         action = rng.randrange(4)
         if action == 0:
-            parts.insert(at, rng.choice(extra))
+            parts.insert(at, rng.choice(EXTRA))
         elif action == 1:
             del parts[at : at + rng.randint(1, 3)]
         elif action == 2:
