@@ -100,6 +100,36 @@ def test_a_referee_that_is_killed_goes_on(
     assert asked == ["vote", "best", "best"] and len(found) == 2
 
 
+def test_what_is_trained_needs_no_checkpoints(
+    embedded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    who = [Contender("native", "native")]
+    first = refereed(embedded, tmp_path, who)
+    shutil.rmtree(tmp_path / "native" / "checkpoints")
+    card = tmp_path / "native" / "synthesizer" / "card.json"
+
+    def train(*_: Any, **options: Any) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(measure, "train_synthesizer", train)
+    assert refereed(embedded, tmp_path, who) == first
+    for longer in ("settings", "curriculum"):
+        other = replace(
+            TINY,
+            **{longer: replace(TINY.curriculum, examples=5)}
+            if longer == "curriculum"
+            else {longer: TINY.settings.model_copy(update={"epochs": 2})},
+        )
+        monkeypatch.setattr(measure, "courses", lambda seed, other=other: {"native": other})
+        with pytest.raises(AssertionError, match="trained again"):
+            refereed(embedded, tmp_path, who)
+    monkeypatch.setattr(measure, "courses", lambda seed: {"native": TINY})
+    for spoilt in ("", "[]", card.read_text().replace(embedded.adapter.weights, "another")):
+        card.write_text(spoilt)
+        with pytest.raises(AssertionError, match="trained again"):
+            refereed(embedded, tmp_path, who)
+
+
 def test_results_of_another_training_are_refused(
     embedded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,7 +77,7 @@ class Referee:
         """
         wanted = {contender.training for contender in contenders}
         for name, course in courses(self._seed).items():
-            if name in wanted:
+            if name in wanted and not self._is_trained(name, course):
                 self._train(name, course, on_progress, on_score, command)
 
     def play(
@@ -174,6 +174,19 @@ class Referee:
 
     def _trained(self, training: str) -> Path:
         return self._folder / training / "synthesizer"
+
+    def _is_trained(self, training: str, course: Course) -> bool:
+        """Whether the folder holds what this training ends with, be its checkpoints there or not."""
+        try:
+            card = json.loads((self._trained(training) / CARD_FILE).read_text())
+        except (OSError, ValueError):
+            return False
+        wanted = {
+            "settings": course.settings.model_dump(mode="json"),
+            "curriculum": course.curriculum.as_object(),
+            "weights": self.model.adapter.weights,
+        }
+        return isinstance(card, dict) and {key: card.get(key) for key in wanted} == json.loads(json.dumps(wanted))
 
     def _train(
         self,
