@@ -61,6 +61,8 @@ class Intake:
         self._key = hmac.new(b"choreo", salt.encode(), hashlib.sha256).digest()
         self.tenant = hashlib.sha256(self._key).hexdigest()[:16]
         """Names the tenant in the ledger; does not tell the salt."""
+        self.seal = hmac.new(self._key, b"files", hashlib.sha256).digest()
+        """Signs the tenant's files."""
         self._repeats: OrderedDict[str, int] = OrderedDict()
 
     def find(self, handle: MessageHandle) -> Message:

@@ -1,0 +1,294 @@
+"""KV out of the engine and into it: what one process has encoded serves another that runs the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from choreo_agents.engine.calls import Prefill, Usage
+from choreo_agents.engine.desk import Desk
+from choreo_agents.engine.intake import ReadCall
+from choreo_agents.engine.ledger import Message
+from choreo_agents.engine.memory_map import TierName, tier_of
+from choreo_agents.engine.merging import Merging
+from choreo_agents.engine.methods import Job
+from choreo_agents.engine.scope import Scope, left
+from choreo_agents.errors import CapacityError, ContextLengthError, InvalidRequestError
+from choreo_agents.kv.archive import Archive, Entry
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.kv.memory import Holding
+from choreo_agents.kv.pool import KVPool
+from choreo_agents.kv.segment import Segment
+from choreo_agents.kv.tiers import Parcel, shapes_of
+
+
+class Adopting(Merging):
+    """What an engine offers to those who keep its KV elsewhere, such as a library of encoded modules."""
+
+    def identify(self, call: Prefill) -> MessageHandle:
+        """The handle that a prefill would give. Nothing is encoded or leased.
+
+        Raises:
+            InvalidRequestError: The call can never work.
+            HandleError: A parent is unknown, released, or another model's.
+        """
+        desk, read = self._desk, self._desk.intake.read(call)
+        with desk.core.lock:
+            return _named(desk, _job(desk, read))
+
+    def holds(self, handle: MessageHandle) -> bool:
+        """Whether a message is known and leased, wherever its KV is."""
+        with self._desk.core.lock:
+            known = self._desk.core.ledger.get(handle.id)
+            return known is not None and known.tenant == self._desk.tenant
+
+    def entry(self, handle: MessageHandle) -> Entry:
+        """What a message's KV depends on, as an archive writes it beside the KV.
+
+        Raises:
+            HandleError: It is unknown, released, or another model's.
+        """
+        with self._desk.core.lock:
+            message = self._desk.intake.find(handle)
+            at = message.native_offset if message.holding is None else message.holding.native_offset
+            return _entry(message.handle, message.tokens, message.parents, message.relative_offsets, at)
+
+    def entry_of(self, call: Prefill) -> Entry:
+        """The same of what a prefill would make. Raises what `identify` raises."""
+        desk, read = self._desk, self._desk.intake.read(call)
+        with desk.core.lock:
+            job = _job(desk, read)
+            placement = job.placement
+            return _entry(_named(desk, job), job.tokens, job.parents, placement.relative(), placement.new_offset)
+
+    def read_kv(self, handle: MessageHandle) -> Parcel:
+        """A copy of a message's keys and values, [layers, kv_heads, tokens, head_dim] each, on the host.
+
+        It is brought into the KV memory for it, if it is not there.
+
+        Raises:
+            InvalidRequestError: The engine's method keeps no KV.
+            HandleError: It is unknown, released, or another model's.
+            CapacityError: Pinned and running messages leave no room for it now.
+        """
+        core = self._desk.core
+        with core.lock:
+            if not core.method.keeps_kv:
+                raise InvalidRequestError(f"an engine of method {core.method.name!r} keeps no KV to read")
+            message = self._desk.find(handle)
+            holding = core.ledger.want(message)
+        try:
+            while True:
+                with core.lock:
+                    if message.holding is not holding:
+                        holding = core.ledger.want(message)  # the engine has started again meanwhile
+                    there, pool = _brought(self._desk, message, holding), core.pool
+                    if isinstance(there, Segment):
+                        pool.pin(there)
+                        break
+                there()
+            try:
+                return pool.read(there)
+            finally:
+                with core.lock:
+                    pool.unpin(there)
+        finally:
+            with core.lock:
+                if message.holding is holding:
+                    core.ledger.unwant(message)
+
+    def adopt(self, call: Prefill, parcel: Parcel, native_offset: int | None = None) -> MessageHandle:
+        """Take in KV that was encoded elsewhere, in place of a prefill: nothing is encoded.
+
+        The message is as if it had been prefilled here: found again by its content, and computed again from its
+        lineage if its KV is lost. If the engine has its KV already, that serves.
+
+        Args:
+            call: The prefill that made it.
+            parcel: Its keys and values, as `read_kv` gives them.
+            native_offset: The position that its first token was encoded at; None: where the call places it.
+
+        Returns:
+            A leased handle.
+
+        Raises:
+            InvalidRequestError: The call can never work, or the parcel is not of this model's shapes and type.
+            HandleError: A parent is unknown, released, or another model's.
+            CapacityError: Pinned and running messages leave no room for it now.
+        """
+        if not isinstance(call, Prefill):
+            raise InvalidRequestError(f"only a Prefill can be adopted, not {call!r}")
+        desk, read, scope = self._desk, self._desk.intake.read(call), self._scope()
+        core = desk.core
+        with core.lock:
+            core.loop.require_open()
+            job = _job(desk, read)
+            _require_shapes(desk, parcel, len(job.tokens))
+            at = _require_native(desk, job, native_offset)
+            known, pool = core.ledger.get(_named(desk, job).id), core.pool
+            there = known is not None and known.holding is not None and not core.memory.lost(known.holding)
+            segment = None if there or not core.method.keeps_kv else _room(desk, len(job.tokens), at)
+        if segment is not None:
+            _filled(desk, pool, segment, parcel)
+        with core.lock:
+            if segment is not None and core.pool is not pool:
+                segment = None  # the engine has started again meanwhile, with empty memory
+            message = desk.intake.message(job, job.tokens, call.author, call.role, Usage(0, len(job.tokens), None, 0.0))
+            message.native_offset, message.label = at, job.label(call.author, call.role)
+            usage = None if known is None else known.usage
+            message = core.ledger.enter(message, segment)
+            message.usage = usage or message.usage
+            core.found_reused += len(job.tokens) if there else 0
+            core.movements.adopted += segment is not None
+            return _leased(desk, read, message, scope)
+
+    def lease(self, handle: MessageHandle) -> MessageHandle:
+        """Take one more lease of a message, which `release` or the end of the scope drops.
+
+        Raises:
+            HandleError: It is unknown, released, or another model's.
+        """
+        scope = self._scope()
+        with self._desk.core.lock:
+            message = self._desk.intake.find(handle)
+            if scope is None or not scope.closed:
+                self._desk.core.ledger.lease(message, scope)
+            return handle
+
+    def tiers(self, handles: Sequence[MessageHandle]) -> list[TierName]:
+        """The fastest tier that has each message's KV; `"lineage"` if none has.
+
+        Raises:
+            HandleError: A handle is unknown, released, or another model's.
+        """
+        with self._desk.core.lock:
+            memory = self._desk.core.memory
+            return [tier_of(self._desk.intake.find(handle).holding, memory) for handle in handles]
+
+    def evict(self, handles: Sequence[MessageHandle]) -> None:
+        """Take messages out of the KV memory, as far as nothing reads or pins them: handles stay good (see `park`).
+
+        Raises:
+            HandleError: A handle is unknown, released, or another model's.
+        """
+        with self._desk.core.lock:
+            found = [self._desk.intake.find(handle).holding for handle in handles]
+            self._desk.core.memory.park(holding for holding in found if holding is not None)
+
+    @contextmanager
+    def unscoped(self) -> Iterator[None]:
+        """Leases that are taken or dropped in the block are of no scope, whatever scopes are around it."""
+        with left(id(self._desk)):
+            yield
+
+    def archive(self, folder: str | Path, budget_bytes: int = 1 << 34) -> Archive:
+        """KV of this model and tenant in a folder that outlives the engine and may be shared between processes.
+
+        Args:
+            folder: Has a folder for each model in it, and in that one for each tenant.
+            budget_bytes: Of this model's and tenant's files; the longest unused ones are removed.
+        """
+        core = self._desk.core
+        adapter = core.model.adapter
+        with core.lock:
+            encoder = core.adapters.lora_key(None, self._desk.tenant)
+        model = adapter.fingerprint + (f"+{encoder}" if encoder else "")
+        return Archive(Path(folder) / model / self._desk.tenant, adapter.geometry, self._desk.intake.seal, budget_bytes)
+
+
+def _job(desk: Desk, read: ReadCall) -> Job:
+    job = desk.intake.job(read)
+    if job.mapper:
+        raise InvalidRequestError("a cache mapper's copy is made of its source: it is not adopted")
+    return job
+
+
+def _named(desk: Desk, job: Job) -> MessageHandle:
+    return MessageHandle(
+        id=desk.intake.identity(job, job.tokens), model=desk.intake.encoder(job), length=len(job.tokens)
+    )
+
+
+def _entry(
+    handle: MessageHandle, tokens: Sequence[int], parents: Sequence[Message], relative: Sequence[int], at: int
+) -> Entry:
+    seen = tuple((parent.handle.id, offset) for parent, offset in zip(parents, relative, strict=True))
+    return Entry(handle.id, handle.model, tuple(tokens), seen, at)
+
+
+def _brought(desk: Desk, message: Message, holding: Holding) -> Segment | Callable[[], object]:
+    """A wanted message's segment, brought into the pool; or what to wait with before that can be."""
+    core = desk.core
+    core.loop.require_open()
+    if core.memory.lost(holding):
+        done, request = core.restorer.recompute(message)
+        if request is not None:
+            core.loop.submit([request])
+        return done.result
+    if not core.memory.fetch(holding):
+        assert holding.fetching is not None
+        return partial(wait, [holding.fetching])
+    if holding.segment is None:
+        core.method.evict(core.pool.rounded(holding.tokens))
+        if not core.memory.restore(holding):
+            raise _no_room(desk, holding.tokens)
+    assert holding.segment is not None
+    return holding.segment
+
+
+def _room(desk: Desk, tokens: int, at: int) -> Segment:
+    core = desk.core
+    core.method.evict(core.pool.rounded(tokens))
+    segment = core.pool.allocate(tokens, at)
+    if segment is None:
+        raise _no_room(desk, tokens)
+    return segment
+
+
+def _no_room(desk: Desk, tokens: int) -> CapacityError:
+    pool = desk.core.pool
+    return CapacityError(
+        f"KV memory has room for {pool.free_tokens} of {tokens} tokens now: release or unpin messages"
+        f"{desk.core.method.pinned(desk.tenant)}, or load the engine with a larger kv_budget_bytes"
+    )
+
+
+def _filled(desk: Desk, pool: KVPool, segment: Segment, parcel: Parcel) -> None:
+    """Copy KV into a segment, without the engine's lock: no step knows the segment yet, so steps go on meanwhile."""
+    try:
+        pool.write(segment, parcel)
+    except BaseException:
+        with desk.core.lock:
+            pool.unpin(segment)
+        raise
+
+
+def _require_shapes(desk: Desk, parcel: Parcel, tokens: int) -> None:
+    wanted = shapes_of(desk.core.model.adapter.geometry, tokens, packed=False)
+    if not isinstance(parcel, Parcel) or parcel.shapes() != wanted:
+        found = parcel.shapes() if isinstance(parcel, Parcel) else parcel
+        raise InvalidRequestError(f"the parcel is not of {tokens} tokens of this model: {found!r}, not {wanted!r}")
+
+
+def _require_native(desk: Desk, job: Job, native_offset: int | None) -> int:
+    at = job.placement.new_offset if native_offset is None else native_offset
+    most = desk.core.model.adapter.max_positions
+    if isinstance(at, bool) or not isinstance(at, int) or min(at, at + min(job.placement.relative(), default=0)) < 0:
+        raise InvalidRequestError(f"native_offset {at!r} puts the message or a parent before position 0")
+    lengths = [len(parent.tokens) for parent in job.parents]
+    reach = job.placement.end(lengths, len(job.tokens)) - job.placement.new_offset + at
+    if reach > most:
+        raise ContextLengthError(f"the message was encoded up to position {reach}, the model's context ends at {most}")
+    return at
+
+
+def _leased(desk: Desk, read: ReadCall, message: Message, scope: Scope | None) -> MessageHandle:
+    desk.label_of(read).put_on(message)
+    ledger = desk.core.ledger
+    if scope is None or not scope.closed:
+        ledger.lease(message, scope)
+    ledger.drop_if_unleased(message)
+    return message.handle
