@@ -11,6 +11,7 @@
     ├── VisibilityError (ValueError)          a declaration that names no node, or a read that none allows
     ├── AdapterError (ValueError)             an adapter or cache mapper of another model, damaged, or not loaded
     ├── UnsupportedModelError (ValueError)    a model whose attention or positions the engine cannot serve exactly
+    ├── PMLError (ValueError)                 a schema or prompt that is not right, with every problem and its place
     ├── CapacityError                         KV memory is full for now; may be retried after a release
     ├── RequestTimeoutError (TimeoutError)     a call was not done in the time that it was given
     ├── EngineClosedError (RuntimeError)      the engine was closed
@@ -23,6 +24,9 @@ not retry by default.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 
 class ChoreoError(Exception):
@@ -71,6 +75,33 @@ class AdapterError(ChoreoError, ValueError):
 
 class UnsupportedModelError(ChoreoError, ValueError):
     """A model that the engine cannot serve exactly; the message gives the reason."""
+
+
+@dataclass(frozen=True)
+class PMLProblem:
+    """One thing that is wrong in a schema or prompt; lines and columns count from 1."""
+
+    file: str
+    line: int
+    column: int
+    message: str
+    expected: str = ""
+    """What should stand there."""
+
+    def __str__(self) -> str:
+        said = f"{self.file}:{self.line}:{self.column}: {self.message}"
+        return f"{said}; expected {self.expected}" if self.expected else said
+
+
+class PMLError(ChoreoError, ValueError):
+    """A schema or prompt that is not right; `problems` has all that were found, in the order of their places."""
+
+    def __init__(self, problems: Iterable[PMLProblem]) -> None:
+        self.problems = tuple(sorted(problems, key=lambda each: (each.file, each.line, each.column)))
+        super().__init__("\n".join(map(str, self.problems)))
+
+    def __reduce__(self) -> tuple[type[PMLError], tuple[tuple[PMLProblem, ...]]]:
+        return type(self), (self.problems,)
 
 
 class CapacityError(ChoreoError):

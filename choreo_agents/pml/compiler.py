@@ -1,0 +1,195 @@
+"""Turns a schema into the pieces that a model encodes, each once and by a prefill of its own.
+
+What a piece attends to: all text and slots of its own module, and of the modules that this is in, that are written
+before it; in the schema itself, too. Never a sibling, and never text that is written after it: the text of a module that
+comes after an inner module is encoded without the inner one, which a prompt may leave out. Members of a scaffold see,
+besides, the own text and slots of the members that are written before them; so does what is inside them.
+
+A piece ends where a slot, a module or a union starts, and a slot is a piece of its own, made of placeholder tokens. So a
+view holds whole pieces only: that of a filled slot is left out of it, and the argument's tokens stand in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from choreo_agents.errors import PMLError, PMLProblem
+from choreo_agents.models import LoadedModel
+from choreo_agents.pml.flow import written_by
+from choreo_agents.pml.layout import ModuleSpan, SlotSpan, TextSpan, UnionSpan, lay_out
+from choreo_agents.pml.schema import Schema
+from choreo_agents.pml.syntax import Path, Place
+
+PieceKey = str
+"""`plan/miami#0`: the first piece of a module, texts and slots counted; `#0`: of the schema. In a scaffold, its
+members follow: `plan/miami#0 [hotel plan/miami]`."""
+Scaffold = tuple[Path, ...]
+"""Modules that are encoded together, in the order of their positions."""
+
+
+@dataclass(frozen=True)
+class SlotUse:
+    """What a piece holds the place of."""
+
+    name: str
+    length: int
+    """Tokens that an argument may have at most, `lead` included."""
+    lead: str
+    """Is encoded before the argument, as one text with it: a blank, or nothing."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One span of tokens that is encoded by one prefill."""
+
+    key: PieceKey
+    module: Path
+    """Whose text or slot it is; () for the schema's."""
+    tokens: tuple[int, ...]
+    """Of a slot: as many placeholders as it is long."""
+    start: int
+    """The position of its first token, in every prompt; also its offset in the views of pieces that attend to it."""
+    parents: tuple[PieceKey, ...]
+    """What it attends to, in the order of positions."""
+    slot: SlotUse | None
+    """What argument it holds the place of, if it is a slot."""
+    cached: bool
+    """False: it is not to be encoded beforehand; no cached piece attends to it."""
+    confidential: bool
+    """Whether its module, one that this is in, or anything that it attends to is confidential."""
+    scaffold: Scaffold | None = None
+    """The scaffold that this is a variant for; None: the plain piece."""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True)
+class CompiledSchema:
+    """A schema's pieces and positions for one model."""
+
+    schema: Schema
+    pieces: Mapping[PieceKey, Piece]
+    """Parents before what attends to them."""
+    layout: ModuleSpan
+    scaffolds: tuple[Scaffold, ...]
+    """The largest first."""
+    placeholder: int
+    """The token that slots are filled with."""
+    keys: Mapping[tuple[Path, Scaffold | None], tuple[PieceKey, ...]]
+    """A module's own pieces, in the order of their positions; of a scaffold's first member, the plain ones."""
+
+    @property
+    def length(self) -> int:
+        """Positions that the whole schema takes."""
+        return self.layout.length
+
+    def cached_pieces(self) -> Iterator[Piece]:
+        """All that can be encoded beforehand, parents first."""
+        return (piece for piece in self.pieces.values() if piece.cached)
+
+
+def compile_schema(schema: Schema, model: LoadedModel, *, placeholder: int | None = None) -> CompiledSchema:
+    """Tokenize a schema for a model, and give each piece its position (Prompt Cache, section 3.3).
+
+    Args:
+        schema: What to compile.
+        model: Whose tokenizer and chat template are used.
+        placeholder: The token that slots are encoded with, such as a learned one; by default the tokenizer's unknown
+            token, or, where there is none, that which pads or ends.
+
+    Raises:
+        PMLError: The schema is longer than the model's context.
+    """
+    layout = lay_out(written_by(model.chat, schema.tree), model.encode)
+    limit = model.adapter.max_positions
+    if limit is not None and layout.length > limit:
+        raise PMLError([_too_long(schema.tree.place, f"schema {schema.name!r}", layout.length, limit)])
+    fill = placeholder_of(model) if placeholder is None else placeholder
+    scaffolds = _scaffolds(schema, layout)
+    pieces = _Pieces(fill)
+    pieces.add(layout, (), None)
+    for scaffold in scaffolds:
+        pieces.add_together(scaffold, {module.path: module for module in layout.modules()})
+    return CompiledSchema(
+        schema, MappingProxyType(pieces.made), layout, scaffolds, fill, MappingProxyType(pieces.own)
+    )
+
+
+def placeholder_of(model: LoadedModel) -> int:
+    """The token that stands for nothing in particular."""
+    tokenizer = model.tokenizer
+    known = (tokenizer.unk_token_id, tokenizer.pad_token_id, *model.adapter.end_tokens)
+    return next((int(token) for token in known if token is not None), 0)
+
+
+def _too_long(place: Place, what: str, length: int, limit: int) -> PMLProblem:
+    message = f"{what} takes {length} positions, the model's context has {limit}"
+    return PMLProblem(place.file, place.line, place.column, message, f"at most {limit} tokens")
+
+
+def _scaffolds(schema: Schema, layout: ModuleSpan) -> tuple[Scaffold, ...]:
+    order = {module.path: number for number, module in enumerate(layout.modules())}
+    found = [tuple(sorted((tuple(n.split("/")) for n in names), key=order.__getitem__)) for names in schema.scaffolds]
+    return tuple(sorted(found, key=len, reverse=True))
+
+
+class _Pieces:
+    """Makes pieces, each after all that it attends to."""
+
+    def __init__(self, fill: int) -> None:
+        self.fill = fill
+        self.made: dict[PieceKey, Piece] = {}
+        self.own: dict[tuple[Path, Scaffold | None], tuple[PieceKey, ...]] = {}
+        self.before: dict[Path, tuple[PieceKey, ...]] = {}
+        """What a module's first piece attends to when no scaffold is used."""
+
+    def add(self, module: ModuleSpan, seen: tuple[PieceKey, ...], scaffold: Scaffold | None) -> None:
+        """Make the pieces of a module that comes after `seen`, and of all modules inside."""
+        if scaffold is None:
+            self.before[module.path] = seen
+        own: list[PieceKey] = []
+        for child in module.children:
+            after = (*seen, *own)
+            match child:
+                case TextSpan() | SlotSpan():
+                    own.append(self._make(module, child, len(own), after, scaffold))
+                case ModuleSpan():
+                    self.add(child, after, scaffold)
+                case UnionSpan():
+                    for member in child.members:
+                        self.add(member, after, scaffold)
+        self.own[module.path, scaffold] = tuple(own)
+
+    def add_together(self, scaffold: Scaffold, modules: Mapping[Path, ModuleSpan]) -> None:
+        """Make the pieces of a scaffold's members; the first is encoded as it is without a scaffold."""
+        first, *others = scaffold
+        for module in modules[first].modules():
+            self.own[module.path, scaffold] = self.own[module.path, None]
+        together = list(self.own[first, None])
+        for path in others:
+            seen = sorted({*self.before[path], *together}, key=lambda key: self.made[key].start)
+            self.add(modules[path], tuple(seen), scaffold)
+            together.extend(self.own[path, scaffold])
+
+    def _make(
+        self,
+        module: ModuleSpan,
+        span: TextSpan | SlotSpan,
+        number: int,
+        parents: tuple[PieceKey, ...],
+        scaffold: Scaffold | None,
+    ) -> PieceKey:
+        key = f"{'/'.join(module.path)}#{number}"
+        if scaffold is not None:
+            key += f" [{' '.join('/'.join(path) for path in scaffold)}]"
+        slot = SlotUse(span.name, span.length, span.lead) if isinstance(span, SlotSpan) else None
+        tokens = span.tokens if isinstance(span, TextSpan) else (self.fill,) * span.length
+        confidential = module.confidential or any(self.made[parent].confidential for parent in parents)
+        self.made[key] = Piece(
+            key, module.path, tokens, span.start, parents, slot, module.cached, confidential, scaffold
+        )
+        return key

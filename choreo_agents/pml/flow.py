@@ -1,0 +1,123 @@
+"""A schema as one model's chat template writes it: turns have become words, everything else stays where it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from choreo_agents.models import ChatFormat
+from choreo_agents.pml.syntax import Module, Parameter, Path, Place, SchemaNode, SchemaTree, Text, Turn, Union
+
+
+@dataclass(frozen=True)
+class Words:
+    """Text that is tokenized as a whole."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Room for an argument; `lead` is encoded before its first word."""
+
+    name: str
+    length: int
+    lead: str
+    place: Place
+
+
+@dataclass(frozen=True)
+class Section:
+    """A module, or the whole schema, whose path is empty; `cached` and `confidential` count what it is in."""
+
+    path: Path
+    items: tuple[Item, ...]
+    place: Place
+    cached: bool
+    confidential: bool
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A union."""
+
+    members: tuple[Section, ...]
+
+
+Item = Words | Slot | Section | Choice
+
+
+def written_by(chat: ChatFormat, tree: SchemaTree) -> Section:
+    """The schema as a model's template writes it, with what it writes at the start of every conversation.
+
+    A blank that the template puts before a turn's words belongs to the first of them, wherever that stands: modules
+    get it if they come first. Such is the way tokenizers read.
+    """
+    section = _Section(chat, (), tree.place, cached=True, confidential=False)
+    section.write(chat.bos)
+    section.add(tree.children)
+    return section.done()
+
+
+class _Section:
+    """Collects the items of one section."""
+
+    def __init__(
+        self, chat: ChatFormat, path: Path, place: Place, *, cached: bool, confidential: bool, owed: str = ""
+    ) -> None:
+        self.chat, self.path, self.place = chat, path, place
+        self.cached, self.confidential = cached, confidential
+        self.items: list[Item] = []
+        self.owed = owed
+        """The blank that the next words start with, unless they bring whitespace of their own."""
+
+    def done(self) -> Section:
+        return Section(self.path, tuple(self.items), self.place, self.cached, self.confidential)
+
+    def add(self, children: tuple[SchemaNode, ...]) -> None:
+        for child in children:
+            match child:
+                case Text():
+                    self.write(child.text)
+                case Parameter():
+                    lead, self.owed = child.lead or self.owed, ""
+                    self.items.append(Slot(child.name, child.length, lead, child.place))
+                case Module():
+                    self.items.append(self._inner(child))
+                    self.owed = ""
+                case Union():
+                    self.items.append(Choice(tuple(self._inner(member) for member in child.members)))
+                    self.owed = ""
+                case Turn():
+                    self._turn(child)
+
+    def write(self, text: str) -> None:
+        """Append words to those that stand right before."""
+        if not text:
+            return
+        text = text if text[0].isspace() else self.owed + text
+        self.owed = ""
+        if self.items and isinstance(self.items[-1], Words):
+            text = self.items.pop().text + text  # type: ignore[union-attr]
+        self.items.append(Words(text))
+
+    def _turn(self, turn: Turn) -> None:
+        form = {"system": self.chat.system, "user": self.chat.user, "assistant": self.chat.assistant}[turn.role]
+        opening = form.opening(None)
+        bare = opening.rstrip(" ")
+        self.write(bare)
+        self.owed = opening[len(bare) :]
+        self.add(turn.children)
+        self.owed = ""
+        self.write(form.after)
+
+    def _inner(self, module: Module) -> Section:
+        inner = _Section(
+            self.chat,
+            (*self.path, module.name),
+            module.place,
+            cached=self.cached and module.cache,
+            confidential=self.confidential or module.confidential,
+            owed=self.owed,
+        )
+        inner.add(module.children)
+        return inner.done()

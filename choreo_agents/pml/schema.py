@@ -1,0 +1,105 @@
+"""`Schema`: what a user reads, writes, builds and prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from choreo_agents.pml.building import Part, build
+from choreo_agents.pml.parser import parse_prompt, parse_schema
+from choreo_agents.pml.problems import Problems
+from choreo_agents.pml.prompt import Prompt, resolve
+from choreo_agents.pml.sources import Folder, read_document
+from choreo_agents.pml.syntax import SchemaTree
+from choreo_agents.pml.writer import write_schema
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Modules of text that are encoded once, and that prompts import (Prompt Cache, section 3.2).
+
+    Schemas are equal if they say the same.
+    """
+
+    tree: SchemaTree
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Schema:
+        """Read a schema; what it includes with `src` is looked for below its folder.
+
+        Raises:
+            PMLError: With all that is wrong in it. OSError: There is no such file.
+        """
+        path = Path(path)
+        problems = Problems()
+        text = read_document(path, problems)
+        tree = parse_schema(text, str(path), Folder(path.parent), problems)
+        problems.require_none()
+        assert tree is not None
+        return cls(tree)
+
+    @classmethod
+    def from_text(cls, text: str, *, source: str = "<schema>", folder: str | Path | None = None) -> Schema:
+        """Read a schema from text.
+
+        Args:
+            text: The `<schema>` element.
+            source: What errors call it.
+            folder: Below which `src` finds files; None: it may not be used.
+
+        Raises:
+            PMLError: With all that is wrong in it.
+        """
+        problems = Problems()
+        tree = parse_schema(text, source, None if folder is None else Folder(Path(folder)), problems)
+        problems.require_none()
+        assert tree is not None
+        return cls(tree)
+
+    @classmethod
+    def from_python(cls, name: str, parts: Iterable[Part], *, scaffolds: Iterable[Iterable[str]] = ()) -> Schema:
+        """Build a schema from texts, modules, unions and turns (see `building`).
+
+        Raises:
+            PMLError: With all that is wrong in it.
+        """
+        return cls(build(name, parts, scaffolds))
+
+    @property
+    def name(self) -> str:
+        return self.tree.name
+
+    @property
+    def scaffolds(self) -> tuple[tuple[str, ...], ...]:
+        """Sets of modules that are encoded together, each as its names with `/` between."""
+        return self.tree.scaffolds
+
+    def to_pml(self) -> str:
+        """The schema as PML: reading it again gives an equal one. Files that it includes are written into it."""
+        return write_schema(self.tree)
+
+    def prompt(self, pml: str, *, source: str = "<prompt>") -> Prompt:
+        """Read a prompt and check it against this schema.
+
+        Args:
+            pml: A `<prompt>` element, or only what stands in one.
+            source: What errors call it.
+
+        Raises:
+            PMLError: With all that is wrong in it.
+        """
+        problems = Problems()
+        tree = parse_prompt(pml, source, problems, schema=self.name)
+        prompt = None if tree is None else resolve(self.tree, tree, problems)
+        problems.require_none()
+        assert prompt is not None
+        return prompt
+
+    def prompt_file(self, path: str | Path) -> Prompt:
+        """Read a prompt from a file; raises as `prompt` does, and `OSError`."""
+        path = Path(path)
+        problems = Problems()
+        text = read_document(path, problems)
+        problems.require_none()
+        return self.prompt(text, source=str(path))
