@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from choreo_agents.engine.memory_map import TierName, tier_of
 from choreo_agents.engine.merging import Merging
 from choreo_agents.engine.methods import Job
 from choreo_agents.engine.scope import Scope, left
-from choreo_agents.errors import CapacityError, ContextLengthError, InvalidRequestError
+from choreo_agents.errors import CapacityError, ContextLengthError, HandleError, InvalidRequestError
 from choreo_agents.kv.archive import Archive, Entry
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.memory import Holding
@@ -56,13 +57,22 @@ class Adopting(Merging):
             at = message.native_offset if message.holding is None else message.holding.native_offset
             return _entry(message.handle, message.tokens, message.parents, message.relative_offsets, at)
 
-    def entry_of(self, call: Prefill) -> Entry:
-        """The same of what a prefill would make. Raises what `identify` raises."""
-        desk, read = self._desk, self._desk.intake.read(call)
+    def entry_for(self, tokens: Sequence[int], start: int, seen: Sequence[tuple[Entry, int]] = ()) -> Entry:
+        """The same of a message that a prefill with the engine's own adapter would make.
+
+        Args:
+            tokens: Its tokens.
+            start: The position of the first.
+            seen: What it attends to, whether the engine has it or not, and where each appears.
+        """
+        desk = self._desk
         with desk.core.lock:
-            job = _job(desk, read)
-            placement = job.placement
-            return _entry(_named(desk, job), job.tokens, job.parents, placement.relative(), placement.new_offset)
+            encoder = self._encoder()
+            parents = tuple((entry.id, offset - start) for entry, offset in seen)
+            named = desk.intake.name(
+                encoder, tuple(tokens), [each[0] for each in parents], [each[1] for each in parents]
+            )
+            return Entry(named, encoder, tuple(tokens), parents, start)
 
     def read_kv(self, handle: MessageHandle) -> Parcel:
         """A copy of a message's keys and values, [layers, kv_heads, tokens, head_dim] each, on the host.
@@ -143,20 +153,20 @@ class Adopting(Merging):
             message.usage = usage or message.usage
             core.found_reused += len(job.tokens) if there else 0
             core.movements.adopted += segment is not None
-            return _leased(desk, read, message, scope)
+            return _answered(desk, read, message, scope)
 
-    def lease(self, handle: MessageHandle) -> MessageHandle:
-        """Take one more lease of a message, which `release` or the end of the scope drops.
+    def lease(self, handles: Sequence[MessageHandle]) -> Leases:
+        """Take one more lease of each message; the end of the scope drops them, too.
 
         Raises:
-            HandleError: It is unknown, released, or another model's.
+            HandleError: A handle is unknown, released, or another model's. Nothing is leased then.
         """
-        scope = self._scope()
-        with self._desk.core.lock:
-            message = self._desk.intake.find(handle)
-            if scope is None or not scope.closed:
-                self._desk.core.ledger.lease(message, scope)
-            return handle
+        scope, desk = self._scope(), self._desk
+        with desk.core.lock:
+            found = [desk.intake.find(handle) for handle in handles]
+            for message in found if scope is None or not scope.closed else ():
+                desk.core.ledger.lease(message, scope)
+        return Leases(desk, scope, list(handles))
 
     def tiers(self, handles: Sequence[MessageHandle]) -> list[TierName]:
         """The fastest tier that has each message's KV; `"lineage"` if none has.
@@ -191,12 +201,37 @@ class Adopting(Merging):
             folder: Has a folder for each model in it, and in that one for each tenant.
             budget_bytes: Of this model's and tenant's files; the longest unused ones are removed.
         """
+        geometry = self._desk.core.model.adapter.geometry
+        place = Path(folder) / self._encoder() / self._desk.tenant
+        return Archive(place, geometry, self._desk.intake.seal, budget_bytes)
+
+    def _encoder(self) -> str:
+        """Fingerprint of what encodes calls that name no adapter."""
         core = self._desk.core
-        adapter = core.model.adapter
         with core.lock:
-            encoder = core.adapters.lora_key(None, self._desk.tenant)
-        model = adapter.fingerprint + (f"+{encoder}" if encoder else "")
-        return Archive(Path(folder) / model / self._desk.tenant, adapter.geometry, self._desk.intake.seal, budget_bytes)
+            adapter = core.adapters.lora_key(None, self._desk.tenant)
+        return core.model.adapter.fingerprint + (f"+{adapter}" if adapter else "")
+
+
+@dataclass
+class Leases:
+    """Leases that are dropped together, in whichever scope that happens."""
+
+    desk: Desk
+    scope: Scope | None
+    """In which they were taken: if it has ended, they have ended with it."""
+    handles: list[MessageHandle]
+
+    def add(self, handles: Sequence[MessageHandle]) -> None:
+        """Take over leases that came with handles, from calls of the same scope."""
+        self.handles.extend(handles)
+
+    def release(self) -> None:
+        """Drop them; once."""
+        handles, self.handles = self.handles, []
+        for handle in handles if self.scope is None or not self.scope.closed else ():
+            with suppress(HandleError):
+                self.desk.release(handle, self.scope, spare_only=False)
 
 
 def _job(desk: Desk, read: ReadCall) -> Job:
@@ -285,7 +320,7 @@ def _require_native(desk: Desk, job: Job, native_offset: int | None) -> int:
     return at
 
 
-def _leased(desk: Desk, read: ReadCall, message: Message, scope: Scope | None) -> MessageHandle:
+def _answered(desk: Desk, read: ReadCall, message: Message, scope: Scope | None) -> MessageHandle:
     desk.label_of(read).put_on(message)
     ledger = desk.core.ledger
     if scope is None or not scope.closed:

@@ -15,7 +15,7 @@ from support.tiny import save_tiny_llama
 
 from choreo_agents import Engine, MessageHandle, Prefill, Sampling
 from choreo_agents.errors import CapacityError, HandleError, InvalidRequestError
-from choreo_agents.kv.archive import Archive
+from choreo_agents.kv.archive import Archive, Entry
 from choreo_agents.kv.tiers import Parcel
 from choreo_agents.models import load_model
 
@@ -161,10 +161,33 @@ def test_leases_outside_of_scopes_outlive_them(make_engine: MakeEngine) -> None:
             with engine.scope():
                 inner = engine.prefill(tokens(2, 10))
             assert not engine.holds(inner)
-        engine.lease(kept)
+        engine.lease([kept])
         gone = engine.prefill(tokens(3, 10))
         assert engine.stats().leases == 3
     assert engine.holds(kept) and not engine.holds(gone) and engine.stats().leases == 1
+
+
+def test_leases_are_dropped_once_and_never_those_of_others(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    kept = engine.prefill(tokens(1, 10))
+    with engine.scope():
+        inside = engine.lease([kept, kept])
+    inside.release()
+    assert engine.stats().leases == 1, "they ended with their scope"
+    with engine.scope():
+        inside = engine.lease([kept])
+        with engine.unscoped():
+            inside.release()
+            assert engine.stats().leases == 1
+        outside = engine.lease([kept])
+        outside.add([engine.prefill(tokens(2, 10))])
+        outside.release()
+        outside.release()
+        assert engine.stats().leases == 1
+    assert engine.holds(kept)
+    with pytest.raises(HandleError):
+        engine.lease([kept, MessageHandle(id="0" * 32, model=kept.model, length=3)])
+    assert engine.stats().leases == 1
 
 
 def test_another_tenant_neither_holds_nor_reads_it(make_engine: MakeEngine) -> None:
@@ -172,13 +195,27 @@ def test_another_tenant_neither_holds_nor_reads_it(make_engine: MakeEngine) -> N
     other = engine.tenant("other")
     _, made = pair(engine)
     assert not other.holds(made[0])
-    for ask in (other.read_kv, other.lease, other.entry, lambda h: other.tiers([h]), lambda h: other.evict([h])):
+    for ask in (
+        other.read_kv,
+        lambda h: other.lease([h]),
+        other.entry,
+        lambda h: other.tiers([h]),
+        lambda h: other.evict([h]),
+    ):
         with pytest.raises(HandleError):
             ask(made[0])
     assert other.identify(Prefill(tokens(1, 30))) != made[0]
 
 
 # --- files ---
+
+
+def wanted(engine: Engine, call: Prefill) -> Entry:
+    """What the files of `pair` are asked for: found by content alone, before the engine has any of it."""
+    root = engine.entry_for(tokens(1, 30), 5)
+    if not call.parents:
+        return root
+    return engine.entry_for(call.content, 50, [(root, 5)])  # type: ignore[arg-type]
 
 
 def saved(engine: Engine, folder: Path) -> tuple[Archive, list[Prefill], list[MessageHandle]]:
@@ -194,7 +231,7 @@ def test_a_file_holds_the_same_bits_for_another_engine(make_engine: MakeEngine, 
     _, calls, made = saved(here, tmp_path)
     archive = there.archive(tmp_path)
     for call, handle in zip(calls, made, strict=True):
-        found = archive.load(there.entry_of(call))
+        found = archive.load(wanted(there, call))
         assert found is not None
         there.adopt(call, *found)
         assert same(there.read_kv(handle), here.read_kv(handle))
@@ -242,7 +279,7 @@ def test_a_damaged_or_foreign_file_is_set_aside(make_engine: MakeEngine, tmp_pat
     engine = make_engine()
     archive, calls, made = saved(engine, tmp_path)
     path, other = (archive.folder / f"{handle.id}.safetensors" for handle in made)
-    entry = engine.entry_of(calls[0])
+    entry = wanted(engine, calls[0])
     assert archive.load(entry) is not None
     DAMAGE[damage](path, other)
     assert archive.load(entry) is None
@@ -259,7 +296,7 @@ def test_models_and_tenants_have_folders_of_their_own(
     tenant = engine.tenant("other")
     for stranger in (twin, tenant):
         theirs = stranger.archive(tmp_path)
-        entry = stranger.entry_of(calls[0])
+        entry = wanted(stranger, calls[0])
         assert theirs.folder != archive.folder and theirs.load(entry) is None
         # Even under the right name it is no other's: the seal is the tenant's.
         (theirs.folder / f"{entry.id}.safetensors").write_bytes(
