@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import insort
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel
-from choreo_agents.pml.compiler import CompiledSchema, PieceKey
+from choreo_agents.pml.compiler import CompiledSchema, PieceKey, Scaffold, too_long
+from choreo_agents.pml.layout import ModuleSpan, SlotSpan, TextSpan
+from choreo_agents.pml.problems import Problems
 from choreo_agents.pml.prompt import Prompt
-from choreo_agents.pml.syntax import Path, Role
+from choreo_agents.pml.syntax import Argument, Import, Path, PromptTree, Role, Text, Turn
 
 
 @dataclass(frozen=True)
@@ -57,11 +62,150 @@ class Assembly:
 def compile_prompt(compiled: CompiledSchema, prompt: Prompt, model: LoadedModel) -> Assembly:
     """Place a prompt's imports, arguments and own text (Prompt Cache, section 3.4).
 
-    An argument stands at the start of its slot; text between imports in the gap after what it follows, if it fits there;
-    all other text, and turns, at the end, in the order in which they are written.
+    An argument stands at the start of its slot. Text that comes before an import stands in the gap after the import
+    that it follows, or after what the schema has before the first, if it fits there. All other text, and turns, stand
+    at the end of what the prompt uses, in the order in which they are written.
 
     Raises:
         PMLError: Arguments longer than their slots, or a prompt longer than the model's context.
         InvalidRequestError: The prompt is another schema's.
     """
-    raise NotImplementedError
+    if prompt.schema != compiled.schema.tree:
+        raise InvalidRequestError(f"the prompt is of schema {prompt.schema.name!r} as it was read elsewhere")
+    assembling = _Assembling(compiled, prompt, model)
+    assembling.place_imports()
+    assembling.place_texts()
+    return assembling.done()
+
+
+class _Assembling:
+    def __init__(self, compiled: CompiledSchema, prompt: Prompt, model: LoadedModel) -> None:
+        self.compiled, self.prompt, self.model = compiled, prompt, model
+        self.problems = Problems()
+        self.cached: list[PlacedPiece] = []
+        self.fresh: list[FreshText] = []
+        self.modules = {module.path: module for module in compiled.layout.modules() if module.path in prompt.arguments}
+        self.taken: list[tuple[int, int]] = []
+        """The positions that the prompt uses, whole slots among them: start and end of each text, in order."""
+        self.filled: dict[int, int] = {}
+        """Where texts of the prompt end that start here."""
+
+    def place_imports(self) -> None:
+        """Place the pieces and arguments of all modules that the prompt uses."""
+        scaffolds = self._scaffolds()
+        for path, module in self.modules.items():
+            scaffold = next((scaffolds[path[:n]] for n in range(1, len(path) + 1) if path[:n] in scaffolds), None)
+            keys = self.compiled.keys[path, scaffold]
+            for key, span in zip(keys, module.own(), strict=True):
+                self.taken.append((span.start, span.end))
+                argument = self.prompt.arguments[path].get(span.name) if isinstance(span, SlotSpan) else None
+                if argument is not None:
+                    assert isinstance(span, SlotSpan)
+                    self._place_argument(module, span, argument)
+                elif module.cached:
+                    self.cached.append(PlacedPiece(key, span.start))
+                elif isinstance(span, TextSpan):
+                    self._place(span.tokens, span.start, None, "module", module)
+        self.taken.sort()
+
+    def place_texts(self) -> None:
+        """Place the prompt's own text and turns."""
+        marks = list(_marks(self.prompt.tree, ()))
+        last = max((number for number, mark in enumerate(marks) if mark.event == "open"), default=-1)
+        at_end: list[tuple[tuple[int, ...], Role | None]] = []
+        for number, mark in enumerate(marks):
+            if mark.node is None:
+                continue
+            role, tokens = self._encoded(mark.node)
+            start = self._gap(marks, number, len(tokens)) if number < last and role is None else None
+            if start is None:
+                at_end.append((tokens, role))
+            else:
+                self._place_text(tokens, start, role)
+                self.filled[start] = start + len(tokens)
+        for tokens, role in at_end:
+            self._place_text(tokens, self.taken[-1][1] if self.taken else 0, role)
+
+    def done(self) -> Assembly:
+        end = max((end for _, end in self.taken), default=0)
+        limit = self.model.adapter.max_positions
+        if limit is not None and end > limit:
+            self.problems.found.append(too_long(self.prompt.tree.place, "the prompt", end, limit))
+        self.problems.require_none()
+        return Assembly(
+            self.prompt,
+            tuple(sorted(self.cached, key=lambda piece: piece.offset)),
+            tuple(sorted(self.fresh, key=lambda text: text.offset)),
+            end,
+            sum(len(self.compiled.pieces[piece.key].tokens) for piece in self.cached),
+            sum(len(text.tokens) for text in self.fresh),
+        )
+
+    def _scaffolds(self) -> dict[Path, Scaffold]:
+        """By module, the scaffold that it is used in: the largest of which the prompt imports all."""
+        chosen: dict[Path, Scaffold] = {}
+        for scaffold in self.compiled.scaffolds:
+            if all(path in self.modules and path not in chosen for path in scaffold):
+                chosen |= dict.fromkeys(scaffold, scaffold)
+        return chosen
+
+    def _place(
+        self,
+        tokens: tuple[int, ...],
+        start: int,
+        role: Role | None,
+        kind: Literal["argument", "module", "text"],
+        module: ModuleSpan,
+    ) -> None:
+        if tokens:
+            self.fresh.append(FreshText(tokens, start, role, kind, module.path, module.confidential))
+
+    def _place_argument(self, module: ModuleSpan, span: SlotSpan, argument: Argument) -> None:
+        tokens = tuple(self.model.encode(span.lead + argument.value)) if argument.value else ()
+        if len(tokens) > span.length:
+            message = f"the argument of {argument.name!r} has {len(tokens)} tokens"
+            self.problems.add(argument.place, message, f"at most {span.length}")
+        self._place(tokens, span.start, None, "argument", module)
+
+    def _encoded(self, node: Text | Turn) -> tuple[Role | None, tuple[int, ...]]:
+        if isinstance(node, Text):
+            return None, tuple(self.model.encode(node.text))
+        words = "".join(child.text for child in node.children if isinstance(child, Text))
+        return node.role, tuple(self.model.encode(self.model.chat.turn(node.role, words)))
+
+    def _place_text(self, tokens: tuple[int, ...], start: int, role: Role | None) -> None:
+        self._place(tokens, start, role, "text", self.compiled.layout)
+        insort(self.taken, (start, start + len(tokens)))
+
+    def _gap(self, marks: list[_Mark], number: int, length: int) -> int | None:
+        """Where a text of that length fits between what it follows and what comes next; None: nowhere."""
+        before = next(mark for mark in reversed(marks[:number]) if mark.node is None)
+        module = self.modules[before.path]
+        stop = module.end
+        if before.event == "open":
+            after = next(mark for mark in marks[number:] if mark.node is None)
+            stop = self.modules[after.path].start if after.event == "open" else stop
+        start = max((end for start, end in self.taken if module.start <= start and end <= stop), default=module.start)
+        start = self.filled.get(start, start)
+        room = min((begin for begin, end in self.taken if begin >= start and end > begin), default=start + length)
+        return start if start + length <= room else None
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """What comes next in a prompt: an import is opened or closed, or text of its own."""
+
+    event: Literal["open", "close", "text"]
+    path: Path
+    """Of the import, or of that which the text stands in."""
+    node: Text | Turn | None = None
+
+
+def _marks(tree: PromptTree | Import, path: Path) -> Iterator[_Mark]:
+    yield _Mark("open", path)
+    for child in tree.children:
+        if isinstance(child, Import):
+            yield from _marks(child, (*path, child.name))
+        else:
+            yield _Mark("text", path, child)
+    yield _Mark("close", path)

@@ -1,12 +1,12 @@
 """Turns a schema into the pieces that a model encodes, each once and by a prefill of its own.
 
-What a piece attends to: all text and slots of its own module, and of the modules that this is in, that are written
-before it; in the schema itself, too. Never a sibling, and never text that is written after it: the text of a module that
-comes after an inner module is encoded without the inner one, which a prompt may leave out. Members of a scaffold see,
-besides, the own text and slots of the members that are written before them; so does what is inside them.
+What a piece attends to: the text and slots of its own module, of the modules that this is in, and of the schema itself,
+as far as they are written before it. Never a sibling, and never what is written after it: an ancestor's text that comes
+after a module is not seen by it, and is itself encoded without the module, which a prompt may leave out. Members of a
+scaffold see, besides, the own text and slots of the members that are written before them; so does what is inside them.
 
-A piece ends where a slot, a module or a union starts, and a slot is a piece of its own, made of placeholder tokens. So a
-view holds whole pieces only: that of a filled slot is left out of it, and the argument's tokens stand in its place.
+A piece ends where a slot, a module or a union starts, and a slot is a piece of its own, made of placeholder tokens. So
+a view holds whole pieces only: that of a filled slot is left out of it, and the argument's tokens stand in its place.
 """
 
 from __future__ import annotations
@@ -107,16 +107,14 @@ def compile_schema(schema: Schema, model: LoadedModel, *, placeholder: int | Non
     layout = lay_out(written_by(model.chat, schema.tree), model.encode)
     limit = model.adapter.max_positions
     if limit is not None and layout.length > limit:
-        raise PMLError([_too_long(schema.tree.place, f"schema {schema.name!r}", layout.length, limit)])
+        raise PMLError([too_long(schema.tree.place, f"schema {schema.name!r}", layout.length, limit)])
     fill = placeholder_of(model) if placeholder is None else placeholder
     scaffolds = _scaffolds(schema, layout)
     pieces = _Pieces(fill)
     pieces.add(layout, (), None)
     for scaffold in scaffolds:
         pieces.add_together(scaffold, {module.path: module for module in layout.modules()})
-    return CompiledSchema(
-        schema, MappingProxyType(pieces.made), layout, scaffolds, fill, MappingProxyType(pieces.own)
-    )
+    return CompiledSchema(schema, MappingProxyType(pieces.made), layout, scaffolds, fill, MappingProxyType(pieces.own))
 
 
 def placeholder_of(model: LoadedModel) -> int:
@@ -126,7 +124,7 @@ def placeholder_of(model: LoadedModel) -> int:
     return next((int(token) for token in known if token is not None), 0)
 
 
-def _too_long(place: Place, what: str, length: int, limit: int) -> PMLProblem:
+def too_long(place: Place, what: str, length: int, limit: int) -> PMLProblem:
     message = f"{what} takes {length} positions, the model's context has {limit}"
     return PMLProblem(place.file, place.line, place.column, message, f"at most {limit} tokens")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from choreo_agents.pml.building import Part, build
+from choreo_agents.pml.building import Content, Writer, build
 from choreo_agents.pml.parser import parse_prompt, parse_schema
 from choreo_agents.pml.problems import Problems
 from choreo_agents.pml.prompt import Prompt, resolve
@@ -34,6 +34,7 @@ class Schema:
         path = Path(path)
         problems = Problems()
         text = read_document(path, problems)
+        problems.require_none()
         tree = parse_schema(text, str(path), Folder(path.parent), problems)
         problems.require_none()
         assert tree is not None
@@ -58,13 +59,13 @@ class Schema:
         return cls(tree)
 
     @classmethod
-    def from_python(cls, name: str, parts: Iterable[Part], *, scaffolds: Iterable[Iterable[str]] = ()) -> Schema:
+    def from_python(cls, name: str, content: Content | Writer, *, scaffolds: Iterable[Iterable[str]] = ()) -> Schema:
         """Build a schema from texts, modules, unions and turns (see `building`).
 
         Raises:
             PMLError: With all that is wrong in it.
         """
-        return cls(build(name, parts, scaffolds))
+        return cls(build(name, content, scaffolds))
 
     @property
     def name(self) -> str:

@@ -1,0 +1,29 @@
+"""Prompt Cache's markup language: schemas whose modules are encoded once, and prompts that import them."""
+
+from choreo_agents.pml.assembling import Assembly, FreshText, PlacedPiece, compile_prompt
+from choreo_agents.pml.building import Slot, assistant, module, module_of, slot, system, union, user
+from choreo_agents.pml.compiler import CompiledSchema, Piece, PieceKey, SlotUse, compile_schema
+from choreo_agents.pml.prompt import Prompt
+from choreo_agents.pml.schema import Schema
+
+__all__ = [
+    "Assembly",
+    "CompiledSchema",
+    "FreshText",
+    "Piece",
+    "PieceKey",
+    "PlacedPiece",
+    "Prompt",
+    "Schema",
+    "Slot",
+    "SlotUse",
+    "assistant",
+    "compile_prompt",
+    "compile_schema",
+    "module",
+    "module_of",
+    "slot",
+    "system",
+    "union",
+    "user",
+]

@@ -1,0 +1,238 @@
+"""Builds schemas in Python: functions whose f-strings hold parameters become modules.
+
+    @module
+    def trip(days: Slot = slot(5)) -> str:
+        return f"Plan a trip of {days} days."
+
+    Schema.from_python("travel", [system("You plan travels."), user(trip, union(miami, paris))])
+
+Texts are taken to the letter. The tree is the one that `Schema.to_pml()` would be read into.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, overload
+
+from choreo_agents.pml.checks import check_schema
+from choreo_agents.pml.problems import Problems
+from choreo_agents.pml.reading import MOST_NESTED, forbidden_character
+from choreo_agents.pml.syntax import Module, Parameter, Place, Role, SchemaNode, SchemaTree, Turn, Union
+from choreo_agents.pml.whitespace import append_text, lead_of
+
+_HERE = Place("<python>", 1, 1)
+_MARK = re.compile("\0([^\0]*)\0")
+"""Stands for a parameter in a text; XML could not hold it, so no text means it."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A parameter of a module's function: write it into an f-string."""
+
+    length: int
+    name: str = ""
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise ValueError(f"a parameter has no format, it holds the place of an argument: {{{self.name}:{spec}}}")
+        return str(self)
+
+    def __str__(self) -> str:
+        return f"\0{self.name}\0"
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class ModulePart:
+    """A module of a schema that is built."""
+
+    name: str
+    parts: tuple[Part, ...]
+    slots: Mapping[str, Slot]
+    cache: bool
+    confidential: bool
+    place: Place
+
+
+@dataclass(frozen=True)
+class UnionPart:
+    """A union of a schema that is built."""
+
+    members: tuple[ModulePart, ...]
+
+
+@dataclass(frozen=True)
+class TurnPart:
+    """A chat turn of a schema that is built."""
+
+    role: Role
+    parts: tuple[Part, ...]
+
+
+Part = str | ModulePart | UnionPart | TurnPart
+Content = str | Iterable[Part]
+Writer = Callable[..., Content]
+"""Its parameters are slots, by their defaults; it returns one text, or several parts."""
+
+
+def slot(length: int) -> Slot:
+    """A parameter for arguments of up to `length` tokens: the default of a parameter of a module's function."""
+    return Slot(length)
+
+
+@overload
+def module(function: Writer, /) -> ModulePart: ...
+
+
+@overload
+def module(
+    *, name: str | None = None, cache: bool = True, confidential: bool = False
+) -> Callable[[Writer], ModulePart]: ...
+
+
+def module(
+    function: Writer | None = None, /, *, name: str | None = None, cache: bool = True, confidential: bool = False
+) -> Any:
+    """Make a module of a function, under its name unless another is given."""
+
+    def made(function: Writer) -> ModulePart:
+        place = _place(function)
+        slots, content = _called(function)
+        said = getattr(function, "__name__", "") if name is None else name
+        return ModulePart(said, content, slots, cache, confidential, place)
+
+    return made if function is None else made(function)
+
+
+def module_of(name: str, *parts: Part, cache: bool = True, confidential: bool = False) -> ModulePart:
+    """A module without parameters."""
+    return ModulePart(name, parts, {}, cache, confidential, _HERE)
+
+
+def union(*members: ModulePart) -> UnionPart:
+    """Modules of which a prompt imports one at most."""
+    return UnionPart(members)
+
+
+def system(*parts: Part) -> TurnPart:
+    """A system turn."""
+    return TurnPart("system", parts)
+
+
+def user(*parts: Part) -> TurnPart:
+    """A user's turn."""
+    return TurnPart("user", parts)
+
+
+def assistant(*parts: Part) -> TurnPart:
+    """An assistant's turn."""
+    return TurnPart("assistant", parts)
+
+
+def build(name: str, content: Content | Writer, scaffolds: Iterable[Iterable[str]] = ()) -> SchemaTree:
+    """The tree of a schema; raises a `PMLError` with all that is wrong in it."""
+    slots: Mapping[str, Slot] = {}
+    place, parts = _HERE, _parts(content) if not callable(content) else ()
+    if callable(content):
+        place = _place(content)
+        slots, parts = _called(content)
+    problems = Problems()
+    nodes = _Builder(problems).nodes(parts, slots, place, 1)
+    sets = tuple(tuple(names) for names in scaffolds)
+    tree = SchemaTree(name, nodes, place, sets, None)
+    if not name:
+        problems.add(place, "the schema has an empty name", "a name")
+    check_schema(tree, problems)
+    problems.require_none()
+    return tree
+
+
+def _place(function: Writer) -> Place:
+    code = getattr(function, "__code__", None)
+    return _HERE if code is None else Place(Path(code.co_filename).name, code.co_firstlineno, 1)
+
+
+def _called(function: Writer) -> tuple[Mapping[str, Slot], tuple[Part, ...]]:
+    """The parameters of a function, and what it returns for them."""
+    slots: dict[str, Slot] = {}
+    for each in inspect.signature(function).parameters.values():
+        if not isinstance(each.default, Slot):
+            raise TypeError(f"parameter {each.name!r} of {function!r} has no slot: write {each.name}: Slot = slot(5)")
+        slots[each.name] = replace(each.default, name=each.name)
+    return slots, _parts(function(**slots))
+
+
+def _parts(content: Content) -> tuple[Part, ...]:
+    return (content,) if isinstance(content, str) else tuple(content)
+
+
+class _Builder:
+    def __init__(self, problems: Problems) -> None:
+        self.problems = problems
+
+    def nodes(
+        self, parts: Iterable[Part], slots: Mapping[str, Slot], place: Place, depth: int
+    ) -> tuple[SchemaNode, ...]:
+        """The nodes of a module; of a schema; each of its slots must be there once."""
+        nodes: list[SchemaNode] = []
+        used: list[str] = []
+        self._add(nodes, parts, slots, place, used, depth)
+        for name in slots.keys() - set(used):
+            self.problems.add(place, f"parameter {name!r} stands in no text", f"{{{name}}} in an f-string")
+        return tuple(nodes)
+
+    def _add(
+        self,
+        nodes: list[SchemaNode],
+        parts: Iterable[Part],
+        slots: Mapping[str, Slot],
+        place: Place,
+        used: list[str],
+        depth: int,
+    ) -> None:
+        if depth >= MOST_NESTED:
+            self.problems.add(place, f"more than {MOST_NESTED} elements are nested", f"at most {MOST_NESTED}")
+            return
+        for part in parts:
+            if isinstance(part, str):
+                self._text(nodes, part, slots, place, used)
+            elif isinstance(part, ModulePart):
+                nodes.append(self._module(part, depth))
+            elif isinstance(part, UnionPart):
+                members = tuple(self._module(member, depth + 1) for member in part.members)
+                nodes.append(Union(members, members[0].place if members else place))
+            elif isinstance(part, TurnPart):
+                inner: list[SchemaNode] = []
+                self._add(inner, part.parts, slots, place, used, depth + 1)
+                nodes.append(Turn(part.role, tuple(inner), place))
+            else:
+                self.problems.add(place, f"{part!r} is no part of a schema", "text, a module, a union or a turn")
+
+    def _module(self, part: ModulePart, depth: int) -> Module:
+        if not part.name:
+            self.problems.add(part.place, "the module has an empty name", "a name")
+        children = self.nodes(part.parts, part.slots, part.place, depth + 1)
+        return Module(part.name, children, part.place, part.cache, part.confidential)
+
+    def _text(
+        self, nodes: list[SchemaNode], text: str, slots: Mapping[str, Slot], place: Place, used: list[str]
+    ) -> None:
+        for number, piece in enumerate(_MARK.split(text)):
+            if number % 2 == 0:
+                bad = forbidden_character(piece)
+                if bad is not None:
+                    self.problems.add(place, f"the character {bad.group()!r} is not allowed in XML", "text without it")
+                append_text(nodes, piece, place)
+            elif piece not in slots:
+                self.problems.add(place, f"the text has parameter {piece!r} of another module", "one of its own")
+            else:
+                used.append(piece)
+                size = slots[piece].length
+                if not 1 <= size <= 999_999_999:
+                    self.problems.add(place, f"parameter {piece!r} has length {size}", "from 1 to 999999999")
+                nodes.append(Parameter(piece, size, lead_of(nodes), place))

@@ -1,0 +1,106 @@
+"""Writes a schema as PML: reading it again gives the same tree."""
+
+from __future__ import annotations
+
+from xml.sax.saxutils import escape, quoteattr
+
+from choreo_agents.pml.syntax import Module, Parameter, SchemaNode, SchemaTree, Text, Turn, Union
+from choreo_agents.pml.whitespace import is_settled
+
+_INDENT = "  "
+
+
+def write_schema(tree: SchemaTree) -> str:
+    """The PML of a schema.
+
+    Lines are broken only where whitespace counts for nothing; text that is not as PML would read it is CDATA.
+    """
+    scaffold = "; ".join(" ".join(names) for names in tree.scaffolds)
+    writer = _Writer()
+    writer.out.append(f"<schema name={quoteattr(tree.name)}{_attribute('scaffold', scaffold)}>")
+    writer.children(tree.children, 1)
+    if writer.loose:
+        writer.line(0)
+    return "".join([*writer.out, "</schema>\n"])
+
+
+def _attribute(name: str, value: str) -> str:
+    return f" {name}={quoteattr(value)}" if value else ""
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.out: list[str] = []
+        self.loose = True
+        """Whether whitespace counts for nothing here."""
+
+    def line(self, depth: int) -> None:
+        self.out.append("\n" + _INDENT * depth)
+
+    def children(self, children: tuple[SchemaNode, ...], depth: int) -> None:
+        for child in children:
+            if self.loose or isinstance(child, Turn):
+                self.line(depth)
+            match child:
+                case Text():
+                    self.text(child.text)
+                case Parameter():
+                    self.parameter(child)
+                case Module():
+                    self.module(child, depth)
+                case Union():
+                    self.union(child, depth)
+                case Turn():
+                    self.turn(child, depth)
+
+    def text(self, text: str) -> None:
+        if is_settled(text, at_start=self.loose):
+            self.out.append(_escaped(text))
+        else:
+            parts = text.split("\r")
+            self.out.append("&#13;".join(_cdata(part) for part in parts))
+        self.loose = False
+
+    def parameter(self, parameter: Parameter) -> None:
+        if parameter.lead:
+            self.out.append("<![CDATA[ ]]>" if self.loose else " ")
+        self.out.append(f'<parameter name={quoteattr(parameter.name)} length="{parameter.length}"/>')
+        self.loose = False
+
+    def module(self, module: Module, depth: int) -> None:
+        flags = ("" if module.cache else ' cache="false"') + (' confidential="true"' if module.confidential else "")
+        self.out.append(f"<module name={quoteattr(module.name)}{flags}>")
+        self.children(module.children, depth + 1)
+        if self.loose and module.children:
+            self.line(depth)
+        self.out.append("</module>")
+
+    def union(self, union: Union, depth: int) -> None:
+        self.out.append("<union>")
+        loose, after = self.loose, []
+        for member in union.members:
+            self.loose = loose
+            if loose:
+                self.line(depth + 1)
+            self.module(member, depth + 1)
+            after.append(self.loose)
+        self.loose = all(after) if after else loose
+        if self.loose:
+            self.line(depth)
+        self.out.append("</union>")
+
+    def turn(self, turn: Turn, depth: int) -> None:
+        self.out.append(f"<{turn.role}>")
+        self.loose = True
+        self.children(turn.children, depth + 1)
+        self.line(depth)
+        self.out.append(f"</{turn.role}>")
+        self.loose = True
+
+
+def _escaped(text: str) -> str:
+    return escape(text).replace("\r", "&#13;")
+
+
+def _cdata(text: str) -> str:
+    return f"<![CDATA[{text.replace(']]>', ']]]]><![CDATA[>')}]]>" if text else ""
