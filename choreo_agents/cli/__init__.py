@@ -14,6 +14,7 @@ from choreo_agents.cli.eval_synthesis import synthesis as eval_synthesis
 from choreo_agents.cli.evaluate import eval_app
 from choreo_agents.cli.inspect import inspect_app
 from choreo_agents.cli.models import models_app
+from choreo_agents.cli.pml import pml_app
 from choreo_agents.cli.run import run_app
 from choreo_agents.cli.train import train_app
 from choreo_agents.cli.tuned import tuned
@@ -41,6 +42,7 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(train_app, name="train")
 app.add_typer(models_app, name="models")
 app.add_typer(inspect_app, name="inspect")
+app.add_typer(pml_app, name="pml")
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from xml.sax.saxutils import quoteattr
 
 from choreo_agents.pml.checks import check_schema
 from choreo_agents.pml.problems import Problems, nearest
@@ -29,7 +29,7 @@ from choreo_agents.pml.whitespace import Flow, append_text
 
 _TAGS = ("module", "union", "parameter", "param", "system", "user", "assistant")
 _SPACE = "xml:space"
-_WRAPPED = re.compile(r"\ufeff?(?:\s+|<!--.*?-->)*(?:<\?|<!DOCTYPE|<(?:prompt|schema)[\s/>])", re.DOTALL)
+_WHOLE = re.compile(r"\ufeff?(?:\s+|<!--.*?-->)*(?:<\?|<!DOCTYPE|<(?:prompt|schema)[\s/>])", re.DOTALL)
 _LENGTH = re.compile(r"[1-9][0-9]{0,8}")
 
 
@@ -42,30 +42,39 @@ def parse_schema(text: str, source: str, folder: Folder | None, problems: Proble
         folder: Where `src` finds files; None: nowhere.
         problems: Takes what is wrong.
     """
-    document = read_xml(text, source, problems)
+    tree = parse_document(text, source, folder, problems, ("schema",))
+    return tree if isinstance(tree, SchemaTree) else None
+
+
+def parse_prompt(text: str, source: str, problems: Problems, schema: str) -> PromptTree | None:
+    """The tree of a prompt, likewise; also of one that is no `<prompt>` element but what stands in it."""
+    around = ("", "") if _WHOLE.match(text) else (f"<prompt schema={quoteattr(schema)}>", "</prompt>")
+    tree = parse_document(text, source, None, problems, ("prompt",), around)
+    return tree if isinstance(tree, PromptTree) else None
+
+
+def parse_document(
+    text: str,
+    source: str,
+    folder: Folder | None,
+    problems: Problems,
+    roots: tuple[str, ...] = ("schema", "prompt"),
+    around: tuple[str, str] = ("", ""),
+) -> SchemaTree | PromptTree | None:
+    """The tree of whichever of these a document is."""
+    document = read_xml(text, source, problems, around=around)
     root = document.root
-    if root is None or not _is_root(root, "schema", problems):
+    if root is None:
         return None
+    if root.tag not in roots:
+        expected = " or ".join(f"<{tag}>" for tag in roots)
+        problems.add(root.place, f"the document is a <{root.tag}>", expected)
+        return None
+    if root.tag == "prompt":
+        return _PromptParser(problems).prompt(root)
     tree = _SchemaParser(folder, problems).schema(root)
     check_schema(tree, problems, whole=document.whole)
     return tree
-
-
-def parse_prompt(text: str, source: str, problems: Problems, schema: str | None = None) -> PromptTree | None:
-    """The tree of a prompt, likewise; of one that is no `<prompt>` element but what stands in it, with a `schema`."""
-    around = ("", "")
-    if schema is not None and _WRAPPED.match(text) is None:
-        around = (f'<prompt schema="{schema}">', "</prompt>")
-    root = read_xml(text, source, problems, around=around).root
-    if root is None or not _is_root(root, "prompt", problems):
-        return None
-    return _PromptParser(problems).prompt(root)
-
-
-def _is_root(root: RawElement, tag: str, problems: Problems) -> bool:
-    if root.tag != tag:
-        problems.add(root.place, f"the document is a <{root.tag}>", f"<{tag}>")
-    return root.tag == tag
 
 
 class _Reader:
@@ -207,7 +216,7 @@ class _SchemaParser(_Reader):
             return ()
         text = self.folder.read(raw.attributes["src"], place, self.problems) or ""
         nodes: list[SchemaNode] = []
-        append_text(nodes, self.flow.text(text, verbatim=True), replace(place))
+        append_text(nodes, self.flow.text(text, verbatim=True), place)
         return tuple(nodes)
 
     def truth(self, raw: RawElement, name: str, *, otherwise: bool) -> bool:

@@ -30,7 +30,7 @@ def problem(place: Place, message: str, expected: str = "") -> PMLProblem:
 
 def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
     """What was probably meant by an unknown name: the nearest of those that are known, or all of them."""
-    names = sorted(set(known))
+    names = sorted(set(known) - {""})
     close = get_close_matches(name, names, 1, cutoff=0.5)
     if close:
         return repr(close[0])

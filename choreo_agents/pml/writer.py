@@ -33,39 +33,50 @@ class _Writer:
         self.out: list[str] = []
         self.loose = True
         """Whether whitespace counts for nothing here."""
+        self.led = False
+        """Whether a line break has been written for the blank that the next words start with."""
 
     def line(self, depth: int) -> None:
         self.out.append("\n" + _INDENT * depth)
 
     def children(self, children: tuple[SchemaNode, ...], depth: int) -> None:
+        after: SchemaNode | None = None
         for child in children:
             if self.loose or isinstance(child, Turn):
                 self.line(depth)
-            match child:
-                case Text():
-                    self.text(child.text)
-                case Parameter():
-                    self.parameter(child)
-                case Module():
-                    self.module(child, depth)
-                case Union():
-                    self.union(child, depth)
-                case Turn():
-                    self.turn(child, depth)
+            elif not self.led and _is_led(child) and _is_block(child, after):
+                self.line(depth)
+                self.led = True
+            self.child(child, depth)
+            after = child
+
+    def child(self, child: SchemaNode, depth: int) -> None:
+        match child:
+            case Text():
+                self.text(child.text)
+            case Parameter():
+                self.parameter(child)
+            case Module():
+                self.module(child, depth)
+            case Union():
+                self.union(child, depth)
+            case Turn():
+                self.turn(child, depth)
 
     def text(self, text: str) -> None:
-        if is_settled(text, at_start=self.loose):
+        if self.led:
+            self.out.append(_escaped(text[1:]))
+        elif is_settled(text, at_start=self.loose):
             self.out.append(_escaped(text))
         else:
-            parts = text.split("\r")
-            self.out.append("&#13;".join(_cdata(part) for part in parts))
-        self.loose = False
+            self.out.append("&#13;".join(_cdata(part) for part in text.split("\r")))
+        self.loose = self.led = False
 
     def parameter(self, parameter: Parameter) -> None:
-        if parameter.lead:
+        if parameter.lead and not self.led:
             self.out.append("<![CDATA[ ]]>" if self.loose else " ")
         self.out.append(f'<parameter name={quoteattr(parameter.name)} length="{parameter.length}"/>')
-        self.loose = False
+        self.loose = self.led = False
 
     def module(self, module: Module, depth: int) -> None:
         flags = ("" if module.cache else ' cache="false"') + (' confidential="true"' if module.confidential else "")
@@ -77,14 +88,14 @@ class _Writer:
 
     def union(self, union: Union, depth: int) -> None:
         self.out.append("<union>")
-        loose, after = self.loose, []
+        loose, led, after = self.loose, self.led, []
         for member in union.members:
-            self.loose = loose
-            if loose:
+            self.loose, self.led = loose, led
+            if loose or led:
                 self.line(depth + 1)
             self.module(member, depth + 1)
             after.append(self.loose)
-        self.loose = all(after) if after else loose
+        self.loose, self.led = all(after) if after else loose, False
         if self.loose:
             self.line(depth)
         self.out.append("</union>")
@@ -96,6 +107,26 @@ class _Writer:
         self.line(depth)
         self.out.append(f"</{turn.role}>")
         self.loose = True
+
+
+def _is_led(node: SchemaNode) -> bool:
+    """Whether its words start with a blank, for which a line break can be written before its tag."""
+    match node:
+        case Text():
+            return node.text.startswith(" ") and is_settled(node.text, at_start=False)
+        case Parameter():
+            return bool(node.lead)
+        case Module():
+            return bool(node.children) and _is_led(node.children[0])
+        case Union():
+            return bool(node.members) and all(_is_led(member) for member in node.members)
+        case Turn():
+            return False
+
+
+def _is_block(node: SchemaNode, after: SchemaNode | None) -> bool:
+    """Whether a line of its own makes a node easier to read."""
+    return isinstance(node, Module | Union) or (isinstance(node, Text) and isinstance(after, Module | Union))
 
 
 def _escaped(text: str) -> str:
