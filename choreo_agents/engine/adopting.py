@@ -85,30 +85,21 @@ class Adopting(Merging):
             CapacityError: Pinned and running messages leave no room for it now.
         """
         core = self._desk.core
-        with core.lock:
-            if not core.method.keeps_kv:
-                raise InvalidRequestError(f"an engine of method {core.method.name!r} keeps no KV to read")
-            message = self._desk.find(handle)
-            holding = core.ledger.want(message)
-        try:
-            while True:
-                with core.lock:
-                    if message.holding is not holding:
-                        holding = core.ledger.want(message)  # the engine has started again meanwhile
-                    there, pool = _brought(self._desk, message, holding), core.pool
-                    if isinstance(there, Segment):
-                        pool.pin(there)
-                        break
-                there()
-            try:
-                return pool.read(there)
-            finally:
-                with core.lock:
-                    pool.unpin(there)
-        finally:
-            with core.lock:
-                if message.holding is holding:
-                    core.ledger.unwant(message)
+        if not core.method.keeps_kv:
+            raise InvalidRequestError(f"an engine of method {core.method.name!r} keeps no KV to read")
+        with _in_pool(self._desk, handle) as (pool, segment):
+            return pool.read(segment)
+
+    def restore(self, handles: Sequence[MessageHandle]) -> None:
+        """Bring messages into the KV memory, or compute them again, before they are read.
+
+        Raises:
+            HandleError: A handle is unknown, released, or another model's.
+            CapacityError: Pinned and running messages leave no room for one of them now.
+        """
+        for handle in handles if self._desk.core.method.keeps_kv else ():
+            with _in_pool(self._desk, handle):
+                pass
 
     def adopt(self, call: Prefill, parcel: Parcel, native_offset: int | None = None) -> MessageHandle:
         """Take in KV that was encoded elsewhere, in place of a prefill: nothing is encoded.
@@ -252,6 +243,34 @@ def _entry(
 ) -> Entry:
     seen = tuple((parent.handle.id, offset) for parent, offset in zip(parents, relative, strict=True))
     return Entry(handle.id, handle.model, tuple(tokens), seen, at)
+
+
+@contextmanager
+def _in_pool(desk: Desk, handle: MessageHandle) -> Iterator[tuple[KVPool, Segment]]:
+    """A message's segment, wherever its KV was before; it stays in the pool for the block."""
+    core = desk.core
+    with core.lock:
+        message = desk.find(handle)
+        holding = core.ledger.want(message)
+    try:
+        while True:
+            with core.lock:
+                if message.holding is not holding:
+                    holding = core.ledger.want(message)  # the engine has started again meanwhile
+                there, pool = _brought(desk, message, holding), core.pool
+                if isinstance(there, Segment):
+                    pool.pin(there)
+                    break
+            there()
+        try:
+            yield pool, there
+        finally:
+            with core.lock:
+                pool.unpin(there)
+    finally:
+        with core.lock:
+            if message.holding is holding:
+                core.ledger.unwant(message)
 
 
 def _brought(desk: Desk, message: Message, holding: Holding) -> Segment | Callable[[], object]:

@@ -111,9 +111,10 @@ class SchemaLibrary(Answering):
         self._shelf.remove(gone - recipes.keys())
         self._compiled[schema.name] = compiled
         if encode == "eager":
-            missing = [key for key in recipes if self._shelf.place(key) == "nowhere"]
+            missing = [key for key in recipes if self._shelf.place(key)[0] == "nowhere"]
             on_ready(sum(len(recipe.tokens) for key, recipe in recipes.items() if key not in missing))
-            self._load(missing, on_ready)
+            with self._shelf.brought(missing, on_ready, patient=True):
+                pass
         return compiled
 
     def forget(self, schema: str) -> None:
@@ -129,7 +130,8 @@ class SchemaLibrary(Answering):
             modules: Their names, with `/` between inner ones'; None: all, the schema's own text too.
             on_ready: Is told of progress in tokens.
         """
-        self._load(self._named(schema, modules), on_ready)
+        with self._shelf.brought(self._named(schema, modules), on_ready, patient=True) as handles:
+            self._engine.restore(list(handles.values()))
 
     def evict(self, schema: str, modules: Iterable[str] | None = None, *, files: bool = False) -> None:
         """Give modules up on the device and the host; with `files`, on disk, too. Pinned ones stay."""
@@ -149,7 +151,7 @@ class SchemaLibrary(Answering):
         compiled, found = self.compiled(schema), list[EncodedModule]()
         for piece in compiled.cached_pieces():
             key, tokens = _key(compiled, piece.key), len(piece.tokens)
-            place, pinned = self._shelf.place(key), self._shelf.pinned(key)
+            place, pinned = self._shelf.place(key)
             found.append(EncodedModule(piece.key, piece.module, tokens, tokens * each, place, pinned))
         return found
 
@@ -199,10 +201,6 @@ class SchemaLibrary(Answering):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _load(self, keys: Sequence[str], on_ready: OnReady) -> None:
-        with self._shelf.brought(keys, on_ready, patient=True):
-            pass
 
     def _named(self, schema: str, modules: Iterable[str] | None) -> list[str]:
         """The keys of modules and all that is in them."""

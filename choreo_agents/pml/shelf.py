@@ -106,6 +106,7 @@ class Shelf:
     def pin(self, keys: Iterable[str]) -> None:
         """Keep texts on the device; brings them there."""
         with self.brought(keys) as handles, self._lock:
+            self._engine.restore(list(handles.values()))
             for key, handle in handles.items():
                 slot = self._slots.get(key)
                 if slot is not None and slot.handle == handle and not slot.pinned:
@@ -119,10 +120,7 @@ class Shelf:
                 slot.pinned = self._unpinned(slot)
 
     def evict(self, keys: Iterable[str], *, files: bool = False) -> None:
-        """Give texts up on the device and the host; with `files`, on disk, too.
-
-        What is pinned or needed right now stays. Who has leased one goes on reading it.
-        """
+        """Give texts up on the device and the host; with `files`, on disk, too. What is pinned or needed now stays."""
         self.flush()
         with self._lock:
             for slot in (self._slots[key] for key in keys):
@@ -131,14 +129,11 @@ class Shelf:
                     if files and self._archive is not None:
                         self._archive.drop(slot.entry.id)
 
-    def place(self, key: str) -> Place:
-        """The fastest memory that has a text."""
+    def place(self, key: str) -> tuple[Place, bool]:
+        """The fastest memory that has a text, and whether it is pinned there."""
         with self._lock:
-            return self._place(self._slots[key])
-
-    def pinned(self, key: str) -> bool:
-        """Whether a text is kept on the device."""
-        return self._slots[key].pinned
+            slot = self._slots[key]
+            return self._place(slot), slot.pinned
 
     def flush(self) -> None:
         """Wait until all that was encoded is written; raises `OSError` if it cannot be."""
@@ -271,19 +266,21 @@ class Shelf:
         return "disk" if self._filed(slot) else "nowhere"
 
     def _make_room(self) -> None:
-        """Take what was longest not read off the device, then off the host, until both budgets are kept."""
+        """Take what was longest not read off the device, then off the host, until both budgets are kept.
+
+        What is needed right now stays, however little room that leaves.
+        """
         with self._lock:
             for slot in self._over("device", self._budgets.device):
                 self._engine.evict([slot.leased()])
             for slot in self._over("host", self._budgets.host):
-                if not slot.users:
-                    self._give_up(slot)
+                self._give_up(slot)
 
     def _over(self, place: Place, budget: int | None) -> Iterator[Slot]:
         """What has to leave a memory, the longest unused first."""
         there = [] if budget is None else [slot for slot in self._slots.values() if self._place(slot) == place]
         used = sum(slot.tokens for slot in there) * self._token_bytes
         for slot in sorted(there, key=lambda slot: slot.used):
-            if budget is not None and used > budget and not slot.pinned:
+            if budget is not None and used > budget and not (slot.pinned or slot.users):
                 used -= slot.tokens * self._token_bytes
                 yield slot

@@ -103,8 +103,10 @@ def test_kv_is_read_in_every_tier(make_engine: MakeEngine, tmp_path: Path, tier:
         engine.evict(made)
         assert set(engine.tiers(made)) <= {tier, "host"}
         assert all(same(engine.read_kv(h), parcel) for h, parcel in zip(made, parcels, strict=True))
+    engine.evict(made)
+    engine.restore(made)
+    assert engine.tiers(made) == ["device", "device"]
     assert engine.stats().tokens_encoded == encoded
-    engine.check()
 
 
 def test_kv_from_another_position_serves(

@@ -71,13 +71,13 @@ def files(folder: Path, suffix: str = ".safetensors") -> list[Path]:
 
 def test_texts_are_encoded_once_after_their_parents(make_shelf: MakeShelf) -> None:
     engine, shelf = make_shelf()
-    assert {shelf.place(key) for key in KEYS} == {"nowhere"}
+    assert {shelf.place(key)[0] for key in KEYS} == {"nowhere"}
     ready: list[int] = []
     with shelf.brought(["inner"], ready.append) as handles:
         assert list(handles) == ["inner"] and sum(ready) == 96
         seen = [engine.tokens(handle) for handle in engine.ancestors(handles["inner"])]
     assert sorted(seen) == sorted([list(ROOT.tokens), list(LEFT.tokens)])
-    assert [shelf.place(key) for key in KEYS] == ["device", "device", "nowhere", "device"]
+    assert [shelf.place(key)[0] for key in KEYS] == ["device", "device", "nowhere", "device"]
     with shelf.brought(KEYS):
         assert engine.stats().tokens_encoded == 128
     assert engine.stats().leases == 4
@@ -91,7 +91,7 @@ def test_a_sibling_changes_no_bit_of_a_text(make_shelf: MakeShelf) -> None:
         assert all(same(kv(one_engine, one, key), kv(other_engine, other, key)) for key in ("root", "left", "inner"))
         assert kv(one_engine, one, "right").keys.shape != kv(other_engine, other, "right").keys.shape
     other.add([Recipe("root", tokens(78), 0), LEFT, RIGHT, INNER])
-    assert {other.place(key) for key in KEYS} == {"nowhere"}, "what attends to it is another text, too"
+    assert {other.place(key)[0] for key in KEYS} == {"nowhere"}, "what attends to it is another text, too"
     with other.brought(KEYS):
         assert not same(kv(one_engine, one, "inner"), kv(other_engine, other, "inner"))
         assert other_engine.stats().messages == 4
@@ -103,7 +103,7 @@ def test_files_give_other_engines_the_same_bits(make_shelf: MakeShelf, tmp_path:
     shelf.flush()
     assert len(files(tmp_path)) == 4
     again, other = make_shelf(tmp_path)
-    assert {other.place(key) for key in KEYS} == {"disk"}
+    assert {other.place(key)[0] for key in KEYS} == {"disk"}
     assert all(same(kv(again, other, key), wanted[key]) for key in reversed(KEYS))
     assert again.stats().tokens_encoded == 0 and again.stats().adopted == 4
 
@@ -112,16 +112,16 @@ def test_what_was_evicted_is_read_again_and_not_computed(make_shelf: MakeShelf, 
     engine, shelf = make_shelf(tmp_path)
     wanted = {key: kv(engine, shelf, key) for key in KEYS}
     shelf.evict(["left", "inner"])
-    assert [shelf.place(key) for key in KEYS] == ["device", "disk", "device", "disk"]
+    assert [shelf.place(key)[0] for key in KEYS] == ["device", "disk", "device", "disk"]
     assert engine.stats().messages == 2
     assert all(same(kv(engine, shelf, key), wanted[key]) for key in KEYS)
     with shelf.brought(["right"]) as handles:
         engine.evict(list(handles.values()))  # the engine needs its memory for something else
-        assert shelf.place("right") == "disk"
+        assert shelf.place("right")[0] == "disk"
         assert same(kv(engine, shelf, "right"), wanted["right"])
     assert engine.stats().tokens_encoded == 128 and engine.stats().recomputed == 0 and engine.stats().leases == 4
     shelf.evict(KEYS, files=True)
-    assert files(tmp_path) == [] and {shelf.place(key) for key in KEYS} == {"nowhere"}
+    assert files(tmp_path) == [] and {shelf.place(key)[0] for key in KEYS} == {"nowhere"}
     assert same(kv(engine, shelf, "root"), wanted["root"])
     assert engine.stats().tokens_encoded == 160
 
@@ -152,23 +152,26 @@ def test_budgets_take_the_longest_unused_out_first(make_shelf: MakeShelf, tmp_pa
         with shelf.brought([key]):
             pass
     shelf.flush()
-    assert [shelf.place(key) for key in ("root", "left", "right")] == ["device", "device", "host"]
+    assert [shelf.place(key)[0] for key in ("root", "left", "right")] == ["device", "device", "host"]
     with shelf.brought(["right"]):
         pass
     with shelf.brought(["inner"]):
-        assert shelf.place("inner") == "device"
+        assert shelf.place("inner")[0] == "device"
     shelf.flush()
     with shelf.brought(["root"]):
         pass
-    places = [shelf.place(key) for key in KEYS]
+    places = [shelf.place(key)[0] for key in KEYS]
     assert places.count("device") == 2 and places.count("host") <= 1 and "disk" in places
+    with shelf.brought(["left"]) as handles:
+        engine.evict([handles["left"]])
+        assert shelf.place("left")[0] == "host"
     shelf.pin(["left"])
     for key in ("inner", "right", "root", "inner"):
         with shelf.brought([key]):
             pass
-    assert shelf.place("left") == "device" and shelf.pinned("left")
+    assert shelf.place("left") == ("device", True)
     shelf.evict(KEYS)
-    assert shelf.place("left") == "device" and engine.stats().messages == 1
+    assert shelf.place("left")[0] == "device" and engine.stats().messages == 1
     shelf.unpin(["left"])
     shelf.evict(KEYS)
     assert engine.stats().messages == 0 and engine.stats().kv_bytes == engine.stats().host_bytes == 0
@@ -261,7 +264,7 @@ def test_one_that_fails_does_not_fail_others_that_wait_for_it(
     go_on.set()
     for thread in threads:
         thread.join()
-    assert sorted(ended) == ["first", "second"] and shelf.place("root") == "device"
+    assert sorted(ended) == ["first", "second"] and shelf.place("root")[0] == "device"
 
 
 OTHER_PROCESS = """
