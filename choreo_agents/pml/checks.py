@@ -60,10 +60,10 @@ def _check_names(parent: SchemaTree | Module, problems: Problems, what: str) -> 
             elif kind == "module" and node.name in _TAGS:
                 message = f"a module is named {node.name!r}, which is an element of the language"
                 problems.add(node.place, message, "another name")
-            first = seen.setdefault(node.name, node.place)
-            if first is not node.place:
-                message = f"{what} has another {kind} {node.name!r} at line {first.line}"
+            if node.name in seen:
+                message = f"{what} has another {kind} {node.name!r} at line {seen[node.name].line}"
                 problems.add(node.place, message, "a name that is used once")
+            seen.setdefault(node.name, node.place)
     for union in scope.unions:
         if not union.members:
             problems.add(union.place, "a <union> has no members", "<module> inside")

@@ -111,6 +111,8 @@ class _Reader:
         value = raw.attributes.get(name, "")
         if name not in raw.attributes:
             self.problems.add(raw.place, f"<{raw.tag}> has no {name}", f'{name}="..."')
+        elif not value:
+            self.problems.add(raw.places[name], f"the {name} of the <{raw.tag}> is empty", f'{name}="..."')
         return value
 
 

@@ -24,7 +24,10 @@ class Folder:
         self.path = path
 
     def read(self, name: str, place: Place, problems: Problems) -> str | None:
-        """The text of a file, to the letter; None, and a problem, if it may not or cannot be read."""
+        """The text of a file, to the letter but for a line break at its end.
+
+        None, and a problem, if it may not or cannot be read.
+        """
         expected = f"a UTF-8 file below {str(self.path)!r}"
         try:
             root = self.path.resolve(strict=True)
@@ -47,7 +50,7 @@ class Folder:
         bad = forbidden_character(text)
         if bad is not None:
             problems.add(_at(text, bad.start(), str(found)), f"the character {bad.group()!r} is not allowed in XML")
-        return text if len(problems.found) == before else None
+        return text.removesuffix("\n") if len(problems.found) == before else None
 
 
 def _decoded(content: bytes, name: str, problems: Problems) -> str:

@@ -2,8 +2,8 @@
 
 1. Between words, any run of blanks, tabs and line breaks is one blank; with an empty line in it, it is a paragraph
    break (two line breaks). So documents can be indented and wrapped as one likes, as in HTML.
-2. CDATA sections, what stands inside an element with `xml:space="preserve"`, files included with `src`, and texts of
-   schemas built in Python are taken to the letter.
+2. CDATA sections, what stands inside an element with `xml:space="preserve"`, files included with `src` (but for a line
+   break at their end), and texts of schemas built in Python are taken to the letter.
 3. The whitespace of rule 1 belongs to what follows it, across tags: to the words of the module that starts there, to
    each member of a union. This is how tokenizers read words. What is left out of a prompt takes it along.
 4. It counts for nothing at the start and the end of a schema and of a turn, and around turns, where the chat template
@@ -71,11 +71,11 @@ class Flow:
         return Choosing(self)
 
     def _owe(self, blank: str) -> None:
-        self._owed = max(self._owed, blank, key=len)
+        if not self._at_start:
+            self._owed = max(self._owed, blank, key=len)
 
     def _take(self) -> str:
-        owed = "" if self._at_start else self._owed
-        self._owed, self._at_start = "", False
+        owed, self._owed, self._at_start = self._owed, "", False
         return owed
 
 

@@ -1,0 +1,246 @@
+"""Random schemas and prompts, a tokenizer of words to lay them out with, and slow ways to say what comes of them."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
+from typing import Any, cast
+
+from hypothesis import strategies as st
+
+from choreo_agents.models import ChatFormat, LoadedModel
+from choreo_agents.models.chat import TurnFormat
+from choreo_agents.pml import Schema, Slot
+from choreo_agents.pml.building import ModulePart, Part, TurnPart, UnionPart
+from choreo_agents.pml.syntax import Module, Parameter, Place, SchemaNode, SchemaTree, Text, Turn, Union
+
+HERE = Place("<test>", 1, 1)
+CHAT = ChatFormat("<s>", *(TurnFormat(f"<|{role}|> ", None, "<|end|>") for role in ("system", "user", "assistant")))
+_PIECES = re.compile(r"<\|?\w+\|?>| ?\w+| ?[^\s\w]|\s")
+
+
+class WordModel:
+    """As much of a model as schemas are compiled with: each word is a token, with the blank before it."""
+
+    def __init__(self, context: int | None = None, unknown: int | None = 0) -> None:
+        self.words = ["<unk>"]
+        self.chat = CHAT
+        self.adapter = SimpleNamespace(max_positions=context, end_tokens=(7,))
+        self.tokenizer = SimpleNamespace(unk_token_id=unknown, pad_token_id=None)
+
+    def encode(self, text: str) -> list[int]:
+        tokens = []
+        for word in _PIECES.findall(text):
+            if word not in self.words:
+                self.words.append(word)
+            tokens.append(self.words.index(word))
+        return tokens
+
+    def decode(self, tokens: Sequence[int], *, special: bool = True) -> str:
+        return "".join(self.words[token] for token in tokens)
+
+    def loaded(self) -> LoadedModel:
+        return cast(LoadedModel, self)
+
+
+NAMES = ("a", "b", "c.py", "d-e", "_f", "é", "plan")
+texts = st.text(
+    st.sampled_from(" \n\t\rab.<>&]\"'é🙂\u00a0\u2028") | st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]),
+    max_size=12,
+).filter(lambda text: not re.search("[\ufffe\uffff]", text))
+"""Whatever XML can hold, mostly what it has trouble with."""
+words = st.lists(st.sampled_from(["one", "two.", "x<y", "&", "\n\n", "  "]), max_size=5).map(" ".join)
+lengths = st.integers(1, 9)
+
+
+@st.composite
+def parts(draw: st.DrawFn, text: st.SearchStrategy[str], depth: int, *, turns: bool) -> tuple[Any, dict[str, Slot]]:
+    """What stands in a module, or a schema, with its parameters."""
+    names = iter(draw(st.permutations(NAMES)))
+    slots: dict[str, Slot] = {}
+
+    def some(depth: int, turns: bool) -> list[Part]:
+        found: list[Part] = []
+        for kind in draw(st.lists(st.sampled_from("ttsmuTp"), max_size=4)):
+            if kind == "t":
+                found.append(draw(text))
+            elif kind == "s" and len(slots) < 3:
+                name = f"p{len(slots)}"
+                slots[name] = Slot(draw(lengths), name)
+                found.append(f"{draw(text)}{slots[name]}{draw(text)}")
+            elif kind == "m" and depth:
+                name = next(names, None)
+                found += [] if name is None else [draw(modules(text, name, depth - 1, turns=turns))]
+            elif kind == "u" and depth:
+                members = [name for name, _ in zip(names, range(draw(st.integers(1, 3))), strict=False)]
+                made = tuple(draw(modules(text, name, depth - 1, turns=turns)) for name in members)
+                found += [UnionPart(made)] if made else []
+            elif kind == "T" and turns:
+                inner = tuple(some(depth - 1 if depth else 0, False))
+                found.append(TurnPart(draw(st.sampled_from(["system", "user", "assistant"])), inner))
+        return found
+
+    return tuple(some(depth, turns)), slots
+
+
+@st.composite
+def modules(draw: st.DrawFn, text: st.SearchStrategy[str], name: str, depth: int, *, turns: bool) -> ModulePart:
+    inside, slots = draw(parts(text, depth, turns=turns))
+    cache, confidential = draw(st.tuples(st.sampled_from([True, True, False]), st.booleans()))
+    return ModulePart(name, inside, slots, cache, confidential, HERE)
+
+
+@st.composite
+def schemas(draw: st.DrawFn, text: st.SearchStrategy[str] = texts) -> Schema:
+    inside, slots = draw(parts(text, 3, turns=True))
+
+    def content(**given: Slot) -> Sequence[Part]:
+        return inside
+
+    return Schema.from_python("s", with_slots(content, slots) if slots else inside)
+
+
+def with_slots(function: Any, slots: dict[str, Slot]) -> Any:
+    """A function with these parameters, as one who writes them by hand would have it."""
+    import inspect
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    function.__signature__ = inspect.Signature([inspect.Parameter(n, kind, default=s) for n, s in slots.items()])
+    return function
+
+
+@st.composite
+def imports(draw: st.DrawFn, parent: SchemaTree | Module, values: st.SearchStrategy[str]) -> str:
+    """Random PML of what a prompt imports inside a module, with text between."""
+    found: list[str] = []
+    for node in every(parent.children):
+        chosen = node
+        if isinstance(node, Union):
+            chosen = draw(st.sampled_from(node.members))
+        if isinstance(chosen, Module) and draw(st.booleans()):
+            given = [each for each in every(chosen.children) if isinstance(each, Parameter) and draw(st.booleans())]
+            attributes = "".join(f' {each.name}="{draw(values)}"' for each in given)
+            found.append(f"<{chosen.name}{attributes}>{draw(imports(chosen, values))}</{chosen.name}>")
+    found = list(draw(st.permutations(found)))
+    for _ in range(draw(st.integers(0, 2))):
+        text = draw(st.sampled_from([" free text", "words", "<user>asked</user>"]))
+        found.insert(draw(st.integers(0, len(found))), text)
+    return "".join(found)
+
+
+def every(children: tuple[SchemaNode, ...]) -> Iterator[SchemaNode]:
+    """What stands in a module, turns taken apart."""
+    for child in children:
+        if isinstance(child, Turn):
+            yield from every(child.children)
+        else:
+            yield child
+
+
+Written = tuple[tuple[str, ...], str, int]
+"""A text or slot: the module that it is in, what it says, its tokens."""
+
+
+def written(tree: SchemaTree, model: WordModel, chosen: dict[int, int]) -> list[Written]:
+    """A schema's texts and slots in a row, when of each union (by `id`) one member is taken.
+
+    Says in another way what `flow` and `layout` say: it writes the whole document first, as one string with marks.
+    """
+    out: list[str] = [CHAT.bos]
+
+    def write(children: tuple[SchemaNode, ...], path: tuple[str, ...]) -> None:
+        for child in children:
+            if isinstance(child, Text):
+                out.append(child.text)
+            elif isinstance(child, Parameter):
+                out.append(f"\1{child.name}\2{child.length}\1")
+            elif isinstance(child, Turn):
+                out.extend([f"<|{child.role}|>", "\3"])
+                write(child.children, path)
+                out.extend(["\4", "<|end|>"])
+            else:
+                member = child.members[chosen[id(child)]] if isinstance(child, Union) else child
+                assert isinstance(member, Module)
+                out.append(f"\5{'/'.join((*path, member.name))}\5")
+                write(member.children, (*path, member.name))
+                out.append(f"\5{'/'.join(path)}\5")
+
+    write(tree.children, ())
+    whole = "".join(out)
+    # The blank of a turn's opening goes to the first words of the turn, unless they bring their own.
+    whole = re.sub("\3((?:\5[^\5]*\5)*)(?=[^\\s\1\4\5])", r"\1 ", whole)
+    whole = re.sub("[\3\4]", "", whole)
+    found: list[Written] = []
+    path: tuple[str, ...] = ()
+    for number, section in enumerate(whole.split("\5")):
+        if number % 2:
+            path = tuple(filter(None, section.split("/")))
+            continue
+        for inner, said in enumerate(section.split("\1")):
+            if inner % 2:
+                found.append((path, said, int(said.split("\2")[1])))
+            elif tokens := model.encode(said):
+                found.append((path, said, len(tokens)))
+    return found
+
+
+def all_choices(tree: SchemaTree) -> Iterator[dict[int, int]]:
+    """Every way to take one member of each union."""
+    unions: list[Union] = []
+
+    def find(children: tuple[SchemaNode, ...]) -> None:
+        for child in every(children):
+            if isinstance(child, Union):
+                unions.append(child)
+                find(child.members)
+            elif isinstance(child, Module):
+                find(child.children)
+
+    find(tree.children)
+    for numbers in product(*(range(len(union.members)) for union in unions)):
+        yield {id(union): number for union, number in zip(unions, numbers, strict=True)}
+
+
+def other_words(tree: SchemaTree, path: tuple[str, ...]) -> SchemaTree:
+    """The same schema with as many other words in one module, and in all inside it."""
+
+    def changed(children: tuple[SchemaNode, ...], here: tuple[str, ...]) -> tuple[Any, ...]:
+        return tuple(change(child, here) for child in children)
+
+    def change(node: SchemaNode, here: tuple[str, ...]) -> SchemaNode:
+        if isinstance(node, Text) and here[: len(path)] == path:
+            return replace(node, text=node.text.replace("one", "six").replace("two", "ten"))
+        if isinstance(node, Module):
+            return replace(node, children=changed(node.children, (*here, node.name)))
+        if isinstance(node, Turn):
+            return replace(node, children=changed(node.children, here))
+        return replace(node, members=changed(node.members, here)) if isinstance(node, Union) else node
+
+    return replace(tree, children=changed(tree.children, ()))
+
+
+EXTRA = (
+    "<", ">", "&", "]]>", "<![CDATA[", "<union>", "</module>", "&#0;", "&x;", '"', "\0", "\ud800", "\r", "<!--", "é",
+    "<module name='a'>", "<parameter name='p' len='99999999999999'/>", " xml:space='x'", "<!DOCTYPE a>", "/",
+)  # fmt: skip
+
+
+def mutated(rng: random.Random, text: str) -> str:
+    """The same with a few characters or tags lost, doubled, moved or put in."""
+    parts = re.split(r"(<[^<>]*>)", text) if rng.random() < 0.5 else list(text)
+    for _ in range(rng.randint(1, 6)):
+        at = rng.randint(0, len(parts))
+        action = rng.randrange(4)
+        if action == 0:
+            parts.insert(at, rng.choice(EXTRA))
+        elif action == 1:
+            del parts[at : at + rng.randint(1, 3)]
+        elif action == 2:
+            parts[at:at] = parts[at : at + rng.randint(1, 8)]
+        elif parts:
+            parts.insert(at, parts.pop(rng.randrange(len(parts))))
+    return "".join(parts)

@@ -1,0 +1,86 @@
+"""Which pieces a schema is encoded in, and what each attends to."""
+
+from __future__ import annotations
+
+from support.pml import WordModel
+
+from choreo_agents.models import LoadedModel
+from choreo_agents.pml import CompiledSchema, Schema, compile_schema
+
+
+def compiled(inside: str, *, scaffold: str = "", model: WordModel | None = None) -> CompiledSchema:
+    schema = Schema.from_text(f'<schema name="s" scaffold="{scaffold}">{inside}</schema>')
+    return compile_schema(schema, (model or WordModel()).loaded())
+
+
+PLAN = """<module name="plan">a <parameter name="p" length="2"/> b
+  <union><module name="x">c</module><module name="y">d</module></union> e</module>
+  <module name="tips">f</module> g"""
+
+
+def test_a_piece_for_each_text_and_slot_and_its_ancestors_text_before_it() -> None:
+    parents = {key: piece.parents for key, piece in compiled(f"o {PLAN}").pieces.items()}
+    assert parents == {
+        "#0": (),
+        "plan#0": ("#0",),
+        "plan#1": ("#0", "plan#0"),
+        "plan#2": ("#0", "plan#0", "plan#1"),
+        "plan/x#0": ("#0", "plan#0", "plan#1", "plan#2"),
+        "plan/y#0": ("#0", "plan#0", "plan#1", "plan#2"),
+        "plan#3": ("#0", "plan#0", "plan#1", "plan#2"),
+        "tips#0": ("#0",),
+        "#1": ("#0",),
+    }
+
+
+def test_slots_are_filled_with_the_unknown_token_or_one_that_is_given() -> None:
+    found = compiled(PLAN)
+    slot = found.pieces["plan#1"]
+    assert slot.tokens == (0, 0)
+    assert slot.slot is not None
+    assert (slot.slot.name, slot.slot.length, slot.slot.lead) == ("p", 2, " ")
+    assert compile_schema(found.schema, WordModel().loaded(), placeholder=5).pieces["plan#1"].tokens == (5, 5)
+    without = WordModel(unknown=None)
+    assert compiled(PLAN, model=without).placeholder == without.adapter.end_tokens[0]
+
+
+def test_the_embedded_models_placeholder_is_what_it_pads_with(embedded: LoadedModel) -> None:
+    schema = Schema.from_text(f"<schema name='s'><user>{PLAN}</user></schema>")
+    found = compile_schema(schema, embedded)
+    assert found.placeholder == embedded.tokenizer.pad_token_id
+    assert embedded.decode(list(found.pieces["#0"].tokens)) == "<s><|user|>"
+    assert embedded.decode(list(found.pieces["plan#0"].tokens)) == " a"
+
+
+def test_what_is_not_cached_or_confidential_is_so_with_all_inside_it() -> None:
+    found = compiled(
+        """<module name="a" cache="false">x <module name="b">y</module></module>
+        <module name="c" confidential="true">x <module name="d">y</module></module><module name="e">z</module>"""
+    ).pieces
+    assert [key for key, piece in found.items() if not piece.cached] == ["a#0", "a/b#0"]
+    assert [key for key, piece in found.items() if piece.confidential] == ["c#0", "c/d#0"]
+
+
+def test_members_of_a_scaffold_see_those_before_them_and_keep_plain_pieces() -> None:
+    inside = """<module name="a">x<module name="i">y</module></module> t <module name="b" confidential="true">u</module>
+      <module name="c">v <module name="d">w</module></module>"""
+    found = compiled(inside, scaffold="c a; c/d b")
+    plain = {key: piece.parents for key, piece in found.pieces.items() if piece.scaffold is None}
+    assert plain == compiled_parents(inside)
+    variants = {key: piece.parents for key, piece in found.pieces.items() if piece.scaffold is not None}
+    assert variants == {
+        "c#0 [a c]": ("#0", "a#0", "#1"),
+        "c/d#0 [a c]": ("#0", "a#0", "#1", "c#0 [a c]"),
+        "c/d#0 [b c/d]": ("#0", "#1", "b#0", "c#0"),
+    }
+    assert found.keys[("a",), (("a",), ("c",))] == ("a#0",)
+    assert found.keys[("a", "i"), (("a",), ("c",))] == ("a/i#0",)
+    assert found.pieces["c/d#0 [b c/d]"].confidential  # it has attended to b
+    assert not found.pieces["c/d#0"].confidential
+    assert {key.partition(" ")[0]: piece.start for key, piece in found.pieces.items()} == {
+        key: piece.start for key, piece in found.pieces.items() if piece.scaffold is None
+    }
+
+
+def compiled_parents(inside: str) -> dict[str, tuple[str, ...]]:
+    return {key: piece.parents for key, piece in compiled(inside).pieces.items()}
