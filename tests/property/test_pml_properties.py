@@ -6,15 +6,30 @@ import os
 import random
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support.pml import WordModel, all_choices, imports, mutated, other_words, schemas, texts, words, written
+from support.pml import (
+    WordModel,
+    all_choices,
+    imports,
+    mutated,
+    other_words,
+    rows_of_modules,
+    schemas,
+    texts,
+    words,
+    written,
+)
 
-from choreo_agents.errors import PMLError
+from choreo_agents.errors import PMLError, PMLProblem
 from choreo_agents.pml import Assembly, CompiledSchema, Schema, compile_prompt, compile_schema
+from choreo_agents.pml.checks import check_schema
+from choreo_agents.pml.problems import Problems
 from choreo_agents.pml.syntax import modules_of
 
 FUZZ_SECONDS = float(os.environ.get("PML_FUZZ_SECONDS", "0"))
@@ -84,6 +99,42 @@ def test_other_words_in_a_module_change_no_piece_of_its_neighbours(schema: Schem
             assert replace(after.pieces[key], tokens=piece.tokens) == piece
         else:
             assert after.pieces[key] == piece
+
+
+@given(rows_of_modules(words), st.data())
+def test_members_of_a_scaffold_see_besides_what_those_before_them_say(schema: Schema, data: st.DataObject) -> None:
+    paths = [path for path, _ in modules_of(schema.tree)]
+    pairs = [each for each in combinations(paths, 2) if not scaffold_problems(schema, each)]
+    pair = data.draw(st.sampled_from(pairs))
+    sets = [pair, *((*pair, each) for each in paths if not scaffold_problems(schema, (*pair, each)))]
+    chosen = data.draw(st.permutations(data.draw(st.sampled_from(sets))))
+    compiled = compile_schema(with_scaffold(schema, chosen), WordModel().loaded())
+    members = sorted(chosen, key=paths.index)
+    [scaffold] = compiled.scaffolds
+    assert list(scaffold) == members
+    own = {path: [*compiled.keys[path, scaffold]] for path in paths if (path, scaffold) in compiled.keys}
+    assert set(own) == {path for path in paths if any(path[: len(member)] == member for member in members)}
+    for number, member in enumerate(members):
+        before = [key for earlier in members[:number] for key in own[earlier]]
+        for path in (path for path in own if path[: len(member)] == member):
+            for plain, key in zip(compiled.keys[path, None], own[path], strict=True):
+                theirs = {compiled.pieces[each].key.partition(" ")[0] for each in compiled.pieces[key].parents}
+                assert theirs == {*compiled.pieces[plain].parents, *(each.partition(" ")[0] for each in before)}
+                inside = [each for each in compiled.pieces[key].parents if compiled.pieces[each].module in own]
+                assert all(each in own[compiled.pieces[each].module] for each in inside)
+                found = [compiled.pieces[each].start for each in compiled.pieces[key].parents]
+                assert found == sorted(found)
+                assert compiled.pieces[key].start == compiled.pieces[plain].start
+
+
+def with_scaffold(schema: Schema, paths: Sequence[tuple[str, ...]]) -> Schema:
+    return Schema(replace(schema.tree, scaffolds=(tuple("/".join(path) for path in paths),)))
+
+
+def scaffold_problems(schema: Schema, paths: Sequence[tuple[str, ...]]) -> list[PMLProblem]:
+    problems = Problems()
+    check_schema(with_scaffold(schema, paths).tree, problems)
+    return problems.found
 
 
 @given(schemas(words), st.data())

@@ -114,6 +114,15 @@ def with_slots(function: Any, slots: dict[str, Slot]) -> Any:
 
 
 @st.composite
+def rows_of_modules(draw: st.DrawFn, text: st.SearchStrategy[str]) -> Schema:
+    """A schema of several modules with text between."""
+    inside: list[Part] = []
+    for name in NAMES[: draw(st.integers(2, 4))]:
+        inside += [draw(text), replace(draw(modules(text, name, 1, turns=False)), cache=True)]
+    return Schema.from_python("s", inside)
+
+
+@st.composite
 def imports(draw: st.DrawFn, parent: SchemaTree | Module, values: st.SearchStrategy[str]) -> str:
     """Random PML of what a prompt imports inside a module, with text between."""
     found: list[str] = []

@@ -82,5 +82,16 @@ def test_members_of_a_scaffold_see_those_before_them_and_keep_plain_pieces() -> 
     }
 
 
+def test_the_third_member_of_a_scaffold_sees_the_second_as_it_was_encoded_with_the_first() -> None:
+    inside = "".join(f"<module name='{name}'>{name}</module>" for name in "abc")
+    found = compiled(inside, scaffold="a b c").pieces
+    assert found["c#0 [a b c]"].parents == ("#0", "a#0", "b#0 [a b c]")
+
+
+def test_confidentiality_comes_down_from_the_module_that_says_it() -> None:
+    found = compiled("<module name='a' confidential='true'><module name='b'>x</module></module>").pieces
+    assert found["a/b#0"].confidential
+
+
 def compiled_parents(inside: str) -> dict[str, tuple[str, ...]]:
     return {key: piece.parents for key, piece in compiled(inside).pieces.items()}

@@ -42,6 +42,7 @@ def said(inside: str) -> list[str]:
         ("a<module name='m'>b</module>c", ["a", "b", "c"]),
         ("a <union><module name='m'>b</module><module name='n'>c </module></union>d", ["a", " b", " c", " d"]),
         ("a<union>\n<module name='m'>b</module>\n<module name='n'>c</module></union>d", ["a", " b", " c", "d"]),
+        ("a<union><module name='m'>b </module><module name='n'>c</module></union>d", ["a", "b", "c", " d"]),
         ("a\n\n<module name='m'>b</module>", ["a", "\n\nb"]),
         ("a <parameter name='p' length='1'/> b", ["a", "[ ]", " b"]),
         ("a<parameter name='p' length='1'/>b", ["a", "[]", "b"]),
