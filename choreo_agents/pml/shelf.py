@@ -77,9 +77,10 @@ class Shelf:
         with self._lock:
             for slot in (self._slots.pop(key, None) for key in keys):
                 if slot is not None:
-                    slot.removed, slot.pinned = True, self._unpinned(slot)
+                    slot.removed = True
+                    slot.unpin(self._engine)
                     if not slot.users:
-                        self._give_up(slot)
+                        slot.give_up(self._engine)
 
     @contextmanager
     def brought(
@@ -98,34 +99,34 @@ class Shelf:
             Handles by key. The shelf's leases of them last as long as the block does: who needs them longer takes one.
         """
         with self._using(keys) as (asked, slots):
-            for level in levels(slots):
-                self._arrive(level, on_ready, patient=patient)
-            self._make_room()
+            self._ready_all(slots, on_ready, patient=patient)
             yield {key: slot.leased() for key, slot in asked.items()}
 
     def pin(self, keys: Iterable[str]) -> None:
         """Keep texts on the device; brings them there."""
-        with self.brought(keys) as handles, self._lock:
-            self._engine.restore(list(handles.values()))
-            for key, handle in handles.items():
-                slot = self._slots.get(key)
-                if slot is not None and slot.handle == handle and not slot.pinned:
-                    self._engine.pin(handle)
-                    slot.pinned = True
+        with self._using(keys) as (asked, slots):
+            self._ready_all(slots)
+            self._engine.restore([slot.leased() for slot in asked.values()])
+            with self._lock:
+                for slot in asked.values():
+                    if not (slot.pinned or slot.removed):
+                        self._engine.pin(slot.leased())
+                        slot.pinned = True
 
     def unpin(self, keys: Iterable[str]) -> None:
         """Keep them there no longer."""
         with self._lock:
             for slot in (self._slots[key] for key in keys):
-                slot.pinned = self._unpinned(slot)
+                slot.unpin(self._engine)
 
     def evict(self, keys: Iterable[str], *, files: bool = False) -> None:
         """Give texts up on the device and the host; with `files`, on disk, too. What is pinned or needed now stays."""
-        self.flush()
+        if self._writer is not None:
+            self._writer.wait()
         with self._lock:
             for slot in (self._slots[key] for key in keys):
                 if not slot.users and not slot.pinned:
-                    self._give_up(slot)
+                    slot.give_up(self._engine)
                     if files and self._archive is not None:
                         self._archive.drop(slot.entry.id)
 
@@ -163,7 +164,12 @@ class Shelf:
                 for slot in slots:
                     slot.users -= 1
                     if slot.removed and not slot.users:
-                        self._give_up(slot)
+                        slot.give_up(self._engine)
+
+    def _ready_all(self, slots: Sequence[Slot], on_ready: OnReady = lambda _: None, *, patient: bool = False) -> None:
+        for level in levels(slots):
+            self._arrive(level, on_ready, patient=patient)
+        self._make_room()
 
     def _arrive(self, level: Sequence[Slot], on_ready: OnReady, *, patient: bool) -> None:
         """Have texts ready whose parents are; those that another call is at are waited for."""
@@ -178,8 +184,9 @@ class Shelf:
                     slot.arriving = Future()
                     mine.append(slot)
         failure: BaseException | None = None
+        reading: dict[Slot, Future[bool]] = {}
         try:
-            reading = {slot: self._reads.submit(self._read, slot) for slot in mine if self._filed(slot)}
+            reading |= {slot: self._reads.submit(self._read, slot) for slot in mine if self._filed(slot)}
             self._encode([slot for slot in mine if slot not in reading], on_ready, patient=patient)
             unread = [slot for slot, done in reading.items() if not done.result()]
             on_ready(sum(slot.tokens for slot in reading if slot not in unread))
@@ -188,6 +195,7 @@ class Shelf:
             failure = error
             raise
         finally:
+            wait(reading.values())  # nobody else is to begin with them before
             with self._lock:
                 for slot in mine:
                     arriving, slot.arriving = slot.arriving, None
@@ -204,10 +212,8 @@ class Shelf:
 
     def _ready(self, slot: Slot) -> bool:
         """Whether it can be read as it is. What the engine would have to compute again is rather read from a file."""
-        if slot.handle is None:
-            return False
-        [tier] = self._engine.tiers([slot.handle])
-        return tier != "lineage" or not self._filed(slot)
+        tier = slot.tier(self._engine)
+        return tier is not None and (tier != "lineage" or not self._filed(slot))
 
     def _filed(self, slot: Slot) -> bool:
         return self._archive is not None and self._archive.has(slot.entry.id)
@@ -220,7 +226,7 @@ class Shelf:
             return False
         try:
             with self._engine.unscoped():
-                self._keep(slot, self._engine.adopt(slot.call(), *found))
+                slot.keep(self._engine, self._engine.adopt(slot.call(), *found))
         except InvalidRequestError:
             self._archive.set_aside(slot.entry.id)
             return False
@@ -233,7 +239,7 @@ class Shelf:
             with self._engine.unscoped():
                 handles = self._engine.prefill([slot.call() for slot in together])
                 for slot, handle in zip(together, handles, strict=True):
-                    self._keep(slot, handle)
+                    slot.keep(self._engine, handle)
             if self._writer is not None:
                 self._writer.write(handles)
             if patient:
@@ -241,27 +247,9 @@ class Shelf:
                 self._make_room()
             on_ready(sum(slot.tokens for slot in together))
 
-    def _keep(self, slot: Slot, handle: MessageHandle) -> None:
-        """Take a lease over; one is enough."""
-        assert handle.id == slot.entry.id
-        before, slot.handle = slot.handle, handle
-        if before is not None:
-            self._engine.release(before)
-
-    def _give_up(self, slot: Slot) -> None:
-        handle, slot.handle = slot.handle, None
-        if handle is not None:
-            with self._engine.unscoped():
-                self._engine.release(handle)
-
-    def _unpinned(self, slot: Slot) -> bool:
-        if slot.pinned:
-            self._engine.unpin(slot.leased())
-        return False
-
     def _place(self, slot: Slot) -> Place:
-        tier = "lineage" if slot.handle is None else self._engine.tiers([slot.handle])[0]
-        if tier != "lineage":
+        tier = slot.tier(self._engine)
+        if tier is not None and tier != "lineage":
             return tier
         return "disk" if self._filed(slot) else "nowhere"
 
@@ -274,7 +262,7 @@ class Shelf:
             for slot in self._over("device", self._budgets.device):
                 self._engine.evict([slot.leased()])
             for slot in self._over("host", self._budgets.host):
-                self._give_up(slot)
+                slot.give_up(self._engine)
 
     def _over(self, place: Place, budget: int | None) -> Iterator[Slot]:
         """What has to leave a memory, the longest unused first."""

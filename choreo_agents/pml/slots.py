@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from choreo_agents.engine import Prefill
+from choreo_agents.engine import Engine, Prefill
+from choreo_agents.engine.memory_map import TierName
+from choreo_agents.errors import HandleError
 from choreo_agents.kv.archive import Entry
 from choreo_agents.kv.handle import MessageHandle
 
@@ -53,6 +56,32 @@ class Slot:
     def leased(self) -> MessageHandle:
         assert self.handle is not None, "it has not arrived"
         return self.handle
+
+    def tier(self, engine: Engine) -> TierName | None:
+        """The fastest memory of the engine's that has it; None: it is not leased there, or was released by others."""
+        if self.handle is None or not engine.holds(self.handle):
+            return None
+        return engine.tiers([self.handle])[0]
+
+    def keep(self, engine: Engine, handle: MessageHandle) -> None:
+        """Take a lease of no scope over; one is enough."""
+        assert handle.id == self.entry.id
+        self.give_up(engine)
+        self.handle = handle
+
+    def give_up(self, engine: Engine) -> None:
+        """Return the lease."""
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            with engine.unscoped(), suppress(HandleError):
+                engine.release(handle)
+
+    def unpin(self, engine: Engine) -> None:
+        """Let it leave the device."""
+        pinned, self.pinned = self.pinned, False
+        if pinned and self.handle is not None:
+            with suppress(HandleError):
+                engine.unpin(self.handle)
 
     def call(self) -> Prefill:
         """What encodes it, once its parents are there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from threading import Lock
 
@@ -50,12 +50,19 @@ class ArchiveWriter:
             self._under_way = [each for each in self._under_way if not each.done() or each.exception() is not None]
             self._under_way.append(self._thread.submit(work))
 
+    def wait(self) -> None:
+        """Wait until everything was tried; `flush` tells what failed."""
+        with self._lock:
+            pending = list(self._under_way)
+        wait(pending)
+
     def flush(self) -> None:
         """Wait until everything is written.
 
         Raises:
             OSError: Something could not be.
         """
+        self.wait()
         with self._lock:
             waited, self._under_way = self._under_way, []
         errors = [error for error in (each.exception() for each in waited) if error is not None]

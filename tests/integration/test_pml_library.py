@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -382,5 +383,5 @@ def test_a_stream_that_is_left_gives_its_leases_back(make_library: MakeLibrary) 
     assert isinstance(next(stream), StreamedToken)
     stream.close()  # type: ignore[attr-defined]
     while engine.stats().unfinished:
-        pass
+        time.sleep(0.002)
     assert engine.stats().leases == leases

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -260,7 +261,7 @@ def test_one_that_fails_does_not_fail_others_that_wait_for_it(
     assert inside.wait(10)
     threads[1].start()
     while shelf._slots["root"].users < 2:
-        pass
+        time.sleep(0.002)
     go_on.set()
     for thread in threads:
         thread.join()
@@ -290,16 +291,19 @@ with Engine.load(model, kv_budget_bytes=1 << 23) as engine:
 def test_processes_share_a_folder(make_shelf: MakeShelf, tiny_path: Path, tmp_path: Path) -> None:
     written = json.dumps([[r.key, r.tokens, r.start, r.parents] for r in ALL])
     command = [sys.executable, "-c", OTHER_PROCESS, str(tiny_path), str(tmp_path), written]
-    both = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    for process in both:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    found = [json.loads(out) for out, _ in [process.communicate("\n", timeout=60) for process in both]]
-    assert all(encoded + 32 * adopted == 128 for encoded, adopted, _ in found), "at the same time: neither trips"
-    assert found[0][2] == found[1][2]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdin is not None and process.stdout.readline() == "ready\n"
+        engine, shelf = make_shelf(tmp_path)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        sums = [kv(engine, shelf, key).keys.double().sum().item() for key in KEYS]
+        encoded, adopted, theirs = json.loads(process.stdout.readline())
+    assert encoded + 32 * adopted == 128 and theirs == sums, "at the same time: neither trips over the other"
+    shelf.flush()
     assert len(files(tmp_path)) == 4 and not files(tmp_path, ".broken") and not files(tmp_path, ".partial")
-    engine, shelf = make_shelf(tmp_path)
-    sums = [kv(engine, shelf, key).keys.double().sum().item() for key in KEYS]
-    assert sums == found[0][2] and engine.stats().tokens_encoded == 0, "afterwards: nothing is encoded"
+    again, other = make_shelf(tmp_path)
+    assert [kv(again, other, key).keys.double().sum().item() for key in KEYS] == sums
+    assert again.stats().tokens_encoded == 0, "afterwards: nothing is encoded"
 
 
 def test_a_twin_that_reencodes_text_writes_nothing(make_shelf: MakeShelf, tmp_path: Path) -> None:
@@ -320,3 +324,31 @@ def test_a_folder_that_cannot_be_written_is_told(make_shelf: MakeShelf, tmp_path
     with pytest.raises(OSError):
         shelf.flush()
     shelf.flush()
+
+
+def test_leases_that_others_have_dropped_are_taken_again(make_shelf: MakeShelf, tmp_path: Path) -> None:
+    engine, shelf = make_shelf(tmp_path)
+    shelf.pin(["left"])
+    with shelf.brought(["root", "left"]) as handles:
+        pass
+    shelf.flush()
+    for handle in handles.values():
+        engine.release(handle)
+    assert shelf.place("left") == ("disk", True)
+    with shelf.brought(["left"]) as again:
+        assert again["left"] == handles["left"] and engine.tokens(again["left"]) == list(LEFT.tokens)
+    shelf.remove(KEYS)
+    assert engine.stats().leases == 0
+
+
+def test_eviction_is_not_kept_from_by_a_folder_that_cannot_be_written(make_shelf: MakeShelf, tmp_path: Path) -> None:
+    engine, shelf = make_shelf(tmp_path)
+    [folder] = [path for path in tmp_path.rglob("*") if path.is_dir() and not list(path.iterdir())]
+    folder.rmdir()
+    folder.write_text("no folder")
+    with shelf.brought(["root"]):
+        pass
+    shelf.evict(["root"])
+    assert engine.stats().messages == 0
+    with pytest.raises(OSError):
+        shelf.flush()
