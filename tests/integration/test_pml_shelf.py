@@ -334,9 +334,10 @@ def test_leases_that_others_have_dropped_are_taken_again(make_shelf: MakeShelf, 
     shelf.flush()
     for handle in handles.values():
         engine.release(handle)
-    assert shelf.place("left") == ("disk", True)
+    assert shelf.place("left") == ("disk", False)
     with shelf.brought(["left"]) as again:
         assert again["left"] == handles["left"] and engine.tokens(again["left"]) == list(LEFT.tokens)
+    assert engine.stats().leases == 2
     shelf.remove(KEYS)
     assert engine.stats().leases == 0
 
