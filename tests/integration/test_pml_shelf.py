@@ -169,7 +169,8 @@ def test_budgets_take_the_longest_unused_out_first(make_shelf: MakeShelf, tmp_pa
     with shelf.brought(["right"]):
         pass
     with shelf.brought(["inner"]):
-        assert shelf.place("inner")[0] == "device"
+        needed = {shelf.place(key)[0] for key in ("root", "left", "inner")}
+        assert needed == {"device"}, "more than the budget, while it is needed"
     shelf.flush()
     with shelf.brought(["root"]):
         pass
@@ -300,6 +301,7 @@ with Engine.load(model, kv_budget_bytes=1 << 23) as engine:
 """
 
 
+@pytest.mark.timeout(600)
 def test_processes_share_a_folder(make_shelf: MakeShelf, tiny_path: Path, tmp_path: Path) -> None:
     written = json.dumps([[r.key, r.tokens, r.start, r.parents] for r in ALL])
     command = [sys.executable, "-c", OTHER_PROCESS, str(tiny_path), str(tmp_path), written]
