@@ -18,6 +18,7 @@ from choreo_agents.graph import (
     send,
 )
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.pml import Prompt, PromptView, Schema, SchemaLibrary
 from choreo_agents.sampling import Sampling
 
 __version__ = "0.1.0"
@@ -38,8 +39,12 @@ __all__ = [
     "MessageHandle",
     "Policy",
     "Prefill",
+    "Prompt",
+    "PromptView",
     "Rule",
     "Sampling",
+    "Schema",
+    "SchemaLibrary",
     "Send",
     "StreamedToken",
     "Synthesizer",

@@ -15,6 +15,7 @@ from choreo_agents.cli.evaluate import eval_app
 from choreo_agents.cli.inspect import inspect_app
 from choreo_agents.cli.models import models_app
 from choreo_agents.cli.pml import pml_app
+from choreo_agents.cli.pml_run import memory, run_prompt
 from choreo_agents.cli.run import run_app
 from choreo_agents.cli.train import train_app
 from choreo_agents.cli.tuned import tuned
@@ -42,6 +43,8 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(train_app, name="train")
 app.add_typer(models_app, name="models")
 app.add_typer(inspect_app, name="inspect")
+pml_app.command("run")(run_prompt)
+pml_app.command()(memory)
 app.add_typer(pml_app, name="pml")
 
 

@@ -62,7 +62,7 @@ class EngineCore:
         self.found_reused = 0
         """Tokens of calls that were answered by messages which exist already."""
         self._numbers = itertools.count()
-        self._counters, self._movements = Counters(), Movements()
+        self._counters, self.movements = Counters(), Movements()
         self.on_restart: list[weakref.WeakMethod[Callable[[], None]]] = []
         """Called between the end of what was under way and the new start."""
         self._gates: list[Gate] = []
@@ -76,10 +76,11 @@ class EngineCore:
         adapter, settings = self.model.adapter, self.settings
         self.pool = KVPool(adapter.geometry, settings.kv_budget_bytes, adapter.device)
         disk = DiskTier(settings.disk, settings.disk_bytes, adapter.fingerprint) if settings.disk else None
-        self.memory = Memory(self.pool, HostTier(settings.host_bytes), disk, self._movements)
+        self.memory = Memory(self.pool, HostTier(settings.host_bytes), disk, self.movements)
         made = Ledger(self.memory, adapter.fingerprint, settings.mapped_storage) if ledger is None else ledger
         self.ledger = made.enter_memory(self.memory)
-        self.method = make_method(settings.method, Restorer(self.ledger, self.memory, self._numbers.__next__))
+        self.restorer = Restorer(self.ledger, self.memory, self._numbers.__next__)
+        self.method = make_method(settings.method, self.restorer)
         geometry = adapter.geometry
         heads = (adapter.heads, geometry.kv_heads, geometry.head_dim)
         backend = make_backend(settings.backend, geometry.dtype, adapter.device, heads)
@@ -131,7 +132,7 @@ class EngineCore:
                 ledger = self.ledger
                 ledger.leave_memory()
                 # The old pool must be gone before there is a new one: both may not fit.
-                del self.loop, self.method, self.memory, self.pool
+                del self.loop, self.method, self.restorer, self.memory, self.pool
                 self._start(ledger)
 
     def stats(self) -> EngineStats:
@@ -145,7 +146,7 @@ class EngineCore:
                 unfinished=self.loop.unfinished(),
                 messages=len(messages),
                 leases=sum(message.leases for message in messages),
-                **asdict(self._movements),
+                **asdict(self.movements),
                 kv_bytes=self.pool.used_bytes,
                 host_bytes=tiers["host"],
                 disk_bytes=tiers["disk"],
@@ -164,7 +165,7 @@ class EngineCore:
                 budgets={"device": settings.kv_budget_bytes, "host": settings.host_bytes, "disk": disk_bytes},
                 authors=author_memory((m for m in self.ledger.messages() if m.tenant == tenant), self.memory),
                 hit_rate=stats.tokens_reused / asked if asked else 0.0,
-                **asdict(self._movements),
+                **asdict(self.movements),
             )
 
     def check(self) -> None:

@@ -77,8 +77,8 @@ class Desk:
 
     def __init__(self, core: EngineCore, salt: str) -> None:
         self._core = core
-        self._intake = Intake(core, salt)
-        self.tenant = self._intake.tenant
+        self.intake = Intake(core, salt)
+        self.tenant = self.intake.tenant
         self._prefilling: dict[str, Request] = {}
         self._memoising: dict[str, Request] = {}
         self.gate: Gate | None = None
@@ -108,10 +108,10 @@ class Desk:
             scope: Which takes the leases.
             started: When the calls were made, as `time.perf_counter` counts; None: now.
         """
-        read = [self._intake.read(call) for call in calls]
+        read = [self.intake.read(call) for call in calls]
         with self._core.lock:
             self._core.loop.require_open()
-            jobs = [self._intake.job(call) for call in read]
+            jobs = [self.intake.job(call) for call in read]
             batch = _Batch(scope, time.perf_counter() if started is None else started)
             with _whole(batch):
                 answers = [self._prefill(job, call, batch) for job, call in zip(jobs, read, strict=True)]
@@ -129,10 +129,10 @@ class Desk:
 
         `on_token` is called on the engine's thread and must not raise.
         """
-        read = [again for call in calls for again in self._intake.read_samples(call)]
+        read = [again for call in calls for again in self.intake.read_samples(call)]
         with self._core.lock:
             self._core.loop.require_open()
-            jobs = [self._intake.job(call) for call in read]
+            jobs = [self.intake.job(call) for call in read]
             batch = _Batch(scope, time.perf_counter() if started is None else started, on_token)
             with _whole(batch):
                 answers = [self._decode(job, call, batch) for job, call in zip(jobs, read, strict=True)]
@@ -141,30 +141,30 @@ class Desk:
 
     def joining(self) -> Joining:
         """What brings messages into the view of one of its decodes while that is under way."""
-        return Joining(self._intake, self._core.lock, self._intake.arriving)
+        return Joining(self.intake, self._core.lock, self.intake.arriving)
 
     def find(self, handle: MessageHandle) -> Message:
         """The message of a leased handle; raises a `HandleError` otherwise."""
         with self._core.lock:
-            return self._intake.find(handle)
+            return self.intake.find(handle)
 
     def audit(self, handles: Sequence[MessageHandle]) -> LineageReport:
         """What reached these messages, through which channel."""
         with self._core.lock:
             keeps_kv = self._core.method.keeps_kv
-            return LineageReport(tuple(trace(self._intake.find(handle), keeps_kv) for handle in handles))
+            return LineageReport(tuple(trace(self.intake.find(handle), keeps_kv) for handle in handles))
 
     def release(self, handle: MessageHandle, scope: Scope | None, *, spare_only: bool) -> None:
         """Drop one lease; with `spare_only`, unless it is the last that does not end with another's scope."""
         with self._core.lock:
-            message = self._intake.find(handle)
+            message = self.intake.find(handle)
             if not spare_only or message.leases_within(scope) > 1:
                 self._core.ledger.release(message, scope)
 
     def pin(self, handle: MessageHandle, by: int) -> None:
         """Keep a message in the pool, once it is there, until it was unpinned as often."""
         with self._core.lock:
-            holding = self._intake.find(handle).holding
+            holding = self.intake.find(handle).holding
             if holding is not None:
                 if holding.pins + by < 0:
                     raise InvalidRequestError(f"handle {handle.id!r} was unpinned more often than pinned")
@@ -173,13 +173,13 @@ class Desk:
     def park(self, scope: Scope | None) -> None:
         """Take what only a scope leases, or all that is the tenant's, out of the pool, unless it is kept there."""
         with self._core.lock:
-            mine = [message for message in self._core.ledger.messages() if message.tenant == self._intake.tenant]
+            mine = [message for message in self._core.ledger.messages() if message.tenant == self.intake.tenant]
             parked = [m for m in mine if scope is None or m.leased_only_within(scope)]
             self._core.memory.park(m.holding for m in parked if m.holding is not None)
 
     def memory_map(self) -> MemoryMap:
         """How much is in each tier, and which of the tenant's authors keep it there."""
-        return self._core.memory_map(self._intake.tenant)
+        return self._core.memory_map(self.intake.tenant)
 
     def finish(self, order: _Order, request: Request) -> MessageHandle:
         """Make a message of a finished request, with a lease for everyone who waits for it."""
@@ -199,7 +199,7 @@ class Desk:
         ttft = None if request.first_token_s is None else request.first_token_s - request.submitted_s
         encoded = 0 if order.job.mapper else request.encoded
         usage = Usage(encoded, request.reused, ttft, time.perf_counter() - request.submitted_s)
-        message = self._intake.message(grown(order.job, request.encoding), tokens, request.author, request.role, usage)
+        message = self.intake.message(grown(order.job, request.encoding), tokens, request.author, request.role, usage)
         message.chosen, message.label, message.header = tuple(request.chosen), request.label, len(order.job.tokens)
         message = ledger.enter(message, segment)
         for label in order.labels:
@@ -244,14 +244,14 @@ class Desk:
     def _prefill(self, job: Job, read: ReadCall, batch: _Batch) -> Answer:
         core, call = self._core, read.call
         assert isinstance(call, Prefill)
-        identity = self._intake.identity(job, job.tokens)
+        identity = self.intake.identity(job, job.tokens)
         known = core.ledger.get(identity)
         if known is not None:
             if core.method.keeps_kv:
                 core.found_reused += len(job.tokens)
             return self._answered(known, read, batch.scope)
         if not core.method.keeps_kv:
-            message = self._intake.message(job, job.tokens, call.author, call.role, Usage(0, 0, None, 0.0))
+            message = self.intake.message(job, job.tokens, call.author, call.role, Usage(0, 0, None, 0.0))
             return self._answered(job.parents[0] if job.mapper else core.ledger.enter(message, None), read, batch.scope)
         request = self._prefilling.get(identity)
         if request is None:
@@ -265,7 +265,7 @@ class Desk:
     def _decode(self, job: Job, read: ReadCall, batch: _Batch) -> Answer:
         core, call = self._core, read.call
         assert isinstance(call, Decode)
-        memo = self._intake.memo(job, read)
+        memo = self.intake.memo(job, read)
         known = None if memo is None else core.ledger.recall(memo)
         if known is not None:
             for chosen in known.chosen if batch.on_token is not None else ():
@@ -277,7 +277,7 @@ class Desk:
         request = None if memo is None else self._memoising.get(memo)
         if request is None:
             order = _Order(self, job, {}, core.method.keeps_kv, memo, self._memoising, memo)
-            decoding = self._intake.decoding(job, read)
+            decoding = self.intake.decoding(job, read)
             request = _request(core, job, order, call.author, "assistant", decoding)
             request.label = job.label(call.author, f"decode {read.sample}")
             if memo is not None:
@@ -291,14 +291,14 @@ class Desk:
         """Wait for a request, that others may wait for already."""
         assert isinstance(request.owner, _Order)
         if request in batch.requests:
-            request.tenant = self._intake.tenant
+            request.tenant = self.intake.tenant
             request.priority = max(request.priority, read.call.priority) if request.futures else read.call.priority
         else:
             self._core.loop.hurry(request, read.call.priority)
         answer: Answer = Future()
         request.futures.append(answer)
         request.owner.scopes[answer] = batch.scope
-        request.owner.labels.append(self._label(read))
+        request.owner.labels.append(self.label_of(read))
         if read.call.timeout_s is not None:
             request.deadlines[answer] = batch.started + read.call.timeout_s
         if batch.on_token is not None:
@@ -307,12 +307,12 @@ class Desk:
             request.listeners.append(batch.on_token)
         return answer
 
-    def _label(self, read: ReadCall) -> Label:
+    def label_of(self, read: ReadCall) -> Label:
         source = read.call.source if isinstance(read.call, Prefill) else None
-        return Label(read.call.author, read.call.confidential, None if source is None else self._intake.find(source))
+        return Label(read.call.author, read.call.confidential, None if source is None else self.intake.find(source))
 
     def _answered(self, message: Message, read: ReadCall, scope: Scope | None) -> Answer:
-        self._label(read).put_on(message)
+        self.label_of(read).put_on(message)
         if scope is None or not scope.closed:
             self._core.ledger.lease(message, scope)
         answer: Answer = Future()

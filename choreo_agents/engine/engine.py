@@ -10,13 +10,13 @@ import torch
 
 from choreo_agents.attention.backends import BackendName
 from choreo_agents.engine.adapters import read_loaded
+from choreo_agents.engine.adopting import Adopting
 from choreo_agents.engine.calls import Usage
 from choreo_agents.engine.core import EngineCore, Settings
 from choreo_agents.engine.desk import Desk
 from choreo_agents.engine.joining import Joining
 from choreo_agents.engine.lineage import LineageReport
 from choreo_agents.engine.memory_map import MemoryMap
-from choreo_agents.engine.merging import Merging
 from choreo_agents.engine.methods import MethodName
 from choreo_agents.engine.records import MessageRecord, records_of
 from choreo_agents.engine.scope import Scope, entered
@@ -30,7 +30,7 @@ from choreo_agents.sampling import Chosen
 from choreo_agents.tracing import EventSink, discard
 
 
-class Engine(Merging):
+class Engine(Adopting):
     """An in-process engine over a Hugging Face model.
 
     `prefill` and `decode` encode a message with attention to any encoded before, wherever the call places them. Calls

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import operator
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,6 +61,8 @@ class Intake:
         self._key = hmac.new(b"choreo", salt.encode(), hashlib.sha256).digest()
         self.tenant = hashlib.sha256(self._key).hexdigest()[:16]
         """Names the tenant in the ledger; does not tell the salt."""
+        self.seal = hmac.new(self._key, b"files", hashlib.sha256).digest()
+        """Signs the tenant's files."""
         self._repeats: OrderedDict[str, int] = OrderedDict()
 
     def find(self, handle: MessageHandle) -> Message:
@@ -140,9 +142,19 @@ class Intake:
     def identity(self, job: Job, tokens: tuple[int, ...]) -> str:
         """The id of the message that these tokens make in the job's place."""
         parents = [parent.handle.id for parent in job.parents]
-        return message_id(
-            self._key, self.encoder(job), tokens, parents, job.placement.relative(), job.placement.seen_since()
-        )
+        placement = job.placement
+        return self.name(self.encoder(job), tokens, parents, placement.relative(), placement.seen_since())
+
+    def name(
+        self,
+        encoder: str,
+        tokens: tuple[int, ...],
+        parents: Sequence[str],
+        relative: Sequence[int],
+        since: Sequence[int] = (),
+    ) -> str:
+        """The id of a message that descends from these ids, whether or not there are such (see `message_id`)."""
+        return message_id(self._key, encoder, tokens, parents, relative, since)
 
     def message(self, job: Job, tokens: tuple[int, ...], author: str | None, role: str | None, usage: Usage) -> Message:
         """The message that these tokens make in the job's place."""

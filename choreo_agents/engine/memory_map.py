@@ -43,6 +43,7 @@ class MemoryMap:
     restored_from_disk: int
     lost: int
     recomputed: int
+    adopted: int
 
     def as_object(self) -> dict[str, Any]:
         """The same as plain JSON."""
@@ -58,13 +59,14 @@ def author_memory(messages: Iterable[Message], memory: Memory) -> dict[str, Auth
     for author, theirs in by_author.items():
         tokens: dict[TierName, int] = dict.fromkeys(TIERS, 0)
         for message in theirs:
-            tokens[_tier(message.holding, memory)] += len(message.tokens)
+            tokens[tier_of(message.holding, memory)] += len(message.tokens)
         pinned = sum(len(m.tokens) for m in theirs if m.holding is not None and m.holding.pins)
         made[author] = AuthorMemory(len(theirs), sum(message.leases for message in theirs), tokens, pinned)
     return dict(sorted(made.items(), key=lambda item: (-sum(item[1].tokens.values()), item[0])))
 
 
-def _tier(holding: Holding | None, memory: Memory) -> TierName:
+def tier_of(holding: Holding | None, memory: Memory) -> TierName:
+    """The fastest tier that has it."""
     if holding is None or memory.lost(holding):
         return "lineage"
     if holding.segment is not None:

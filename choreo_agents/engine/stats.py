@@ -54,6 +54,8 @@ class EngineStats:
     """... left the last tier, ..."""
     recomputed: int = 0
     """... and were computed again from their lineage."""
+    adopted: int = 0
+    """Messages whose KV was encoded elsewhere and taken in (see `Engine.adopt`)."""
 
     @property
     def rows_per_step(self) -> float:

@@ -76,6 +76,8 @@ class Movements:
     recomputed: int = 0
     lost: int = 0
     """Messages that left the last tier, to be computed again when they are read."""
+    adopted: int = 0
+    """Messages whose KV was encoded elsewhere."""
 
 
 class Memory:

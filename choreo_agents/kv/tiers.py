@@ -193,10 +193,8 @@ class DiskTier:
 
     def _sweep(self) -> None:
         """Remove what a process that was killed has left half-written."""
-        for path in self.folder.glob("*.partial"):
-            with suppress(OSError):
-                if time.time() - path.stat().st_mtime > _ABANDONED_S:
-                    path.unlink()
+        for path in abandoned(self.folder):
+            path.unlink(missing_ok=True)
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """Last use, size and path of each file; other processes may remove some meanwhile."""
@@ -209,6 +207,16 @@ class DiskTier:
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.safetensors"
+
+
+def abandoned(folder: Path) -> list[Path]:
+    """Files that a process has left half-written: it was killed long ago."""
+    found: list[Path] = []
+    for path in folder.glob("*.partial"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                found.append(path)
+    return found
 
 
 def _checksum(parcel: Parcel) -> str:

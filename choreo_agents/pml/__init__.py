@@ -3,18 +3,23 @@
 from choreo_agents.pml.assembling import Assembly, FreshText, PlacedPiece, compile_prompt
 from choreo_agents.pml.building import Slot, assistant, module, module_of, slot, system, union, user
 from choreo_agents.pml.compiler import CompiledSchema, Piece, PieceKey, SlotUse, compile_schema
+from choreo_agents.pml.library import EncodedModule, SchemaLibrary
 from choreo_agents.pml.prompt import Prompt
 from choreo_agents.pml.schema import Schema
+from choreo_agents.pml.views import PromptView
 
 __all__ = [
     "Assembly",
     "CompiledSchema",
+    "EncodedModule",
     "FreshText",
     "Piece",
     "PieceKey",
     "PlacedPiece",
     "Prompt",
+    "PromptView",
     "Schema",
+    "SchemaLibrary",
     "Slot",
     "SlotUse",
     "assistant",

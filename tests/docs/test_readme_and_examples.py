@@ -180,6 +180,22 @@ def test_the_page_on_who_sees_what_runs() -> None:
     assert selected == [("b", "shared"), ("c", "reencoded")]
 
 
+def test_the_page_on_encoding_parts_of_prompts_once_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "prompt-cache.md").read_text()
+    folder = "/var/tmp/choreo-modules"
+    assert folder in page
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)).replace(folder, str(tmp_path))
+    names: dict[str, Any] = {}
+    exec(compile(code, "prompt-cache.md", "exec"), names)
+    first, second, *modules = capsys.readouterr().out.splitlines()
+    assert first.strip().startswith("Ann likes soup.") and numbers(second) == [42, 7]
+    assert {line.split()[-1] for line in modules} == {"device"}
+    assert {each.place for each in names["library"].modules("travel") if "oslo" in each.key} == {"disk"}
+    names["library"].close()
+    names["engine"].check()
+    names["engine"].close()
+
+
 @pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda p: p.name)
 def test_links_between_pages_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text()):

@@ -1,0 +1,117 @@
+"""Answers to assembled prompts: one or a batch, sync, async and streaming."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from choreo_agents.engine import Decode, Engine, StreamedToken
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.pml.prompt import Prompt
+from choreo_agents.pml.views import PromptView, release_all
+from choreo_agents.sampling import Sampling
+
+
+class Answering(ABC):
+    """What a library does with a prompt once it knows how to assemble one."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @abstractmethod
+    def assemble_all(self, prompts: Sequence[Prompt]) -> list[PromptView]: ...
+
+    @property
+    def engine(self) -> Engine:
+        """That encodes and answers."""
+        return self._engine
+
+    def assemble(self, prompt: Prompt) -> PromptView:
+        """Bring what a prompt imports to the device, and encode the rest of it.
+
+        Raises:
+            PMLError: Arguments longer than their slots, or a prompt longer than the model's context.
+            InvalidRequestError: Its schema is not registered, or another one of that name is.
+            CapacityError: Pinned messages leave no room now.
+        """
+        return self.assemble_all([prompt])[0]
+
+    async def aassemble(self, prompt: Prompt) -> PromptView:
+        """See `assemble`. If the awaiting task is cancelled, what was leased for it is given back."""
+        return (await self.aassemble_all([prompt]))[0]
+
+    async def aassemble_all(self, prompts: Sequence[Prompt]) -> list[PromptView]:
+        """See `assemble_all`."""
+        views: Future[list[PromptView]] = Future()
+        working = asyncio.to_thread(lambda: views.set_result(self.assemble_all(prompts)))
+        try:
+            await working
+        except asyncio.CancelledError:
+            # Its thread goes on.
+            views.add_done_callback(lambda done: release_all(done.result()))
+            raise
+        return views.result()
+
+    def generate(self, prompt: Prompt, sampling: Sampling | None = None, **options: Any) -> MessageHandle:
+        """Answer a prompt as the assistant.
+
+        Args:
+            prompt: Of a registered schema.
+            sampling: How tokens are chosen.
+            options: As of `engine.decode`; `author` names the speaker.
+
+        Returns:
+            A leased handle.
+
+        Raises:
+            See `assemble`.
+        """
+        return self.generate_all([prompt], sampling, **options)[0]
+
+    def generate_all(
+        self, prompts: Sequence[Prompt], sampling: Sampling | None = None, **options: Any
+    ) -> list[MessageHandle]:
+        """Answer several prompts as one batch: as many answers to each as `sampling.n`, one after the other."""
+        views = self.assemble_all(prompts)
+        try:
+            return self._engine.decode([self._decode(view, sampling, options) for view in views])
+        finally:
+            release_all(views)
+
+    async def agenerate(self, prompt: Prompt, sampling: Sampling | None = None, **options: Any) -> MessageHandle:
+        """See `generate`."""
+        return (await self.agenerate_all([prompt], sampling, **options))[0]
+
+    async def agenerate_all(
+        self, prompts: Sequence[Prompt], sampling: Sampling | None = None, **options: Any
+    ) -> list[MessageHandle]:
+        """See `generate_all`."""
+        views = await self.aassemble_all(prompts)
+        try:
+            return await self._engine.adecode([self._decode(view, sampling, options) for view in views])
+        finally:
+            release_all(views)
+
+    def stream(
+        self, prompt: Prompt, sampling: Sampling | None = None, **options: Any
+    ) -> Iterator[StreamedToken | MessageHandle]:
+        """Answer a prompt, yielding each token as it comes and the handle last."""
+        with self.assemble(prompt) as view:
+            yield from self._engine.stream(**vars(self._decode(view, sampling, options)))
+
+    async def astream(
+        self, prompt: Prompt, sampling: Sampling | None = None, **options: Any
+    ) -> AsyncGenerator[StreamedToken | MessageHandle]:
+        """See `stream`. Leaving the loop early cancels the answer."""
+        with await self.aassemble(prompt) as view:
+            async for each in self._engine.astream(**vars(self._decode(view, sampling, options))):
+                yield each
+
+    def _decode(self, view: PromptView, sampling: Sampling | None, options: dict[str, Any]) -> Decode:
+        chat = self._engine.chat
+        header = {"header": chat.header(options.get("author")), "closing": chat.turn_end}
+        seen: dict[str, Any] = {"parents": view.handles, "offsets": view.offsets, "new_offset": view.end}
+        return Decode(**(header | seen | {"sampling": sampling or Sampling()} | options))

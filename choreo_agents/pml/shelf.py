@@ -1,0 +1,274 @@
+"""Encoded texts, each in whichever memory has room for it, and brought to the device when they are read.
+
+device    the engine's KV memory
+host      the engine's host memory, if it was given any: what left the device
+disk      a folder of files: outlives the engine, and processes share it
+nowhere   encoded when it is next read
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from choreo_agents.engine import Engine
+from choreo_agents.errors import CapacityError, InvalidRequestError
+from choreo_agents.kv.archive import Archive
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.pml.slots import Place, Recipe, Slot, batches, levels, needed
+from choreo_agents.pml.writing import ArchiveWriter
+
+OnReady = Callable[[int], None]
+"""Told how many more tokens are ready to be read."""
+_TOGETHER = 4096
+"""Tokens that are encoded as one batch, about."""
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """Bytes that a shelf's texts may take; None: as many as the engine has."""
+
+    device: int | None = None
+    host: int | None = None
+
+
+class Shelf:
+    """Keeps encoded texts, the least recently used ones leaving a memory when it is full. May be used from any thread.
+
+    Its leases are of no scope; what it hands out is leased once more, for whoever asks.
+
+    Args:
+        engine: Encodes texts, and has them on the device and the host.
+        archive: Has them on disk; None: every process encodes them again.
+        budgets: Of device and host.
+    """
+
+    def __init__(self, engine: Engine, archive: Archive | None, budgets: Budgets) -> None:
+        self._engine = engine
+        # A twin that re-encodes text has nothing to keep.
+        self._archive = archive if engine.method == "choreo" else None
+        self._writer = None if self._archive is None else ArchiveWriter(engine, self._archive)
+        self._budgets = budgets
+        self._token_bytes = engine.model.adapter.geometry.bytes_per_token
+        self._together = min(_TOGETHER, engine.stats().kv_budget_bytes // self._token_bytes // 4)
+        self._lock = threading.RLock()
+        self._slots: dict[str, Slot] = {}
+        self._clock = itertools.count(1)
+        self._reads = ThreadPoolExecutor(2, "choreo-library-read")
+
+    def add(self, recipes: Iterable[Recipe]) -> None:
+        """Know texts, parents first; nothing is encoded. What is known under a key, and differs, is replaced."""
+        with self._lock:
+            for recipe in recipes:
+                parents = tuple(self._slots[parent] for parent in recipe.parents)
+                known = self._slots.get(recipe.key)
+                if known is None or known.recipe != recipe or known.parents != parents:
+                    self.remove([recipe.key])
+                    seen = [(parent.entry, parent.recipe.start) for parent in parents]
+                    entry = self._engine.entry_for(recipe.tokens, recipe.start, seen)
+                    self._slots[recipe.key] = Slot(recipe, parents, entry)
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Forget texts; their files stay."""
+        with self._lock:
+            for slot in (self._slots.pop(key, None) for key in keys):
+                if slot is not None:
+                    slot.removed = True
+                    slot.unpin(self._engine)
+                    if not slot.users:
+                        slot.give_up(self._engine)
+
+    @contextmanager
+    def brought(
+        self, keys: Iterable[str], on_ready: OnReady = lambda _: None, *, patient: bool = False
+    ) -> Iterator[dict[str, MessageHandle]]:
+        """Have texts, and what they attend to, ready to be read: from wherever they are, or encoded.
+
+        Files are read by threads of their own while what has none is encoded.
+
+        Args:
+            keys: Whose.
+            on_ready: Is told of progress.
+            patient: Write what was encoded, and keep to the budgets, before encoding more.
+
+        Yields:
+            Handles by key. The shelf's leases of them last as long as the block does: who needs them longer takes one.
+        """
+        with self._using(keys) as (asked, slots):
+            self._ready_all(slots, on_ready, patient=patient)
+            yield {key: slot.leased() for key, slot in asked.items()}
+
+    def pin(self, keys: Iterable[str]) -> None:
+        """Keep texts on the device; brings them there."""
+        with self._using(keys) as (asked, slots):
+            self._ready_all(slots)
+            self._engine.restore([slot.leased() for slot in asked.values()])
+            with self._lock:
+                for slot in asked.values():
+                    if not (slot.pinned or slot.removed):
+                        self._engine.pin(slot.leased())
+                        slot.pinned = True
+
+    def unpin(self, keys: Iterable[str]) -> None:
+        """Keep them there no longer."""
+        with self._lock:
+            for slot in (self._slots[key] for key in keys):
+                slot.unpin(self._engine)
+
+    def evict(self, keys: Iterable[str], *, files: bool = False) -> None:
+        """Give texts up on the device and the host; with `files`, on disk, too. What is pinned or needed now stays."""
+        if self._writer is not None:
+            self._writer.wait()
+        with self._lock:
+            for slot in (self._slots[key] for key in keys):
+                if not slot.users and not slot.pinned:
+                    slot.give_up(self._engine)
+                    if files and self._archive is not None:
+                        self._archive.drop(slot.entry.id)
+
+    def place(self, key: str) -> tuple[Place, bool]:
+        """The fastest memory that has a text, and whether it is pinned there."""
+        with self._lock:
+            slot = self._slots[key]
+            return self._place(slot), slot.pinned
+
+    def flush(self) -> None:
+        """Wait until all that was encoded is written; raises `OSError` if it cannot be."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Write what is to be written, and give everything up; files stay."""
+        if self._writer is not None:
+            self._writer.close()
+        self._reads.shutdown(wait=True)
+        self.remove(list(self._slots))
+
+    @contextmanager
+    def _using(self, keys: Iterable[str]) -> Iterator[tuple[dict[str, Slot], list[Slot]]]:
+        """Texts by key, and with all that they attend to, parents first; none is given up within the block."""
+        with self._lock:
+            asked = {key: self._slots[key] for key in keys}
+            slots = needed(asked.values())
+            for slot in slots:
+                slot.users += 1
+                slot.used = next(self._clock)
+        try:
+            yield asked, slots
+        finally:
+            with self._lock:
+                for slot in slots:
+                    slot.users -= 1
+                    if slot.removed and not slot.users:
+                        slot.give_up(self._engine)
+
+    def _ready_all(self, slots: Sequence[Slot], on_ready: OnReady = lambda _: None, *, patient: bool = False) -> None:
+        for level in levels(slots):
+            self._arrive(level, on_ready, patient=patient)
+        self._make_room()
+
+    def _arrive(self, level: Sequence[Slot], on_ready: OnReady, *, patient: bool) -> None:
+        """Have texts ready whose parents are; those that another call is at are waited for."""
+        mine, others = list[Slot](), dict[Slot, Future[None]]()
+        with self._lock:
+            for slot in level:
+                if slot.arriving is not None:
+                    others[slot] = slot.arriving
+                elif self._ready(slot):
+                    on_ready(slot.tokens)
+                else:
+                    slot.arriving = Future()
+                    mine.append(slot)
+        failure: BaseException | None = None
+        reading: dict[Slot, Future[bool]] = {}
+        try:
+            reading |= {slot: self._reads.submit(self._read, slot) for slot in mine if self._filed(slot)}
+            self._encode([slot for slot in mine if slot not in reading], on_ready, patient=patient)
+            unread = [slot for slot, done in reading.items() if not done.result()]
+            on_ready(sum(slot.tokens for slot in reading if slot not in unread))
+            self._encode(unread, on_ready, patient=patient)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            wait(reading.values())  # nobody else is to begin with them before
+            with self._lock:
+                for slot in mine:
+                    arriving, slot.arriving = slot.arriving, None
+                    assert arriving is not None
+                    if failure is None:
+                        arriving.set_result(None)
+                    else:
+                        arriving.set_exception(failure)
+        wait(others.values())
+        again = [slot for slot, done in others.items() if done.exception() is not None]
+        if again:
+            self._arrive(again, on_ready, patient=patient)
+        on_ready(sum(slot.tokens for slot in others if slot not in again))
+
+    def _ready(self, slot: Slot) -> bool:
+        """Whether it can be read as it is. What the engine would have to compute again is rather read from a file."""
+        tier = slot.tier(self._engine)
+        return tier is not None and (tier != "lineage" or not self._filed(slot))
+
+    def _filed(self, slot: Slot) -> bool:
+        return self._archive is not None and self._archive.has(slot.entry.id)
+
+    def _read(self, slot: Slot) -> bool:
+        """Take a text in from its file; whether that was good."""
+        assert self._archive is not None
+        found = self._archive.load(slot.entry)
+        if found is None:
+            return False
+        try:
+            with self._engine.unscoped():
+                slot.keep(self._engine, self._engine.adopt(slot.call(), *found))
+        except InvalidRequestError:
+            self._archive.set_aside(slot.entry.id)
+            return False
+        except CapacityError:
+            return False  # running calls need all memory: a prefill waits for it
+        return True
+
+    def _encode(self, slots: Sequence[Slot], on_ready: OnReady, *, patient: bool) -> None:
+        for together in batches(slots, self._together):
+            with self._engine.unscoped():
+                handles = self._engine.prefill([slot.call() for slot in together])
+                for slot, handle in zip(together, handles, strict=True):
+                    slot.keep(self._engine, handle)
+            if self._writer is not None:
+                self._writer.write(handles)
+            if patient:
+                self.flush()
+                self._make_room()
+            on_ready(sum(slot.tokens for slot in together))
+
+    def _place(self, slot: Slot) -> Place:
+        tier = slot.tier(self._engine)
+        if tier is not None and tier != "lineage":
+            return tier
+        return "disk" if self._filed(slot) else "nowhere"
+
+    def _make_room(self) -> None:
+        """Take what was longest not read off the device, then off the host, until both budgets are kept.
+
+        What is needed right now stays, however little room that leaves.
+        """
+        with self._lock:
+            for slot in self._over("device", self._budgets.device):
+                self._engine.evict([slot.leased()])
+            for slot in self._over("host", self._budgets.host):
+                slot.give_up(self._engine)
+
+    def _over(self, place: Place, budget: int | None) -> Iterator[Slot]:
+        """What has to leave a memory, the longest unused first."""
+        there = [] if budget is None else [slot for slot in self._slots.values() if self._place(slot) == place]
+        used = sum(slot.tokens for slot in there) * self._token_bytes
+        for slot in sorted(there, key=lambda slot: slot.used):
+            if budget is not None and used > budget and not (slot.pinned or slot.users):
+                used -= slot.tokens * self._token_bytes
+                yield slot

@@ -1,0 +1,133 @@
+"""Texts that are to be encoded once, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from choreo_agents.engine import Engine, Prefill
+from choreo_agents.engine.memory_map import TierName
+from choreo_agents.errors import HandleError
+from choreo_agents.kv.archive import Entry
+from choreo_agents.kv.handle import MessageHandle
+
+Place = Literal["device", "host", "disk", "nowhere"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A text that is to be encoded once."""
+
+    key: str
+    tokens: tuple[int, ...]
+    start: int
+    """The position of its first token."""
+    parents: tuple[str, ...] = ()
+    """Keys of the texts that it attends to, in order, each where its own recipe puts it."""
+    author: str | None = None
+    confidential: bool = False
+
+
+@dataclass(eq=False)
+class Slot:
+    """A recipe and what became of it."""
+
+    recipe: Recipe
+    parents: tuple[Slot, ...]
+    entry: Entry
+    """Its name, known before it is encoded."""
+    handle: MessageHandle | None = None
+    """With a lease of the shelf's."""
+    arriving: Future[None] | None = None
+    """Being encoded, or read from a file."""
+    users: int = 0
+    """Calls that need it right now: it is not given up."""
+    pinned: bool = False
+    removed: bool = False
+    used: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return len(self.recipe.tokens)
+
+    def leased(self) -> MessageHandle:
+        assert self.handle is not None, "it has not arrived"
+        return self.handle
+
+    def tier(self, engine: Engine) -> TierName | None:
+        """The fastest memory of the engine's that has it; None: it is not leased there, or was released by others."""
+        if self.handle is not None and not engine.holds(self.handle):
+            self.handle, self.pinned = None, False
+        if self.handle is None:
+            return None
+        return engine.tiers([self.handle])[0]
+
+    def keep(self, engine: Engine, handle: MessageHandle) -> None:
+        """Take a lease of no scope over; one is enough."""
+        assert handle.id == self.entry.id
+        self.give_up(engine)
+        self.handle = handle
+
+    def give_up(self, engine: Engine) -> None:
+        """Return the lease."""
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            with engine.unscoped(), suppress(HandleError):
+                engine.release(handle)
+
+    def unpin(self, engine: Engine) -> None:
+        """Let it leave the device."""
+        pinned, self.pinned = self.pinned, False
+        if pinned and self.handle is not None:
+            with suppress(HandleError):
+                engine.unpin(self.handle)
+
+    def call(self) -> Prefill:
+        """What encodes it, once its parents are there."""
+        handles, starts = [each.leased() for each in self.parents], [each.recipe.start for each in self.parents]
+        recipe = self.recipe
+        return Prefill(recipe.tokens, handles, starts, recipe.start, recipe.author, confidential=recipe.confidential)
+
+
+def needed(slots: Iterable[Slot]) -> list[Slot]:
+    """These and all that they attend to, each once, parents first."""
+    found: dict[Slot, None] = {}
+
+    def collect(slot: Slot) -> None:
+        if slot not in found:
+            for parent in slot.parents:
+                collect(parent)
+            found[slot] = None
+
+    for slot in slots:
+        collect(slot)
+    return list(found)
+
+
+def levels(slots: Iterable[Slot]) -> list[list[Slot]]:
+    """The same, parents in a level before."""
+    depths: dict[Slot, int] = {}
+    found: list[list[Slot]] = []
+    for slot in slots:
+        depth = 1 + max((depths[parent] for parent in slot.parents), default=-1)
+        depths[slot] = depth
+        if depth == len(found):
+            found.append([])
+        found[depth].append(slot)
+    return found
+
+
+def batches(slots: Sequence[Slot], most: int) -> Iterator[list[Slot]]:
+    """The same in parts of about so many tokens, or of one text."""
+    batch, tokens = list[Slot](), 0
+    for slot in slots:
+        batch.append(slot)
+        tokens += slot.tokens
+        if tokens >= most:
+            yield batch
+            batch, tokens = [], 0
+    if batch:
+        yield batch

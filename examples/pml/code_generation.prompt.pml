@@ -1,0 +1,5 @@
+<prompt schema="code-generation">
+  <unit/>
+  <owners/>
+  <user>What does Pia have?</user>
+</prompt>

@@ -1,0 +1,372 @@
+"""Encoded texts in every memory: brought back bit by bit, within budgets, from files that are never trusted."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import MakeEngine
+
+from choreo_agents import Engine, Sampling
+from choreo_agents.kv.tiers import Parcel
+from choreo_agents.pml.shelf import Budgets, Shelf
+from choreo_agents.pml.slots import Recipe
+
+TOKEN = 2 * 3 * 2 * 16 * 4
+"""Bytes of keys and values of one token of the tiny model."""
+
+
+def tokens(seed: int, count: int = 32) -> tuple[int, ...]:
+    rng = random.Random(seed)
+    return tuple(rng.randrange(3, 360) for _ in range(count))
+
+
+ROOT, LEFT, RIGHT = (
+    Recipe("root", tokens(0), 0),
+    Recipe("left", tokens(1), 32, ("root",)),
+    Recipe("right", tokens(2), 64, ("root",)),
+)
+INNER = Recipe("inner", tokens(3), 100, ("root", "left"))
+ALL = [ROOT, LEFT, RIGHT, INNER]
+KEYS = [recipe.key for recipe in ALL]
+
+MakeShelf = Callable[..., tuple[Engine, Shelf]]
+
+
+@pytest.fixture
+def make_shelf(make_engine: MakeEngine) -> Iterator[MakeShelf]:
+    with ExitStack() as stack:
+
+        def make(folder: Path | None = None, budgets: Budgets | None = None, **options: Any) -> tuple[Engine, Shelf]:
+            engine = make_engine(**options)
+            shelf = Shelf(engine, None if folder is None else engine.archive(folder), budgets or Budgets())
+            shelf.add(ALL)
+            stack.callback(shelf.close)
+            return engine, shelf
+
+        yield make
+
+
+def kv(engine: Engine, shelf: Shelf, key: str) -> Parcel:
+    with shelf.brought([key]) as handles:
+        return engine.read_kv(handles[key])
+
+
+def same(one: Parcel, other: Parcel) -> bool:
+    return torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values)
+
+
+def files(folder: Path, suffix: str = ".safetensors") -> list[Path]:
+    return sorted(folder.rglob(f"*{suffix}"))
+
+
+def test_texts_are_encoded_once_after_their_parents(make_shelf: MakeShelf) -> None:
+    engine, shelf = make_shelf()
+    assert {shelf.place(key)[0] for key in KEYS} == {"nowhere"}
+    ready: list[int] = []
+    with shelf.brought(["inner"], ready.append) as handles:
+        assert list(handles) == ["inner"] and sum(ready) == 96
+        seen = [engine.tokens(handle) for handle in engine.ancestors(handles["inner"])]
+    assert sorted(seen) == sorted([list(ROOT.tokens), list(LEFT.tokens)])
+    assert [shelf.place(key)[0] for key in KEYS] == ["device", "device", "nowhere", "device"]
+    with shelf.brought(KEYS):
+        assert engine.stats().tokens_encoded == 128
+    assert engine.stats().leases == 4
+
+
+def test_a_sibling_changes_no_bit_of_a_text(make_shelf: MakeShelf) -> None:
+    one_engine, one = make_shelf()
+    other_engine, other = make_shelf()
+    other.add([Recipe("right", tokens(77, 40), 64, ("root",))])
+    with one.brought(KEYS), other.brought(KEYS):
+        assert all(same(kv(one_engine, one, key), kv(other_engine, other, key)) for key in ("root", "left", "inner"))
+        assert kv(one_engine, one, "right").keys.shape != kv(other_engine, other, "right").keys.shape
+    other.add([Recipe("root", tokens(78), 0), LEFT, RIGHT, INNER])
+    assert {other.place(key)[0] for key in KEYS} == {"nowhere"}, "what attends to it is another text, too"
+    with other.brought(KEYS):
+        assert not same(kv(one_engine, one, "inner"), kv(other_engine, other, "inner"))
+        assert other_engine.stats().messages == 4
+
+
+def test_files_give_other_engines_the_same_bits(make_shelf: MakeShelf, tmp_path: Path) -> None:
+    engine, shelf = make_shelf(tmp_path)
+    wanted = {key: kv(engine, shelf, key) for key in KEYS}
+    shelf.flush()
+    assert len(files(tmp_path)) == 4
+    again, other = make_shelf(tmp_path)
+    assert {other.place(key)[0] for key in KEYS} == {"disk"}
+    assert all(same(kv(again, other, key), wanted[key]) for key in reversed(KEYS))
+    assert again.stats().tokens_encoded == 0 and again.stats().adopted == 4
+
+
+def test_what_was_evicted_is_read_again_and_not_computed(make_shelf: MakeShelf, tmp_path: Path) -> None:
+    engine, shelf = make_shelf(tmp_path)
+    wanted = {key: kv(engine, shelf, key) for key in KEYS}
+    shelf.evict(["left", "inner"])
+    assert [shelf.place(key)[0] for key in KEYS] == ["device", "disk", "device", "disk"]
+    assert engine.stats().messages == 2
+    assert all(same(kv(engine, shelf, key), wanted[key]) for key in KEYS)
+    with shelf.brought(["right"]) as handles:
+        engine.evict(list(handles.values()))  # the engine needs its memory for something else
+        assert shelf.place("right")[0] == "disk"
+        assert same(kv(engine, shelf, "right"), wanted["right"])
+    assert engine.stats().tokens_encoded == 128 and engine.stats().recomputed == 0 and engine.stats().leases == 4
+    shelf.evict(KEYS, files=True)
+    assert files(tmp_path) == [] and {shelf.place(key)[0] for key in KEYS} == {"nowhere"}
+    assert same(kv(engine, shelf, "root"), wanted["root"])
+    assert engine.stats().tokens_encoded == 160
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-64], lambda data: data[:-1] + b"\x55", lambda _: b""])
+def test_broken_files_are_set_aside_and_their_texts_encoded_again(
+    make_shelf: MakeShelf, tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    engine, shelf = make_shelf(tmp_path)
+    wanted = {key: kv(engine, shelf, key) for key in KEYS}
+    shelf.flush()
+    names = files(tmp_path)
+    for path in names[:3]:
+        path.write_bytes(damage(path.read_bytes()))
+    again, other = make_shelf(tmp_path)
+    assert all(same(kv(again, other, key), wanted[key]) for key in KEYS)
+    assert again.stats().tokens_encoded == 96 and again.stats().adopted == 1
+    other.flush()
+    assert len(files(tmp_path, ".broken")) == 3 and files(tmp_path) == names
+    third, last = make_shelf(tmp_path)
+    assert all(same(kv(third, last, key), wanted[key]) for key in KEYS) and third.stats().adopted == 4
+
+
+def test_the_file_of_another_text_is_not_taken_for_its_own(make_shelf: MakeShelf, tmp_path: Path) -> None:
+    twin = Recipe("twin", tokens(9), 32, ("root",))  # in the place of `left`, as members of a union are
+    engine, shelf = make_shelf(tmp_path)
+    shelf.add([twin])
+    wanted = kv(engine, shelf, "twin")
+    with shelf.brought(["left", "twin"]) as handles:
+        shelf.flush()
+        left, own = (next(tmp_path.rglob(f"{handle.id}.safetensors")) for handle in handles.values())
+    own.write_bytes(left.read_bytes())
+    again, other = make_shelf(tmp_path)
+    other.add([twin])
+    assert same(kv(again, other, "twin"), wanted)
+    assert again.stats().tokens_encoded == 32 and files(tmp_path, ".broken") == [own.with_suffix(".broken")]
+
+
+def test_budgets_take_the_longest_unused_out_first(make_shelf: MakeShelf, tmp_path: Path) -> None:
+    budgets = Budgets(device=64 * TOKEN, host=32 * TOKEN)
+    engine, shelf = make_shelf(tmp_path, budgets, host_bytes=1 << 20)
+    for key in ("right", "left", "root"):
+        with shelf.brought([key]):
+            pass
+    shelf.flush()
+    assert [shelf.place(key)[0] for key in ("root", "left", "right")] == ["device", "device", "host"]
+    with shelf.brought(["right"]):
+        pass
+    with shelf.brought(["inner"]):
+        needed = {shelf.place(key)[0] for key in ("root", "left", "inner")}
+        assert needed == {"device"}, "more than the budget, while it is needed"
+    shelf.flush()
+    with shelf.brought(["root"]):
+        pass
+    places = [shelf.place(key)[0] for key in KEYS]
+    assert places.count("device") == 2 and places.count("host") <= 1 and "disk" in places
+    with shelf.brought(["left"]) as handles:
+        engine.evict([handles["left"]])
+        assert shelf.place("left")[0] == "host"
+    shelf.pin(["left"])
+    for key in ("inner", "right", "root", "inner"):
+        with shelf.brought([key]):
+            pass
+    assert shelf.place("left") == ("device", True)
+    shelf.evict(KEYS)
+    assert shelf.place("left")[0] == "device" and engine.stats().messages == 1
+    shelf.unpin(["left"])
+    shelf.evict(KEYS)
+    assert engine.stats().messages == 0 and engine.stats().kv_bytes == engine.stats().host_bytes == 0
+
+
+def test_a_library_larger_than_the_memory_is_encoded_and_written(make_shelf: MakeShelf, tmp_path: Path) -> None:
+    engine, shelf = make_shelf(tmp_path, kv_budget_bytes=256 * TOKEN)
+    many = [Recipe(f"text {number}", tokens(10 + number, 60), 0) for number in range(12)]
+    shelf.add(many)
+    with shelf.brought([recipe.key for recipe in many], patient=True):
+        pass
+    assert len(files(tmp_path)) == 12 and engine.stats().tokens_encoded == 720
+    again, other = make_shelf(tmp_path, kv_budget_bytes=256 * TOKEN)
+    other.add(many)
+    for recipe in many:
+        with other.brought([recipe.key]):
+            pass
+    assert again.stats().tokens_encoded == 0
+
+
+def test_scopes_of_callers_leave_the_leases_alone(make_shelf: MakeShelf) -> None:
+    engine, shelf = make_shelf()
+    with engine.scope(), shelf.brought(KEYS) as handles:
+        kept = handles["left"]
+    assert engine.holds(kept) and engine.stats().leases == 4
+    with engine.scope(), shelf.brought(["left"]) as handles:
+        engine.lease(list(handles.values()))
+        shelf.remove(["left"])
+        assert engine.holds(kept)
+    assert not engine.holds(kept)
+
+
+def test_calls_from_many_threads_encode_everything_once(make_shelf: MakeShelf, tmp_path: Path) -> None:
+    engine, shelf = make_shelf(tmp_path)
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            rng = random.Random(number)
+            for _ in range(20):
+                with shelf.brought(rng.sample(KEYS, 2)) as handles:
+                    for key, handle in handles.items():
+                        assert engine.tokens(handle) == list(ALL[KEYS.index(key)].tokens)
+                if number == 0:
+                    shelf.evict(rng.sample(KEYS, 1))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    shelf.flush()
+    assert engine.stats().leases <= 4 and len(files(tmp_path)) == 4
+    assert engine.stats().tokens_encoded == 128, "what left was read from its file"
+
+
+def test_one_that_fails_does_not_fail_others_that_wait_for_it(
+    make_shelf: MakeShelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, shelf = make_shelf()
+    inside, go_on, prefill = threading.Event(), threading.Event(), engine.prefill
+
+    def failing(*args: Any) -> Any:
+        monkeypatch.setattr(engine, "prefill", prefill)
+        inside.set()
+        go_on.wait(10)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "prefill", failing)
+    ended: list[str] = []
+
+    def first() -> None:
+        with pytest.raises(KeyboardInterrupt), shelf.brought(["root"]):
+            pass
+        ended.append("first")
+
+    def second() -> None:
+        with shelf.brought(["root"]):
+            ended.append("second")
+
+    threads = [threading.Thread(target=each) for each in (first, second)]
+    threads[0].start()
+    assert inside.wait(10)
+    threads[1].start()
+    while shelf._slots["root"].users < 2:
+        time.sleep(0.002)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(ended) == ["first", "second"] and shelf.place("root")[0] == "device"
+
+
+OTHER_PROCESS = """
+import json, sys
+import torch
+from choreo_agents import Engine
+from choreo_agents.pml.shelf import Budgets, Shelf
+from choreo_agents.pml.slots import Recipe
+model, folder, recipes = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+torch.set_num_threads(1)
+with Engine.load(model, kv_budget_bytes=1 << 23) as engine:
+    shelf = Shelf(engine, engine.archive(folder), Budgets())
+    shelf.add([Recipe(key, tuple(tokens), start, tuple(parents)) for key, tokens, start, parents in recipes])
+    print("ready", flush=True)
+    sys.stdin.readline()
+    with shelf.brought([recipe[0] for recipe in recipes]) as handles:
+        sums = [engine.read_kv(handle).keys.double().sum().item() for handle in handles.values()]
+    shelf.close()
+    print(json.dumps([engine.stats().tokens_encoded, engine.stats().adopted, sums]))
+"""
+
+
+@pytest.mark.timeout(600)
+def test_processes_share_a_folder(make_shelf: MakeShelf, tiny_path: Path, tmp_path: Path) -> None:
+    written = json.dumps([[r.key, r.tokens, r.start, r.parents] for r in ALL])
+    command = [sys.executable, "-c", OTHER_PROCESS, str(tiny_path), str(tmp_path), written]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdin is not None and process.stdout.readline() == "ready\n"
+        engine, shelf = make_shelf(tmp_path)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        sums = [kv(engine, shelf, key).keys.double().sum().item() for key in KEYS]
+        encoded, adopted, theirs = json.loads(process.stdout.readline())
+    assert encoded + 32 * adopted == 128 and theirs == sums, "at the same time: neither trips over the other"
+    shelf.flush()
+    assert len(files(tmp_path)) == 4 and not files(tmp_path, ".broken") and not files(tmp_path, ".partial")
+    again, other = make_shelf(tmp_path)
+    assert [kv(again, other, key).keys.double().sum().item() for key in KEYS] == sums
+    assert again.stats().tokens_encoded == 0, "afterwards: nothing is encoded"
+
+
+def test_a_twin_that_reencodes_text_writes_nothing(make_shelf: MakeShelf, tmp_path: Path) -> None:
+    engine, shelf = make_shelf(tmp_path, method="baseline")
+    with shelf.brought(KEYS) as handles:
+        engine.decode([7], list(handles.values()), sampling=Sampling(forced=(5,)))
+    shelf.flush()
+    assert files(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_written_is_told(make_shelf: MakeShelf, tmp_path: Path) -> None:
+    engine, shelf = make_shelf(tmp_path)
+    [folder] = [path for path in tmp_path.rglob("*") if path.is_dir() and not list(path.iterdir())]
+    folder.rmdir()
+    folder.write_text("no folder")
+    with shelf.brought(KEYS):
+        assert engine.stats().tokens_encoded == 128, "it serves all the same"
+    with pytest.raises(OSError):
+        shelf.flush()
+    shelf.flush()
+
+
+def test_leases_that_others_have_dropped_are_taken_again(make_shelf: MakeShelf, tmp_path: Path) -> None:
+    engine, shelf = make_shelf(tmp_path)
+    shelf.pin(["left"])
+    with shelf.brought(["root", "left"]) as handles:
+        pass
+    shelf.flush()
+    for handle in handles.values():
+        engine.release(handle)
+    assert shelf.place("left") == ("disk", False)
+    with shelf.brought(["left"]) as again:
+        assert again["left"] == handles["left"] and engine.tokens(again["left"]) == list(LEFT.tokens)
+    assert engine.stats().leases == 2
+    shelf.remove(KEYS)
+    assert engine.stats().leases == 0
+
+
+def test_eviction_is_not_kept_from_by_a_folder_that_cannot_be_written(make_shelf: MakeShelf, tmp_path: Path) -> None:
+    engine, shelf = make_shelf(tmp_path)
+    [folder] = [path for path in tmp_path.rglob("*") if path.is_dir() and not list(path.iterdir())]
+    folder.rmdir()
+    folder.write_text("no folder")
+    with shelf.brought(["root"]):
+        pass
+    shelf.evict(["root"])
+    assert engine.stats().messages == 0
+    with pytest.raises(OSError):
+        shelf.flush()
