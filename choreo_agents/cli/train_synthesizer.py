@@ -71,6 +71,10 @@ def synthesizer(
             show_default=False,
         ),
     ] = None,
+    boundaries: Annotated[
+        bool,
+        typer.Option(help="Let the synthesizer read a boundary behind each branch: what a next turn would start with."),
+    ] = True,
     imitation: Annotated[
         float,
         typer.Option(min=0.0, max=1.0, help="Share of the loss that compares with the text twin's distributions."),
@@ -126,7 +130,7 @@ def synthesizer(
         usual = EMBEDDED_RATE if loaded.speaks_embedded else USUAL_RATE
         rate = usual if learning_rate is None else learning_rate
         settings = TuneSettings(
-            rank=rank, mapper_rank=mapper_rank, alpha=alpha,
+            rank=rank, mapper_rank=mapper_rank, alpha=alpha, boundaries=boundaries,
             dropout=dropout if dropout is not None else 0.0 if own is None else 0.05, learning_rate=rate,
             mapper_learning_rate=4 * rate / 3, final_rate=0.0, epochs=epochs or (QUICK_EPOCHS if quick else EPOCHS),
             batch_tokens=batch_tokens, patience=patience, imitation=imitation, checkpointed=checkpointed, seed=seed,

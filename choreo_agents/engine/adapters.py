@@ -12,6 +12,7 @@ from choreo_agents.kv.tiers import Stored
 from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from choreo_agents.models.lora import LoraAdapter
+from choreo_agents.synthesis.boundaries import read_merging
 from choreo_agents.synthesis.mapper import MAPPER_FILE, CacheMapper, load_mapper
 
 BASE = "base"
@@ -27,6 +28,8 @@ class Loaded:
     mapper: CacheMapper | None
     mapper_key: str = ""
     """The mapper's fingerprint; of one that rounds, with `.int8` after it."""
+    boundaries: bool = False
+    """Whether it reads boundaries of branches (see `synthesis.boundaries`)."""
 
     @property
     def name(self) -> str:
@@ -37,6 +40,10 @@ class Loaded:
     def lora_key(self) -> str:
         """The adapter's fingerprint; empty if there is none."""
         return "" if self.lora is None else self.lora.fingerprint
+
+    def does_as(self, other: Loaded) -> bool:
+        """Whether both do the same."""
+        return (self.lora_key, self.mapper_key, self.boundaries) == (other.lora_key, other.mapper_key, other.boundaries)
 
 
 class AdapterRegistry:
@@ -98,7 +105,7 @@ class AdapterRegistry:
                 f"an adapter cannot be called {name!r}: give it another name, load_adapter(folder, name)"
             )
         known = self._of(tenant).get(name)
-        if known is not None and (known.lora_key, known.mapper_key) != (loaded.lora_key, loaded.mapper_key):
+        if known is not None and not known.does_as(loaded):
             own = name in self._by_tenant.get(tenant, {})
             whose = f"that of {str(known.folder)!r}" if own else "the engine's own"
             raise AdapterError(f"another adapter is called {name!r}, {whose}: name this otherwise")
@@ -119,6 +126,11 @@ class AdapterRegistry:
         """The same of its mapper; empty if it has none."""
         loaded = self._find(name, tenant)
         return "" if loaded is None else loaded.mapper_key
+
+    def boundaries(self, name: str | None, tenant: str) -> bool:
+        """Whether it reads boundaries of branches."""
+        loaded = self._find(name, tenant)
+        return loaded is not None and loaded.boundaries
 
     def name_of(self, lora_key: str, tenant: str) -> str | None:
         """What a tenant calls an adapter first; None for the model alone."""
@@ -168,4 +180,4 @@ def read_loaded(model: ModelAdapter, folder: str | Path, stored: Stored = "full"
         found = replace(found, mapper=mapper.to(model.device), mapper_key=key)
     if found.mapper is None or (folder / CONFIG_FILE).is_file() or (folder / WEIGHTS_FILE).is_file():
         found = replace(found, lora=model.read_adapter(folder))
-    return found
+    return replace(found, boundaries=read_merging(folder).boundaries)

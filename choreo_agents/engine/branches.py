@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from choreo_agents.engine.adapters import BASE
+from choreo_agents.engine.calls import Prefill
 from choreo_agents.engine.desk import Desk
 from choreo_agents.engine.ledger import Message
 from choreo_agents.engine.scope import Scope
@@ -22,6 +23,27 @@ def maps(desk: Desk, adapter: str | None) -> bool:
     core = desk.core
     with core.lock:
         return bool(core.adapters.mapper_key(adapter, desk.tenant)) and core.method.keeps_kv
+
+
+def boundaries(
+    desk: Desk,
+    branches: Sequence[MessageHandle],
+    trunk: Sequence[MessageHandle],
+    offsets: Sequence[int | None],
+    adapter: str | None,
+) -> list[Prefill]:
+    """For each branch, what an adapter reads behind it (see `Merging.boundaries`)."""
+    core = desk.core
+    with core.lock:
+        if not (core.adapters.boundaries(adapter, desk.tenant) and core.method.keeps_kv):
+            return []
+        said = [desk.find(branch).tokens for branch in branches]
+    end = max((at + handle.length for handle, at in zip(trunk, offsets, strict=True) if at is not None), default=0)
+    starts = [core.model.opening(tokens) for tokens in said]
+    return [
+        Prefill(start, [*trunk, branch], [*offsets, end], end + branch.length, adapter=adapter)
+        for start, branch in zip(starts, branches, strict=True)
+    ]
 
 
 def shared_trunk(desk: Desk, branches: Sequence[MessageHandle], scope: Scope | None) -> list[MessageHandle]:

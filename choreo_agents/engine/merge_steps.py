@@ -114,6 +114,12 @@ class MergeSteps:
             placed = anchored(strategy, [h.length for h in shared], [h.length for h in shown], depths)
             handles, offsets = [*shared, *shown], list[int | None]([*placed.trunk, *placed.branches])
             end = placed.end
+            behind = [] if strategy == "text" else lineages.boundaries(desk, shown, shared, placed.trunk, adapter)
+            if behind:
+                starts = yield behind
+                made += starts
+                handles += starts
+                offsets += [at + branch.length for at, branch in zip(placed.branches, shown, strict=True)]
             if len(prompt):
                 words = desk.core.model.chat.turn("user", prompt) if isinstance(prompt, str) else prompt
                 asker = f"{author}.system" if author else None

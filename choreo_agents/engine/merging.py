@@ -10,7 +10,7 @@ from typing import Any
 
 from choreo_agents.engine import branches as lineages
 from choreo_agents.engine.calling import Calling
-from choreo_agents.engine.calls import Content, Decode
+from choreo_agents.engine.calls import Content, Decode, Prefill
 from choreo_agents.engine.desk import Answer
 from choreo_agents.engine.merge_steps import SHORTER, Calls, MergedView, MergeSteps
 from choreo_agents.engine.scope import Scope
@@ -72,6 +72,32 @@ class Merging(Calling):
             AdapterError: There is no such adapter.
         """
         return lineages.maps(self._desk, adapter)
+
+    def boundaries(
+        self,
+        branches: Sequence[MessageHandle],
+        trunk: Sequence[MessageHandle],
+        offsets: Sequence[int],
+        adapter: str | None = None,
+    ) -> list[Prefill]:
+        """What an adapter's synthesizer reads behind each branch: the opening of a next turn, after trunk and branch.
+
+        `merge` takes care of it. Whoever places branches by hand prefills it, and shows it where the branch ends.
+
+        Args:
+            branches: As they are shown, mapped or not.
+            trunk: What is shown before all of them, ...
+            offsets: ... and where.
+            adapter: The synthesizer's; None: the engine's own.
+
+        Returns:
+            One call for each branch; none if the adapter was not trained with boundaries, or the method keeps no KV.
+
+        Raises:
+            AdapterError: There is no such adapter.
+            HandleError: A branch is unknown, released, or another model's.
+        """
+        return lineages.boundaries(self._desk, branches, trunk, offsets, adapter)
 
     async def asummaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
         """What each branch's speaker says when asked to be short, after all that it has seen and said.

@@ -92,14 +92,19 @@ async def play_synthesis(
         lengths = [(start, branch.length) for start, branch in zip(starts, branches, strict=True)]
         shared, anchors, end = place_branches(layout, [handle.length for handle in trunk], lengths)
         early = len(shown) - (0 if late is None else late.branches)
+        behind = await play.boundaries(shown, anchors, trunk, shared, adapter)
         view, offsets = [*trunk, *shown[:early]], [*shared, *anchors[:early]]
+        for handle, at in behind[:early]:
+            view.append(handle)
+            offsets.append(at)
         for message in parts.asks:
             view.append(await play.prefill(message, view, offsets, end, adapter))
             offsets.append(end)
             end += view[-1].length
         call = play.decode(parts.answer, view, offsets, end, adapter)
         if late is not None and late.after is not None:
-            call = play.joined(call, list(zip(shown[early:], anchors[early:], strict=True)), late.after)
+            coming = [*zip(shown[early:], anchors[early:], strict=True), *behind[early:]]
+            call = play.joined(call, coming, late.after)
         [answer] = await engine.adecode([call])
         await play.keep(answer)
         sampled = [chosen.token for chosen in engine.logprobs(answer)]
@@ -165,6 +170,20 @@ class _Play:
             self.spoken = dict(zip(calls, said, strict=True))
         made |= self.spoken
         return starts, [made[branch.words.name] for branch in branches]
+
+    async def boundaries(
+        self,
+        shown: Sequence[MessageHandle],
+        anchors: Sequence[int],
+        trunk: Sequence[MessageHandle],
+        offsets: Sequence[int],
+        adapter: str | None,
+    ) -> list[tuple[MessageHandle, int]]:
+        """What the adapter reads behind each branch, and where that is."""
+        calls = self.engine.boundaries(shown, trunk, offsets, adapter)
+        handles = await self.engine.aprefill(calls) if calls else []
+        self.held += handles
+        return [(handle, at + each.length) for handle, at, each in zip(handles, anchors, shown, strict=False)]
 
     def decode(
         self,

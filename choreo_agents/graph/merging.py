@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import HandleError
+from choreo_agents.graph.bound import BoundEngine
+from choreo_agents.graph.placing import PlacedView
 from choreo_agents.graph.view import Seen, source_of_author
 from choreo_agents.kv.handle import MessageHandle
 
@@ -54,3 +56,34 @@ async def stand_ins(
                 engine.release(handle)
         raise
     return {handle.id: stand for handle, stand in zip(merged, shown, strict=True)}, made
+
+
+async def read_boundaries(
+    engine: BoundEngine, view: PlacedView, merged: Collection[MessageHandle], adapter: str | None, first: int = 0
+) -> list[MessageHandle]:
+    """Show what a synthesizer's adapter reads behind each branch (see `Engine.boundaries`), if it reads that.
+
+    Nothing moves for it: what follows starts where it would have started.
+
+    Args:
+        engine: The reader's.
+        view: With the branches in it.
+        merged: They, as they are shown.
+        adapter: The reader's.
+        first: The place in the view of the first branch to read behind; all before it have been.
+
+    Returns:
+        What was encoded, each with a lease.
+    """
+    shown = {handle.id for handle in merged}
+    places = [place for place, handle in enumerate(view.handles) if handle.id in shown]
+    behind = [place for place in places if place >= first]
+    if not behind:
+        return []
+    trunk, branches = slice(places[0]), [view.handles[place] for place in behind]
+    calls = engine.engine.boundaries(branches, view.handles[trunk], view.offsets[trunk], adapter)
+    made = await engine.aprefill(calls)
+    for handle, place in zip(made, behind, strict=False):
+        view.offsets.append(view.offsets[place] + view.handles[place].length)
+        view.handles.append(handle)
+    return made

@@ -22,7 +22,7 @@ from choreo_agents.graph.inputs import (
     turn_of,
     writer_of,
 )
-from choreo_agents.graph.merging import Merging, stand_ins
+from choreo_agents.graph.merging import Merging, read_boundaries, stand_ins
 from choreo_agents.graph.placing import PlacedView
 from choreo_agents.graph.reencoding import named_context
 from choreo_agents.graph.rules import ReaderRules
@@ -106,6 +106,7 @@ class Reading:
             await self._show(view, group)
             ids = [entry["message_id"] for chain in group for entry, _ in chain]
             self.seen += [mirrors[each] for each in ids if each in mirrors]
+        self._copies += await read_boundaries(self.bound, view, self._merged.values(), self.adapter)
         return view
 
     async def late(
@@ -131,6 +132,8 @@ class Reading:
             asked = (entry.get("prompt") or {}).get("length", 0) if self._is_own(entry) else 0
             there.end = place(asked + entry["handle"]["length"], parallel=self.is_parallel)
             await self._append(there, entry, rule)
+            first = len(view.handles)
+            self._copies += await read_boundaries(self.bound, there, self._merged.values(), self.adapter, first)
             for at in range(len(view.handles), len(there.handles)):
                 yield entry, there.handles[at], there.offsets[at]
 

@@ -87,6 +87,10 @@ class ChatFormat:
         """
         return self.assistant.opening(name).rstrip(" ")
 
+    def start(self, role: Role) -> str:
+        """What a nameless turn starts with, without the space before its first word."""
+        return {"system": self.system, "user": self.user, "assistant": self.assistant}[role].opening(None).rstrip(" ")
+
     @property
     def turn_end(self) -> str:
         """What closes an assistant turn."""

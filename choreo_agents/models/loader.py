@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from choreo_agents.errors import InvalidRequestError, UnsupportedModelError
 from choreo_agents.models.adapter import ModelAdapter, max_positions
-from choreo_agents.models.chat import ChatFormat
+from choreo_agents.models.chat import ChatFormat, Role
 from choreo_agents.models.discovery import discover_attention
 from choreo_agents.models.embedded import WEIGHTS
 from choreo_agents.models.embedded.tokenizer import build_tokenizer
@@ -51,6 +51,13 @@ class LoadedModel:
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; none are added."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def opening(self, tokens: Sequence[int]) -> str:
+        """What the turn that a message is starts with, before a name or a word; of what is none, an assistant's."""
+        roles: tuple[Role, ...] = ("assistant", "user", "system")
+        starts = {role: self.encode(self.chat.start(role)) for role in roles}
+        begun = [role for role in roles if [*tokens[: len(starts[role])]] == starts[role]]
+        return self.chat.start(max(begun, key=lambda role: len(starts[role]), default="assistant"))
 
     def decode(self, tokens: list[int], *, special: bool = True) -> str:
         """Text of token ids, with or without special tokens."""

@@ -16,7 +16,16 @@ from choreo_agents.errors import InvalidRequestError, TrainingError
 from choreo_agents.evaluation.placing import SynthesisLayout
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.synthesis_data import QUESTIONS, Views
-from choreo_agents.training.synthesis_traces import ROOT, Fan, Span, asked_together, cache_trace, span, text_trace
+from choreo_agents.training.synthesis_traces import (
+    ROOT,
+    Fan,
+    Span,
+    asked_together,
+    boundaries_of,
+    cache_trace,
+    span,
+    text_trace,
+)
 from choreo_agents.training.trace import Trace
 from choreo_agents.training.tuned import TUNED, Tuned
 from choreo_agents.training.tuning import Example
@@ -80,7 +89,12 @@ class OwnMerges:
     def held_out_traces(self, layouts: Sequence[SynthesisLayout], tuned: Tuned) -> list[Trace]:
         """Those that judge, in every layout."""
         mapped, adapter = tuned.mapper is not None, TUNED if tuned.lora is not None else None
-        return [cache_trace(fan, layout, mapped=mapped, adapter=adapter) for fan in self.held_out for layout in layouts]
+        behind = tuned.settings.boundaries
+        return [
+            cache_trace(fan, layout, mapped=mapped, adapter=adapter, boundaries=behind)
+            for fan in self.held_out
+            for layout in layouts
+        ]
 
 
 def read_merges(
@@ -155,7 +169,8 @@ def fan_of_merge(model: LoadedModel, merge: Merge, *, id: str) -> Fan:  # noqa: 
         branches.append((tuple(private), words))
     asked = [span(model, "ask", "user", merge.ask)] if merge.ask else []
     answer = span(model, "answer", "assistant", merge.answer, merge.name, learn=True)
-    return Fan(id, (*root, *trunk), tuple(branches), (*asked, answer))
+    behind = boundaries_of(model, [words for _, words in branches])
+    return Fan(id, (*root, *trunk), tuple(branches), (*asked, answer), behind)
 
 
 class OwnExamples:
@@ -174,8 +189,9 @@ class OwnExamples:
     ) -> None:
         self._fans, self._seed = merges.train, seed
         adapter = TUNED if tuned.lora is not None else None
-        self._views = Views(layouts=layouts, mapped=tuned.mapper is not None, adapter=adapter, text=taught)
-        said = repr([merges.train, layouts, self._views.mapped, adapter])
+        behind = tuned.settings.boundaries
+        self._views = Views(layouts, tuned.mapper is not None, adapter, behind, taught)
+        said = repr([merges.train, layouts, self._views.mapped, adapter, behind])
         self.digest = hashlib.sha256(said.encode()).hexdigest()
 
     def epoch(self, number: int) -> Sequence[Example]:

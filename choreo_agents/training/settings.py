@@ -24,6 +24,10 @@ class TuneSettings(BaseModel):
     mapper_rank: int | None = Field(
         default=0, ge=0, description="Of the cache mapper; 0: none is trained. None: a few per mille of the model."
     )
+    boundaries: bool = Field(
+        default=False,
+        description="Whether a synthesizer reads a boundary behind each branch: the opening of a next turn.",
+    )
     learning_rate: float = Field(default=2e-3, gt=0, description="Of the adapter, at its highest.")
     mapper_learning_rate: float = Field(default=4e-3, gt=0, description="Of the cache mapper, at its highest.")
     warmup: float = Field(default=0.05, ge=0, lt=1, description="Share of the run in which the rate rises.")

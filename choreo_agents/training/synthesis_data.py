@@ -29,6 +29,7 @@ from choreo_agents.training.synthesis_traces import (
     Fan,
     Span,
     asked_together,
+    boundaries_of,
     cache_trace,
     fan_of,
     root_of,
@@ -64,13 +65,15 @@ class Views:
     mapped: bool = False
     """As for `cache_trace`, which says of `adapter` too."""
     adapter: str | None = None
+    boundaries: bool = False
+    """As for `cache_trace`."""
     text: bool = True
     """Whether the text trace is made as well."""
 
     def example(self, fan: Fan, rng: random.Random) -> Example:
         """Show one."""
         layout = rng.choice(self.layouts)
-        cache = cache_trace(fan, layout, mapped=self.mapped, adapter=self.adapter)
+        cache = cache_trace(fan, layout, mapped=self.mapped, adapter=self.adapter, boundaries=self.boundaries)
         return Example(cache, text_trace(fan) if self.text else None)
 
 
@@ -247,6 +250,7 @@ def cut(model: LoadedModel, rng: random.Random, transcript: Transcript, *, id: s
         tuple(
             _span(model, f"turn {place}", turn, turn.learn) for place, turn in enumerate(transcript) if place >= rest
         ),
+        boundaries_of(model, [words for _, words in fanned]),
     )
 
 

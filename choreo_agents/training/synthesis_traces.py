@@ -39,6 +39,8 @@ class Fan:
     """Each worker's private context, and its words."""
     following: tuple[Span, ...]
     """The synthesizer's own: each of them sees the trunk, all branches' words, and what of this comes before."""
+    boundaries: tuple[tuple[int, ...], ...] = ()
+    """What a synthesizer may read behind each branch, as tokens."""
     others: tuple[tuple[Span, ...], ...] = ()
     """Other calls of synthesizers over the same branches, none of which sees another's."""
 
@@ -59,15 +61,22 @@ def fan_of(model: LoadedModel, problem: Problem, *, id: str, answer: Sequence[in
     parts = Parts.of(problem)
     last = parts.answer
     said = span(model, last.name, last.role, last.text, last.author, learn=True, tokens=answer)
+    branches = tuple(
+        (tuple(_given(model, message) for message in branch.private), _given(model, branch.words))
+        for branch in parts.branches
+    )
     return Fan(
         id,
         (*root_of(model), *(_given(model, message) for message in parts.trunk)),
-        tuple(
-            (tuple(_given(model, message) for message in branch.private), _given(model, branch.words))
-            for branch in parts.branches
-        ),
+        branches,
         (*(_given(model, message) for message in parts.asks), said),
+        boundaries_of(model, [words for _, words in branches]),
     )
+
+
+def boundaries_of(model: LoadedModel, branches: Sequence[Span]) -> tuple[tuple[int, ...], ...]:
+    """What an engine encodes behind each branch, as tokens."""
+    return tuple(tuple(model.encode(model.opening(branch.tokens))) for branch in branches)
 
 
 def asked_together(fans: Sequence[Fan]) -> Fan:
@@ -117,7 +126,14 @@ def span(
     return Span(name, whole, (len(header), len(whole) - unsaid), author, role)
 
 
-def cache_trace(fan: Fan, layout: SynthesisLayout, *, mapped: bool = False, adapter: str | None = None) -> Trace:
+def cache_trace(
+    fan: Fan,
+    layout: SynthesisLayout,
+    *,
+    mapped: bool = False,
+    adapter: str | None = None,
+    boundaries: bool = False,
+) -> Trace:
     """The answer from the workers' own encodings, placed as `play_synthesis` places them.
 
     Args:
@@ -125,6 +141,7 @@ def cache_trace(fan: Fan, layout: SynthesisLayout, *, mapped: bool = False, adap
         layout: Where branches appear to the synthesizer.
         mapped: Whether it sees what a cache mapper makes of each branch, named `branch mapped`, in its place.
         adapter: Encodes the synthesizer's own messages; the workers' are the model's alone.
+        boundaries: Whether it reads what stands behind each branch, named `branch end`.
     """
     made: list[TraceMessage] = []
     trunk = _chain(made, fan.trunk, [])
@@ -139,6 +156,14 @@ def cache_trace(fan: Fan, layout: SynthesisLayout, *, mapped: bool = False, adap
     placed = [(encoded[name].new_offset, len(encoded[name].tokens)) for name in shown]
     offsets, anchors, end = place_branches(layout, [len(one.tokens) for one in fan.trunk], placed)
     view = list(zip([name for name, _ in trunk] + shown, offsets + anchors, strict=True))
+    if boundaries:
+        after = sum(len(one.tokens) for one in fan.trunk)
+        for name, anchor, tokens in zip(shown, anchors, fan.boundaries, strict=True):
+            length = len(encoded[name].tokens)
+            seen, at = (*trunk, (name, after)), after + length
+            parents, starts = tuple(one for one, _ in seen), tuple(offset for _, offset in seen)
+            made.append(TraceMessage(f"{name} end", tokens, parents, starts, at, adapter=adapter))
+            view.append((made[-1].name, anchor + length))
     for following in (fan.following, *fan.others):
         _chain(made, following, view, end, adapter)
     return Trace(fan.id, tuple(made))

@@ -26,7 +26,16 @@ from choreo_agents.training.ending import run_and_keep
 from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.own_merges import OwnExamples, OwnMerges
 from choreo_agents.training.settings import TuneSettings
-from choreo_agents.training.synthesis_data import LEARNT_TASKS, WEIGHTS, Views, dialogue, distilled, tasks
+from choreo_agents.training.synthesis_data import (
+    LEARNT_TASKS,
+    OFTENER,
+    QUESTIONS,
+    WEIGHTS,
+    Views,
+    dialogue,
+    distilled,
+    tasks,
+)
 from choreo_agents.training.tuned import TUNED, Tuned
 from choreo_agents.training.tuning import Example, Held, Outcome, Passage, Source, Tuning
 
@@ -75,9 +84,11 @@ class DrawnExamples:
             layouts=curriculum.layouts,
             mapped=tuned.mapper is not None,
             adapter=TUNED if tuned.lora is not None else None,
+            boundaries=tuned.settings.boundaries,
             text=taught,
         )
-        said = json.dumps([curriculum.as_object(), self._views.mapped, self._views.adapter], sort_keys=True)
+        drawn = [dict(OFTENER), QUESTIONS, self._views.boundaries]
+        said = json.dumps([curriculum.as_object(), self._views.mapped, self._views.adapter, drawn], sort_keys=True)
         self.digest = hashlib.sha256(said.encode()).hexdigest()
 
     def epoch(self, number: int) -> Sequence[Example]:

@@ -14,6 +14,7 @@ from choreo_agents.errors import TrainingError
 from choreo_agents.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE, exchanged, write_adapter
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.models.lora import LoraAdapter, LowRank, hook_layers, require_fit
+from choreo_agents.synthesis.boundaries import MERGING_FILE, MergingConfig, write_merging
 from choreo_agents.synthesis.mapper import MAPPER_FILE, CacheMapper
 from choreo_agents.training.settings import TuneSettings
 
@@ -78,11 +79,13 @@ class Tuned:
                 what nobody loads: never a new adapter beside an old mapper.
         """
         weights = self.model.adapter.weights
-        with exchanged(folder, (WEIGHTS_FILE, CONFIG_FILE, MAPPER_FILE)) as made:
+        with exchanged(folder, (WEIGHTS_FILE, CONFIG_FILE, MAPPER_FILE, MERGING_FILE)) as made:
             if self.lora is not None:
                 write_adapter(made, self.lora.parts, weights, name=self.model.name, dropout=self.settings.dropout)
             if self.mapper is not None:
                 self.mapper.save(made, weights)
+            if self.settings.boundaries:
+                write_merging(made, MergingConfig(boundaries=True))
 
     @property
     def parameters(self) -> int:

@@ -56,8 +56,8 @@ STORED: tuple[Contender, ...] = (
 )
 """Who shows what eight bits cost; `low-rank` makes the same bits again."""
 FULL = TuneSettings(
-    rank=32, mapper_rank=None, dropout=0.0, learning_rate=3e-3, mapper_learning_rate=4e-3, final_rate=0.0, epochs=20,
-    batch_tokens=4096, patience=20, keep="last", imitation=0.5,
+    rank=32, mapper_rank=None, boundaries=True, dropout=0.0, learning_rate=3e-3, mapper_learning_rate=4e-3,
+    final_rate=0.0, epochs=20, batch_tokens=4096, patience=20, keep="last", imitation=0.5,
 )  # fmt: skip
 """As `choreo train synthesizer` has them, but longer, and never stopped early: at the end, where the rates come to
 nothing, the weights are better than a score of few problems can tell."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -22,8 +23,10 @@ from choreo_agents.language import Problem, draw_problem, draw_problems
 from choreo_agents.language.synthesis import SYNTHESIS_TASKS, Parts
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import Sampling
+from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.synthesis_traces import ROOT, asked_together, cache_trace, fan_of, span, text_trace
 from choreo_agents.training.trace import Trace
+from choreo_agents.training.tuned import Tuned
 
 NAMES = sorted(SYNTHESIS_TASKS)
 SHORT = Sampling(max_tokens=3)
@@ -40,10 +43,10 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    async def aprefill(self, *args: Any, **options: Any) -> MessageHandle:
-        handle = await self.engine.aprefill(*args, **options)
-        self.prefilled.append(handle.id)
-        return handle
+    async def aprefill(self, *args: Any, **options: Any) -> Any:
+        made = await self.engine.aprefill(*args, **options)
+        self.prefilled += [handle.id for handle in (made if isinstance(made, list) else [made])]
+        return made
 
     async def adecode(self, header: Any, *args: Any, **options: Any) -> Any:
         if isinstance(header, list):
@@ -62,7 +65,12 @@ async def replayed(engine: Engine, trace: Trace) -> dict[str, MessageHandle]:
     handles: dict[str, MessageHandle] = {}
     for message in trace.messages:
         parents = [handles[name] for name in message.parents]
-        handles[message.name] = await engine.aprefill(message.tokens, parents, message.offsets, message.new_offset)
+        if message.mapped:
+            [handles[message.name]] = await engine.amap(parents, "merge")
+            continue
+        handles[message.name] = await engine.aprefill(
+            message.tokens, parents, message.offsets, message.new_offset, adapter=message.adapter
+        )
     return handles
 
 
@@ -91,6 +99,38 @@ async def test_a_trace_holds_what_the_engine_encodes_where_it_encodes_it(
     assert sorted(handles[message.name].id for message in given_) == sorted(recorder.prefilled)
     parents = [handles[name].id for name in answer.parents]
     assert recorder.decoded == [(parents, list(answer.offsets), answer.new_offset)]
+
+
+@pytest.mark.parametrize("layout", SYNTHESIS_LAYOUTS)
+@pytest.mark.parametrize("name", ["vote", "reports", "assembly"])
+@pytest.mark.parametrize("ranks", [(2, 0), (2, 2), (0, 2)])
+async def test_a_boundary_is_encoded_behind_each_branch(
+    tiny: LoadedModel, make_engine: MakeEngine, tmp_path: Path, name: str, layout: SynthesisLayout, ranks: Any
+) -> None:
+    tuned = Tuned(tiny, TuneSettings(rank=ranks[0], mapper_rank=ranks[1], boundaries=True))
+    tuned.save(tmp_path / "merge")
+    engine, problem = make_engine(), uneven(name, branches=3)
+    engine.load_adapter(tmp_path / "merge")
+    recorder = Recorder(engine)
+    await play_synthesis(recorder, problem, sampling=SHORT, layout=layout, adapter="merge")  # type: ignore[arg-type]
+    mapped, adapter = tuned.mapper is not None, "merge" if tuned.lora else None
+    trace = cache_trace(fan_of(tiny, problem, id="t"), layout, mapped=mapped, adapter=adapter, boundaries=True)
+    handles = await replayed(engine, trace)
+    *given_, answer = trace.messages
+    made = [message.name for message in given_ if not message.mapped]
+    assert sorted(handles[name].id for name in made) == sorted(recorder.prefilled)
+    parents = [handles[name].id for name in answer.parents]
+    assert recorder.decoded == [(parents, list(answer.offsets), answer.new_offset)]
+    ends = [message for message in given_ if message.name.endswith(" end")]
+    starts = {
+        branch.words.name: tiny.encode(tiny.chat.start(branch.words.role)) for branch in Parts.of(problem).branches
+    }
+    assert [list(end.tokens) for end in ends] == [*starts.values()] and all(starts.values())
+    offsets = dict(zip(answer.parents, answer.offsets, strict=True))
+    for end in ends:
+        shown = end.parents[-1]
+        assert offsets[end.name] == offsets[shown] + len(trace.by_name[shown].tokens), "where the branch ends"
+    assert not any(end.name in message.parents for end in ends for message in ends)
 
 
 @pytest.mark.parametrize("layout", ["sequential", "parallel"])

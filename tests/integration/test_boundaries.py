@@ -1,0 +1,174 @@
+"""What a synthesizer reads behind each branch: where it stands, what it costs, and that nothing of it is left."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import MakeEngine
+from support.adapters import save_adapter, save_mapper
+from support.graphs import QUESTION
+from support.merges import give_back, heard, require_nothing_left, team, view_of
+
+from choreo_agents import START, Agent, ChoreoGraph, Engine, MessageHandle, Sampling, Synthesizer
+from choreo_agents.errors import AdapterError
+from choreo_agents.models import LoadedModel
+from choreo_agents.synthesis.boundaries import MERGING_FILE, MergingConfig, read_merging, write_merging
+
+SHORT = Sampling(max_tokens=5, stop_tokens=())
+
+
+@pytest.fixture(scope="module")
+def merger(tiny: LoadedModel, tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter and a mapper, neither of which does nothing, that read boundaries."""
+    folder = tmp_path_factory.mktemp("merger") / "merger"
+    save_adapter(folder, tiny_path)
+    save_mapper(folder, tiny)
+    write_merging(folder, MergingConfig(boundaries=True))
+    return folder
+
+
+def behind(engine: Engine, branches: list[MessageHandle]) -> list[list[int]]:
+    return [engine.model.encode(engine.chat.start("assistant")) for _ in branches]
+
+
+@pytest.mark.parametrize("strategy", ["parallel", "sequential"])
+def test_each_branch_is_followed_by_the_opening_of_a_turn(make_engine: MakeEngine, merger: Path, strategy: Any) -> None:
+    engine = make_engine()
+    engine.load_adapter(merger)
+    trunk, branches = team(engine)
+    before = engine.stats()
+    view = view_of(engine, branches, [9, 9, 9], strategy=strategy, adapter="merger")
+    copies = engine.map(branches, "merger")
+    starts = view.handles[5:8]
+    assert view.handles[:5] == [*trunk, *copies] and len(view.handles) == 9
+    assert [engine.tokens(each) for each in starts] == behind(engine, branches)
+    end = sum(handle.length for handle in trunk)
+    assert view.offsets[5:8] == [at + each.length for at, each in zip(view.offsets[2:5], copies, strict=True)]
+    for start, copy in zip(starts, copies, strict=True):
+        [record] = [each for each in engine.records([start]) if each.handle == start]
+        assert list(record.parents) == [*trunk, copy], "no branch's boundary sees another branch"
+        assert [*record.offsets, record.new_offset] == [0, trunk[0].length, end, end + copy.length]
+    asked = end + (sum if strategy == "sequential" else max)(each.length for each in branches)
+    assert view.offsets[8] == asked and view.end == asked + 3, "nothing moves for it"
+    encoded = engine.stats().tokens_encoded - before.tokens_encoded
+    assert encoded == 3 + sum(map(len, behind(engine, branches)))
+    assert engine.stats().steps - before.steps <= 3, "all boundaries in one"
+    give_back(engine, view)
+    for handle in [*trunk, *branches]:
+        engine.release(handle)
+    require_nothing_left(engine)
+
+
+def test_they_change_what_is_heard_and_side_by_side_their_order_does_not(make_engine: MakeEngine, merger: Path) -> None:
+    engine = make_engine(adapter=merger)
+    _, branches = team(engine)
+    logits = []
+    for order in permutations(branches):
+        view = view_of(engine, list(order), [9, 9, 9], strategy="parallel")
+        assert len(view.handles) == 9
+        logits.append(heard(engine, view))
+        give_back(engine, view)
+    for other in logits[1:]:
+        torch.testing.assert_close(other, logits[0], rtol=0, atol=1e-5)
+    whole = view_of(engine, branches, [9, 9, 9], strategy="parallel")
+    without = [place for place in range(9) if place not in (5, 6, 7)]
+    whole.handles[:], whole.offsets[:] = ([each[place] for place in without] for each in (whole.handles, whole.offsets))
+    assert (heard(engine, whole) - logits[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("method", "strategy"), [("choreo", "text"), ("baseline", "parallel"), ("naive", "sequential")]
+)
+def test_words_need_none(make_engine: MakeEngine, merger: Path, method: Any, strategy: Any) -> None:
+    engine = make_engine(method=method, adapter=merger)
+    _, branches = team(engine)
+    view = view_of(engine, branches, [9], strategy=strategy)
+    assert len(view.handles) == 6
+    if method != "choreo":
+        assert engine.boundaries(branches, [], []) == []
+
+
+def test_summaries_have_them_too(make_engine: MakeEngine, merger: Path) -> None:
+    engine = make_engine(adapter=merger)
+    _, branches = team(engine)
+    view = view_of(engine, branches, strategy="summary")
+    assert [engine.tokens(each) for each in view.handles[5:]] == behind(engine, branches)
+
+
+def test_who_reads_none_encodes_none(make_engine: MakeEngine, tiny: LoadedModel, tmp_path: Path) -> None:
+    engine = make_engine(adapter=save_mapper(tmp_path / "mapper", tiny))
+    _, branches = team(engine)
+    assert engine.boundaries(branches, [], []) == [] == engine.boundaries(branches, [], [], "base")
+    with pytest.raises(AdapterError, match="there is no adapter 'other'"):
+        engine.boundaries(branches, [], [], "other")
+
+
+def test_the_turn_that_a_branch_is_decides_what_follows_it(make_engine: MakeEngine, merger: Path) -> None:
+    """Whatever role somebody else has encoded the same tokens under."""
+    engine = make_engine(adapter=merger)
+    roles: tuple[Any, ...] = ("user", "system", "assistant")
+    said = [engine.prefill(engine.chat.turn(role, "Ann has 3 red kites."), role="user") for role in roles]
+    said.append(engine.prefill([5, 6, 7], role="user"))
+    calls = engine.boundaries(said, [], [])
+    assert [call.content for call in calls] == [engine.chat.start(role) for role in (*roles, "assistant")]
+    assert len({call.content for call in calls}) == 3
+    assert [(call.offsets, call.new_offset) for call in calls] == [([0], handle.length) for handle in said]
+
+
+def test_a_name_is_not_given_to_one_that_reads_otherwise(
+    make_engine: MakeEngine, merger: Path, tiny: LoadedModel, tmp_path: Path
+) -> None:
+    engine = make_engine()
+    engine.load_adapter(merger, "one")
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in merger.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    assert engine.load_adapter(other, "one") == "one"
+    (other / MERGING_FILE).unlink()
+    with pytest.raises(AdapterError, match="another adapter is called 'one'"):
+        engine.load_adapter(other, "one")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"boundaries": "perhaps"}', '{"boundaries": true, "more": 1}', "\xff"])
+def test_a_damaged_file_is_refused(make_engine: MakeEngine, merger: Path, tmp_path: Path, text: str) -> None:
+    for file in merger.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert read_merging(tmp_path).boundaries and not read_merging(tmp_path / "none").boundaries
+    (tmp_path / MERGING_FILE).write_text(text, "latin-1")
+    with pytest.raises(AdapterError, match=r"merging.json' does not say how branches are merged: train again"):
+        make_engine(adapter=tmp_path)
+
+
+def speaker(name: str, length: int) -> Agent:
+    return Agent(name, sampling=Sampling(max_tokens=length, stop_tokens=(), temperature=1.0, seed=length))
+
+
+@pytest.mark.parametrize("strategy", ["parallel", "sequential"])
+def test_a_node_reads_what_the_engine_would(make_engine: MakeEngine, merger: Path, strategy: Any) -> None:
+    engine = make_engine(kv_budget_bytes=1 << 24)
+    engine.load_adapter(merger)
+    graph = ChoreoGraph(system="Root.")
+    for length, name in enumerate(("alice", "bruno"), start=4):
+        graph.add_node(speaker(name, 2 * length)).add_edge(START, name)
+    options: dict[str, Any] = {"prompt": "Say it all.", "sampling": SHORT, "adapter": "merger"}
+    graph.add_node(Synthesizer("editor", merges=["bruno", "alice"], strategy=strategy, **options))
+    graph.add_edge(["alice", "bruno"], "editor", visibility={})
+    before = engine.stats().leases
+    with engine.scope():
+        state = graph.compile(engine=engine).invoke(QUESTION)
+        said = {e["author"]: MessageHandle.model_validate(e["handle"]) for e in state["handles"]}
+        root = engine.prefill(engine.chat.root("Root."))
+        trunk = [root, engine.prefill(engine.chat.turn("user", "What does Ann have?"), [root])]
+        view = view_of(
+            engine, [said["bruno"], said["alice"]], "Say it all.", strategy=strategy, trunk=trunk, adapter="merger"
+        )
+        [record] = [each for each in engine.records([said["editor"]]) if each.handle == said["editor"]]
+        assert list(record.parents) == view.handles and list(record.offsets) == view.offsets
+        assert record.new_offset == view.end and len(view.handles) == 7
+    assert engine.stats().leases == before
+    engine.check()
