@@ -39,6 +39,7 @@ from choreo_agents import (
 )
 from choreo_agents.errors import InvalidRequestError, QuorumError, VisibilityError
 from choreo_agents.graph.state import merge_entries
+from choreo_agents.synthesis.boundaries import MergingConfig, write_merging
 
 SHORT = Sampling(max_tokens=10, stop_tokens=())
 LONG = Sampling(max_tokens=150, stop_tokens=())
@@ -622,6 +623,33 @@ def test_a_late_branch_is_mapped_too(make_engine: MakeEngine, tmp_path: Path) ->
     [late] = engine.joined(handle(state, "editor"))
     assert "~" in late.model and engine.tokens(late) == engine.tokens(handle(state, "b"))
     assert branches(state)["b"] > 0
+
+
+@pytest.mark.parametrize("strategy", ["parallel", "sequential"])
+def test_a_late_branch_brings_its_boundary(make_engine: MakeEngine, tmp_path: Path, strategy: Any) -> None:
+    engine, held = make_engine(), Held()
+    folder = save_mapper(tmp_path / "mapper", engine.model)
+    write_merging(folder, MergingConfig(boundaries=True))
+    engine.load_adapter(folder, "merger")
+    graph = team(held, reader=editor(adapter="merger", strategy=strategy))
+    with engine.scope():
+        state = graph.compile(engine=engine).invoke(QUESTION, held.config())
+        made = handle(state, "editor")
+        known = {record.handle: record for record in engine.records([made])}
+        placed = dict(zip(known[made].parents, known[made].offsets, strict=True))
+        late, start = engine.joined(made)
+        opening = tuple(engine.model.encode(engine.chat.start("assistant")))
+        starts = [each for each in placed if tuple(known[each].tokens) == opening]
+        copies = [each for each in placed if "~" in each.model and each not in starts]
+        assert tuple(known[late].tokens) == tuple(engine.tokens(handle(state, "b"))) and len(copies) == len(starts) == 3
+        assert start in starts and placed[start] == placed[late] + late.length
+        assert sorted(placed[each] for each in starts) == sorted(placed[each] + each.length for each in copies)
+        trunk = {*placed} - {*copies} - {*starts}
+        for each in starts:
+            seen = {*known[each].parents}
+            assert len(seen & {*copies}) == 1 and seen - {*copies} <= trunk, "no branch's boundary sees another"
+    assert engine.stats().leases == 0
+    engine.check()
 
 
 @pytest.mark.parametrize("mode", ["shared", "reencoded"])
