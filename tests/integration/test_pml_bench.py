@@ -76,8 +76,7 @@ def test_there_are_enough_kinds_of_questions() -> None:
     assert problem("unknown").gold == "I do not know." != problem("one_fact").gold
 
 
-async def test_text_and_modules_of_one_document_say_the_same(embedded: LoadedModel) -> None:
-    """With nobody to miss, modules are an ordinary prompt; so is an adapter that is none."""
+async def test_a_scaffold_is_an_ordinary_prompt_and_no_adapter_changes_nothing(embedded: LoadedModel) -> None:
     whole = problem("two_hops")
     asked = Asked.of(whole, embedded.chat, "s")
     name = asked.parts.answer.name
@@ -218,10 +217,11 @@ def test_modules_are_read_from_where_they_are_said_to_be(tiny: LoadedModel) -> N
             found = (after.adopted - before.adopted, after.restored_from_host - before.restored_from_host)
             assert (bool(found[0]), bool(found[1])) == (bool(adopted), bool(copied)), source
         timer.library.load(case.schema.name)
-        engine.park()
-        assert {module.place for module in timer.library.modules(case.schema.name)} == {"host"}
+        before = engine.stats().restored_from_host
         timer.copied()
-        assert {module.place for module in timer.library.modules(case.schema.name)} == {"device"}
+        modules = timer.library.modules(case.schema.name)
+        assert {module.place for module in modules} == {"device"}
+        assert engine.stats().restored_from_host - before == len(modules) == 2
 
 
 def test_what_is_dear_is_encoded_once(bench: ModuleBench, tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
