@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -14,7 +15,7 @@ from choreo_agents.engine import Engine, StreamedToken
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
-from choreo_agents.pml import CompiledSchema, Prompt, Schema, SchemaLibrary, compile_prompt, compile_schema
+from choreo_agents.pml import Assembly, CompiledSchema, Prompt, Schema, SchemaLibrary, compile_prompt, compile_schema
 from choreo_agents.pml.shelf import OnReady
 from choreo_agents.sampling import Sampling
 
@@ -31,7 +32,7 @@ class FirstToken:
     source: Source
     """Where the modules were; `text`: nowhere."""
     seconds: float
-    """The median."""
+    """The median, if there are several."""
     encoded: int
     """Tokens that were encoded: of the prompt, and of the header that an answer starts with."""
     reused: int
@@ -103,20 +104,37 @@ class PromptTimer:
 
     def measure(self, repeats: int, on_progress: Callable[[], None] = lambda: None) -> list[FirstToken]:
         """First tokens from every source, taken in turn; the first round of each is not counted."""
-        tokens = self.tokens()
-        assembly = compile_prompt(self.library.compiled(self.prompt.schema.name), self.prompt, self.engine.model)
-        times: dict[Source, list[float]] = {source: [] for source in SOURCES}
+        found: dict[Source, list[FirstToken]] = {source: [] for source in SOURCES}
         for _ in range(repeats + 1):
             for source in SOURCES:
-                times[source].append(self._text(tokens) if source == "text" else self._cached(source))
+                found[source].append(self.first_token(source))
                 on_progress()
-        fresh = assembly.fresh_tokens + self._header
-        return [
-            FirstToken(source, median(times[source][1:]), fresh + assembly.cached_tokens, 0)
-            if source == "text"
-            else FirstToken(source, median(times[source][1:]), fresh, assembly.cached_tokens)
-            for source in SOURCES
-        ]
+        return [replace(each[-1], seconds=median(one.seconds for one in each[1:])) for each in found.values()]
+
+    def first_token(self, source: Source) -> FirstToken:
+        """One first token, with the modules where they are said to be."""
+        fresh, cached = self._assembly.fresh_tokens + self._header, self._assembly.cached_tokens
+        if source == "text":
+            return FirstToken(source, self._text(self._tokens), fresh + cached, 0)
+        return FirstToken(source, self._cached(source), fresh, cached)
+
+    def copied(self) -> float:
+        """Seconds that all that the prompt imports takes from host memory to the device, with nothing beside it."""
+        with self.library.assemble(self.prompt) as view:
+            cached = {piece.offset for piece in self._assembly.cached}
+            handles = [handle for offset, handle in view.placed if offset in cached]
+            self.engine.park()
+            started = time.perf_counter()
+            self.engine.restore(handles)
+            return time.perf_counter() - started
+
+    @cached_property
+    def _tokens(self) -> list[int]:
+        return self.tokens()
+
+    @cached_property
+    def _assembly(self) -> Assembly:
+        return compile_prompt(self.library.compiled(self.prompt.schema.name), self.prompt, self.engine.model)
 
     def _cached(self, source: Source) -> float:
         name = self.prompt.schema.name

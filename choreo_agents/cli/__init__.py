@@ -7,9 +7,11 @@ import typer
 from choreo_agents.cli.audit import audit
 from choreo_agents.cli.bench import bench_app
 from choreo_agents.cli.bench_engine import engine
+from choreo_agents.cli.bench_pml import pml as bench_pml
 from choreo_agents.cli.bench_synthesis import synthesis
 from choreo_agents.cli.bench_workflows import workflows
 from choreo_agents.cli.dilemma import eval_dilemma, run_dilemma
+from choreo_agents.cli.eval_pml import pml as eval_pml
 from choreo_agents.cli.eval_synthesis import synthesis as eval_synthesis
 from choreo_agents.cli.evaluate import eval_app
 from choreo_agents.cli.inspect import inspect_app
@@ -35,10 +37,12 @@ eval_app.command("dilemma")(eval_dilemma)
 eval_app.command()(untuned)
 eval_app.command()(tuned)
 eval_app.command("synthesis")(eval_synthesis)
+eval_app.command("pml")(eval_pml)
 app.add_typer(eval_app, name="eval")
 bench_app.command()(engine)
 bench_app.command()(workflows)
 bench_app.command()(synthesis)
+bench_app.command("pml")(bench_pml)
 app.add_typer(bench_app, name="bench")
 app.add_typer(train_app, name="train")
 app.add_typer(models_app, name="models")
