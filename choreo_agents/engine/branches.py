@@ -29,7 +29,8 @@ def boundaries(
     desk: Desk,
     branches: Sequence[MessageHandle],
     trunk: Sequence[MessageHandle],
-    offsets: Sequence[int | None],
+    offsets: Sequence[int],
+    anchors: Sequence[int],
     adapter: str | None,
 ) -> list[Prefill]:
     """For each branch, what an adapter reads behind it (see `Merging.boundaries`)."""
@@ -38,12 +39,17 @@ def boundaries(
         if not (core.adapters.boundaries(adapter, desk.tenant) and core.method.keeps_kv):
             return []
         said = [desk.find(branch).tokens for branch in branches]
-    end = max((at + handle.length for handle, at in zip(trunk, offsets, strict=True) if at is not None), default=0)
-    starts = [core.model.opening(tokens) for tokens in said]
-    return [
-        Prefill(start, [*trunk, branch], [*offsets, end], end + branch.length, adapter=adapter)
-        for start, branch in zip(starts, branches, strict=True)
-    ]
+    openings = [core.model.opening(tokens) for tokens in said]
+    if not all(openings):
+        return []
+    ends = [at + handle.length for handle, at in zip(trunk, offsets, strict=True)]
+    calls: list[Prefill] = []
+    for opening, branch, anchor in zip(openings, branches, anchors, strict=True):
+        start = min(anchor, max(ends, default=0))
+        seen = [(handle, at) for handle, at, end in zip(trunk, offsets, ends, strict=True) if end <= start]
+        handles, places = [handle for handle, _ in seen], [at for _, at in seen]
+        calls.append(Prefill(opening, [*handles, branch], [*places, start], start + branch.length, adapter=adapter))
+    return calls
 
 
 def shared_trunk(desk: Desk, branches: Sequence[MessageHandle], scope: Scope | None) -> list[MessageHandle]:

@@ -114,7 +114,9 @@ class MergeSteps:
             placed = anchored(strategy, [h.length for h in shared], [h.length for h in shown], depths)
             handles, offsets = [*shared, *shown], list[int | None]([*placed.trunk, *placed.branches])
             end = placed.end
-            behind = [] if strategy == "text" else lineages.boundaries(desk, shown, shared, placed.trunk, adapter)
+            behind: list[Prefill] = []
+            if strategy != "text":
+                behind = lineages.boundaries(desk, shown, shared, placed.trunk, placed.branches, adapter)
             if behind:
                 starts = yield behind
                 made += starts

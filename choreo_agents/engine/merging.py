@@ -78,9 +78,12 @@ class Merging(Calling):
         branches: Sequence[MessageHandle],
         trunk: Sequence[MessageHandle],
         offsets: Sequence[int],
+        anchors: Sequence[int],
         adapter: str | None = None,
     ) -> list[Prefill]:
         """What an adapter's synthesizer reads behind each branch: the opening of a next turn, after trunk and branch.
+
+        The branch stands there where it left the trunk, or right behind all of it.
 
         `merge` takes care of it. Whoever places branches by hand prefills it, and shows it where the branch ends.
 
@@ -88,16 +91,18 @@ class Merging(Calling):
             branches: As they are shown, mapped or not.
             trunk: What is shown before all of them, ...
             offsets: ... and where.
+            anchors: Where each branch is shown.
             adapter: The synthesizer's; None: the engine's own.
 
         Returns:
-            One call for each branch; none if the adapter was not trained with boundaries, or the method keeps no KV.
+            One call for each branch; none if the adapter was not trained with boundaries, the method keeps no KV, or
+            the chat template opens turns with nothing.
 
         Raises:
             AdapterError: There is no such adapter.
             HandleError: A branch is unknown, released, or another model's.
         """
-        return lineages.boundaries(self._desk, branches, trunk, offsets, adapter)
+        return lineages.boundaries(self._desk, branches, trunk, offsets, anchors, adapter)
 
     async def asummaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
         """What each branch's speaker says when asked to be short, after all that it has seen and said.

@@ -180,7 +180,7 @@ class _Play:
         adapter: str | None,
     ) -> list[tuple[MessageHandle, int]]:
         """What the adapter reads behind each branch, and where that is."""
-        calls = self.engine.boundaries(shown, trunk, offsets, adapter)
+        calls = self.engine.boundaries(shown, trunk, offsets, anchors, adapter)
         handles = await self.engine.aprefill(calls) if calls else []
         self.held += handles
         return [(handle, at + each.length) for handle, at, each in zip(handles, anchors, shown, strict=False)]

@@ -81,7 +81,8 @@ async def read_boundaries(
     if not behind:
         return []
     trunk, branches = slice(places[0]), [view.handles[place] for place in behind]
-    calls = engine.engine.boundaries(branches, view.handles[trunk], view.offsets[trunk], adapter)
+    anchors = [view.offsets[place] for place in behind]
+    calls = engine.engine.boundaries(branches, view.handles[trunk], view.offsets[trunk], anchors, adapter)
     made = await engine.aprefill(calls)
     for handle, place in zip(made, behind, strict=False):
         view.offsets.append(view.offsets[place] + view.handles[place].length)

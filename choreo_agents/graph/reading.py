@@ -106,7 +106,8 @@ class Reading:
             await self._show(view, group)
             ids = [entry["message_id"] for chain in group for entry, _ in chain]
             self.seen += [mirrors[each] for each in ids if each in mirrors]
-        self._copies += await read_boundaries(self.bound, view, self._merged.values(), self.adapter)
+        behind = await read_boundaries(self.bound, view, self._merged.values(), self.adapter)
+        self._copies += behind
         return view
 
     async def late(
@@ -133,7 +134,8 @@ class Reading:
             there.end = place(asked + entry["handle"]["length"], parallel=self.is_parallel)
             await self._append(there, entry, rule)
             first = len(view.handles)
-            self._copies += await read_boundaries(self.bound, there, self._merged.values(), self.adapter, first)
+            behind = await read_boundaries(self.bound, there, self._merged.values(), self.adapter, first)
+            self._copies += behind
             for at in range(len(view.handles), len(there.handles)):
                 yield entry, there.handles[at], there.offsets[at]
 

@@ -90,6 +90,8 @@ def write_adapter(folder: Path, parts: Mapping[str, LowRank], base: str, *, name
         task_type="CAUSAL_LM",
         inference_mode=True,
     )
+    # Else it is a set, and written in another order by each process: the same adapter would not be the same file.
+    config.target_modules = sorted(config.target_modules)
     tensors = {f"{_PREFIX}{module}{_DOWN}": part.down for module, part in parts.items()}
     tensors |= {f"{_PREFIX}{module}{_UP}": part.up for module, part in parts.items()}
     with exchanged(folder, (WEIGHTS_FILE, CONFIG_FILE)) as made:

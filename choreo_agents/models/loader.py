@@ -53,11 +53,16 @@ class LoadedModel:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def opening(self, tokens: Sequence[int]) -> str:
-        """What the turn that a message is starts with, before a name or a word; of what is none, an assistant's."""
+        """What the turn that a message is starts with, before a name or a word.
+
+        Of what is none, an assistant's, or a user's where that is nothing; empty if the template opens no turn.
+        """
         roles: tuple[Role, ...] = ("assistant", "user", "system")
         starts = {role: self.encode(self.chat.start(role)) for role in roles}
-        begun = [role for role in roles if [*tokens[: len(starts[role])]] == starts[role]]
-        return self.chat.start(max(begun, key=lambda role: len(starts[role]), default="assistant"))
+        opened = [role for role in roles if starts[role]]
+        begun = [role for role in opened if [*tokens[: len(starts[role])]] == starts[role]]
+        found = max(begun, key=lambda role: len(starts[role]), default=opened[0] if opened else None)
+        return "" if found is None else self.chat.start(found)
 
     def decode(self, tokens: list[int], *, special: bool = True) -> str:
         """Text of token ids, with or without special tokens."""

@@ -127,7 +127,7 @@ def read_merges(
                 f"line {number} of {str(path)!r} is no merge: {where and where + ': '}{first['msg']}"
             ) from error
         fan = fan_of_merge(model, merge, id=f"line {number}")
-        reach = max(cache_trace(fan, layout).reach for layout in layouts)
+        reach = max(cache_trace(fan, layout, boundaries=True).reach for layout in layouts)
         if reach > most:
             raise TrainingError(
                 f"line {number} of {str(path)!r} reaches position {reach}, the model's context ends at {most}: "

@@ -75,8 +75,9 @@ def fan_of(model: LoadedModel, problem: Problem, *, id: str, answer: Sequence[in
 
 
 def boundaries_of(model: LoadedModel, branches: Sequence[Span]) -> tuple[tuple[int, ...], ...]:
-    """What an engine encodes behind each branch, as tokens."""
-    return tuple(tuple(model.encode(model.opening(branch.tokens))) for branch in branches)
+    """What an engine encodes behind each branch, as tokens; none, where the chat template opens turns with nothing."""
+    found = tuple(tuple(model.encode(model.opening(branch.tokens))) for branch in branches)
+    return found if all(found) else ()
 
 
 def asked_together(fans: Sequence[Fan]) -> Fan:
@@ -156,7 +157,7 @@ def cache_trace(
     placed = [(encoded[name].new_offset, len(encoded[name].tokens)) for name in shown]
     offsets, anchors, end = place_branches(layout, [len(one.tokens) for one in fan.trunk], placed)
     view = list(zip([name for name, _ in trunk] + shown, offsets + anchors, strict=True))
-    if boundaries:
+    if boundaries and fan.boundaries:
         after = sum(len(one.tokens) for one in fan.trunk)
         for name, anchor, tokens in zip(shown, anchors, fan.boundaries, strict=True):
             length = len(encoded[name].tokens)

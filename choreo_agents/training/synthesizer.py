@@ -87,9 +87,7 @@ class DrawnExamples:
             boundaries=tuned.settings.boundaries,
             text=taught,
         )
-        drawn = [dict(OFTENER), QUESTIONS, self._views.boundaries]
-        said = json.dumps([curriculum.as_object(), self._views.mapped, self._views.adapter, drawn], sort_keys=True)
-        self.digest = hashlib.sha256(said.encode()).hexdigest()
+        self.digest = drawn_digest(curriculum, tuned.settings)
 
     def epoch(self, number: int) -> Sequence[Example]:
         """The examples of an epoch."""
@@ -117,6 +115,14 @@ class DrawnExamples:
             return list(islice(dialogue(self._model, **options), wanted))
         # What is right is known: nobody needs to say how likely the teacher finds it.
         return [replace(example, teacher=None) for example in islice(tasks(self._model, **options), wanted)]
+
+
+def drawn_digest(curriculum: Curriculum, settings: TuneSettings) -> str:
+    """Tells the examples that are drawn for a training from others'."""
+    mapped, adapter = settings.mapper_rank != 0, TUNED if settings.rank else None
+    drawn = [dict(OFTENER), QUESTIONS, settings.boundaries]
+    said = json.dumps([curriculum.as_object(), mapped, adapter, drawn], sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()
 
 
 @dataclass(frozen=True)

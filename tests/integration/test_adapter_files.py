@@ -29,6 +29,8 @@ from choreo_agents.models import files as tensor_files
 from choreo_agents.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE, read_adapter, write_adapter
 from choreo_agents.models.lora import LoraAdapter, LowRank, adapting, hook_layers
 from choreo_agents.synthesis.mapper import MAPPER_FILE, CacheMapper, load_mapper
+from choreo_agents.training.settings import TuneSettings
+from choreo_agents.training.tuned import Tuned
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +173,13 @@ def test_adapters_of_another_model_are_refused_with_both_fingerprints(
             engine.load_adapter(tmp_path / what)
         with Engine.load(other, kv_budget_bytes=1 << 20) as at_home:
             assert at_home.load_adapter(tmp_path / what) == what
+
+
+def test_an_adapter_is_written_alike_by_all_processes(tiny: LoadedModel, tmp_path: Path) -> None:
+    """Peft keeps what is adapted as a set, whose order each process decides: runs tell adapters by their files."""
+    Tuned(tiny, TuneSettings(rank=2)).save(tmp_path)
+    written = json.loads((tmp_path / CONFIG_FILE).read_text())["target_modules"]
+    assert len(written) == 7 and written == sorted(written)
 
 
 def test_an_adapter_that_was_trained_in_fp32_serves_the_weights_in_bfloat16(tiny_path: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from choreo_agents import START, Agent, ChoreoGraph, Engine, MessageHandle, Samp
 from choreo_agents.errors import AdapterError
 from choreo_agents.models import LoadedModel
 from choreo_agents.synthesis.boundaries import MERGING_FILE, MergingConfig, read_merging, write_merging
+from choreo_agents.training.synthesis_traces import Span, boundaries_of
 
 SHORT = Sampling(max_tokens=5, stop_tokens=())
 
@@ -89,7 +91,7 @@ def test_words_need_none(make_engine: MakeEngine, merger: Path, method: Any, str
     view = view_of(engine, branches, [9], strategy=strategy)
     assert len(view.handles) == 6
     if method != "choreo":
-        assert engine.boundaries(branches, [], []) == []
+        assert engine.boundaries(branches, [], [], [0] * 3) == []
 
 
 def test_summaries_have_them_too(make_engine: MakeEngine, merger: Path) -> None:
@@ -102,9 +104,9 @@ def test_summaries_have_them_too(make_engine: MakeEngine, merger: Path) -> None:
 def test_who_reads_none_encodes_none(make_engine: MakeEngine, tiny: LoadedModel, tmp_path: Path) -> None:
     engine = make_engine(adapter=save_mapper(tmp_path / "mapper", tiny))
     _, branches = team(engine)
-    assert engine.boundaries(branches, [], []) == [] == engine.boundaries(branches, [], [], "base")
+    assert engine.boundaries(branches, [], [], [0] * 3) == [] == engine.boundaries(branches, [], [], [0] * 3, "base")
     with pytest.raises(AdapterError, match="there is no adapter 'other'"):
-        engine.boundaries(branches, [], [], "other")
+        engine.boundaries(branches, [], [], [0] * 3, "other")
 
 
 def test_the_turn_that_a_branch_is_decides_what_follows_it(make_engine: MakeEngine, merger: Path) -> None:
@@ -113,10 +115,41 @@ def test_the_turn_that_a_branch_is_decides_what_follows_it(make_engine: MakeEngi
     roles: tuple[Any, ...] = ("user", "system", "assistant")
     said = [engine.prefill(engine.chat.turn(role, "Ann has 3 red kites."), role="user") for role in roles]
     said.append(engine.prefill([5, 6, 7], role="user"))
-    calls = engine.boundaries(said, [], [])
+    calls = engine.boundaries(said, [], [], [0] * 4)
     assert [call.content for call in calls] == [engine.chat.start(role) for role in (*roles, "assistant")]
     assert len({call.content for call in calls}) == 3
     assert [(call.offsets, call.new_offset) for call in calls] == [([0], handle.length) for handle in said]
+
+
+def test_a_branch_that_left_the_trunk_early_has_its_boundary_there(make_engine: MakeEngine, merger: Path) -> None:
+    """Trunk and branch would not fit into the context one behind the other."""
+    engine = make_engine(adapter=merger)
+    root = engine.prefill([5 + number % 200 for number in range(24)])
+    most = engine.model.adapter.max_positions
+    long = engine.prefill([7 + number % 200 for number in range(most // 2)], [root])
+    branches = [engine.prefill([9 + (i + n) % 200 for n in range(most // 2 - 10)], [root]) for i in range(2)]
+    view = view_of(engine, branches, strategy="parallel", trunk=[root, long])
+    assert view.end == 24 + most // 2 and view.offsets[2:4] == [24, 24]
+    for start, branch in zip(view.handles[4:], engine.map(branches), strict=True):
+        [record] = [each for each in engine.records([start]) if each.handle == start]
+        assert record.parents == (root, branch), "not what came after it had left"
+
+
+@pytest.mark.parametrize("starts", [("", "", ""), ("", "<|user|>", "")])
+def test_templates_that_open_turns_with_nothing(
+    make_engine: MakeEngine, tiny: LoadedModel, merger: Path, starts: tuple[str, ...]
+) -> None:
+    chat = tiny.chat
+    turns = [
+        replace(turn, plain=start) for turn, start in zip((chat.system, chat.user, chat.assistant), starts, strict=True)
+    ]
+    model = replace(tiny, chat=replace(chat, system=turns[0], user=turns[1], assistant=turns[2]))
+    engine = make_engine(model, adapter=merger)
+    _, branches = team(engine)
+    view = view_of(engine, branches, [9])
+    assert [engine.text(each) for each in view.handles[5:-1]] == [start for start in starts if start] * 3
+    spans = [Span("b", tuple(engine.tokens(branch))) for branch in branches]
+    assert len(boundaries_of(model, spans)) == len(view.handles[5:-1])
 
 
 def test_a_name_is_not_given_to_one_that_reads_otherwise(

@@ -124,6 +124,9 @@ def test_what_is_trained_needs_no_checkpoints(
         with pytest.raises(AssertionError, match="trained again"):
             refereed(embedded, tmp_path, who)
     monkeypatch.setattr(measure, "courses", lambda seed: {"native": TINY})
+    with monkeypatch.context() as other, pytest.raises(AssertionError, match="trained again"):
+        other.setattr(synthesizer, "QUESTIONS", 1)
+        refereed(embedded, tmp_path, who)
     for spoilt in ("", "[]", card.read_text().replace(embedded.adapter.weights, "another")):
         card.write_text(spoilt)
         with pytest.raises(AssertionError, match="trained again"):
@@ -439,6 +442,6 @@ def test_courses_differ_in_what_is_left_out_only(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     CliRunner().invoke(app, ["train", "synthesizer", "--layouts", "parallel", "--seed", "3"])
     settings, curriculum = taken
-    longer = {name: getattr(full.settings, name) for name in ("epochs", "patience", "batch_tokens")}
+    longer = {name: getattr(full.settings, name) for name in ("epochs", "patience", "batch_tokens", "keep")}
     assert settings.model_copy(update=longer) == full.settings
     assert replace(curriculum, judged=full.curriculum.judged).as_object() == full.curriculum.as_object()

@@ -160,6 +160,9 @@ class Adapters:
     def maps(self, adapter: str | None = None) -> bool:
         return False
 
+    def boundaries(self, *_: Any) -> list[Any]:
+        return []
+
     async def aprefill(self, *args: Any, adapter: str | None = None, **options: Any) -> MessageHandle:
         self.named.append((options.get("author") or options["role"], adapter))
         return await self.engine.aprefill(*args, **options)

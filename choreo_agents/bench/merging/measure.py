@@ -22,7 +22,7 @@ from choreo_agents.language.synthesis import SynthesisTask
 from choreo_agents.models import LoadedModel
 from choreo_agents.synthesis.calibration import TEMPERATURES, tempered
 from choreo_agents.training.card import CARD_FILE
-from choreo_agents.training.synthesizer import train_synthesizer
+from choreo_agents.training.synthesizer import drawn_digest, train_synthesizer
 from choreo_agents.training.tuning import Passage
 
 KV_BUDGET_BYTES = 1 << 30
@@ -185,6 +185,7 @@ class Referee:
             "settings": course.settings.model_dump(mode="json"),
             "curriculum": course.curriculum.as_object(),
             "weights": self.model.adapter.weights,
+            "data_sha256": drawn_digest(course.curriculum, course.settings),
         }
         return isinstance(card, dict) and {key: card.get(key) for key in wanted} == json.loads(json.dumps(wanted))
 
