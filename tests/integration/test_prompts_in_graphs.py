@@ -44,8 +44,11 @@ SCHEMA = """
     </union>
   </module>
   <module name="now" cache="false">It is late.</module>
-  <module name="budget" confidential="true">Spend {money} dollars. <module name="limit">Stop at {money}.</module></module>
+  <module name="budget" confidential="true">
+    Spend {money} dollars. <module name="limit">Stop at {money}.</module>
+  </module>
   <module name="tools">Look it up.</module>
+  <module name="diary">Write <parameter name="words" length="6"/></module>
 </schema>
 """
 MODULES, TOLD = "<plan><miami/></plan><tools/>", "<plan days='3'><miami/></plan><tools/><system>Be brief.</system>"
@@ -84,13 +87,10 @@ def handle_of(state: dict[str, Any], author: str) -> MessageHandle:
 
 def seen(engine: Engine, state: dict[str, Any], author: str = "ann") -> list[str]:
     """The texts of an agent's view, in order."""
-    [record] = [each for each in engine.records([handle_of(state, author)]) if each.handle == handle_of(state, author)]
-    return [engine.model.decode(list(parent.tokens)) for parent in parents(engine, record, state, author)]
-
-
-def parents(engine: Engine, record: Any, state: dict[str, Any], author: str) -> list[Any]:
-    by_handle = {each.handle.id: each for each in engine.records([handle_of(state, author)])}
-    return [by_handle[parent.id] for parent in record.parents]
+    records = {each.handle: each for each in engine.records([handle_of(state, author)])}
+    tokens = [records[parent].tokens for parent in records[handle_of(state, author)].parents]
+    texts = [engine.model.decode(list(each)).replace("<|end|>", "").strip() for each in tokens]
+    return [text for text in texts if text]
 
 
 def ancestors(engine: Engine, state: dict[str, Any], author: str) -> set[str]:
@@ -106,8 +106,8 @@ def encoded(engine: Engine, app: Any, given: Any = QUESTION, config: Any = None)
 
 def module_tokens(engine: Engine, author: str = "trip") -> int:
     """Tokens of the schema's messages that are leased, whoever leases them."""
-    found = engine.memory_map().authors
-    return sum(each.tokens for each in found if (each.author or "").startswith(author))
+    found = engine.memory_map().authors.items()
+    return sum(sum(each.tokens.values()) for name, each in found if name.startswith(author))
 
 
 # --- where it stands, and what it costs ---
@@ -115,10 +115,9 @@ def module_tokens(engine: Engine, author: str = "trip") -> int:
 
 def test_modules_stand_where_a_system_prompt_does_each_at_its_place(engine: Engine) -> None:
     state = one(told=prompt(TOLD)).compile(engine=engine).invoke(QUESTION)
-    texts = seen(engine, state)
-    assert [text.strip() for text in texts if text.strip()] == [
+    assert seen(engine, state) == [
         "<s><|system|> Root.",
-        "<s> You plan.",
+        "<s>You plan.",
         "Plan",
         "3",
         "days.",
@@ -136,19 +135,33 @@ def test_a_root_without_words_is_not_said_twice(engine: Engine) -> None:
     assert "".join(seen(engine, plain.invoke(QUESTION), "bob")).count("<s>") == 1
 
 
-def test_a_view_in_a_graph_is_what_the_library_assembles(make_engine: MakeEngine) -> None:
-    """The same tokens at the same places: the same logits as a prompt of the library with the question at its end."""
+@pytest.mark.parametrize("told", [MODULES, "<plan days='3'><miami/></plan><diary words='kites'/>", "<now/><diary/>"])
+def test_a_view_in_a_graph_is_what_the_library_assembles(make_engine: MakeEngine, told: str) -> None:
+    """The same tokens at the same places: the same logits as a prompt of the library."""
     forced = Sampling(forced=(5, 6, 7), logprobs=5)
-    graph = ChoreoGraph().add_node(Agent("ann", prompt=prompt(), sampling=forced)).add_edge(START, "ann")
+    graph = ChoreoGraph().add_node(Agent("ann", prompt=prompt(told), sampling=forced)).add_edge(START, "ann")
     engine = make_engine()
     state = graph.compile(engine=engine).invoke({"messages": []})
     with SchemaLibrary(make_engine()) as library:
         library.register(schema())
         other = library.engine
         options = {"header": other.chat.header("ann"), "closing": other.chat.turn_end}
-        answer = library.generate(prompt(), forced, **options)
+        answer = library.generate(prompt(told), forced, **options)
         for a, b in zip(engine.logprobs(handle_of(state, "ann")), other.logprobs(answer), strict=True):
             assert a.token == b.token and a.logprob == pytest.approx(b.logprob, abs=1e-5)
+
+
+def test_one_module_is_the_system_prompt_of_the_same_words(engine: Engine) -> None:
+    notes = Schema.from_text(
+        "<schema name='notes'><module name='kites'><system>Ann has kites.</system></module></schema>"
+    )
+    views = []
+    for options in ({"system": "Ann has kites."}, {"prompt": notes.prompt("<kites/>")}):
+        graph = ChoreoGraph().add_node(agent("ann", **options)).add_edge(START, "ann")
+        handle = handle_of(graph.compile(engine=engine).invoke(QUESTION), "ann")
+        [record] = [each for each in engine.records([handle]) if each.handle == handle]
+        views.append((record.parents, record.offsets))
+    assert views[0] == views[1]
 
 
 def test_a_second_run_and_a_second_agent_encode_no_module(engine: Engine) -> None:
@@ -191,11 +204,9 @@ def test_a_scope_ends_leases_of_the_run_and_none_of_the_modules(engine: Engine) 
     assert engine.stats().messages == engine.stats().leases == 6, "the schema's own text, and the pieces of two modules"
     with engine.scope():
         cost, state = encoded(engine, app)
-        own = ("3", "<|system|> Be brief.")
         texts = [engine.chat.root("Root."), _asked(engine), " 3", engine.chat.turn("system", "Be brief.")]
-        assert cost == sum(len(engine.model.encode(text)) for text in texts) + engine.usage(
-            handle_of(state, "ann")
-        ).tokens_encoded, own
+        said = engine.usage(handle_of(state, "ann")).tokens_encoded
+        assert cost == said + sum(len(engine.model.encode(text)) for text in texts)
 
 
 def test_runs_give_all_leases_back_but_one_of_each(engine: Engine) -> None:
@@ -233,8 +244,10 @@ def test_what_is_cancelled_gives_its_leases_back(engine: Engine) -> None:
     asyncio.run(cancelled())
     with engine.scope():
         app.invoke(QUESTION)
-    engine.park()
-    assert all(each.leases >= 1 for each in engine.records([]))
+    before = engine.stats().leases
+    with engine.scope():
+        app.invoke(QUESTION)
+    assert engine.stats().leases == before
 
 
 def test_a_schema_that_says_something_else_is_another_one(engine: Engine) -> None:
@@ -255,7 +268,6 @@ def test_text_twins_read_the_assembled_text(make_engine: MakeEngine, method: Any
     engine, twin = make_engine(), make_engine(method=method)
     state, other = (one(told=told).compile(engine=each).invoke(QUESTION) for each in (engine, twin))
     assert seen(twin, other) == seen(engine, state)
-    assert len(twin.stats().__dict__) and twin.usage(handle_of(other, "ann")).tokens_encoded > 0
 
 
 def test_it_runs_in_a_stock_graph_and_in_async(engine: Engine) -> None:
@@ -314,7 +326,7 @@ def test_a_worker_is_asked_behind_its_modules(engine: Engine) -> None:
     for entry in state["handles"]:
         if entry["author"] == "ann":
             views.append(seen(engine, {"handles": [entry]}))
-    assert [view[-1].strip() for view in views] == ["<|user|> Do one.", "<|user|> Do two."]
+    assert [view[-1] for view in views] == ["<|user|> Do one.", "<|user|> Do two."]
     assert views[0][:-1] == views[1][:-1] and any("Go to Miami." in text for text in views[0])
 
 
@@ -356,8 +368,6 @@ def test_the_audits_name_confidential_modules_and_an_agents_own_words(
 ) -> None:
     app = pair(prompt(told), rule).compile(engine=engine)
     assert {context.name for context in app.audit().contexts} == contexts | {"bob.system"}
-    channels = ("encoding", "words") if rule == "shared" else ("words",)
-    expected = {(context, "bob", channel) for context in contexts for channel in channels if channel != "encoding"}
     expected = {(context, "bob", "encoding" if rule == "shared" else "words") for context in contexts}
     for report in (app.audit(), app.audit(app.invoke(QUESTION))):
         assert {(each.context, each.reader, each.channel) for each in report.findings} == expected
@@ -402,7 +412,9 @@ def test_a_module_has_one_name_in_all_graphs(engine: Engine) -> None:
     outer.add_node(agent("closer"))
     outer.add_edge(START, "team").add_edge("team", "closer")
     report = outer.audit()
-    assert {(each.context, each.reader, each.violation != "") for each in report.findings if each.channel == "encoding"} == {
+    assert {
+        (each.context, each.reader, each.violation != "") for each in report.findings if each.channel == "encoding"
+    } == {
         ("trip/budget", "closer", True),
         ("team|bob.system", "closer", False),
     }
@@ -421,7 +433,7 @@ def test_a_policy_is_kept_at_call_time_inside_a_subgraph(engine: Engine) -> None
     inner.add_edge(START, "ann").add_edge("ann", "bob", visibility="reencoded").add_edge("bob", "cleo")
     outer = ChoreoGraph().add_node("team", inner.compile(engine=engine)).add_edge(START, "team")
     said = pair(prompt("<budget/>")).compile(engine=engine).invoke(QUESTION)
-    entry = [each for each in said["handles"] if each["author"] == "bob"][0]
+    entry = next(each for each in said["handles"] if each["author"] == "bob")
     given = {**said, "handles": [{**entry, "author": "team|bob", "persona": "team|bob"}]}
     with pytest.raises(VisibilityError, match="keeps 'trip/budget' from 'cleo'"):
         outer.compile(engine=engine).invoke(given)
@@ -451,10 +463,8 @@ def test_an_unreachable_module_changes_no_bit_of_a_reader(tiny: LoadedModel, rul
 # --- bad input ---
 
 
-@pytest.mark.parametrize("told", [schema(), 5, ["<tools/>"], SchemaLibrary])
+@pytest.mark.parametrize("told", [schema(), 5, ["<tools/>"]], ids=["schema", "number", "list"])
 def test_what_is_no_prompt_is_refused(told: Any) -> None:
-    if told is SchemaLibrary:
-        pytest.skip("a class is a function that makes text of the state")
     with pytest.raises(InvalidRequestError, match=r"the prompt of 'ann' must be text"):
         Agent("ann", prompt=told)
 
@@ -480,7 +490,9 @@ def test_a_schema_longer_than_the_context_is_refused_when_the_graph_is_compiled(
 def test_a_prompt_that_only_the_public_root_makes_too_long_is_refused(engine: Engine) -> None:
     most = Schema.from_text(f"<schema name='most'><module name='much'>{'red kites ' * 500}</module></schema>")
     one(told=most.prompt("<much/>"), public=None).compile(engine=engine)
-    with pytest.raises(ContextLengthError, match=r"the public root takes \d+ positions and the prompt of schema 'most'"):
+    with pytest.raises(
+        ContextLengthError, match=r"the public root takes \d+ positions and the prompt of schema 'most'"
+    ):
         one(told=most.prompt("<much/>"), public="red kites " * 20).compile(engine=engine)
 
 
