@@ -98,8 +98,7 @@ class Reading:
         """Encode what nobody has yet, and put together all that the reader may see."""
         self._root = await self._shared_root()
         own = await self._prefill_turns(system)
-        known = {entry["message_id"]: entry for entry in [*self.entries, *self.inputs]}
-        self.entries = list(known.values())
+        self.entries = list({entry["message_id"]: entry for entry in [*self.entries, *self.inputs]}.values())
         self.superstep = self._next_superstep(self.entries)
         view = PlacedView()
         for handle in [*(self._root if self.imported is None else self.imported.behind(self._root)), *own]:
@@ -114,8 +113,7 @@ class Reading:
         self._copies += made
         for group in _groups(shown, parallel=self.is_parallel):
             await self._show(view, group)
-            ids = [entry["message_id"] for chain in group for entry, _ in chain]
-            self.seen += [mirrors[each] for each in ids if each in mirrors]
+            self.seen += [mirrors[e["message_id"]] for chain in group for e, _ in chain if e["message_id"] in mirrors]
         self._copies += await read_boundaries(self.bound, view, self._merged.values(), self.adapter)
         return view
 
