@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from typing import Any, overload
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from typing import Any, Self, TypeVar, overload
 
 from choreo_agents.engine.calls import Content, Decode, Prefill, StreamedToken
 from choreo_agents.engine.desk import Answer, Desk
@@ -16,12 +16,27 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling
 
+T = TypeVar("T")
+
 
 class Calling:
     """The calls of an engine: every sync one waits for what its async form does."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+
+    def keep(self, make: Callable[[Self], T]) -> T:
+        """What `make` makes of the engine: once for this tenant, and kept as long as the engine is.
+
+        Args:
+            make: A function or class; the same one finds the same again. Called under the engine's lock.
+        """
+        core, key = self._desk.core, (self._desk.tenant, make)
+        with core.lock:
+            if key not in core.kept:
+                core.kept[key] = make(self)
+            kept: T = core.kept[key]
+            return kept
 
     @overload
     async def aprefill(

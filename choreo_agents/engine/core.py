@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -61,6 +62,8 @@ class EngineCore:
         self.lock = threading.RLock()
         self.found_reused = 0
         """Tokens of calls that were answered by messages which exist already."""
+        self.kept: dict[tuple[str, Callable[..., object]], Any] = {}
+        """What callers keep with the engine, by tenant and by what makes it (see `Engine.keep`)."""
         self._numbers = itertools.count()
         self._counters, self.movements = Counters(), Movements()
         self.on_restart: list[weakref.WeakMethod[Callable[[], None]]] = []

@@ -13,11 +13,14 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.audit.guard import Guard
 from choreo_agents.graph.board import Reporting, reported
+from choreo_agents.graph.imported import ImportedPrompt
 from choreo_agents.graph.merging import Merging
 from choreo_agents.graph.rules import ReaderRules
 from choreo_agents.graph.run import run_coroutine
 from choreo_agents.graph.turn import Choices, Prompt, Turn
 from choreo_agents.graph.visibility import Positions, Reads, Rule, rules_of, with_input
+from choreo_agents.pml import Prompt as SchemaPrompt
+from choreo_agents.pml import Schema
 from choreo_agents.sampling import Sampling
 
 
@@ -33,14 +36,17 @@ class Agent(Runnable[Any, dict[str, Any]]):
         persona: Whose node this is, if several nodes are one speaker: all that these nodes said and were asked is
             each other's own, and their system prompt is one private context, `<persona>.system`. By default its own.
         prompt: What it is asked before it speaks: a user's turn at the end of its view, or a function that makes one
-            of the graph's state. Part of its persona's later views only.
+            of the graph's state. Part of its persona's later views only. Or a prompt of a schema, which stands where a
+            system prompt would: its modules are encoded once for all agents of the engine, each with no sight of the
+            others; arguments and words of its own are the agent's alone.
         confidential: Whether its messages are a private context of their own: a plan, a chain of thought.
         header: What its messages start with, after the chat template's assistant header; by default its name.
         choices: The answers that it may give, or a function that makes them of the graph's state: its message is, or
             ends with, exactly one of them, so that a vote or a stop can always be read. None or none of them: anything.
         lead: What comes before the answer, behind whatever else it says: "I vote for". Without one the answer is all.
         adapter: The name of an adapter of its engine, which encodes what is its own: its system prompt, what it is
-            asked, what it says, and words that are encoded again for it. None: the engine's; `"base"`: the model alone.
+            asked, what it says, and words that are encoded again for it, but no modules. None: the engine's; `"base"`:
+            the model alone.
         sampling: How it chooses tokens. Without a seed, one is derived from the run's seed, the node, the superstep
             and the branch.
         engine: Needed in a stock `StateGraph` only.
@@ -49,6 +55,10 @@ class Agent(Runnable[Any, dict[str, Any]]):
         public: Public root, for a stock `StateGraph`: a system prompt that all agents share.
         positions: `sequential`: the messages of its view follow each other; `parallel`: those of one superstep start at
             one offset, and what follows starts after the longest of them. By default the graph's.
+
+    Raises:
+        InvalidRequestError: The prompt is none, or a prompt of a schema beside a system prompt.
+        PMLError: With an engine: the prompt's schema is longer than the model's context, or an argument than its slot.
     """
 
     def __init__(
@@ -57,7 +67,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         *,
         system: str | None = None,
         persona: str | None = None,
-        prompt: Prompt | None = None,
+        prompt: Prompt | SchemaPrompt | None = None,
         confidential: bool = False,
         header: str | None = None,
         choices: Choices | None = None,
@@ -75,7 +85,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.__name__ = name  # as StateGraph.add_sequence asks for
         self.system = system
         self.persona = persona
-        self.prompt = prompt
+        self.prompt, self.schema_prompt = _told_apart(name, prompt)
+        self._require_one_system()
         self.confidential = confidential
         self.header = header
         self.choices = choices
@@ -86,6 +97,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.rules: Mapping[str, Rule] = rules_of(reads or {})
         self.public = public
         self.positions = positions
+        self.imported = self._imported(engine, public)
+        """Its prompt of a schema, once it has an engine."""
         self.n = 1
         """Messages that it says at a time."""
         self.merging: Merging | None = None
@@ -105,7 +118,31 @@ class Agent(Runnable[Any, dict[str, Any]]):
         agent.rules = rules.sources
         agent.public = rules.public
         agent._reader_rules = rules
+        agent.imported = agent._imported(agent.engine, rules.public)
         return agent
+
+    def with_system(self, text: str) -> Agent:
+        """A copy with another system prompt.
+
+        Raises:
+            InvalidRequestError: It has a prompt of a schema instead.
+        """
+        agent = copy.copy(self)
+        agent.system = text
+        agent._require_one_system()
+        return agent
+
+    def _imported(self, engine: Engine | None, public: str | None) -> ImportedPrompt | None:
+        if engine is None or self.schema_prompt is None:
+            return None
+        return ImportedPrompt(engine, self.schema_prompt, public)
+
+    def _require_one_system(self) -> None:
+        if self.schema_prompt is not None and self.system is not None:
+            raise InvalidRequestError(
+                f"agent {self.name!r} has a prompt of schema {self.schema_prompt.schema.name!r} and a system prompt, "
+                "and both stand in one place: write the system prompt into the prompt, as <system>...</system>"
+            )
 
     def reader_rules(self) -> ReaderRules:
         """How its views are made: as its graph says, or, in a stock `StateGraph`, as it says itself."""
@@ -133,3 +170,16 @@ class Agent(Runnable[Any, dict[str, Any]]):
             update = await Turn(self, self.engine, input, config).speak()
             report(update)
             return update
+
+
+def _told_apart(name: str, prompt: Any) -> tuple[Prompt | None, SchemaPrompt | None]:
+    """What an agent is asked, and its prompt of a schema."""
+    if isinstance(prompt, SchemaPrompt):
+        return None, prompt
+    if prompt is None or isinstance(prompt, str) or callable(prompt):
+        return prompt, None
+    hint = ": write schema.prompt(...)" if isinstance(prompt, Schema) else ""
+    raise InvalidRequestError(
+        f"the prompt of {name!r} must be text, a function that makes text of the state, or a prompt of a schema, not "
+        f"{type(prompt).__name__}{hint}"
+    )

@@ -13,6 +13,7 @@ from langgraph.graph.state import CompiledStateGraph
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit.chart import Chart, ChartNode
 from choreo_agents.graph.audit.policy import Policy
+from choreo_agents.graph.imported import confidential_modules, has_own_words
 from choreo_agents.graph.visibility import START_SOURCE, Rule, with_input
 
 Reads = Callable[[str, Agent], Mapping[str, Rule]]
@@ -53,7 +54,8 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "") -> Chart
     for source, branches in builder.branches.items():
         outside += [f"the route that {route!r} takes after {prefix + source!r}" for route in branches]
     own: Policy | None = getattr(builder, "policy", None)
-    policies += [] if own is None or not own.confidential else [(prefix, own.within(prefix))]
+    modules = {module for node in nodes for module in node.modules}
+    policies += [] if own is None or not own.confidential else [(prefix, own.within(prefix, modules))]
     return Chart(tuple(nodes), tuple(outside), tuple(policies))
 
 
@@ -71,12 +73,15 @@ def agents_of(builder: StateGraph[Any, Any, Any, Any]) -> Iterator[Agent]:
 
 
 def _agent_node(agent: Agent, name: str, prefix: str, rules: Mapping[str, Rule]) -> ChartNode:
+    told = agent.schema_prompt
     return ChartNode(
         prefix + name,
         persona=prefix + (agent.persona or name),
-        has_system=agent.system is not None,
+        has_system=agent.system is not None or (told is not None and has_own_words(told)),
         has_prompt=agent.prompt is not None,
         confidential=agent.confidential,
+        schema=None if told is None else told.schema.name,
+        modules=() if told is None else confidential_modules(told),
         rules={source if source == START_SOURCE else prefix + source: rule for source, rule in rules.items()},
     )
 

@@ -182,6 +182,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
 
         Raises:
             VisibilityError: There is no such agent.
+            InvalidRequestError: It has a prompt of a schema instead.
         """
         changed = self._copied()
         changed.nodes = dict(self.nodes)
@@ -193,9 +194,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         if not meant:
             raise VisibilityError(f"no agent or persona of the graph is named {node!r}: {', '.join(self.nodes)}")
         for name in meant:
-            agent: Any = copy.copy(self.nodes[name].runnable)
-            agent.system = text
-            changed.nodes[name] = replace(self.nodes[name], runnable=agent)
+            agent: Any = self.nodes[name].runnable
+            changed.nodes[name] = replace(self.nodes[name], runnable=agent.with_system(text))
         return changed
 
     def _copied(self: Self) -> Self:
@@ -235,6 +235,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
             VisibilityError: A declaration names no node, a path would break a promise, or a view must outgrow the
                 model's context.
             InvalidRequestError: An agent has no engine.
+            PMLError: A prompt's schema is longer than the model's context, or an argument than its slot.
         """
         self._require_names()
         bound = self._copied()

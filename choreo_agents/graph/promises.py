@@ -51,4 +51,5 @@ def guard_of(reader: str, persona: str, rules: Mapping[str, Rule], chart: Chart,
     }
     known = {START_SOURCE, *(node.name for node in chart.nodes), *(context.name for context in chart.contexts())}
     hidden = frozenset(source for source, rule in rules.items() if rule.mode == "private")
-    return Guard(hidden, forbidden, frozenset(known), on_violation)
+    modules = frozenset(context.name for context in chart.contexts() if context.kind == "module")
+    return Guard(hidden, forbidden, frozenset(known), on_violation, modules)

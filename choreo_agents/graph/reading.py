@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, Protocol
 
 from langchain_core.messages import BaseMessage
 
 from choreo_agents.engine import Engine, Prefill
+from choreo_agents.engine.adopting import Leases
 from choreo_agents.engine.calls import Content
 from choreo_agents.errors import ContextLengthError, HandleError
 from choreo_agents.graph.bound import BoundEngine
 from choreo_agents.graph.entries import entries_of, is_encoded, is_forgotten, is_input, known_handle, said_in
+from choreo_agents.graph.imported import ImportedPrompt
 from choreo_agents.graph.inputs import (
     handle_of,
     is_confidential,
@@ -23,12 +25,13 @@ from choreo_agents.graph.inputs import (
     writer_of,
 )
 from choreo_agents.graph.merging import Merging, read_boundaries, stand_ins
+from choreo_agents.graph.outgrowing import advised
 from choreo_agents.graph.placing import PlacedView
 from choreo_agents.graph.reencoding import named_context
 from choreo_agents.graph.rules import ReaderRules
 from choreo_agents.graph.run import RunPlace
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.view import Seen, source_of_author, visible
+from choreo_agents.graph.view import Seen, is_own, source_of_author, visible
 from choreo_agents.graph.visibility import START_SOURCE, Rule
 from choreo_agents.kv.handle import MessageHandle
 
@@ -67,6 +70,9 @@ class Reading:
         """Entries that this call has made of messages which no node had encoded."""
         self.adapter: str | None = None
         """Encodes what is the reader's own."""
+        self.imported: ImportedPrompt | None = None
+        """What the reader is told by a prompt of a schema, in place of a system prompt."""
+        self._modules: Leases | None = None
         self.merging: Merging | None = None
         """Whose messages are merged."""
         self._merged: Mapping[str, MessageHandle] = {}
@@ -92,20 +98,22 @@ class Reading:
         """Encode what nobody has yet, and put together all that the reader may see."""
         self._root = await self._shared_root()
         own = await self._prefill_turns(system)
-        known = {entry["message_id"]: entry for entry in [*self.entries, *self.inputs]}
-        self.entries = list(known.values())
+        self.entries = list({entry["message_id"]: entry for entry in [*self.entries, *self.inputs]}.values())
         self.superstep = self._next_superstep(self.entries)
         view = PlacedView()
-        for handle in [*self._root, *own]:
+        for handle in [*(self._root if self.imported is None else self.imported.behind(self._root)), *own]:
             view.add(handle)
+        if self.imported is not None:
+            self._modules = await self.imported.lease()
+            modules = [self.bound.grant(handle) for handle in self._modules.handles]
+            await self.imported.place(view, modules, f"{self._persona}.system", self._ask_for_own)
         mirrors = {message.id: message for message in self._messages}
         shown = visible(self.entries, self._place.author, self._rules.sources, self._persona)
         self._merged, made = await stand_ins(self._engine, shown, self._place.author, self.merging, self.adapter)
         self._copies += made
         for group in _groups(shown, parallel=self.is_parallel):
             await self._show(view, group)
-            ids = [entry["message_id"] for chain in group for entry, _ in chain]
-            self.seen += [mirrors[each] for each in ids if each in mirrors]
+            self.seen += [mirrors[e["message_id"]] for chain in group for e, _ in chain if e["message_id"] in mirrors]
         behind = await read_boundaries(self.bound, view, self._merged.values(), self.adapter)
         self._copies += behind
         return view
@@ -121,8 +129,7 @@ class Reading:
             place: Says where a message of so many tokens stands.
         """
         known = {entry["message_id"] for entry in self.entries}
-        new = [entry for entry in said_in(update) if entry["message_id"] not in known]
-        self.entries = [*self.entries, *new]
+        self.entries = [*self.entries, *(new := [e for e in said_in(update) if e["message_id"] not in known])]
         self.superstep = self._next_superstep(self.entries)
         everything = visible(self.entries, self._place.author, self._rules.sources, self._persona)
         shown = [seen for seen in everything if seen.entry in new]
@@ -133,8 +140,7 @@ class Reading:
             asked = (entry.get("prompt") or {}).get("length", 0) if self._is_own(entry) else 0
             there.end = place(asked + entry["handle"]["length"], parallel=self.is_parallel)
             await self._append(there, entry, rule)
-            first = len(view.handles)
-            behind = await read_boundaries(self.bound, there, self._merged.values(), self.adapter, first)
+            behind = await read_boundaries(self.bound, there, self._merged.values(), self.adapter, len(view.handles))
             self._copies += behind
             for at in range(len(view.handles), len(there.handles)):
                 yield entry, there.handles[at], there.offsets[at]
@@ -164,23 +170,14 @@ class Reading:
 
     def outgrown(self, error: ContextLengthError) -> ContextLengthError:
         """The same error, with the edge whose messages take most of the view, and what would make them fewer."""
-        tokens: Counter[str] = Counter()
-        for entry, _ in visible(self.entries, self._place.author, self._rules.sources, self._persona):
-            tokens[self._source(entry)] += int(entry["handle"]["length"])
-        return _advised(error, tokens, self._place.node)
+        seen = visible(self.entries, self._place.author, self._rules.sources, self._persona)
+        return advised(error, seen, self._place.author, self._persona)
 
     def _next_superstep(self, entries: Sequence[HandleEntry]) -> int:
         return max(self._earliest, 1 + max((entry["superstep"] for entry in entries), default=-1))
 
-    def _source(self, entry: HandleEntry) -> str:
-        return (
-            self._place.node
-            if self._is_own(entry)
-            else source_of_author(entry["author"], self._place.author) or entry["author"]
-        )
-
     def _is_own(self, entry: HandleEntry) -> bool:
-        return entry["author"] == self._place.author or entry.get("persona") == self._persona
+        return is_own(entry, self._place.author, self._persona)
 
     def release(self) -> None:
         """Give back what was encoded for this call alone, and all but one lease of the rest."""
@@ -189,6 +186,8 @@ class Reading:
                 self._engine.release(handle, spare_only=True)
             for handle in self._copies:
                 self._engine.release(handle)
+        if self._modules is not None:
+            self._modules.release()
 
     async def _shared_root(self) -> list[MessageHandle]:
         """The public root, encoded once for everybody; empty if the model has no begin-of-sequence token either."""
@@ -199,6 +198,9 @@ class Reading:
         handles = await self.bound.aprefill(calls)
         self._asked += handles
         return handles
+
+    async def _ask_for_own(self, calls: Sequence[Prefill]) -> list[MessageHandle]:
+        return await self._ask_for([replace(call, adapter=self.adapter) for call in calls])
 
     async def _prefill_turns(self, system: str | None) -> list[MessageHandle]:
         """The agent's own system prompt, and entries for messages that no node has encoded as they now stand."""
@@ -280,7 +282,8 @@ class Reading:
             copy = self._own(words, view, author=author, confidential=confidential, source=handle)
             [made] = await self.bound.aprefill([copy])
             # Where input stands right behind the agent's own system prompt, its next call finds it there again.
-            kept = is_input(entry) and all(parent in self._asked for parent in view.handles)
+            lasting = [*self._asked, *(self._modules.handles if self._modules is not None else ())]
+            kept = is_input(entry) and all(parent in lasting for parent in view.handles)
             (self._asked if kept else self._copies).append(made)
             return made
         parents = [*self._root]
@@ -317,17 +320,3 @@ def _writer(message: BaseMessage, rules: ReaderRules, reader: str) -> str:
     author, known = writer_of(message), rules.guard.known
     foreign = bool(known) and source_of_author(author, reader) not in known
     return START_SOURCE if foreign and persona_of(message) and not is_confidential(message) else author
-
-
-def _advised(error: ContextLengthError, tokens: Counter[str], reader: str) -> ContextLengthError:
-    """The same error with what would make the largest source of a view smaller."""
-    if not tokens:
-        return error
-    [(source, count)] = tokens.most_common(1)
-    what = "its own" if source == reader else f"{source!r}'s"
-    advice = f"declare {source!r} to {reader!r} with history='last', or shorten the loop that both are in"
-    if source == reader:
-        advice = "shorten the loop that it is in: an agent always sees its own"
-    elif source == START_SOURCE:
-        what, advice = "input", "send less"
-    return ContextLengthError(f"{error}. In the view of {reader!r}, {count} tokens are {what}: {advice}")

@@ -19,6 +19,7 @@ from langgraph.config import get_stream_writer
 from choreo_agents.engine import Engine, Joining
 from choreo_agents.errors import ContextLengthError, HandleError, InvalidRequestError
 from choreo_agents.graph.entries import entry_of
+from choreo_agents.graph.imported import ImportedPrompt
 from choreo_agents.graph.inputs import digest_of, with_ids, writer_of
 from choreo_agents.graph.latecomers import Latecomers
 from choreo_agents.graph.merging import Merging
@@ -46,6 +47,7 @@ class Speaker(Protocol):
     name: str
     persona: str | None
     system: str | None
+    imported: ImportedPrompt | None
     prompt: Prompt | None
     header: str | None
     choices: Choices | None
@@ -83,6 +85,7 @@ class Turn:
         standing = agent.prompt if isinstance(agent.prompt, str) else None
         self.reading = Reading(engine, rules, self.place, self.persona, messages, entries, earliest, standing)
         self.reading.adapter, self.reading.merging = agent.adapter, agent.merging
+        self.reading.imported = agent.imported
         self.latecomers: Latecomers | None = None
         """Branches that come while it speaks, if it does not wait for all."""
         self._joining: Joining | None = None

@@ -53,8 +53,7 @@ def visible(
     rank[START_SOURCE] = -1
     by_source: dict[str | None, list[HandleEntry]] = {}
     for entry in entries:
-        own = entry["author"] == reader or entry.get("persona") == (persona or reader)
-        source = _OWN if own else source_of_author(entry["author"], reader)
+        source = _OWN if is_own(entry, reader, persona or reader) else source_of_author(entry["author"], reader)
         by_source.setdefault(source, []).append(entry)
     rank[_OWN] = 0
     seen: list[tuple[int, Seen]] = []
@@ -68,6 +67,11 @@ def visible(
                 seen.append((rank[str(source)], Seen(entry, narrowed)))
     seen.sort(key=_place)
     return [item for _, item in seen]
+
+
+def is_own(entry: HandleEntry, reader: str, persona: str) -> bool:
+    """Whether a reader's own persona said it."""
+    return entry["author"] == reader or entry.get("persona") == persona
 
 
 def _kept(entry: HandleEntry, rule: Rule | None) -> bool:

@@ -12,6 +12,7 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.sending import Selected, send
 from choreo_agents.graph.turn import Prompt
+from choreo_agents.pml import Prompt as SchemaPrompt
 
 _INSTRUCTION, _SPEAKER = "choreo_instruction", "choreo_speaker"
 
@@ -26,24 +27,34 @@ class Worker(Agent):
     Args:
         name: As for `Agent`.
         n: Messages that each instance samples, over one view: a superstep's candidates.
-        prompt: What an instance is asked that is sent without an instruction.
+        prompt: What an instance is asked that is sent without an instruction; or a prompt of a schema (see `Agent`),
+            which all instances have.
         speaker: The name in the headers of instances that are not given one; by default `name`.
         **options: As for `Agent`.
     """
 
     def __init__(
-        self, name: str, *, n: int = 1, prompt: Prompt | None = None, speaker: str | None = None, **options: Any
+        self,
+        name: str,
+        *,
+        n: int = 1,
+        prompt: Prompt | SchemaPrompt | None = None,
+        speaker: str | None = None,
+        **options: Any,
     ) -> None:
         if n < 1:
             raise InvalidRequestError(f"a worker says at least one message at a time, not {n!r}")
 
+        super().__init__(name, prompt=prompt, **options)
+        usual = self.prompt
+
         async def asked(state: Any) -> str | None:
             told = _of(state, _INSTRUCTION)
-            found: Any = prompt(state) if told is None and callable(prompt) else prompt if told is None else told
+            found: Any = usual(state) if told is None and callable(usual) else usual if told is None else told
             words: str | None = await found if inspect.isawaitable(found) else found
             return words
 
-        super().__init__(name, prompt=asked, **options)
+        self.prompt = asked
         self.n = n
         self._speaker = speaker or name
 

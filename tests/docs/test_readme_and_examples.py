@@ -196,6 +196,25 @@ def test_the_page_on_encoding_parts_of_prompts_once_runs(capsys: pytest.CaptureF
     names["engine"].close()
 
 
+def test_agents_that_import_modules_encode_them_once(capsys: pytest.CaptureFixture[str]) -> None:
+    audit, first, scout, _, second, other, _ = run_example("13", capsys)
+    assert audit.startswith("team/plan can reach guide by encoding") and numbers(second)[0] < numbers(first)[0]
+    assert (scout.strip(), other.strip()) == ("scout: Ann has 7 green bags.", "scout: Dan has 4 red maps.")
+
+
+def test_the_page_on_prompts_in_graphs_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "how-to" / "prompts-in-graphs.md").read_text()
+    names: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(code, "prompts-in-graphs.md", "exec"), names)
+    costs, *findings = capsys.readouterr().out.splitlines()
+    assert numbers(costs)[0] > numbers(costs)[1] and costs.endswith("Ann has 7 green bags.")
+    assert "team/plan can reach guide by words" in findings and not any("encoding" in line for line in findings)
+    assert names["other"].stats().tokens_encoded == names["costs"][0], "what the library has is not encoded again"
+    for engine in (names["engine"], names["other"]):
+        engine.close()
+
+
 @pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda p: p.name)
 def test_links_between_pages_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text()):

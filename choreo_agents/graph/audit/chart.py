@@ -26,6 +26,10 @@ class ChartNode:
     has_prompt: bool = False
     """It is asked something that nobody else sees."""
     confidential: bool = False
+    schema: str | None = None
+    """Whose modules it imports."""
+    modules: tuple[str, ...] = ()
+    """The confidential ones of these. A module is one for all graphs: its name has no path before it."""
     rules: Mapping[str, Rule] = field(default_factory=dict)
     """Its sources by path; one that is a graph stands for all that is said in it."""
 
@@ -62,7 +66,7 @@ class Chart:
         return (node for node in self.nodes if node.name == source or node.name.startswith(f"{source}|"))
 
     def contexts(self) -> tuple[PrivateContext, ...]:
-        """All private contexts: what only a persona is told, and confidential messages by node."""
+        """All private contexts: what only a persona is told, confidential messages by node, confidential modules."""
         found: list[PrivateContext] = []
         for node in self.nodes:
             kin = tuple(other.name for other in self.nodes if other.persona == node.persona)
@@ -71,6 +75,10 @@ class Chart:
                 found.append(PrivateContext(name=f"{node.persona}.system", kind="system", owners=kin))
             if node.confidential:
                 found.append(PrivateContext(name=node.name, kind="message", owners=kin))
+        for module in dict.fromkeys(module for node in self.nodes for module in node.modules):
+            importers = {node.persona for node in self.nodes if module in node.modules}
+            kin = tuple(node.name for node in self.nodes if node.persona in importers)
+            found.append(PrivateContext(name=module, kind="module", owners=kin))
         return tuple(found)
 
     def forbids(self, context: PrivateContext, persona: str, channel: Channel) -> bool:

@@ -27,6 +27,8 @@ class Guard:
     known: frozenset[str] = frozenset()
     """All nodes and contexts. What somebody who is not forbidden has said, too, word for word, is no secret."""
     on_violation: OnViolation = "raise"
+    modules: frozenset[str] = frozenset()
+    """Those of `known` that are confidential modules: they are called the same in all graphs."""
 
     def admits(
         self,
@@ -83,6 +85,7 @@ class Guard:
                 if sources and sources <= self.hidden:
                     return "encoding", f"{min(sources)!r} is declared private to {node!r}"
             local = {name.removeprefix(f"{home}|") for name in names if name.startswith(f"{home}|") or not home}
+            local |= self.modules.intersection(names)
             channels: set[Channel] = {"words"} if words_only else set(ancestor.channels)
             for channel in channels:
                 secret = (local & self.known) or {""}

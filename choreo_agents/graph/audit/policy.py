@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -22,8 +22,9 @@ class Policy(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     confidential: dict[str, frozenset[str]] = Field(default_factory=dict)
-    """Private contexts (`alice.system`, or a node whose messages are confidential), and the personas that they may
-    reach: nodes that are nobody else's go by their own name. Their owners always have them."""
+    """Private contexts (`alice.system`, a node whose messages are confidential, a confidential module: `travel/plan`),
+    and the personas that they may reach: nodes that are nobody else's go by their own name. Their owners always have
+    them."""
     channels: frozenset[Channel] = frozenset({"encoding"})
     """Through which they may reach nobody else."""
     on_violation: OnViolation = "raise"
@@ -41,10 +42,10 @@ class Policy(BaseModel):
         allowed = self.confidential.get(context.name)
         return allowed is not None and channel in self.channels and persona not in allowed
 
-    def within(self, prefix: str) -> Policy:
-        """The policy of a graph that stands in another: all names behind those of its nodes."""
+    def within(self, prefix: str, modules: Collection[str] = ()) -> Policy:
+        """The policy of a graph that stands in another: all names behind those of its nodes, but not its modules'."""
         named = {
-            prefix + context: frozenset(prefix + each for each in allowed)
+            (context if context in modules else prefix + context): frozenset(prefix + each for each in allowed)
             for context, allowed in self.confidential.items()
         }
         return self.model_copy(update={"confidential": named})

@@ -75,11 +75,12 @@ def _starts(chart: Chart, context: PrivateContext) -> Iterator[tuple[State, Hop 
         return
     if context.kind == "message":
         # A private source may be a whole graph: all that is said in it is the text.
-        for node in chart.inside(context.name):
-            yield (node.name, "text"), None
+        for said in chart.inside(context.name):
+            yield (said.name, "text"), None
         return
     for owner in context.owners:
-        if chart.node(owner).has_system or chart.node(owner).has_prompt:
+        node = chart.node(owner)
+        if context.name in node.modules if context.kind == "module" else node.has_system or node.has_prompt:
             yield (owner, "encoding"), Hop(source=context.name, reader=owner, by="own")
     for source, reader, rule in chart.scopes():
         if context.name in rule.contexts:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 Channel = Literal["encoding", "words"]
 """How a private text can reach a reader: through KV that attended to it, or through words decoded from it that were
 encoded again or routed on."""
-ContextKind = Literal["system", "message"]
+ContextKind = Literal["system", "message", "module"]
 
 
 class _Plain(BaseModel):

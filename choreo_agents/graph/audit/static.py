@@ -73,6 +73,8 @@ def _blocked(chart: Chart) -> Iterator[Blocked]:
                 continue
             if reader.has_system:
                 yield Blocked(reader=reader.name, earlier=f"{reader.persona}.system", later=later)
+            if reader.schema is not None:
+                yield Blocked(reader=reader.name, earlier=reader.schema, later=later)
             if later == START_SOURCE:
                 continue
             for earlier in seen:
