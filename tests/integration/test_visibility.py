@@ -78,7 +78,7 @@ def test_a_public_scope_encodes_words_once_for_all_its_readers(engine: Engine) -
         ("public", set(), {"ann.system", "ann.plan"}),
         ("reader", {"bob.system"}, {"ann.system", "ann.plan"}),
     ],
-    ids=str,
+    ids=["system", "plan", "both", "public", "reader"],
 )
 def test_fresh_encodings_attend_to_what_their_scope_names(engine: Engine, scope: Any, seen: set, unseen: set) -> None:
     state = pair(Rule("reencoded", scope=scope)).compile(engine=engine).invoke(QUESTION)

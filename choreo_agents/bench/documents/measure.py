@@ -184,11 +184,17 @@ class FromAdaptedModules:
                 if self.engine.maps(self.adapter):
                     documents = await self.engine.amap(documents, self.adapter)
                     made += documents
+                first, *anchors = [at or 0 for at in view.offsets]
+                calls = self.engine.boundaries(documents, [own], [first], anchors, self.adapter)
+                behind = await self.engine.aprefill(calls) if calls else []
+                made += behind
+                ends = [at + document.length for at, document in zip(anchors, documents, strict=True)]
+                documents, offsets = [*documents, *behind], [*view.offsets, *ends[: len(behind)]]
                 question = written(self.engine.chat, asked.parts.asks)
-                seen: Any = ([own, *documents], view.offsets, view.end)
+                seen: Any = ([own, *documents], offsets, view.end)
                 fresh = await self.engine.aprefill(question, *seen, role="user", adapter=self.adapter)
                 made.append(fresh)
-                handles, offsets = [own, *documents, fresh], [*view.offsets, view.end]
+                handles, offsets = [own, *documents, fresh], [*offsets, view.end]
                 end = view.end + fresh.length
                 call = _decode(self.engine, asked.parts.answer, handles, offsets, end, self.adapter)
                 [said] = await self.engine.adecode([call])
