@@ -130,20 +130,17 @@ class Adopting(Merging):
             _require_shapes(desk, parcel, len(job.tokens))
             at = _require_native(desk, job, native_offset)
             known, pool = core.ledger.get(_named(desk, job).id), core.pool
-            there = known is not None and known.holding is not None and not core.memory.lost(known.holding)
-            segment = None if there or not core.method.keeps_kv else _room(desk, len(job.tokens), at)
-        if segment is not None:
-            _filled(desk, pool, segment, parcel)
+            if known is not None and known.holding is not None and not core.memory.lost(known.holding):
+                core.found_reused += len(job.tokens)
+                return _answered(desk, read, known, scope)
+            if not core.method.keeps_kv:
+                return _answered(desk, read, _entered(desk, read, job, at, None), scope)
+            segment = _room(desk, len(job.tokens), at)
+        _filled(desk, pool, segment, parcel)
         with core.lock:
-            if segment is not None and core.pool is not pool:
-                segment = None  # the engine has started again meanwhile, with empty memory
-            message = desk.intake.message(job, job.tokens, call.author, call.role, Usage(0, len(job.tokens), None, 0.0))
-            message.native_offset, message.label = at, job.label(call.author, call.role)
-            usage = None if known is None else known.usage
-            message = core.ledger.enter(message, segment)
-            message.usage = usage or message.usage
-            core.found_reused += len(job.tokens) if there else 0
-            core.movements.adopted += segment is not None
+            # If the engine has started again meanwhile, its memory is empty: lineage is left.
+            message = _entered(desk, read, job, at, segment if core.pool is pool else None)
+            core.movements.adopted += 1
             return _answered(desk, read, message, scope)
 
     def lease(self, handles: Sequence[MessageHandle]) -> Leases:
@@ -318,6 +315,17 @@ def _filled(desk: Desk, pool: KVPool, segment: Segment, parcel: Parcel) -> None:
         with desk.core.lock:
             pool.unpin(segment)
         raise
+
+
+def _entered(desk: Desk, read: ReadCall, job: Job, at: int, segment: Segment | None) -> Message:
+    """The message in the ledger, with the segment as its KV."""
+    core, call = desk.core, read.call
+    assert isinstance(call, Prefill)
+    known = core.ledger.get(_named(desk, job).id)
+    usage = Usage(0, 0, None, 0.0) if known is None else known.usage
+    message = desk.intake.message(job, job.tokens, call.author, call.role, usage)
+    message.native_offset, message.label = at, job.label(call.author, call.role)
+    return core.ledger.enter(message, segment)
 
 
 def _require_shapes(desk: Desk, parcel: Parcel, tokens: int) -> None:

@@ -59,7 +59,9 @@ class Slot:
 
     def tier(self, engine: Engine) -> TierName | None:
         """The fastest memory of the engine's that has it; None: it is not leased there, or was released by others."""
-        if self.handle is None or not engine.holds(self.handle):
+        if self.handle is not None and not engine.holds(self.handle):
+            self.handle, self.pinned = None, False
+        if self.handle is None:
             return None
         return engine.tiers([self.handle])[0]
 

@@ -145,6 +145,17 @@ def test_what_a_prompt_reads_is_in_the_order_of_positions(make_library: MakeLibr
     assert engine.text(handle).startswith(engine.chat.header(None))
 
 
+def test_a_text_sees_all_that_stands_before_it_and_nothing_after(make_library: MakeLibrary) -> None:
+    engine, library = make_library()
+    text = "<plan days='3'><paris/></plan> Go. <hotel/><user>Where?</user>"
+    with library.assemble(library.prompt("trip", text)) as view:
+        records = {record.handle: record for record in engine.records(view.handles)}
+        fresh = [place for place, each in enumerate(view.handles) if engine.text(each).strip(" ") in ("3", "Go.")]
+        assert fresh == sorted(fresh) and len(fresh) == 2 and max(fresh) < len(view.handles) - 2
+        for place in (*fresh, len(view.handles) - 1):
+            assert list(records[view.handles[place]].parents) == view.handles[:place]
+
+
 def test_bad_prompts_cost_nothing(make_library: MakeLibrary) -> None:
     engine, library = make_library()
     with pytest.raises(PMLError, match="at most 4"):
