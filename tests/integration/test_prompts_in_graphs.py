@@ -30,6 +30,7 @@ from choreo_agents import (
     Worker,
 )
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, PMLError, VisibilityError
+from choreo_agents.graph.imported import ImportedPrompt
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.timetable import Timetable
 
@@ -203,6 +204,9 @@ def test_a_scope_ends_leases_of_the_run_and_none_of_the_modules(engine: Engine) 
             app.invoke(QUESTION)
     assert engine.stats().messages == engine.stats().leases == 6, "the schema's own text, and the pieces of two modules"
     with engine.scope():
+        one(told=prompt(TOLD)).compile(engine=engine).invoke(QUESTION)
+    assert engine.stats().leases == 6, "all graphs have the same"
+    with engine.scope():
         cost, state = encoded(engine, app)
         texts = [engine.chat.root("Root."), _asked(engine), " 3", engine.chat.turn("system", "Be brief.")]
         said = engine.usage(handle_of(state, "ann")).tokens_encoded
@@ -231,22 +235,18 @@ def test_many_agents_at_once_encode_each_module_once(engine: Engine) -> None:
     assert engine.stats().tokens_encoded == said + rest + module_tokens(engine)
 
 
-def test_what_is_cancelled_gives_its_leases_back(engine: Engine) -> None:
-    app = one(told=prompt(TOLD), sampling=Sampling(max_tokens=400, stop_tokens=())).compile(engine=engine)
+def test_a_lease_that_is_cancelled_is_given_back(engine: Engine) -> None:
+    one().compile(engine=engine).invoke(QUESTION)
+    before, imported = engine.stats().leases, ImportedPrompt(engine, prompt(), None)
 
     async def cancelled() -> None:
-        task = asyncio.create_task(app.ainvoke(QUESTION))
-        await asyncio.sleep(0.05)
+        task = asyncio.create_task(imported.lease())
+        await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(cancelled())
-    with engine.scope():
-        app.invoke(QUESTION)
-    before = engine.stats().leases
-    with engine.scope():
-        app.invoke(QUESTION)
+    asyncio.run(cancelled())  # and its threads have ended
     assert engine.stats().leases == before
 
 
