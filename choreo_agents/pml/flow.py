@@ -96,8 +96,10 @@ class _Section:
             return
         text = text if text[0].isspace() else self.owed + text
         self.owed = ""
-        if self.items and isinstance(self.items[-1], Words):
-            text = self.items.pop().text + text  # type: ignore[union-attr]
+        last = self.items[-1] if self.items else None
+        if isinstance(last, Words):
+            self.items.pop()
+            text = last.text + text
         self.items.append(Words(text))
 
     def _turn(self, turn: Turn) -> None:
