@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -31,11 +30,9 @@ from choreo_agents.cli.options import (
     numbers,
     require_writable,
 )
-from choreo_agents.errors import InvalidRequestError
+from choreo_agents.cli.timed_model import timed_model
 from choreo_agents.evaluation.journal import Journal
-from choreo_agents.models import load_model
-from choreo_agents.models.embedded import WEIGHTS
-from choreo_agents.models.random_llama import SHAPES, save_random_llama
+from choreo_agents.models.random_llama import SHAPES
 
 LENGTHS, QUICK = "512,1024,2048,4096", "32,64"
 """Tokens of a branch, unless told otherwise."""
@@ -130,19 +127,7 @@ def _bench(
 ) -> Iterator[Bench]:
     """A model by name, random weights drawn anew, with a context that is long enough."""
     longest = max(each.prompt + each.context for each in sizes)
-    with tempfile.TemporaryDirectory() as folder:
-        with console.status(f"loading [b]{name}[/b] ..."):
-            path = WEIGHTS if name == "embedded" else Path(name)
-            if name in SHAPES:
-                path = Path(folder) / name
-                save_random_llama(SHAPES[name], path, positions=max(1 << 15, 2 * longest), dtype=DTYPES[dtype])
-            source = path if name in SHAPES else name
-            loaded = load_model(source, device=device, dtype=DTYPES[dtype])
-        if longest > loaded.adapter.max_positions:
-            raise InvalidRequestError(
-                f"{longest} tokens are to be read at once, the context of {name!r} has {loaded.adapter.max_positions}: "
-                "give shorter --lengths, or fewer --branches"
-            )
+    with timed_model(console, name, dtype, device, longest, "shorter --lengths, or fewer --branches") as (loaded, path):
         yield Bench(loaded, path, DTYPES[dtype], repeats)
 
 
