@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Prefill
 from choreo_agents.errors import HandleError
 from choreo_agents.graph.bound import BoundEngine
 from choreo_agents.graph.placing import PlacedView
@@ -23,68 +24,104 @@ class Merging:
     """What each of their speakers is asked to say it shorter; None: they are read as they are."""
 
 
-async def stand_ins(
-    engine: Engine, seen: Sequence[Seen], reader: str, merging: Merging | None, adapter: str | None
-) -> tuple[Mapping[str, MessageHandle], list[MessageHandle]]:
-    """Shorter messages, or copies by the adapter's cache mapper, in the place of those that are merged.
-
-    Args:
-        engine: Makes them.
-        seen: The messages of the view; those whose own encodings are to be merged are replaced.
-        reader: Whose view it is.
-        merging: None: nothing is merged.
-        adapter: The reader's.
-
-    Returns:
-        By the id of what they stand for; and those of them that have a lease, to be released.
-    """
-    merged = [
-        MessageHandle.model_validate(entry["handle"])
-        for entry, rule in seen
-        if merging and rule.mode == "shared" and source_of_author(entry["author"], reader) in merging.sources
-    ]
-    if merging is None or not merged:
-        return {}, []
-    made = [] if merging.summary is None else await engine.asummaries(merged, merging.summary)
-    shown = made or list(merged)
-    try:
-        if engine.maps(adapter):
-            shown = await engine.amap(shown, adapter)
-    except BaseException:
-        with suppress(HandleError):  # a scope may have ended meanwhile
-            for handle in made:
-                engine.release(handle)
-        raise
-    return {handle.id: stand for handle, stand in zip(merged, shown, strict=True)}, made
-
-
-async def read_boundaries(
-    engine: BoundEngine, view: PlacedView, merged: Collection[MessageHandle], adapter: str | None, first: int = 0
-) -> list[MessageHandle]:
-    """Show what a synthesizer's adapter reads behind each branch (see `Engine.boundaries`), if it reads that.
-
-    Nothing moves for it: what follows starts where it would have started.
+class MergedBranches:
+    """The messages that one call of one reader merges.
 
     Args:
         engine: The reader's.
-        view: With the branches in it.
-        merged: They, as they are shown.
+        reader: Whose view they are in.
+        merging: None: nothing is merged.
         adapter: The reader's.
-        first: The place in the view of the first branch to read behind; all before it have been.
-
-    Returns:
-        What was encoded, each with a lease.
     """
-    shown = {handle.id for handle in merged}
-    places = [place for place, handle in enumerate(view.handles) if handle.id in shown]
-    behind = [place for place in places if place >= first]
-    if not behind:
-        return []
-    trunk, branches = slice(places[0]), [view.handles[place] for place in behind]
-    anchors = [view.offsets[place] for place in behind]
-    calls = engine.engine.boundaries(branches, view.handles[trunk], view.offsets[trunk], anchors, adapter)
-    made = await engine.aprefill(calls)
-    for handle, place in zip(made, behind, strict=False):
-        view.offsets.append(view.offsets[place] + view.handles[place].length)
-        view.handles.append(handle)
-    return made
+
+    def __init__(self, engine: BoundEngine, reader: str, merging: Merging | None, adapter: str | None) -> None:
+        self._engine = engine
+        self._reader = reader
+        self._merging = merging
+        self._adapter = adapter
+        self.stands_for: dict[str, MessageHandle] = {}
+        """What stands in the view for merged messages, by their handles' ids."""
+        self._trunks: list[int | None] = []
+        """For each place of the view how many messages stood before its branch and those that it stands beside."""
+        self._latest = 0
+        """The same for a branch that comes later."""
+
+    def _is_from(self, seen: Seen) -> bool:
+        """Whether a message's words or encoding belong to a branch."""
+        return self._merging is not None and source_of_author(seen.entry["author"], self._reader) in (
+            self._merging.sources
+        )
+
+    async def stand_in(self, seen: Sequence[Seen]) -> list[MessageHandle]:
+        """Make shorter messages, or copies by the adapter's cache mapper, to be shown for those that are merged.
+
+        Args:
+            seen: The messages of the view; those whose own encodings are to be merged are replaced.
+
+        Returns:
+            Those of them that have a lease, to be released.
+        """
+        merged = [
+            MessageHandle.model_validate(each.entry["handle"])
+            for each in seen
+            if each.rule.mode == "shared" and self._is_from(each)
+        ]
+        if self._merging is None or not merged:
+            return []
+        engine, summary = self._engine.engine, self._merging.summary
+        made = [] if summary is None else await engine.asummaries(merged, summary)
+        shown = made or list(merged)
+        try:
+            if engine.maps(self._adapter):
+                shown = await engine.amap(shown, self._adapter)
+        except BaseException:
+            with suppress(HandleError):  # a scope may have ended meanwhile
+                for handle in made:
+                    engine.release(handle)
+            raise
+        self.stands_for |= {handle.id: stand for handle, stand in zip(merged, shown, strict=True)}
+        return made
+
+    def appended(self, view: PlacedView, seen: Iterable[Seen] = ()) -> None:
+        """Say what was appended to the view: branches, which stand beside those just before them, or other messages."""
+        branches = any(self._is_from(each) for each in seen)
+        before = len(self._trunks)
+        trunk = None
+        if branches:
+            trunk = before if not self._trunks or self._trunks[-1] is None else self._trunks[-1]
+        self._trunks += [trunk] * (len(view.handles) - before)
+        self._latest = len(view.handles) if trunk is None else trunk
+
+    def _trunk_of(self, place: int) -> int:
+        known = self._trunks[place] if place < len(self._trunks) else None
+        return self._latest if known is None else known
+
+    async def read_behind(self, view: PlacedView, first: int = 0) -> list[MessageHandle]:
+        """Show what the adapter reads behind each branch (see `Engine.boundaries`), if it reads that.
+
+        It sees the branch and what stood before all branches that came together. Nothing moves for it: what follows
+        starts where it would have started.
+
+        Args:
+            view: With the branches in it.
+            first: The place in it of the first branch to read behind; all before it have been.
+
+        Returns:
+            What was encoded, each with a lease.
+        """
+        shown = {handle.id for handle in self.stands_for.values()}
+        behind = [place for place in range(first, len(view.handles)) if view.handles[place].id in shown]
+        calls: list[Prefill] = []
+        places: list[int] = []
+        for trunk, together in groupby(behind, key=self._trunk_of):
+            alike = list(together)
+            branches, anchors = [view.handles[place] for place in alike], [view.offsets[place] for place in alike]
+            before = (view.handles[:trunk], view.offsets[:trunk])
+            made = self._engine.engine.boundaries(branches, *before, anchors, self._adapter)
+            calls += made
+            places += alike[: len(made)]
+        handles = await self._engine.aprefill(calls) if calls else []
+        for handle, place in zip(handles, places, strict=True):
+            view.offsets.append(view.offsets[place] + view.handles[place].length)
+            view.handles.append(handle)
+        return handles

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Protocol
 
 from langchain_core.messages import BaseMessage
@@ -24,7 +24,7 @@ from choreo_agents.graph.inputs import (
     turn_of,
     writer_of,
 )
-from choreo_agents.graph.merging import Merging, read_boundaries, stand_ins
+from choreo_agents.graph.merging import MergedBranches, Merging
 from choreo_agents.graph.outgrowing import advised
 from choreo_agents.graph.placing import PlacedView
 from choreo_agents.graph.reencoding import named_context
@@ -75,8 +75,7 @@ class Reading:
         self._modules: Leases | None = None
         self.merging: Merging | None = None
         """Whose messages are merged."""
-        self._merged: Mapping[str, MessageHandle] = {}
-        """What stands for merged messages in the view, by their handles' ids."""
+        self._branches = MergedBranches(self.bound, place.author, None, None)
         self.starts: dict[str, int] = {}
         """Where each message of the view stands, by its id: with what its own speaker was asked before it."""
         self.shown: dict[str, MessageHandle] = {}
@@ -109,13 +108,14 @@ class Reading:
             await self.imported.place(view, modules, f"{self._persona}.system", self._ask_for_own)
         mirrors = {message.id: message for message in self._messages}
         shown = visible(self.entries, self._place.author, self._rules.sources, self._persona)
-        self._merged, made = await stand_ins(self._engine, shown, self._place.author, self.merging, self.adapter)
-        self._copies += made
+        self._branches = MergedBranches(self.bound, self._place.author, self.merging, self.adapter)
+        self._copies += await self._branches.stand_in(shown)
+        self._branches.appended(view)
         for group in _groups(shown, parallel=self.is_parallel):
             await self._show(view, group)
-            self.seen += [mirrors[e["message_id"]] for chain in group for e, _ in chain if e["message_id"] in mirrors]
-        behind = await read_boundaries(self.bound, view, self._merged.values(), self.adapter)
-        self._copies += behind
+            self._branches.appended(view, chain(*group))
+            self.seen += [mirrors[e["message_id"]] for e, _ in chain(*group) if e["message_id"] in mirrors]
+        self._copies += await self._branches.read_behind(view)
         return view
 
     async def late(
@@ -133,15 +133,13 @@ class Reading:
         self.superstep = self._next_superstep(self.entries)
         everything = visible(self.entries, self._place.author, self._rules.sources, self._persona)
         shown = [seen for seen in everything if seen.entry in new]
-        merged, made = await stand_ins(self._engine, shown, self._place.author, self.merging, self.adapter)
-        self._merged, self._copies = {**self._merged, **merged}, [*self._copies, *made]
+        self._copies += await self._branches.stand_in(shown)
         for entry, rule in shown:
             there = view.copy()
             asked = (entry.get("prompt") or {}).get("length", 0) if self._is_own(entry) else 0
             there.end = place(asked + entry["handle"]["length"], parallel=self.is_parallel)
             await self._append(there, entry, rule)
-            behind = await read_boundaries(self.bound, there, self._merged.values(), self.adapter, len(view.handles))
-            self._copies += behind
+            self._copies += await self._branches.read_behind(there, len(view.handles))
             for at in range(len(view.handles), len(there.handles)):
                 yield entry, there.handles[at], there.offsets[at]
 
@@ -232,12 +230,12 @@ class Reading:
     async def _show(self, view: PlacedView, group: Sequence[Sequence[Seen]]) -> None:
         """Append a group of siblings, which start where the view ends; or where they left it, if they are merged."""
         before = view.copy()
-        for chain in group:
-            so_far, first = before.copy(), MessageHandle.model_validate(chain[0].entry["handle"])
-            if self.is_parallel and first.id in self._merged:
+        for said in group:
+            so_far, first = before.copy(), MessageHandle.model_validate(said[0].entry["handle"])
+            if self.is_parallel and first.id in self._branches.stands_for:
                 so_far.end = before.behind({each.id for each in self._engine.ancestors(first)})
             shown = len(so_far.handles)
-            for entry, rule in chain:
+            for entry, rule in said:
                 await self._append(so_far, entry, rule)
             for handle, offset in zip(so_far.handles[shown:], so_far.offsets[shown:], strict=True):
                 view.add(handle, offset)
@@ -257,7 +255,7 @@ class Reading:
             prompt = entry.get("prompt")
             if own and prompt is not None:
                 await self._asked_before(view, entry["author"], prompt)
-            shown = self.bound.grant(self._merged.get(handle.id, handle))
+            shown = self.bound.grant(self._branches.stands_for.get(handle.id, handle))
         self.shown[entry["message_id"]] = shown
         view.add(shown, stands_for=handle)
 
@@ -308,8 +306,8 @@ def _groups(seen: Sequence[Seen], *, parallel: bool) -> Iterator[list[list[Seen]
             yield [list(said)]
             continue
         yield [
-            list(chain)
-            for _, chain in groupby(
+            list(one)
+            for _, one in groupby(
                 said, key=lambda one: (one.entry["author"], one.entry["branch"], one.entry.get("call", 0))
             )
         ]

@@ -6,7 +6,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,13 +100,13 @@ class OwnMerges:
 def read_merges(
     path: Path, model: LoadedModel, layouts: Sequence[SynthesisLayout], held_out: int, *, taught: bool = False
 ) -> OwnMerges:
-    """Read a JSONL file; the last lines judge, at most a third of them.
+    """Read a JSONL file; the last lines judge, about a third of them at most, and none with branches that are learnt.
 
     Args:
         path: The file.
         model: That is to learn.
         layouts: Where branches will stand.
-        held_out: Lines that judge, at most.
+        held_out: Lines that judge; a few more or less where lines have the same branches.
         taught: Whether each has to fit into one ordinary prompt as well, for the model's own distributions over it.
 
     Raises:
@@ -142,8 +142,23 @@ def read_merges(
         fans.append(fan)
     if len(fans) < 2:
         raise InvalidRequestError(f"{str(path)!r} holds {len(fans)} merges: give two at least, to learn and to judge")
-    judging = max(1, min(held_out, len(fans) // 3))
-    return OwnMerges(_together(fans[:-judging]), tuple(fans[-judging:]))
+    groups = [list(group) for _, group in groupby(fans, key=lambda fan: (fan.trunk, fan.branches))]
+    cut = _cut([len(group) for group in groups], len(fans) - max(1, min(held_out, len(fans) // 3)))
+    return OwnMerges(_together(fans[:cut]), tuple(fans[cut:]))
+
+
+def _cut(groups: Sequence[int], wanted: int) -> int:
+    """Where lines are cut: between branches near to there, that what judges was not learnt; between lines if it must.
+
+    More than half of the lines never judge.
+
+    Args:
+        groups: How many lines have the same branches.
+        wanted: Lines before the cut.
+    """
+    *starts, count = accumulate(groups)
+    fair = [start for start in starts if 2 * start >= count]
+    return min(fair, key=lambda start: abs(start - wanted), default=wanted)
 
 
 def _together(fans: Sequence[Fan]) -> tuple[Fan, ...]:

@@ -41,11 +41,12 @@ from choreo_agents.training.tuning import Example
 
 LEARNT_TASKS: Mapping[str, SynthesisTask] = {n: task for n, task in SYNTHESIS_TASKS.items() if n != HELD_OUT}
 """All synthesis tasks but the one that is held out."""
-DIALOGUE: Mapping[str, float] = {name: share for name, share in MIX.items() if name != "conflict"}
-"""The mix that dialogue is cut from: the embedded model's own, without the task that the held-out one is made of."""
+DIALOGUE: Mapping[str, float] = {name: share for name, share in MIX.items() if name != "multi_document"}
+"""The mix that dialogue is cut from: the embedded model's own, without the questions on documents, which is what the
+held-out task asks."""
 WEIGHTS: Mapping[str, float] = {"dialogue": 0.1, "tasks": 0.75, "distilled": 0.15}
 """The share of each source among the examples."""
-OFTENER: Mapping[str, float] = {"sum": 5.0, "union": 5.0, "monitors": 3.0, "vote": 3.0, "hops": 2.0, "reports": 2.0}
+OFTENER: Mapping[str, float] = {"sum": 5.0, "union": 5.0, "vote": 5.0, "monitors": 3.0, "hops": 1.5}
 """How much oftener than others tasks are drawn that take longest to learn."""
 QUESTIONS = 6
 """That are asked at most of one set of branches. Branches are long and answers short: six answers teach six times as

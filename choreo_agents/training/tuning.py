@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional
 
@@ -23,6 +24,7 @@ from choreo_agents.errors import TrainingError
 from choreo_agents.training.checkpoints import UNREADABLE, Checkpoints
 from choreo_agents.training.cutting import batched
 from choreo_agents.training.forward import TraceForward
+from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.trace import Trace
 from choreo_agents.training.tuned import TUNED, Tuned
 
@@ -313,7 +315,9 @@ class Tuning:
     def _load(self, path: Path) -> None:
         try:
             state = torch.load(path, map_location=self.tuned.model.adapter.device, weights_only=True)
-            differs = [name for name, value in self._identity().items() if state["identity"].get(name) != value]
+            # Settings that are newer than the checkpoint had their defaults.
+            written = {**state["identity"], "settings": _as_now(state["identity"].get("settings"))}
+            differs = [name for name, value in self._identity().items() if written.get(name) != value]
             if differs:
                 raise TrainingError(
                     f"{str(path)!r} was written by a run with other {' and '.join(differs)}: go on with those, or name "
@@ -329,3 +333,11 @@ class Tuning:
             self._optimizer.load_state_dict(state["optimizer"])
         except UNREADABLE as error:
             raise TrainingError(f"checkpoint {str(path)!r} cannot be read: remove it to go on without it") from error
+
+
+def _as_now(settings: str) -> str | None:
+    """Settings as they would be written now; None: they are not understood."""
+    try:
+        return TuneSettings.model_validate_json(settings).model_dump_json()
+    except ValidationError:
+        return None

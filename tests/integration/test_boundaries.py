@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import MakeEngine
+from langgraph.checkpoint.memory import InMemorySaver
 from support.adapters import save_adapter, save_mapper
 from support.graphs import QUESTION
 from support.merges import give_back, heard, require_nothing_left, team, view_of
@@ -205,3 +206,39 @@ def test_a_node_reads_what_the_engine_would(make_engine: MakeEngine, merger: Pat
         assert record.new_offset == view.end and len(view.handles) == 7
     assert engine.stats().leases == before
     engine.check()
+
+
+@pytest.mark.parametrize("strategy", ["parallel", "sequential"])
+def test_in_a_second_round_a_boundary_sees_the_first(make_engine: MakeEngine, merger: Path, strategy: Any) -> None:
+    """What was said and asked since the first branches stands before the next."""
+    engine = make_engine(kv_budget_bytes=1 << 24)
+    engine.load_adapter(merger)
+    graph = ChoreoGraph(system="Root.")
+    for length, name in enumerate(("alice", "bruno"), start=2):
+        graph.add_node(speaker(name, 2 * length)).add_edge(START, name)
+    graph.add_node(
+        Synthesizer("editor", merges=["alice", "bruno"], strategy=strategy, sampling=SHORT, adapter="merger")
+    )
+    graph.add_edge(["alice", "bruno"], "editor", visibility={})
+    app = graph.compile(engine=engine, checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "one"}}
+    with engine.scope():
+        app.invoke(QUESTION, config)
+        state = app.invoke({"messages": [("user", "And Bob?")]}, config)
+        said = [MessageHandle.model_validate(entry["handle"]) for entry in state["handles"]]
+        authors = [entry["author"] for entry in state["handles"]]
+        assert [*map(authors.index, ("alice", "bruno", "editor"))] == [1, 2, 3] and len(said) == 8
+        known = {each.handle: each for each in engine.records(said)}
+        last = known[said[authors.index("editor", 4)]]
+        copies = engine.map(
+            [said[place] for place, author in enumerate(authors) if author in ("alice", "bruno")], "merger"
+        )
+        opening = engine.model.encode(engine.chat.start("assistant"))
+        starts = [each for each in last.parents if list(known[each].tokens) == opening]
+        root = engine.prefill(engine.chat.root("Root."))
+        first, since = [root, said[0]], [root, said[0], *copies[:2], said[3], said[4]]
+        assert [list(known[each].parents) for each in starts] == [
+            [*first, copies[0]], [*first, copies[1]], [*since, copies[2]], [*since, copies[3]]
+        ]  # fmt: skip
+        placed = dict(zip(last.parents, last.offsets, strict=True))
+        assert [placed[each] for each in starts] == [placed[each] + each.length for each in copies]

@@ -625,13 +625,15 @@ def test_a_late_branch_is_mapped_too(make_engine: MakeEngine, tmp_path: Path) ->
     assert branches(state)["b"] > 0
 
 
+@pytest.mark.parametrize("others", ["shared", "reencoded"])
 @pytest.mark.parametrize("strategy", ["parallel", "sequential"])
-def test_a_late_branch_brings_its_boundary(make_engine: MakeEngine, tmp_path: Path, strategy: Any) -> None:
+def test_a_late_branch_brings_its_boundary(make_engine: MakeEngine, tmp_path: Path, strategy: Any, others: Any) -> None:
     engine, held = make_engine(), Held()
     folder = save_mapper(tmp_path / "mapper", engine.model)
     write_merging(folder, MergingConfig(boundaries=True))
     engine.load_adapter(folder, "merger")
-    graph = team(held, reader=editor(adapter="merger", strategy=strategy))
+    merges = {"a": others, "b": "shared", "c": others}
+    graph = team(held, reader=editor(adapter="merger", strategy=strategy, merges=merges, prompt="Say it all."))
     with engine.scope():
         state = graph.compile(engine=engine).invoke(QUESTION, held.config())
         made = handle(state, "editor")
@@ -641,13 +643,15 @@ def test_a_late_branch_brings_its_boundary(make_engine: MakeEngine, tmp_path: Pa
         opening = tuple(engine.model.encode(engine.chat.start("assistant")))
         starts = [each for each in placed if tuple(known[each].tokens) == opening]
         copies = [each for each in placed if "~" in each.model and each not in starts]
-        assert tuple(known[late].tokens) == tuple(engine.tokens(handle(state, "b"))) and len(copies) == len(starts) == 3
+        assert tuple(known[late].tokens) == tuple(engine.tokens(handle(state, "b")))
+        assert len(copies) == len(starts) == (3 if others == "shared" else 1)
         assert start in starts and placed[start] == placed[late] + late.length
         assert sorted(placed[each] for each in starts) == sorted(placed[each] + each.length for each in copies)
-        trunk = {*placed} - {*copies} - {*starts}
+        trunk = engine.prefill(engine.chat.root("Root."))
+        question = engine.prefill(engine.chat.turn("user", QUESTION["messages"][0][1]), [trunk])
         for each in starts:
-            seen = {*known[each].parents}
-            assert len(seen & {*copies}) == 1 and seen - {*copies} <= trunk, "no branch's boundary sees another"
+            [*before, own] = known[each].parents
+            assert before == [trunk, question] and own in copies, "neither other branches nor what the editor is asked"
     assert engine.stats().leases == 0
     engine.check()
 

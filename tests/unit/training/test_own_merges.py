@@ -146,6 +146,34 @@ def test_lines_with_the_same_branches_are_encoded_together(embedded: LoadedModel
     assert trace.by_name["answer 6"].offsets == alone.by_name["answer"].offsets
 
 
+@pytest.mark.parametrize(
+    ("groups", "held_out", "judging"),
+    [
+        ([3, 3, 3], 3, 3),
+        ([3, 3, 3], 2, 3),
+        ([3, 3, 3], 1, 3),
+        ([4, 4, 1], 3, 1),
+        ([5, 1, 1, 1, 1], 3, 3),
+        ([6], 2, 2),
+        ([1, 8], 2, 2),
+        ([1] * 9, 2, 2),
+    ],
+)
+def test_what_judges_has_branches_that_nothing_learnt_has(
+    embedded: LoadedModel, tmp_path: Path, groups: list[int], held_out: int, judging: int
+) -> None:
+    """Unless nearly all lines have the same."""
+    lines = [
+        MERGE | {"branches": [{"content": f"I see {number} hats."}], "ask": f"Which, {line}?"}
+        for number, count in enumerate(groups, start=2)
+        for line in range(count)
+    ]
+    own = read_merges(write(tmp_path / "own.jsonl", *lines), embedded, ["parallel"], held_out)
+    assert len(own.held_out) == judging and own.as_object([])["own merges"] == len(lines) - judging
+    learnt = {fan.branches for fan in own.train}
+    assert {fan.branches in learnt for fan in own.held_out} == {2 * max(groups) > len(lines) and len(groups) < 3}
+
+
 def test_a_synthesizer_learns_ones_own_answers(embedded: LoadedModel, tmp_path: Path) -> None:
     odd = [MERGE | {"answer": "We see no kites."} for _ in range(6)]
     own = read_merges(write(tmp_path / "own.jsonl", *odd), embedded, ["parallel"], 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -463,6 +464,22 @@ def test_another_runs_checkpoint_is_refused_by_name(tiny: LoadedModel, tiny_path
     other = load_model(save_tiny_llama(tmp_path / "other", seed=5))
     with pytest.raises(TrainingError, match="with other weights"):
         ended(make_tuning(other, tmp_path, epochs=1))
+
+
+def test_settings_that_a_checkpoint_does_not_know_had_their_defaults(tiny: LoadedModel, tmp_path: Path) -> None:
+    whole = ended(make_tuning(tiny, tmp_path, epochs=1))
+    path = Checkpoints(tmp_path / "checkpoints").newest()
+    assert path is not None
+    state = torch.load(path)
+    known = json.loads(state["identity"]["settings"])
+    older = {name: value for name, value in known.items() if name not in ("keep", "boundaries")}
+    for settings, refused in ((older, False), (older | {"later": 1}, True), (older | {"keep": "last"}, True)):
+        torch.save({**state, "identity": {**state["identity"], "settings": json.dumps(settings)}}, path)
+        if refused:
+            with pytest.raises(TrainingError, match="a run with other settings"):
+                ended(make_tuning(tiny, tmp_path, epochs=1))
+        else:
+            assert same(ended(make_tuning(tiny, tmp_path, epochs=1)).tuned.state(), whole.tuned.state())
 
 
 def test_a_damaged_checkpoint_is_refused(tiny: LoadedModel, tmp_path: Path) -> None:
