@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,8 @@ class Course:
     traces: int = 400
     epochs: int = 16
     held_out: int = 64
-    patience: int = 6
-    dropout: float = 0.05
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What else is not as in `SETTINGS`."""
     source: str | None = None
     """The workflow whose last words are taught to this one."""
 
@@ -51,13 +51,16 @@ class Course:
         return Lesson(_setup(self.case, self.changes), self.variant, None if not self.source else _setup(self.source))
 
 
+_TAUGHT = {"imitation": 0.7, "final_rate": 0.0, "keep": "last", "patience": 1000}
+"""Where a few words decide, and scores of few items cannot tell which epoch was best: the baseline's distributions are
+learnt, which say more than the words that were drawn from them, and the run goes on until its rates are nothing."""
 COURSES = {
     course.name: course
     for course in (
         Course("multi_qa-serial", "multi_qa", "serial"),
-        Course("multi_qa-parallel", "multi_qa", "parallel", (), 500, 24, held_out=128, patience=10, dropout=0.15),
+        Course("multi_qa-parallel", "multi_qa", "parallel", (), 500, 24, settings={**_TAUGHT, "dropout": 0.15}),
         Course("branch_solve_merge-parallel", "branch_solve_merge", "parallel", traces=300),
-        Course("prisoners_dilemma", "prisoners_dilemma", "choreo", (("alice", "any"),), traces=300, epochs=8),
+        Course("prisoners_dilemma", "prisoners_dilemma", "choreo", (("alice", "any"),), 500, 10, settings=_TAUGHT),
         Course("debate", "debate", "choreo", traces=300, epochs=6),
         Course("tree_of_thoughts", "tree_of_thoughts", "choreo", traces=100, epochs=4),
         Course("iterative_debate", "iterative_debate", "choreo", traces=300, epochs=6),
@@ -175,7 +178,7 @@ def teach_course(model: LoadedModel, course: Course, folder: Path, watcher: Watc
     return teach(
         model,
         course.lesson(),
-        SETTINGS.model_copy(update={"epochs": course.epochs, "patience": course.patience, "dropout": course.dropout}),
+        SETTINGS.model_copy(update={"epochs": course.epochs, **course.settings}),
         Amounts(traces=course.traces, held_out=course.held_out),
         run=folder / course.name,
         out=folder / course.name / "adapter",
