@@ -110,6 +110,38 @@ def test_who_reads_none_encodes_none(make_engine: MakeEngine, tiny: LoadedModel,
         engine.boundaries(branches, [], [], [0] * 3, "other")
 
 
+def test_a_tenants_own_adapter_has_its_own_boundaries(make_engine: MakeEngine, tiny: LoadedModel, merger: Path) -> None:
+    """Another tenant's of the same name reads none."""
+    engine = make_engine()
+    mine, other = engine.tenant("mine"), engine.tenant("other")
+    mine.load_adapter(merger, "editor")
+    other.load_adapter(save_mapper(merger.parent / "plain", tiny), "editor")
+    lengths = []
+    for each in (mine, other):
+        trunk, branches = team(each)
+        view = view_of(each, branches, [9], adapter="editor")
+        lengths.append(len(view.handles))
+        give_back(each, view)
+        for handle in [*trunk, *branches]:
+            each.release(handle)
+        require_nothing_left(each)
+    assert lengths == [9, 6]
+
+
+@pytest.mark.parametrize("stored", ["int8", "low-rank"])
+def test_copies_that_are_stored_smaller_are_read_behind_too(make_engine: MakeEngine, merger: Path, stored: Any) -> None:
+    engine = make_engine(adapter=merger, mapped_storage=stored, kv_budget_bytes=1 << 20)
+    trunk, branches = team(engine)
+    heards = []
+    for _ in range(2):
+        view = view_of(engine, branches, [9, 9, 9], strategy="parallel")
+        assert len(view.handles) == 9
+        heards.append(heard(engine, view))
+        give_back(engine, view)
+        engine.park([*trunk, *branches])
+    assert torch.equal(*heards), "after copies were put away, to the bit"
+
+
 def test_the_turn_that_a_branch_is_decides_what_follows_it(make_engine: MakeEngine, merger: Path) -> None:
     """Whatever role somebody else has encoded the same tokens under."""
     engine = make_engine(adapter=merger)

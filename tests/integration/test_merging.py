@@ -30,6 +30,7 @@ from choreo_agents.errors import (
 )
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.executor import Executor
+from choreo_agents.synthesis.boundaries import MergingConfig, write_merging
 
 SHORT = Sampling(max_tokens=5, stop_tokens=())
 METHODS = ("choreo", "baseline", "naive")
@@ -39,6 +40,23 @@ STRATEGIES = ("parallel", "sequential", "text", "summary")
 @pytest.fixture(scope="module")
 def mapper(tiny: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_mapper(tmp_path_factory.mktemp("mapper") / "mapper", tiny)
+
+
+@pytest.fixture(scope="module")
+def reader(tiny: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mapper that reads boundaries too."""
+    folder = save_mapper(tmp_path_factory.mktemp("reader") / "reader", tiny)
+    write_merging(folder, MergingConfig(boundaries=True))
+    return folder
+
+
+@pytest.fixture(params=["alone", "mapper", "boundaries"])
+def served(request: pytest.FixtureRequest, mapper: Path, reader: Path) -> dict[str, Any]:
+    """Options of an engine: the model alone, with a mapper, and with one that reads boundaries."""
+    options: dict[str, dict[str, Any]] = {
+        "alone": {}, "mapper": {"adapter": mapper}, "boundaries": {"adapter": reader}
+    }  # fmt: skip
+    return options[request.param]
 
 
 @pytest.mark.parametrize("strategy", ["parallel", "sequential"])
@@ -219,11 +237,10 @@ def test_a_summary_is_said_by_the_branchs_own_worker(
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("mapping", [False, True])
 def test_after_merging_nothing_is_left_but_what_was_said(
-    make_engine: MakeEngine, mapper: Path, method: str, strategy: str, mapping: bool
+    make_engine: MakeEngine, served: dict[str, Any], method: str, strategy: str
 ) -> None:
-    engine = make_engine(method=method, **({"adapter": mapper} if mapping else {}))
+    engine = make_engine(method=method, **served)
     trunk, branches = team(engine)
     before = engine.stats()
     options: dict[str, Any] = {"strategy": strategy, "sampling": SHORT, "author": "end"}
@@ -231,7 +248,7 @@ def test_after_merging_nothing_is_left_but_what_was_said(
     assert merged == asyncio.run(engine.amerge(branches, "What is it?", **options))
     engine.release(merged)
     engine.release(merged)
-    copies = 3 if mapping and method == "choreo" and strategy in ("parallel", "sequential") else 0
+    copies = 3 if served and method == "choreo" and strategy in ("parallel", "sequential") else 0
     after = engine.stats()
     assert (after.messages, after.leases) == (before.messages + copies, before.leases + copies)
     for handle in (*trunk, *branches):
@@ -296,12 +313,11 @@ async def test_a_merged_view_streams(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("mapping", [False, True])
 async def test_a_cancelled_merge_leaves_nothing(
-    make_engine: MakeEngine, mapper: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, mapping: bool
+    make_engine: MakeEngine, served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     """At whichever of its steps."""
-    engine = make_engine(step_tokens=16, **({"adapter": mapper} if mapping else {}))
+    engine = make_engine(step_tokens=16, **served)
     trunk, branches = team(engine)
     held, go = threading.Event(), threading.Event()
     run = Executor.run
@@ -315,7 +331,7 @@ async def test_a_cancelled_merge_leaves_nothing(
         return run(self, *args)
 
     monkeypatch.setattr(Executor, "run", holding)
-    for step in (1, 2, 4, 7):
+    for step in range(1, 8):
         left[0] = step
         held.clear()
         go.clear()
@@ -338,11 +354,10 @@ async def test_a_cancelled_merge_leaves_nothing(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("mapping", [False, True])
 def test_a_merge_that_fails_leaves_nothing(
-    make_engine: MakeEngine, mapper: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, mapping: bool
+    make_engine: MakeEngine, served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
-    engine = make_engine(step_tokens=16, **({"adapter": mapper} if mapping else {}))
+    engine = make_engine(step_tokens=16, **served)
     trunk, branches = team(engine)
     run = Executor.run
     left = [0]
@@ -354,7 +369,7 @@ def test_a_merge_that_fails_leaves_nothing(
         return run(self, *args)
 
     monkeypatch.setattr(Executor, "run", failing)
-    for step in (1, 2, 4, 7):
+    for step in range(1, 8):
         left[0] = step
         with pytest.raises(EngineFailedError):
             engine.merge(branches, words(3, 20), strategy=strategy, sampling=SHORT)
