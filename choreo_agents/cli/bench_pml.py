@@ -59,7 +59,7 @@ def pml(
     ] = False,
     schemas: Annotated[
         Path, typer.Option(help="A folder of schemas NAME.pml, each with NAME.prompt.pml, that are timed, too.")
-    ] = Path("examples/pml"),
+    ] = Path("examples/pml/large"),
     rival: Annotated[
         bool, typer.Option("--hugging-face/--no-hugging-face", help="Whether its generate encodes everything, too.")
     ] = True,

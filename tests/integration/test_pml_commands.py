@@ -10,6 +10,7 @@ from support.tiny import save_tiny_llama
 from typer.testing import CliRunner
 
 from choreo_agents import Schema
+from choreo_agents.bench.modules.cases import example_cases
 from choreo_agents.cli import app
 from choreo_agents.models import LoadedModel
 
@@ -44,6 +45,18 @@ def test_examples_are_right_and_answered(name: str) -> None:
     for row in ("all from text", "modules on disk", "modules in host memory", "modules on the device"):
         assert row in out
     assert "read as an ordinary prompt" not in out, "the answer is that which the text gets"
+
+
+def test_large_examples_are_right_and_long(embedded: LoadedModel) -> None:
+    """They are those that are timed."""
+    cases = example_cases(EXAMPLES / "large")
+    assert {case.name.replace("-", "_") for case in cases} == set(SAID)
+    files = sorted(map(str, (EXAMPLES / "large").glob("*.pml")))
+    assert "nothing wrong in 8 files" in run("check", *files)
+    for case in cases:
+        assert len(embedded.encode(str(case.schema.tree))) > 300
+    [code] = [case for case in cases if case.name == "code-generation"]
+    assert 'def can_hit(self, other: "Unit") -> bool:' in code.schema.to_pml()
 
 
 def test_what_is_in_the_text_of_code_is_there_to_the_letter(embedded: LoadedModel) -> None:

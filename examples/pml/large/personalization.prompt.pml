@@ -1,0 +1,6 @@
+<prompt schema="personalization">
+  <sour/>
+  <south/>
+  <player/>
+  <user>What does Mia visit?</user>
+</prompt>

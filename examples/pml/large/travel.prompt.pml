@@ -1,0 +1,5 @@
+<prompt schema="travel">
+  <oslo/>
+  <bags/>
+  <user>What does Ann like?</user>
+</prompt>
