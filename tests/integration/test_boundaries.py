@@ -240,6 +240,24 @@ def test_a_node_reads_what_the_engine_would(make_engine: MakeEngine, merger: Pat
     engine.check()
 
 
+def test_a_node_keeps_no_lease_of_them(
+    make_engine: MakeEngine, merger: Path, tiny: LoadedModel, tmp_path: Path
+) -> None:
+    leases = []
+    for adapter in (merger, save_mapper(tmp_path / "merger", tiny)):
+        engine = make_engine(kv_budget_bytes=1 << 24)
+        engine.load_adapter(adapter, "merger")
+        graph = ChoreoGraph(system="Root.")
+        graph.add_node(speaker("alice", 4)).add_node(speaker("bruno", 6)).add_edge(START, "alice").add_edge(
+            START, "bruno"
+        )
+        graph.add_node(Synthesizer("editor", merges=["alice", "bruno"], sampling=SHORT, adapter="merger"))
+        graph.add_edge(["alice", "bruno"], "editor", visibility={})
+        graph.compile(engine=engine).invoke(QUESTION)
+        leases.append(engine.stats().leases)
+    assert leases[0] == leases[1] > 0
+
+
 @pytest.mark.parametrize("strategy", ["parallel", "sequential"])
 def test_in_a_second_round_a_boundary_sees_the_first(make_engine: MakeEngine, merger: Path, strategy: Any) -> None:
     """What was said and asked since the first branches stands before the next."""

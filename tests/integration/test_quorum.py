@@ -625,6 +625,19 @@ def test_a_late_branch_is_mapped_too(make_engine: MakeEngine, tmp_path: Path) ->
     assert branches(state)["b"] > 0
 
 
+def test_late_branches_leave_no_lease_of_boundaries(make_engine: MakeEngine, tmp_path: Path) -> None:
+    leases = []
+    for boundaries in (True, False):
+        engine, held = make_engine(), Held()
+        folder = save_mapper(tmp_path / f"mapper {boundaries}", engine.model)
+        write_merging(folder, MergingConfig(boundaries=boundaries))
+        engine.load_adapter(folder, "merger")
+        state = team(held, reader=editor(adapter="merger")).compile(engine=engine).invoke(QUESTION, held.config())
+        assert len(engine.joined(handle(state, "editor"))) == 1 + boundaries
+        leases.append(engine.stats().leases)
+    assert leases[0] == leases[1] > 0
+
+
 @pytest.mark.parametrize("others", ["shared", "reencoded"])
 @pytest.mark.parametrize("strategy", ["parallel", "sequential"])
 def test_a_late_branch_brings_its_boundary(make_engine: MakeEngine, tmp_path: Path, strategy: Any, others: Any) -> None:

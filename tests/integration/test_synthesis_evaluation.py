@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeEngine
+from support.adapters import save_mapper
 
 from choreo_agents.engine import Engine
 from choreo_agents.engine.calls import Decode
@@ -24,6 +25,7 @@ from choreo_agents.language import TASKS, Problem, draw_problem
 from choreo_agents.language.synthesis import SYNTHESIS_TASKS, Parts
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
+from choreo_agents.synthesis.boundaries import MergingConfig, write_merging
 from choreo_agents.synthesis.mapper import CacheMapper
 
 SHORT, GREEDY = Sampling(max_tokens=4), Sampling(max_tokens=96)
@@ -112,10 +114,19 @@ async def test_what_is_mapped_stands_in_the_place_of_its_branch(
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, None])
+@pytest.mark.parametrize("behind", [False, True])
 async def test_late_branches_come_after_so_many_tokens_into_the_place_that_was_kept(
-    make_engine: MakeEngine, vote: Problem, monkeypatch: pytest.MonkeyPatch, after: int | None
+    make_engine: MakeEngine,
+    tiny: LoadedModel,
+    vote: Problem,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    after: int | None,
+    behind: bool,
 ) -> None:
-    engine = make_engine()
+    """And bring their boundaries, where these are read."""
+    write_merging(save_mapper(tmp_path / "reader", tiny), MergingConfig(boundaries=behind))
+    engine = make_engine(**({"adapter": tmp_path / "reader"} if behind else {}))
     views: list[tuple[list[MessageHandle], list[int | None], int | None]] = []
     joined: list[dict[MessageHandle, int]] = []
     seen: list[list[MessageHandle]] = []
@@ -137,13 +148,17 @@ async def test_late_branches_come_after_so_many_tokens_into_the_place_that_was_k
     await play_synthesis(engine, vote, sampling=SHORT, layout="sequential", late=Late(2, after))
     (whole, places, start), (early, some, same) = views
     asked = len(Parts.of(vote).asks)
-    branches = whole[-asked - 4 : -asked]
-    assert early[:-asked] == whole[: -asked - 2] and (some, same) == (places[: -asked - 2] + places[-asked:], start)
+    kinds = 2 if behind else 1
+    trunk = len(whole) - asked - 4 * kinds
+    in_time = [*range(trunk), *(trunk + 4 * kind + place for kind in range(kinds) for place in range(2))]
+    late = [trunk + 4 * kind + place for kind in range(kinds) for place in (2, 3)]
+    assert early[:-asked] == [whole[place] for place in in_time] and same == start
+    assert some == [*(places[place] for place in in_time), *places[-asked:]]
     assert early[-asked:] != whole[-asked:], "what is asked was encoded without them"
     assert joined[0] == {}
     # The last token that was sampled without them is encoded with them.
-    assert joined[1] == (dict.fromkeys(branches[2:], header + after - 1) if after else {})
-    assert set(seen[1]) == {*early, *(branches[2:] if after is not None else ())}
+    assert joined[1] == (dict.fromkeys([whole[place] for place in late], header + after - 1) if after else {})
+    assert set(seen[1]) == {*early, *([whole[place] for place in late] if after is not None else ())}
     assert engine.stats().leases == 0
 
 

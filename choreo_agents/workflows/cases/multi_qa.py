@@ -43,6 +43,11 @@ class QuestionsOptions(Options):
     questions: int = Field(default=2, ge=1, description="Questions drawn from the embedded language.")
     facts: int = Field(default=6, ge=1, description="Facts in its notes.")
     layout: Layout = Field(default="parallel", description="Where choreo places the questions.")
+    both_orders: bool = Field(
+        default=False,
+        description="Whether each problem makes two items, its questions in either order: to learn from, where side by "
+        "side nobody can tell which of them is the first.",
+    )
 
 
 class MultiQACase:
@@ -62,10 +67,12 @@ class MultiQACase:
 
     def draw(self, options: QuestionsOptions, split: Split, number: int) -> Questions:
         task = SeveralQuestions(questions=options.questions, facts=max(options.facts, options.questions))
-        problem = draw_problem(task, split, number)
+        problem = draw_problem(task, split, number // 2 if options.both_orders else number)
         asked = tuple(m.text for m in problem.messages if m.name.startswith("question"))
         answers = tuple(sentences(problem.gold)) if problem.gold else ()
         notes = problem.by_name["notes"].text
+        if options.both_orders and number % 2:
+            asked, answers = asked[::-1], answers[::-1]
         return Questions(id=f"{split} {number}", questions=asked, answers=answers, notes=notes)
 
     def play(self, item: Questions, options: QuestionsOptions, prompts: Prompts, sampling: Sampling) -> Play:

@@ -298,3 +298,14 @@ def test_what_the_limits_allow_can_be_drawn(case: Case) -> None:
             for value in (least, most or 4):
                 options: Options = case.options.model_validate({name: value})
                 assert case.draw(options, "test", 0).id == "test 0"
+
+
+def test_questions_in_both_orders_are_the_same_problem_twice() -> None:
+    case = CASES["multi_qa"]
+    drawn, both = (case.options.model_validate({"both_orders": given}) for given in (False, True))
+    for number in range(3):
+        one = case.draw(drawn, "train", number)
+        first, second = (case.draw(both, "train", 2 * number + place) for place in range(2))
+        assert (first.questions, first.answers, first.notes) == (one.questions, one.answers, one.notes)
+        assert (second.questions, second.answers) == (one.questions[::-1], one.answers[::-1])
+        assert second.notes == one.notes and first.id != second.id
