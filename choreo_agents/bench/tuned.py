@@ -58,7 +58,7 @@ COURSES = {
     course.name: course
     for course in (
         Course("multi_qa-serial", "multi_qa", "serial"),
-        Course("multi_qa-parallel", "multi_qa", "parallel", (("both_orders", True),), 500, 24, settings=_TAUGHT),
+        Course("multi_qa-parallel", "multi_qa", "parallel", (("alphabetical", True),), 500, 24, settings=_TAUGHT),
         Course("branch_solve_merge-parallel", "branch_solve_merge", "parallel", traces=300),
         Course("prisoners_dilemma", "prisoners_dilemma", "choreo", (("alice", "any"),), 500, 10, settings=_TAUGHT),
         Course("debate", "debate", "choreo", traces=300, epochs=6),
