@@ -51,14 +51,14 @@ class Course:
         return Lesson(_setup(self.case, self.changes), self.variant, None if not self.source else _setup(self.source))
 
 
-_TAUGHT = {"imitation": 0.7, "final_rate": 0.0, "keep": "last", "patience": 1000}
+_TAUGHT = {"imitation": 0.7, "final_rate": 0.0, "keep": "last"}
 """Where a few words decide, and scores of few items cannot tell which epoch was best: the baseline's distributions are
 learnt, which say more than the words that were drawn from them, and the run goes on until its rates are nothing."""
 COURSES = {
     course.name: course
     for course in (
         Course("multi_qa-serial", "multi_qa", "serial"),
-        Course("multi_qa-parallel", "multi_qa", "parallel", (("alphabetical", True),), 500, 24, settings=_TAUGHT),
+        Course("multi_qa-parallel", "multi_qa", "parallel", (("both_orders", True),), 500, 24, settings=_TAUGHT),
         Course("branch_solve_merge-parallel", "branch_solve_merge", "parallel", traces=300),
         Course("prisoners_dilemma", "prisoners_dilemma", "choreo", (("alice", "any"),), 500, 10, settings=_TAUGHT),
         Course("debate", "debate", "choreo", traces=300, epochs=6),
@@ -178,7 +178,7 @@ def teach_course(model: LoadedModel, course: Course, folder: Path, watcher: Watc
     return teach(
         model,
         course.lesson(),
-        SETTINGS.model_copy(update={"epochs": course.epochs, **course.settings}),
+        TuneSettings.model_validate({**SETTINGS.model_dump(), "epochs": course.epochs, **course.settings}),
         Amounts(traces=course.traces, held_out=course.held_out),
         run=folder / course.name,
         out=folder / course.name / "adapter",

@@ -32,7 +32,9 @@ from choreo_agents.cli.options import (
     require_writable,
 )
 from choreo_agents.cli.timed_model import timed_model
+from choreo_agents.errors import PMLError
 from choreo_agents.evaluation.journal import Journal
+from choreo_agents.models import LoadedModel
 from choreo_agents.models.random_llama import SHAPES
 
 LENGTHS, QUICK = "1024,2048,4096,5120,8192,16384", "64,128"
@@ -96,12 +98,14 @@ def pml(
         if not examples:
             console.print(f"[dim]no schemas with prompts in {escape(str(schemas))}: see --schemas[/]")
         with _bench(console, model, dtype, device, max(asked) + new, rounds, rival=rival) as bench:
+            examples = [case for case in examples if _fits(console, case, bench.model)]
             cases = [*(case_of_length(bench.model, length, new) for length in asked), *examples]
             settings = {
                 "model": model,
                 "weights": bench.model.adapter.fingerprint if model not in SHAPES else "random",
                 "dtype": dtype,
                 "new": new,
+                "schemas": str(schemas),
                 "threads": threads,
                 "device": device_name(device),
                 "torch": torch.__version__,
@@ -125,6 +129,16 @@ def pml(
         if plot is not None:
             save_plot(found, plot)
             console.print(f"[dim]drawn to {escape(str(plot))}[/]")
+
+
+def _fits(console: Console, case: Case, model: LoadedModel) -> bool:
+    """Whether a schema fits into the model's context; says which does not."""
+    try:
+        case.sizes(model)
+    except PMLError as error:
+        console.print(f"[dim]{escape(case.name)} is left out: {escape(str(error))}[/]", soft_wrap=True)
+        return False
+    return True
 
 
 def _measure(console: Console, bench: ModuleBench, cases: Sequence[Case], journal: Journal) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -41,10 +41,10 @@ class MergedBranches:
         self._adapter = adapter
         self.stands_for: dict[str, MessageHandle] = {}
         """What stands in the view for merged messages, by their handles' ids."""
-        self._trunks: list[int | None] = []
-        """For each place of the view how many messages stood before its branch and those that it stands beside."""
-        self._latest = 0
-        """The same for a branch that comes later."""
+        self._fans: list[int | None] = []
+        """For each place of the view, which branches it came together with; None: it is no branch."""
+        self._fan = 0
+        """The latest of them, which a branch that comes late belongs to."""
 
     def _is_from(self, seen: Seen) -> bool:
         """Whether a message's words or encoding belong to a branch."""
@@ -82,25 +82,33 @@ class MergedBranches:
         self.stands_for |= {handle.id: stand for handle, stand in zip(merged, shown, strict=True)}
         return made
 
-    def appended(self, view: PlacedView, seen: Iterable[Seen] = ()) -> None:
-        """Say what was appended to the view: branches, which stand beside those just before them, or other messages."""
-        branches = any(self._is_from(each) for each in seen)
-        before = len(self._trunks)
-        trunk = None
-        if branches:
-            trunk = before if not self._trunks or self._trunks[-1] is None else self._trunks[-1]
-        self._trunks += [trunk] * (len(view.handles) - before)
-        self._latest = len(view.handles) if trunk is None else trunk
+    def appended(self, view: PlacedView, seen: Sequence[Seen] = (), *, ends: bool = False) -> None:
+        """Say what was appended to the view.
 
-    def _trunk_of(self, place: int) -> int:
-        known = self._trunks[place] if place < len(self._trunks) else None
-        return self._latest if known is None else known
+        Args:
+            view: With it.
+            seen: The messages; none: what stands before all messages.
+            ends: Whether branches that follow do not belong to those before: something was written, or answered.
+        """
+        self._fan += ends
+        branches = [each for each in seen if self._is_from(each)]
+        whole = len(branches) == len(seen)
+        said = [MessageHandle.model_validate(each.entry["handle"]) for each in branches]
+        ids = {self.stands_for.get(handle.id, handle).id for handle in said}
+        for handle in view.handles[len(self._fans) :]:
+            self._fans.append(self._fan if branches and (whole or handle.id in ids) else None)
+
+    def _before(self, place: int) -> tuple[int, ...]:
+        """The places that a boundary sees: all before its branch but those of branches that came together with it."""
+        known = place < len(self._fans)
+        mine = self._fans[place] if known else self._fan
+        return tuple(at for at, fan in enumerate(self._fans[:place]) if fan is None or fan != mine)
 
     async def read_behind(self, view: PlacedView, first: int = 0) -> list[MessageHandle]:
         """Show what the adapter reads behind each branch (see `Engine.boundaries`), if it reads that.
 
-        It sees the branch and what stood before all branches that came together. Nothing moves for it: what follows
-        starts where it would have started.
+        It sees the branch and what stood before it, but no branch that came together with it. Nothing moves for it:
+        what follows starts where it would have started.
 
         Args:
             view: With the branches in it.
@@ -110,14 +118,15 @@ class MergedBranches:
             What was encoded, each with a lease.
         """
         shown = {handle.id for handle in self.stands_for.values()}
-        behind = [place for place in range(first, len(view.handles)) if view.handles[place].id in shown]
+        fans = [*self._fans, *[self._fan] * (len(view.handles) - len(self._fans))]
+        behind = [at for at in range(first, len(fans)) if fans[at] is not None and view.handles[at].id in shown]
         calls: list[Prefill] = []
         places: list[int] = []
-        for trunk, together in groupby(behind, key=self._trunk_of):
+        for before, together in groupby(behind, key=self._before):
             alike = list(together)
-            branches, anchors = [view.handles[place] for place in alike], [view.offsets[place] for place in alike]
-            before = (view.handles[:trunk], view.offsets[:trunk])
-            made = self._engine.engine.boundaries(branches, *before, anchors, self._adapter)
+            branches, anchors = [view.handles[at] for at in alike], [view.offsets[at] for at in alike]
+            trunk, offsets = [view.handles[at] for at in before], [view.offsets[at] for at in before]
+            made = self._engine.engine.boundaries(branches, trunk, offsets, anchors, self._adapter)
             calls += made
             places += alike[: len(made)]
         handles = await self._engine.aprefill(calls) if calls else []

@@ -113,8 +113,9 @@ class Reading:
         self._branches.appended(view)
         for group in _groups(shown, parallel=self.is_parallel):
             await self._show(view, group)
-            self._branches.appended(view, chain(*group))
-            self.seen += [mirrors[e["message_id"]] for e, _ in chain(*group) if e["message_id"] in mirrors]
+            said = list(chain(*group))
+            self._branches.appended(view, said, ends=any(is_input(e) or self._is_own(e) for e, _ in said))
+            self.seen += [mirrors[e["message_id"]] for e, _ in said if e["message_id"] in mirrors]
         self._copies += await self._branches.read_behind(view)
         return view
 

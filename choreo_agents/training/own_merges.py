@@ -100,7 +100,7 @@ class OwnMerges:
 def read_merges(
     path: Path, model: LoadedModel, layouts: Sequence[SynthesisLayout], held_out: int, *, taught: bool = False
 ) -> OwnMerges:
-    """Read a JSONL file; the last lines judge, about a third of them at most, and none with branches that are learnt.
+    """Read a JSONL file; the last lines judge, cut between branches where lines that follow each other have the same.
 
     Args:
         path: The file.

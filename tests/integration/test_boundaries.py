@@ -292,3 +292,32 @@ def test_in_a_second_round_a_boundary_sees_the_first(make_engine: MakeEngine, me
         ]  # fmt: skip
         placed = dict(zip(last.parents, last.offsets, strict=True))
         assert [placed[each] for each in starts] == [placed[each] + each.length for each in copies]
+
+
+@pytest.mark.parametrize("strategy", ["parallel", "sequential"])
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_is_only_read_stands_between_branches_without_parting_them(
+    make_engine: MakeEngine, merger: Path, strategy: Any, beside: bool
+) -> None:
+    """Carl speaks beside both, or before bruno."""
+    engine = make_engine(kv_budget_bytes=1 << 24)
+    engine.load_adapter(merger)
+    graph = ChoreoGraph(system="Root.")
+    for length, name in enumerate(("alice", "carl", "bruno"), start=2):
+        graph.add_node(speaker(name, 2 * length))
+    for source, target in (("START", "alice"), ("START", "carl"), ("START" if beside else "carl", "bruno")):
+        graph.add_edge(START if source == "START" else source, target)
+    options: dict[str, Any] = {"reads": {"carl": "shared"}, "sampling": SHORT, "adapter": "merger"}
+    graph.add_node(Synthesizer("editor", merges=["alice", "bruno"], strategy=strategy, **options))
+    graph.add_edge(["alice", "carl", "bruno"], "editor")
+    with engine.scope():
+        state = graph.compile(engine=engine).invoke(QUESTION)
+        said = {e["author"]: MessageHandle.model_validate(e["handle"]) for e in state["handles"]}
+        last, known = said["editor"], {each.handle: each for each in engine.records([said["editor"]])}
+        alice, bruno = engine.map([said["alice"], said["bruno"]], "merger")
+        opening = engine.model.encode(engine.chat.start("assistant"))
+        seen = [set(known[each].parents) for each in known[last].parents if list(known[each].tokens) == opening]
+        assert len(seen) == 2 and alice in seen[0] and bruno in seen[1]
+        assert bruno not in seen[0] and alice not in seen[1], "no branch beside its own"
+        if not beside:
+            assert said["carl"] not in seen[0] and said["carl"] in seen[1], "who spoke before bruno, not before alice"

@@ -291,6 +291,13 @@ def test_the_speed_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(found["runs"]) == 6 * (3 + len(example_cases(EXAMPLES))) and len(found["bars"]) == 2 + 3
 
 
+def test_examples_that_do_not_fit_are_left_out_by_name(tmp_path: Path) -> None:
+    command = ["bench", "pml", "--model", "embedded", "--dtype", "fp32", "--quick", "--lengths", "16", "--new", "8"]
+    shown = run(*command, "--no-hugging-face", "--schemas", str(EXAMPLES / "large"))
+    assert "code-generation is left out: " in shown and "takes 3158 positions, the model's context has 2048" in shown
+    assert "trip-plan" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

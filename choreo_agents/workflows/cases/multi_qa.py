@@ -43,10 +43,10 @@ class QuestionsOptions(Options):
     questions: int = Field(default=2, ge=1, description="Questions drawn from the embedded language.")
     facts: int = Field(default=6, ge=1, description="Facts in its notes.")
     layout: Layout = Field(default="parallel", description="Where choreo places the questions.")
-    alphabetical: bool = Field(
+    both_orders: bool = Field(
         default=False,
-        description="Whether questions are asked in the order of the alphabet: to learn from, where side by side "
-        "nobody can tell which of them is the first.",
+        description="Whether each problem makes two items, its questions in either order: to learn from, where side by "
+        "side nobody can tell which of them is the first.",
     )
 
 
@@ -67,13 +67,12 @@ class MultiQACase:
 
     def draw(self, options: QuestionsOptions, split: Split, number: int) -> Questions:
         task = SeveralQuestions(questions=options.questions, facts=max(options.facts, options.questions))
-        problem = draw_problem(task, split, number)
+        problem = draw_problem(task, split, number // 2 if options.both_orders else number)
         asked = tuple(m.text for m in problem.messages if m.name.startswith("question"))
         answers = tuple(sentences(problem.gold)) if problem.gold else ()
         notes = problem.by_name["notes"].text
-        if options.alphabetical:
-            order = sorted(range(len(asked)), key=asked.__getitem__)
-            asked, answers = (tuple(each[place] for place in order) if each else () for each in (asked, answers))
+        if options.both_orders and number % 2:
+            asked, answers = asked[::-1], answers[::-1]
         return Questions(id=f"{split} {number}", questions=asked, answers=answers, notes=notes)
 
     def play(self, item: Questions, options: QuestionsOptions, prompts: Prompts, sampling: Sampling) -> Play:

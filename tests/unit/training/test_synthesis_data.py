@@ -75,7 +75,7 @@ def test_tasks_are_of_the_train_split_and_the_held_out_one_is_not_among_them(tin
     assert {len(problem.branches) for problem in problems} == set(range(2, 9))
     easy = [draw_training_problems(0, number, LEARNT_TASKS, 0.0)[0] for number in range(100)]
     assert {len(problem.branches) for problem in easy} == {2}
-    assert "conflict" not in DIALOGUE, "what the held-out task is made of"
+    assert "multi_document" not in DIALOGUE, "what the held-out task is made of"
 
 
 def test_branches_with_several_questions_are_encoded_once(tiny: LoadedModel) -> None:

@@ -300,15 +300,12 @@ def test_what_the_limits_allow_can_be_drawn(case: Case) -> None:
                 assert case.draw(options, "test", 0).id == "test 0"
 
 
-def test_questions_in_the_order_of_the_alphabet_are_the_same_questions() -> None:
+def test_questions_in_both_orders_are_the_same_problem_twice() -> None:
     case = CASES["multi_qa"]
-    drawn, ordered = (case.options.model_validate({"alphabetical": given, "questions": 3}) for given in (False, True))
-    moved = 0
-    for number in range(6):
-        one, other = (case.draw(options, "train", number) for options in (drawn, ordered))
-        assert other.questions == tuple(sorted(one.questions)) and (one.id, one.notes) == (other.id, other.notes)
-        assert dict(zip(one.questions, one.answers, strict=True)) == dict(
-            zip(other.questions, other.answers, strict=True)
-        )
-        moved += one.questions != other.questions
-    assert moved
+    drawn, both = (case.options.model_validate({"both_orders": given}) for given in (False, True))
+    for number in range(3):
+        one = case.draw(drawn, "train", number)
+        first, second = (case.draw(both, "train", 2 * number + place) for place in range(2))
+        assert (first.questions, first.answers, first.notes) == (one.questions, one.answers, one.notes)
+        assert (second.questions, second.answers) == (one.questions[::-1], one.answers[::-1])
+        assert second.notes == one.notes and first.id != second.id
