@@ -11,6 +11,7 @@ import torch
 
 from choreo_agents.models.files import write_text
 from choreo_agents.training.card import CARD_FILE
+from choreo_agents.training.settings import as_now
 from choreo_agents.training.tuning import Outcome, Passage, Tuning
 
 Card = dict[str, Any]
@@ -84,4 +85,4 @@ def _known(path: Path) -> Card | None:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return found | {"settings": as_now(found.get("settings"))} if isinstance(found, dict) else None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 
 class TuneSettings(BaseModel):
@@ -47,3 +47,17 @@ class TuneSettings(BaseModel):
     )
     checkpointed: bool = Field(default=False, description="Compute layers again instead of keeping them: less memory.")
     seed: int = Field(default=0, ge=0, le=2**62, description="Of initial weights, order and dropout.")
+
+
+def as_now(settings: object) -> dict[str, Any] | None:
+    """Settings that were written when there were fewer, as they would be written now; None: they are not understood.
+
+    Args:
+        settings: JSON, or what it says.
+    """
+    try:
+        if isinstance(settings, str):
+            return TuneSettings.model_validate_json(settings).model_dump(mode="json")
+        return TuneSettings.model_validate(settings).model_dump(mode="json")
+    except ValidationError:
+        return None

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional
 
@@ -24,7 +23,7 @@ from choreo_agents.errors import TrainingError
 from choreo_agents.training.checkpoints import UNREADABLE, Checkpoints
 from choreo_agents.training.cutting import batched
 from choreo_agents.training.forward import TraceForward
-from choreo_agents.training.settings import TuneSettings
+from choreo_agents.training.settings import as_now
 from choreo_agents.training.trace import Trace
 from choreo_agents.training.tuned import TUNED, Tuned
 
@@ -316,8 +315,9 @@ class Tuning:
         try:
             state = torch.load(path, map_location=self.tuned.model.adapter.device, weights_only=True)
             # Settings that are newer than the checkpoint had their defaults.
-            written = {**state["identity"], "settings": _as_now(state["identity"].get("settings"))}
-            differs = [name for name, value in self._identity().items() if written.get(name) != value]
+            now = {**self._identity(), "settings": self.settings.model_dump(mode="json")}
+            written = {**state["identity"], "settings": as_now(state["identity"].get("settings"))}
+            differs = [name for name, value in now.items() if written.get(name) != value]
             if differs:
                 raise TrainingError(
                     f"{str(path)!r} was written by a run with other {' and '.join(differs)}: go on with those, or name "
@@ -333,11 +333,3 @@ class Tuning:
             self._optimizer.load_state_dict(state["optimizer"])
         except UNREADABLE as error:
             raise TrainingError(f"checkpoint {str(path)!r} cannot be read: remove it to go on without it") from error
-
-
-def _as_now(settings: str) -> str | None:
-    """Settings as they would be written now; None: they are not understood."""
-    try:
-        return TuneSettings.model_validate_json(settings).model_dump_json()
-    except ValidationError:
-        return None

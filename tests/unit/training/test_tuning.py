@@ -445,6 +445,11 @@ def test_a_finished_run_keeps_its_card_and_another_writes_its_own(tiny: LoadedMo
     assert card("one", "second") == first
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == whole
     assert first["command"] == "first" and first["steps"] > 0 and first["who"] == "me"
+    older = json.loads(whole[CARD_FILE])
+    del older["settings"]["keep"], older["settings"]["boundaries"]
+    (tmp_path / "out" / CARD_FILE).write_text(json.dumps(older))
+    assert card("one", "second") == first, "written when there were fewer settings"
+    assert json.loads((tmp_path / "out" / CARD_FILE).read_text()) == older
     other = card("two", "third", seed=1)
     assert other["command"] == "third" and other["settings"]["seed"] == 1
     (tmp_path / "out" / CARD_FILE).write_text("{ half a")
