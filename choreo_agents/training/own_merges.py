@@ -6,7 +6,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,13 +100,13 @@ class OwnMerges:
 def read_merges(
     path: Path, model: LoadedModel, layouts: Sequence[SynthesisLayout], held_out: int, *, taught: bool = False
 ) -> OwnMerges:
-    """Read a JSONL file; the last lines judge, cut between branches where lines that follow each other have the same.
+    """Read a JSONL file; its last lines judge, a third of them at most, those with the same branches together.
 
     Args:
         path: The file.
         model: That is to learn.
         layouts: Where branches will stand.
-        held_out: Lines that judge; a few more or less where lines have the same branches.
+        held_out: Lines that judge at most, unless more have the same branches in every case.
         taught: Whether each has to fit into one ordinary prompt as well, for the model's own distributions over it.
 
     Raises:
@@ -142,23 +142,27 @@ def read_merges(
         fans.append(fan)
     if len(fans) < 2:
         raise InvalidRequestError(f"{str(path)!r} holds {len(fans)} merges: give two at least, to learn and to judge")
-    groups = [list(group) for _, group in groupby(fans, key=lambda fan: (fan.trunk, fan.branches))]
-    cut = _cut([len(group) for group in groups], len(fans) - max(1, min(held_out, len(fans) // 3)))
-    return OwnMerges(_together(fans[:cut]), tuple(fans[cut:]))
+    judging = _judging(fans, max(1, min(held_out, len(fans) // 3)))
+    learnt = [fan for place, fan in enumerate(fans) if place not in judging]
+    return OwnMerges(_together(learnt), tuple(fans[place] for place in sorted(judging)))
 
 
-def _cut(groups: Sequence[int], wanted: int) -> int:
-    """Where lines are cut: between branches near to there, that what judges was not learnt; between lines if it must.
+def _judging(fans: Sequence[Fan], most: int) -> set[int]:
+    """The places of those that judge: all that have the same branches do, or none of them.
 
-    More than half of the lines never judge.
-
-    Args:
-        groups: How many lines have the same branches.
-        wanted: Lines before the cut.
+    The last ones, as far as they are not too many; the smallest set of branches, if all are. Where all merges have the
+    same branches, there is no other way than to cut between them.
     """
-    *starts, count = accumulate(groups)
-    fair = [start for start in starts if 2 * start >= count]
-    return min(fair, key=lambda start: abs(start - wanted), default=wanted)
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for place, fan in enumerate(fans):
+        alike.setdefault(fan.branches, []).append(place)
+    if len(alike) == 1:
+        return set(range(len(fans) - most, len(fans)))
+    found: set[int] = set()
+    for places in reversed(alike.values()):
+        if len(found) + len(places) <= most:
+            found.update(places)
+    return found or set(min(reversed(alike.values()), key=lambda places: len(places)))
 
 
 def _together(fans: Sequence[Fan]) -> tuple[Fan, ...]:

@@ -214,16 +214,21 @@ def speaker(name: str, length: int) -> Agent:
     return Agent(name, sampling=Sampling(max_tokens=length, stop_tokens=(), temperature=1.0, seed=length))
 
 
+def editing(length: int, **options: Any) -> ChoreoGraph:
+    """Alice and bruno, who say a different number of tokens, and the editor of both."""
+    graph = ChoreoGraph(system="Root.")
+    for more, name in enumerate(("alice", "bruno")):
+        graph.add_node(speaker(name, 2 * (length + more))).add_edge(START, name)
+    given: dict[str, Any] = {"merges": ["alice", "bruno"], "sampling": SHORT, "adapter": "merger"} | options
+    graph.add_node(Synthesizer("editor", **given))
+    return graph.add_edge(["alice", "bruno"], "editor", visibility={})
+
+
 @pytest.mark.parametrize("strategy", ["parallel", "sequential"])
 def test_a_node_reads_what_the_engine_would(make_engine: MakeEngine, merger: Path, strategy: Any) -> None:
     engine = make_engine(kv_budget_bytes=1 << 24)
     engine.load_adapter(merger)
-    graph = ChoreoGraph(system="Root.")
-    for length, name in enumerate(("alice", "bruno"), start=4):
-        graph.add_node(speaker(name, 2 * length)).add_edge(START, name)
-    options: dict[str, Any] = {"prompt": "Say it all.", "sampling": SHORT, "adapter": "merger"}
-    graph.add_node(Synthesizer("editor", merges=["bruno", "alice"], strategy=strategy, **options))
-    graph.add_edge(["alice", "bruno"], "editor", visibility={})
+    graph = editing(4, merges=["bruno", "alice"], prompt="Say it all.", strategy=strategy)
     before = engine.stats().leases
     with engine.scope():
         state = graph.compile(engine=engine).invoke(QUESTION)
@@ -247,13 +252,7 @@ def test_a_node_keeps_no_lease_of_them(
     for adapter in (merger, save_mapper(tmp_path / "merger", tiny)):
         engine = make_engine(kv_budget_bytes=1 << 24)
         engine.load_adapter(adapter, "merger")
-        graph = ChoreoGraph(system="Root.")
-        graph.add_node(speaker("alice", 4)).add_node(speaker("bruno", 6)).add_edge(START, "alice").add_edge(
-            START, "bruno"
-        )
-        graph.add_node(Synthesizer("editor", merges=["alice", "bruno"], sampling=SHORT, adapter="merger"))
-        graph.add_edge(["alice", "bruno"], "editor", visibility={})
-        graph.compile(engine=engine).invoke(QUESTION)
+        editing(2).compile(engine=engine).invoke(QUESTION)
         leases.append(engine.stats().leases)
     assert leases[0] == leases[1] > 0
 
@@ -263,14 +262,7 @@ def test_in_a_second_round_a_boundary_sees_the_first(make_engine: MakeEngine, me
     """What was said and asked since the first branches stands before the next."""
     engine = make_engine(kv_budget_bytes=1 << 24)
     engine.load_adapter(merger)
-    graph = ChoreoGraph(system="Root.")
-    for length, name in enumerate(("alice", "bruno"), start=2):
-        graph.add_node(speaker(name, 2 * length)).add_edge(START, name)
-    graph.add_node(
-        Synthesizer("editor", merges=["alice", "bruno"], strategy=strategy, sampling=SHORT, adapter="merger")
-    )
-    graph.add_edge(["alice", "bruno"], "editor", visibility={})
-    app = graph.compile(engine=engine, checkpointer=InMemorySaver())
+    app = editing(2, strategy=strategy).compile(engine=engine, checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "one"}}
     with engine.scope():
         app.invoke(QUESTION, config)

@@ -88,7 +88,7 @@ def test_lines_that_are_no_merges_are_named(embedded: LoadedModel, tmp_path: Pat
 
 def test_a_merge_that_is_too_long_as_one_prompt_has_no_teacher(embedded: LoadedModel, tmp_path: Path) -> None:
     branches = [{"name": "Alice", "content": "I see kites. " * 150} for _ in range(6)]
-    path = write(tmp_path / "own.jsonl", MERGE, MERGE | {"branches": branches}, MERGE)
+    path = write(tmp_path / "own.jsonl", MERGE, MERGE | {"branches": branches}, MERGE | {"branches": branches[:2]})
     fan = read_merges(path, embedded, ["parallel"], 1).train[1]
     assert cache_trace(fan, "parallel").reach <= embedded.adapter.max_positions < text_trace(fan).reach
     with pytest.raises(TrainingError, match=r"line 2 of .* as one ordinary prompt, .* \(--imitation 0\)"):
@@ -135,11 +135,9 @@ def test_lines_with_the_same_branches_are_encoded_together(embedded: LoadedModel
     own = read_merges(write(tmp_path / "own.jsonl", *asked, other, asked[0], other), embedded, ["parallel"], 1)
     assert [(fan.id, len(fan.others)) for fan in own.train] == [
         ("line 1", 5),
-        ("line 7", 0),
-        ("line 8", 0),
-        ("line 9", 0),
+        ("line 7", 1),
     ]
-    assert own.as_object(["parallel"])["own merges"] == 9
+    assert own.as_object(["parallel"])["own merges"] == 8
     trace = cache_trace(own.train[0], "parallel")
     alone = cache_trace(fan_of_merge(embedded, Merge.model_validate(asked[5]), id="alone"), "parallel")
     assert trace.by_name["ask 6"].tokens == alone.by_name["ask"].tokens
@@ -155,23 +153,27 @@ def test_lines_with_the_same_branches_are_encoded_together(embedded: LoadedModel
         ([4, 4, 1], 3, 1),
         ([5, 1, 1, 1, 1], 3, 3),
         ([6], 2, 2),
-        ([1, 8], 2, 2),
+        ([1, 8], 2, 1),
+        ([1, 1, 1, 1, 5], 3, 3),
+        ([9, 9], 2, 9),
         ([1] * 9, 2, 2),
     ],
 )
 def test_what_judges_has_branches_that_nothing_learnt_has(
     embedded: LoadedModel, tmp_path: Path, groups: list[int], held_out: int, judging: int
 ) -> None:
-    """Unless nearly all lines have the same."""
+    """Unless all lines have the same. Wherever they stand in the file, and whatever was said before them."""
     lines = [
         MERGE | {"branches": [{"content": f"I see {number} hats."}], "ask": f"Which, {line}?"}
         for number, count in enumerate(groups, start=2)
         for line in range(count)
     ]
+    lines = [line | {"trunk": [{"role": "user", "content": f"Hear, {at}."}]} for at, line in enumerate(lines)]
+    lines = [lines[at] for at in sorted(range(len(lines)), key=lambda at: (at % 3, at))]
     own = read_merges(write(tmp_path / "own.jsonl", *lines), embedded, ["parallel"], held_out)
     assert len(own.held_out) == judging and own.as_object([])["own merges"] == len(lines) - judging
     learnt = {fan.branches for fan in own.train}
-    assert {fan.branches in learnt for fan in own.held_out} == {2 * max(groups) > len(lines) and len(groups) < 3}
+    assert {fan.branches in learnt for fan in own.held_out} == {len(groups) == 1}
 
 
 def test_a_synthesizer_learns_ones_own_answers(embedded: LoadedModel, tmp_path: Path) -> None:
