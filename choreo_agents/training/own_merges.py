@@ -162,7 +162,8 @@ def _judging(fans: Sequence[Fan], most: int) -> set[int]:
     for places in reversed(alike.values()):
         if len(found) + len(places) <= most:
             found.update(places)
-    return found or set(min(reversed(alike.values()), key=lambda places: len(places)))
+    smallest = min(reversed(alike.values()), key=len)
+    return found or set(smallest)
 
 
 def _together(fans: Sequence[Fan]) -> tuple[Fan, ...]:
