@@ -60,6 +60,7 @@ class StepAttention:
 
         `query` is [tokens, heads, head_dim]; keys and queries come rotated to their own positions.
         """
+        self.pool.copies.settle(layer)
         keys, values = self.pool.keys[layer], self.pool.values[layer]
         keys.index_copy_(1, self.slots, key)
         values.index_copy_(1, self.slots, value)

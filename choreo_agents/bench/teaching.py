@@ -14,6 +14,7 @@ from choreo_agents.models import LoadedModel
 from choreo_agents.training.checkpoints import Checkpoints, reserved
 from choreo_agents.training.ending import run_and_keep
 from choreo_agents.training.forward import TraceForward
+from choreo_agents.training.recording import text_twin
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.trace import Trace
 from choreo_agents.training.trace_store import TraceStore, digest_of, read_traces
@@ -60,6 +61,17 @@ class Taught:
     card: dict[str, Any]
     graded: bool = True
     """Whether scores are shares of right answers: held-out losses with a minus, where nobody knows."""
+    as_text: float | None = None
+    """The held-out loss of the model as it is, if it reads the same words as ordinary prompts: what caches cost is the
+    distance to it. None: the words are another workflow's, and no prompt of this one leads to them."""
+
+    @property
+    def regained(self) -> float | None:
+        """The share of what caches had cost in held-out loss that was given back; None: they cost nothing."""
+        first, best = self.untuned.loss, self.outcome.best
+        if self.as_text is None or first is None or best is None or best.loss is None or first <= self.as_text:
+            return None
+        return (first - best.loss) / (first - self.as_text)
 
 
 def teach(
@@ -97,6 +109,8 @@ def teach(
         items = lesson.items("dev", amounts.held_out, amounts.seed)
         graded = lesson.setup.case.higher_is_better and all(item.graded for item in items)
         forward = TraceForward(model, adapters={} if tuned.lora is None else {TUNED: tuned.lora}, mapper=tuned.mapper)
+        words = [text_twin(trace) for trace in dev] if lesson.source is None else None
+        as_text = None if words is None else forward.mean_loss(words, settings.batch_tokens)
 
         def judge(epoch: int) -> Held:
             loss = forward.mean_loss([adapted(trace) for trace in dev], settings.batch_tokens)
@@ -116,13 +130,14 @@ def teach(
                 **({"source": lesson.source.as_settings(model)} if lesson.source is not None else {}),
                 "untuned": asdict(_first(outcome)),
                 "best": asdict(outcome.best),
+                "as_text": as_text,
             }
 
         examples = FixedExamples(train, taught=settings.imitation > 0)
         judged_by = f"{digest_of(dev)} {len(items)}"
         tuning = Tuning(tuned, examples, judge, Checkpoints(run / "checkpoints"), judged_by)
         card = run_and_keep(tuning, out, watcher.training, describe, command=command)
-    return Taught(out, tuning.outcome, _first(tuning.outcome), card, graded)
+    return Taught(out, tuning.outcome, _first(tuning.outcome), card, graded, as_text)
 
 
 def _first(outcome: Outcome) -> Held:

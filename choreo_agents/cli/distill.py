@@ -127,9 +127,17 @@ def _ending(case: Case, taught: Taught) -> str:
     loss = f"held-out loss {first.loss:.3f} -> [b]{best.loss:.3f}[/]"
     where = escape(str(taught.out))
     return (
-        f"{score}{loss}, best after epoch {taught.outcome.best_epoch}\n"
+        f"{score}{loss}{_of_text(taught)}, best after epoch {taught.outcome.best_epoch}\n"
         f"[dim]adapter and card are in {where}: Engine.load(..., adapter={str(taught.out)!r})[/]"
     )
+
+
+def _of_text(taught: Taught) -> str:
+    """What re-encoded text would reach, and how much of the way there is made."""
+    if taught.as_text is None:
+        return ""
+    share = "" if taught.regained is None else f", [b]{100 * taught.regained:.0f} %[/] of the way"
+    return f" (re-encoded as text: {taught.as_text:.3f}{share})"
 
 
 def distill_doc(case: Case) -> str:

@@ -100,6 +100,9 @@ class Adopting(Merging):
         for handle in handles if self._desk.core.method.keeps_kv else ():
             with _in_pool(self._desk, handle):
                 pass
+        with self._desk.core.lock:
+            pool = self._desk.core.pool
+        pool.copies.finish_all()
 
     def adopt(self, call: Prefill, parcel: Parcel, native_offset: int | None = None) -> MessageHandle:
         """Take in KV that was encoded elsewhere, in place of a prefill: nothing is encoded.

@@ -86,6 +86,7 @@ class Executor:
         first = row.segment.native_offset + row.first
         positions = torch.arange(first, first + len(row.tokens), device=source.device)
         for layer, (keys, values) in enumerate(zip(self.pool.keys, self.pool.values, strict=True)):
+            self.pool.copies.settle(layer)
             moved = mapper.moved(layer, keys[:, source], piece.shift)
             keys[:, target], values[:, target] = mapper.map(layer, moved, values[:, source], positions)
 

@@ -14,6 +14,9 @@ import pytest
 import torch
 from conftest import MakeEngine
 from support.tuning import KilledError
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
 
 from choreo_agents.bench import distilling, tuned
 from choreo_agents.bench.dilemma import TUNED as TUNED_DILEMMA
@@ -30,6 +33,7 @@ from choreo_agents.evaluation.journal import Journal
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.adapter_files import WEIGHTS_FILE
+from choreo_agents.models.loader import WEIGHTS
 from choreo_agents.sampling import Sampling
 from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.settings import TuneSettings
@@ -276,6 +280,28 @@ def test_a_little_training_takes_the_surprise_away(adapter: tuple[Taught, Silent
     assert card == found.card and card["best"]["loss"] == best.loss and card["variant"] == "parallel"
     assert card["traces"] == {"traces": 12, "held_out": 6, "temperature": 1.0, "seed": 0}
     assert not (folder / "run.lock").exists()
+
+
+def test_what_caches_cost_is_the_distance_to_the_same_words_as_text(adapter: tuple[Taught, Silent, Path]) -> None:
+    """Against Hugging Face's own forward over the words of every view."""
+    found, _, folder = adapter
+    model, losses = AutoModelForCausalLM.from_pretrained(WEIGHTS, dtype=torch.float32), list[Tensor]()
+    for trace in read_traces(folder / "dev-traces"):
+        for message in trace.messages:
+            if message.learn is not None:
+                before = [token for parent in message.parents for token in trace.by_name[parent].tokens]
+                words = torch.tensor([*before, *message.tokens])
+                start, end = (len(before) + place for place in message.learn)
+                with torch.inference_mode():
+                    logits = model(words[None]).logits[0].float()
+                losses.append(cross_entropy(logits[start - 1 : end - 1], words[start:end], reduction="none"))
+    assert found.as_text == pytest.approx(float(torch.cat(losses).mean()), abs=1e-5)
+    first, best = found.untuned.loss, found.outcome.best
+    assert first is not None and best is not None and best.loss is not None
+    assert found.as_text is not None and found.as_text < best.loss < first
+    assert found.regained == pytest.approx((first - best.loss) / (first - found.as_text))
+    assert found.card["as_text"] == found.as_text
+    assert replace(found, as_text=first).regained is None, "nothing was lost"
 
 
 def test_what_is_judged_is_what_is_served(
