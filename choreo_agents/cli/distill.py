@@ -22,7 +22,9 @@ from choreo_agents.workflows.cases import CASES, Case
 
 EMBEDDED_RATE, USUAL_RATE = 5e-3, 2e-4
 """Learning rates, unless told otherwise: a very small model takes far more."""
-QUICK_TRACES, QUICK_EPOCHS, QUICK_HELD_OUT = 120, 6, 32
+QUICK_TRACES, QUICK_EPOCHS, QUICK_HELD_OUT = 100, 5, 32
+QUICK_IMITATION = 0.7
+"""A distribution says more than the word that was drawn from it."""
 RUNS = Path("runs")
 
 distill_app = typer.Typer(
@@ -47,7 +49,8 @@ def distill_case(
         str | None, typer.Option(help="How the workflow is served from the cache, where there are several ways.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A minute or two: fewer traces and epochs, unless you say otherwise.")
+        bool,
+        typer.Option("--quick", help="A minute or two: fewer traces, each says more; unless you say otherwise."),
     ] = False,
     traces: Annotated[
         int | None, typer.Option(min=1, help="To learn from.  [default: 400]", show_default=False)
@@ -69,9 +72,15 @@ def distill_case(
     ] = None,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Encoded in one step.")] = 1024,
     imitation: Annotated[
-        float,
-        typer.Option(min=0.0, max=1.0, help="Share of the loss that compares with the model's own distributions."),
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            show_default=False,
+            help=f"Share of the loss that compares with the model's own distributions over the same words as text.  "
+            f"[default: 0; quick: {QUICK_IMITATION:g}]",
+        ),
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="Of the traces.")] = 1.0,
     max_tokens: MaxTokensOption = None,
     checkpointed: Annotated[
@@ -95,7 +104,8 @@ def distill_case(
         usual = EMBEDDED_RATE if loaded.speaks_embedded else USUAL_RATE
         settings = TuneSettings(
             rank=rank, alpha=alpha, dropout=dropout, batch_tokens=batch_tokens, patience=patience,
-            learning_rate=usual if learning_rate is None else learning_rate, imitation=imitation,
+            learning_rate=usual if learning_rate is None else learning_rate,
+            imitation=(QUICK_IMITATION if quick else 0.0) if imitation is None else imitation,
             epochs=epochs or (QUICK_EPOCHS if quick else 16), checkpointed=checkpointed, seed=seed,
         )  # fmt: skip
         amounts = Amounts(

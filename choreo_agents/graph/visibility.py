@@ -125,7 +125,7 @@ class VisibilityTable:
                         )
 
     def require_contexts(self, contexts: Iterable[str]) -> None:
-        """Raise `VisibilityError` if a scope names no private context."""
+        """Raise `VisibilityError` if a scope names no private context whose text the graph's own agents have."""
         known = sorted(contexts)
         for reader, rules in self.rules.items():
             for source, rule in rules.items():
@@ -133,7 +133,8 @@ class VisibilityTable:
                     if name not in known:
                         there = f"there are {_quoted(known)}" if known else "the graph has none"
                         raise VisibilityError(
-                            f"the visibility {source!r} to {reader!r} names no private context: {name!r}: {there}"
+                            f"the visibility {source!r} to {reader!r} names no private context that words can be "
+                            f"encoded in: {name!r}: {there}"
                         )
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support.tuning import make_tuning
-from support.visible_graphs import Forced, Speaker, Spec, heard, specs
+from support.visible_graphs import BOX, CELLAR, Forced, Speaker, Spec, heard, specs
 
 from choreo_agents import Engine, MessageHandle, Policy, Rule
 from choreo_agents.graph import turn
@@ -48,7 +48,10 @@ def run(
 
 
 def changed(spec: Spec, context: str) -> tuple[Spec, frozenset[str]]:
-    """The same graph with another text in a private context: a system prompt, or what an author is forced to say."""
+    """The same graph with another text in a private context: a system prompt, a module, or what an author is forced to
+    say."""
+    if context in (CELLAR, BOX):
+        return replace(spec, numbers={**spec.numbers, context: 7}), frozenset()
     if context.endswith(".system"):
         return replace(spec, numbers={**spec.numbers, context.removesuffix(".system"): 7}), frozenset()
     return spec, frozenset({context})
@@ -65,7 +68,7 @@ def unreached(spec: Spec, report: AuditReport, context: str, *channels: str) -> 
 def contexts_of(spec: Spec, report: AuditReport) -> list[str]:
     """Those whose text can be changed: a persona may only be asked, without a system prompt."""
     systems = {f"{speaker.persona}.system" for speaker in spec.speakers if speaker.has_system}
-    return [c.name for c in report.contexts if c.kind == "message" or c.name in systems]
+    return [c.name for c in report.contexts if c.kind != "system" or c.name in systems]
 
 
 @given(specs(), st.integers(0, 99))

@@ -12,8 +12,18 @@ from hypothesis import strategies as st
 
 from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Engine, MessageHandle, Policy, Rule, Sampling
 from choreo_agents.graph.visibility import START_SOURCE, Positions
+from choreo_agents.pml import Prompt, Schema
 
 NAMES = ("ann", "bob", "cleo", "dan")
+HOUSE = """
+<schema name="house">
+  Look around.
+  <module name="hall">Here is a lamp.</module>
+  <module name="cellar" confidential="true">There are {cellar} bags. <module name="box">One has {box} coins.</module></module>
+</schema>
+"""
+CELLAR, BOX = "house/cellar", "house/cellar/box"
+IMPORTS = {"hall": "<hall/>", "cellar": "<hall/><cellar/>", "box": "<cellar><box/></cellar> Be quick."}
 SPEAKING = Sampling(temperature=1.0, max_tokens=3, stop_tokens=(), logprobs=8)
 
 
@@ -32,6 +42,8 @@ class Speaker:
     has_system: bool
     has_prompt: bool
     confidential: bool
+    imports: str = ""
+    """Which modules it is told by, instead of words: one of `IMPORTS`."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +57,18 @@ class Spec:
     rounds: int
     positions: Positions = "sequential"
     numbers: Mapping[str, int] = field(default_factory=dict)
-    """What stands in the system prompt of each persona."""
+    """What stands in the system prompt of each persona, and in each confidential module."""
 
     def graph(self, policy: Policy | None = None) -> ChoreoGraph:
         """The graph: layers one after the other, as many rounds of them."""
         graph = ChoreoGraph(State, system="Root.", policy=policy, positions=self.positions)
         for speaker in self.speakers:
             number = self.numbers.get(speaker.persona, 3)
+            system = f"{speaker.persona} has {number} red kites." if speaker.has_system else None
             agent = Agent(
                 speaker.name,
-                system=f"{speaker.persona} has {number} red kites." if speaker.has_system else None,
-                prompt=f"Tell, {speaker.name}." if speaker.has_prompt else None,
+                system=None if speaker.imports else system,
+                prompt=self._told(speaker, system),
                 persona=speaker.persona,
                 confidential=speaker.confidential,
                 sampling=SPEAKING,
@@ -79,6 +92,13 @@ class Spec:
         graph.add_edge(list(self.layers[-1]), "clock", visibility={})
         graph.add_conditional_edges("clock", again, [*first, END], visibility={})
         return graph
+
+    def _told(self, speaker: Speaker, system: str | None) -> str | Prompt | None:
+        if speaker.imports:
+            text = HOUSE.format(cellar=self.numbers.get(CELLAR, 3), box=self.numbers.get(BOX, 3))
+            own = f"<system>{system}</system>" if system else ""
+            return Schema.from_text(text).prompt(IMPORTS[speaker.imports] + own)
+        return f"Tell, {speaker.name}." if speaker.has_prompt else None
 
 
 class Forced(Mapping[tuple[str, int, int, int], Any]):
@@ -132,9 +152,10 @@ def specs(draw: st.DrawFn, *, personas: bool = True) -> Spec:
         shares = personas and index > 0 and draw(st.integers(0, 3)) == 0
         persona = speakers[0].persona if shares else name
         flags = [draw(st.booleans()) for _ in range(3)]
-        speakers.append(Speaker(name, persona, flags[0] or index == 0, flags[1], flags[2]))
+        imports = draw(st.sampled_from(["", "", "", *IMPORTS]))
+        speakers.append(Speaker(name, persona, flags[0] or index == 0, flags[1], flags[2], imports))
     owners = {speaker.persona for speaker in speakers if speaker.has_system or speaker.has_prompt}
-    systems = {speaker.persona for speaker in speakers if speaker.has_system}
+    systems = {speaker.persona for speaker in speakers if speaker.has_system and not speaker.imports}
     contexts = [f"{persona}.system" for persona in sorted(owners & systems)]
     contexts += [speaker.name for speaker in speakers if speaker.confidential]
     rules: dict[tuple[str, str], Rule] = {}
@@ -146,8 +167,9 @@ def specs(draw: st.DrawFn, *, personas: bool = True) -> Spec:
             history = draw(st.sampled_from(["all", "all", "last", 2]))
             scope: Any = "reader"
             if mode == "reencoded":
-                named = st.lists(st.sampled_from(contexts), min_size=1, max_size=2, unique=True).map(tuple)
-                scope = draw(st.sampled_from(["reader", "reader", "public"]) | named)
+                plain = st.sampled_from(["reader", "reader", "public"])
+                named = st.lists(st.sampled_from(contexts or ["none"]), min_size=1, max_size=2, unique=True).map(tuple)
+                scope = draw(plain | named if contexts else plain)
             rules[source, reader] = Rule(mode, history, scope)
         start = draw(st.sampled_from(["shared", "shared", "reencoded"]))
         rules[START_SOURCE, reader] = Rule(start)
