@@ -78,7 +78,8 @@ def run_prompt(
         if ordinary != answer:
             console.print(Text.assemble(("read as an ordinary prompt: ", "dim"), ordinary))
         console.print(_table(found, repeats))
-        if loaded.adapter.parameters < SMALL_MODEL:
+        seconds = {each.source: each.seconds for each in found}
+        if loaded.adapter.parameters < SMALL_MODEL and seconds["device"] > seconds["text"]:
             console.print(_SMALL)
 
 
