@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,10 @@ async def test_the_adapters_mapper_shows_the_documents(embedded: LoadedModel, tm
         documents = sum(len(embedded.encode(embedded.chat.turn(b.words.role, b.words.text, b.words.author)))
                         for b in asked.parts.branches)  # fmt: skip
         assert engine.stats().tokens_mapped == documents and engine.stats().leases == 0
+        # Problems that are asked at the same time may have the same documents.
+        twins = [Asked.of(problem("reports"), embedded.chat, schema) for schema in ("s", "t", "u")]
+        together = await asyncio.gather(*(FromAdaptedModules(library, name).answer(twin) for twin in twins))
+        assert together == [mapped] * 3 and engine.stats().leases == 0
     assert mapped["answer"] != plain["answer"]
 
 

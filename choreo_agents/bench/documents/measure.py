@@ -182,8 +182,8 @@ class FromAdaptedModules:
             with await self.library.aassemble(asked.documents) as view:
                 own, *documents = view.handles
                 if self.engine.maps(self.adapter):
+                    # Copies go with the modules that they are of, which problems may share.
                     documents = await self.engine.amap(documents, self.adapter)
-                    made += documents
                 first, *anchors = [at or 0 for at in view.offsets]
                 calls = self.engine.boundaries(documents, [own], [first], anchors, self.adapter)
                 behind = await self.engine.aprefill(calls) if calls else []
