@@ -21,6 +21,8 @@ from choreo_agents.training.trace_store import TraceStore, digest_of, read_trace
 from choreo_agents.training.tuned import TUNED, Tuned
 from choreo_agents.training.tuning import Held, Outcome, Passage, Tuning
 
+_LEAST_COST = 1e-3
+"""In nats per token, between caches and text: what is less is noise."""
 JUDGED = "judged"
 """The folder of a run in which weights lie while they are judged."""
 
@@ -67,11 +69,12 @@ class Taught:
 
     @property
     def regained(self) -> float | None:
-        """The share of what caches had cost in held-out loss that was given back; None: they cost nothing."""
+        """The share of what caches had cost in held-out loss that was given back; None: too little to be shared."""
         first, best = self.untuned.loss, self.outcome.best
-        if self.as_text is None or first is None or best is None or best.loss is None or first <= self.as_text:
+        if self.as_text is None or first is None or best is None or best.loss is None:
             return None
-        return (first - best.loss) / (first - self.as_text)
+        cost = first - self.as_text
+        return (first - best.loss) / cost if cost > _LEAST_COST and best.loss < first else None
 
 
 def teach(

@@ -50,7 +50,7 @@ def distill_case(
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="A minute or two: fewer traces, each says more; unless you say otherwise."),
+        typer.Option("--quick", help="A minute or two: fewer traces, and imitation; unless you say otherwise."),
     ] = False,
     traces: Annotated[
         int | None, typer.Option(min=1, help="To learn from.  [default: 400]", show_default=False)
