@@ -347,7 +347,10 @@ def test_scopes_are_for_words_and_name_contexts_that_there_are(engine: Engine) -
         Rule("shared", scope="public")
     with pytest.raises(VisibilityError, match="scope 'public' is given beside"):
         ChoreoGraph().add_edge("a", "b", visibility=Rule("reencoded"), scope="public")
-    with pytest.raises(VisibilityError, match=r"no private context: 'ann.sys': there are .*'ann.system', 'bob.system'"):
+    with pytest.raises(
+        VisibilityError,
+        match=r"no private context that words can be encoded in: 'ann.sys': there are .*'ann.system', 'bob.system'",
+    ):
         pair(Rule("reencoded", scope=("ann.sys",))).compile(engine=engine)
 
 

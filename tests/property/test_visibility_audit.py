@@ -47,13 +47,13 @@ def run(
         return heard(engine, state), said, app.audit(state)
 
 
-def changed(spec: Spec, context: str) -> tuple[Spec, frozenset[str]]:
+def changed(spec: Spec, context: str, number: int = 7) -> tuple[Spec, frozenset[str]]:
     """The same graph with another text in a private context: a system prompt, a module, or what an author is forced to
     say."""
     if context in (CELLAR, BOX):
-        return replace(spec, numbers={**spec.numbers, context: 7}), frozenset()
+        return replace(spec, numbers={**spec.numbers, context: number}), frozenset()
     if context.endswith(".system"):
-        return replace(spec, numbers={**spec.numbers, context.removesuffix(".system"): 7}), frozenset()
+        return replace(spec, numbers={**spec.numbers, context.removesuffix(".system"): number}), frozenset()
     return spec, frozenset({context})
 
 
@@ -138,10 +138,8 @@ def test_visibility_non_interference_under_any_length_and_schedule(spec: Spec, s
     context = data.draw(st.sampled_from(contexts_of(spec, report)))
     readers = unreached(spec, report, context, "encoding", "words")
     assume(readers)
-    longer = replace(spec, numbers={**spec.numbers, context.removesuffix(".system"): 123456})
-    other, forced = (
-        (longer, Forced(seed)) if context.endswith(".system") else (spec, Forced(seed, frozenset({context}), 9))
-    )
+    other, authors = changed(spec, context, 123456)
+    forced = Forced(seed, authors, 9)
     one, _, _ = run(spec, Forced(seed))
     two, _, _ = run(other, forced)
     for author, superstep in one:
@@ -198,6 +196,20 @@ PAIR = Spec(
     (("ann",), ("bob",)),
     1,
 )
+
+
+def test_visibility_the_comparison_of_bits_sees_a_module() -> None:
+    told = [Speaker("ann", "ann", False, False, False, "box"), Speaker("bob", "bob", True, False, False)]
+    for rule, reaches in ((Rule("shared"), True), (Rule("reencoded"), False)):
+        spec = replace(PAIR, speakers=tuple(told), rules={("ann", "bob"): rule})
+        assert (BOX in spec.graph(WARN).audit().reached("bob", "encoding")) == reaches
+        for number in (7, 123456):  # as many tokens as before, and more
+            timetable = Timetable()
+            one, _, _ = run(spec, Forced(1), timetable)
+            two, _, _ = run(changed(spec, BOX, number)[0], Forced(1), timetable.again() if number == 7 else None)
+            assert one["ann", 1] != two["ann", 1]
+            if number == 7 or reaches:
+                assert (one["bob", 2] != two["bob", 2]) == reaches
 
 
 @pytest.mark.parametrize("is_trained", [False, True], ids=["untrained", "trained"])

@@ -19,11 +19,13 @@ HOUSE = """
 <schema name="house">
   Look around.
   <module name="hall">Here is a lamp.</module>
-  <module name="cellar" confidential="true">There are {cellar} bags. <module name="box">One has {box} coins.</module></module>
+  <module name="cellar" confidential="true">
+    There are {cellar} bags. <module name="box">One has {box} coins.</module>
+  </module>
 </schema>
 """
 CELLAR, BOX = "house/cellar", "house/cellar/box"
-IMPORTS = {"hall": "<hall/>", "cellar": "<hall/><cellar/>", "box": "<cellar><box/></cellar> Be quick."}
+IMPORTS = {"hall": "<hall/>", "cellar": "<hall/><cellar/>", "box": "<cellar><box/></cellar> Be quick, {name}."}
 SPEAKING = Sampling(temperature=1.0, max_tokens=3, stop_tokens=(), logprobs=8)
 
 
@@ -97,7 +99,7 @@ class Spec:
         if speaker.imports:
             text = HOUSE.format(cellar=self.numbers.get(CELLAR, 3), box=self.numbers.get(BOX, 3))
             own = f"<system>{system}</system>" if system else ""
-            return Schema.from_text(text).prompt(IMPORTS[speaker.imports] + own)
+            return Schema.from_text(text).prompt(IMPORTS[speaker.imports].format(name=speaker.persona) + own)
         return f"Tell, {speaker.name}." if speaker.has_prompt else None
 
 
