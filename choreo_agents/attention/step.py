@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -43,10 +43,19 @@ class StepAttention:
         pool: Where keys and values live.
         backend: Attends.
         kinds: How each of the model's layers attends.
+        wait: Returns when all that the step reads is there in a layer.
     """
 
-    def __init__(self, layout: Layout, pool: KVPool, backend: AttentionBackend, kinds: Sequence[AttentionKind]) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        pool: KVPool,
+        backend: AttentionBackend,
+        kinds: Sequence[AttentionKind],
+        wait: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self.pool = pool
+        self.wait = wait
         self.kinds = kinds
         self.slots = torch.tensor(layout.write_slots, device=pool.keys[0].device)
         self.prepared: dict[AttentionKind, PreparedAttention] = {
@@ -60,7 +69,7 @@ class StepAttention:
 
         `query` is [tokens, heads, head_dim]; keys and queries come rotated to their own positions.
         """
-        self.pool.copies.settle(layer)
+        self.wait(layer)
         keys, values = self.pool.keys[layer], self.pool.values[layer]
         keys.index_copy_(1, self.slots, key)
         values.index_copy_(1, self.slots, value)

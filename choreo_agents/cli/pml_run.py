@@ -28,7 +28,7 @@ _NAMES = {
 }
 _GIB = 1 << 30
 _SMALL = (
-    "[dim]So small a model encodes a hundred tokens in the time of ten, and a prompt of modules takes a step more: "
+    "[dim]So small a model encodes a hundred tokens in the time of ten, less than it takes to put a prompt together: "
     "what is saved here is tokens. A larger one saves time: [b]choreo models random[/b] makes one to measure with.[/]"
 )
 

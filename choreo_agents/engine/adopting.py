@@ -100,9 +100,6 @@ class Adopting(Merging):
         for handle in handles if self._desk.core.method.keeps_kv else ():
             with _in_pool(self._desk, handle):
                 pass
-        with self._desk.core.lock:
-            pool = self._desk.core.pool
-        pool.copies.finish_all()
 
     def adopt(self, call: Prefill, parcel: Parcel, native_offset: int | None = None) -> MessageHandle:
         """Take in KV that was encoded elsewhere, in place of a prefill: nothing is encoded.
@@ -258,10 +255,14 @@ def _in_pool(desk: Desk, handle: MessageHandle) -> Iterator[tuple[KVPool, Segmen
                 if message.holding is not holding:
                     holding = core.ledger.want(message)  # the engine has started again meanwhile
                 there, pool = _brought(desk, message, holding), core.pool
-                if isinstance(there, Segment):
+                if isinstance(there, Segment) and (holding.arriving is None or holding.arriving.is_there):
                     pool.pin(there)
                     break
-            there()
+                coming = holding.arriving
+            if not isinstance(there, Segment):
+                there()
+            elif coming is not None:
+                coming.over.wait()
         try:
             yield pool, there
         finally:

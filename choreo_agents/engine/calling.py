@@ -51,6 +51,7 @@ class Calling:
         confidential: bool = False,
         source: MessageHandle | None = None,
         adapter: str | None = None,
+        lazy: bool = False,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> MessageHandle: ...
@@ -77,6 +78,7 @@ class Calling:
         confidential: bool = False,
         source: MessageHandle | None = None,
         adapter: str | None = None,
+        lazy: bool = False,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> MessageHandle: ...
@@ -97,6 +99,7 @@ class Calling:
             confidential: Marks the message for audits.
             source: The message whose words these are, if they are encoded again: audits follow it.
             adapter: The name of the adapter that encodes it; None: the engine's own, `"base"`: the model alone.
+            lazy: Return at once; it is encoded when it is first read, in the same step as what reads it.
             priority: Calls with a higher one come first.
             timeout_s: Seconds after which the call fails; None: never.
 

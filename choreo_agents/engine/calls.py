@@ -36,6 +36,9 @@ class Prefill:
     """The message whose words these are, if they are encoded again: audits follow it."""
     adapter: str | None = None
     """The name of the adapter that encodes it; None: the engine's own, `"base"`: the model alone."""
+    lazy: bool = False
+    """Whether it is encoded only when it is first read, in the same step as what reads it; until then it costs nothing,
+    and if there is no room for it, its reader fails. Ignored for mapped copies."""
     maps: bool = False
     """Whether the KV is what the adapter's cache mapper makes of its one parent's (see `Engine.map`)."""
     priority: int = 0
@@ -86,7 +89,7 @@ class Usage:
     """Tokens that it attended to and found encoded."""
     ttft_s: float | None
     """Seconds from the decode's submission to its first token; None for a prefill. Under choreo its parents were
-    encoded before, by calls of their own."""
+    encoded before, by calls of their own, unless these were lazy."""
     duration_s: float
 
 

@@ -187,5 +187,4 @@ def _close(loop: EngineLoop, memory: Memory, gates: Sequence[Gate]) -> None:
     for gate in gates:
         gate.close()
     loop.close()
-    memory.pool.copies.close()
     memory.close()

@@ -164,8 +164,9 @@ class Desk:
     def pin(self, handle: MessageHandle, by: int) -> None:
         """Keep a message in the pool, once it is there, until it was unpinned as often."""
         with self._core.lock:
-            holding = self.intake.find(handle).holding
-            if holding is not None:
+            message = self.intake.find(handle)
+            if self._core.method.keeps_kv:
+                holding = self._core.ledger.place(message)
                 if holding.pins + by < 0:
                     raise InvalidRequestError(f"handle {handle.id!r} was unpinned more often than pinned")
                 holding.pins += by
@@ -246,14 +247,14 @@ class Desk:
         assert isinstance(call, Prefill)
         identity = self.intake.identity(job, job.tokens)
         known = core.ledger.get(identity)
-        if known is not None:
+        if known is not None and (call.lazy or not known.is_promised):
             if core.method.keeps_kv:
                 core.found_reused += len(job.tokens)
             return self._answered(known, read, batch.scope)
-        if not core.method.keeps_kv:
-            message = self.intake.message(job, job.tokens, call.author, call.role, Usage(0, 0, None, 0.0))
-            return self._answered(job.parents[0] if job.mapper else core.ledger.enter(message, None), read, batch.scope)
         request = self._prefilling.get(identity)
+        if not core.method.keeps_kv or (request is None and call.lazy and not job.mapper):
+            made = job.parents[0] if job.mapper else _unencoded(self, job, call)
+            return self._answered(made, read, batch.scope)
         if request is None:
             order = _Order(self, job, {}, encodes_end=True, running=self._prefilling, key=identity)
             request = _request(core, job, order, call.author, call.role)
@@ -318,6 +319,15 @@ class Desk:
         answer: Answer = Future()
         answer.set_result(message.handle)
         return answer
+
+
+def _unencoded(desk: Desk, job: Job, call: Prefill) -> Message:
+    """A message that stays text, or that whoever reads it first has encoded."""
+    message = desk.intake.message(job, job.tokens, call.author, call.role, Usage(0, 0, None, 0.0))
+    if desk.core.method.keeps_kv:
+        message.label, message.header = job.label(call.author, call.role), len(job.tokens)
+        message.is_promised = True
+    return desk.core.ledger.enter(message, None)
 
 
 def _request(

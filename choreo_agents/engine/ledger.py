@@ -41,6 +41,8 @@ class Message:
     """Fingerprint of the adapter that encoded it; empty: the model alone."""
     mapper: str = ""
     """Fingerprint of the cache mapper that made its KV of its one parent's; empty: it was encoded."""
+    is_promised: bool = False
+    """Whether nobody has encoded it yet: whoever reads it first has it encoded."""
     label: str = ""
     """What the request that made it was called."""
     since: tuple[int, ...] = ()
@@ -172,6 +174,7 @@ class Ledger:
         known.usage = message.usage
         if message.chosen and (not known.chosen or known.chosen[0].logprob is None):
             known.chosen, known.header = message.chosen, message.header
+        known.is_promised = known.is_promised and segment is None
         if segment is not None and known.holding is not None and self._memory.lost(known.holding):
             self._memory.refill(known.holding, segment)
         elif segment is not None and known.holding is None:
@@ -182,12 +185,17 @@ class Ledger:
             self._memory.pool.unpin(segment)
         return known
 
-    def want(self, message: Message) -> Holding:
-        """A request is to read a message, released or not: keep its KV, or a place for it, until `unwant`."""
+    def place(self, message: Message) -> Holding:
+        """Where a leased message's KV is, or will be if there is none."""
         if message.holding is None:
             message.holding = self._hold(message, None)
-        self._memory.want(message.holding)
         return message.holding
+
+    def want(self, message: Message) -> Holding:
+        """A request is to read a message, released or not: keep its KV, or a place for it, until `unwant`."""
+        holding = self.place(message)
+        self._memory.want(holding)
+        return holding
 
     def unwant(self, message: Message) -> None:
         """The request that wanted it has ended."""

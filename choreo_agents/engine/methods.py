@@ -175,6 +175,9 @@ class _FromText:
     def awaits(self) -> Sequence[Request]:
         return ()
 
+    def after(self) -> Sequence[Request]:
+        return ()
+
     def claimed_tokens(self, counted: set[object]) -> int:
         return 0
 

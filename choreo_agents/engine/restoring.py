@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from choreo_agents.engine.arrivals import Arrivals
+from choreo_agents.engine.calls import Usage
 from choreo_agents.engine.ledger import Ledger, Message
 from choreo_agents.engine.placement import Placement
+from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.memory import Holding, Memory
 from choreo_agents.kv.segment import Piece, Segment
 from choreo_agents.runtime.request import Binding, Request
@@ -42,6 +45,7 @@ class Restorer:
         order = _Recomputation(self, message)
         request = Request(self._number(), encoding, order, None, message.author, message.role, [done])
         request.adapter, request.mapper = message.adapter, message.mapper
+        request.tenant, request.label = message.tenant, message.label
         self._running[message.handle.id] = request
         return done, request
 
@@ -68,7 +72,12 @@ class _Recomputation:
         assert segment is not None
         if self.message.holding is not None and self.restorer.memory.lost(self.message.holding):
             self.restorer.memory.refill(self.message.holding, segment)
-            self.restorer.memory.movements.recomputed += 1
+            if self.message.is_promised:
+                self.message.is_promised = False
+                took = time.perf_counter() - request.submitted_s
+                self.message.usage = Usage(request.encoded, request.reused, None, took)
+            else:
+                self.restorer.memory.movements.recomputed += 1
         else:
             # Nobody wants it any longer.
             self.restorer.memory.pool.unpin(segment)
@@ -96,6 +105,8 @@ class FromCache:
         self.different: list[Holding] = list(dict.fromkeys(self.holdings))
         self.awaited: dict[str, Future[None]] = {}
         self.pinned: list[Segment] = []
+        self.arriving: list[tuple[Holding, Arrival]] = []
+        """What its first step brings into the pool."""
         self.arrivals = Arrivals(self.ledger, self.memory, restorer.recompute)
         """What comes into its view while it runs."""
 
@@ -121,8 +132,15 @@ class FromCache:
         there = [self.memory.fetch(holding) for holding in self.different]
         return all(there)
 
+    def after(self) -> list[Request]:
+        under_way = self.awaits()
+        others = [self.memory.fetch(holding) for holding in self.different if holding.key not in self.awaited]
+        return under_way if all(others) and len(under_way) == len(self.awaited) else []
+
     def claimed_tokens(self, counted: set[object]) -> int:
-        claimed = [h for h in self.different if h not in counted and (h.segment is None or h.idle())]
+        # What is computed for it has a request of its own, which claims its room.
+        absent = {h for h in self.different if h.segment is None and h.key not in self.awaited}
+        claimed = [h for h in self.different if h not in counted and (h in absent or h.idle())]
         counted.update(claimed)
         return sum(self.memory.pool.rounded(holding.tokens) for holding in claimed)
 
@@ -130,28 +148,37 @@ class FromCache:
         return len(self.tokens)
 
     def pin(self, *, reuse: bool) -> tuple[int, int]:
-        present = [holding.segment for holding in self.different if holding.segment is not None]
-        for segment in present:
+        self.pinned = [segment for holding in self.different if (segment := self._segment(holding)) is not None]
+        for segment in self.pinned:
             self.memory.pool.pin(segment)
-        self.pinned = present
-        absent = sum(self.memory.pool.rounded(h.tokens) for h in self.different if h.segment is None)
+        absent = sum(self.memory.pool.rounded(h.tokens) for h in self.different if self._segment(h) is None)
         return absent, len(self.tokens)
 
     def bind(self) -> Binding | None:
+        arrivals: list[Arrival] = []
         for holding in self.different:
-            if holding.segment is None:
-                if not self.memory.restore(holding):
+            if self._segment(holding) is None:
+                if not self.memory.restore(holding, arrivals):
                     return None
+                self.arriving += [(holding, arrival) for arrival in arrivals[len(self.arriving) :]]
                 assert holding.segment is not None
                 self.memory.pool.pin(holding.segment)
                 self.pinned.append(holding.segment)
         pieces: list[Piece] = []
         placed = zip(self.holdings, self.placement.offsets, self.placement.seen_since(), strict=True)
         for holding, offset, since in placed:
-            assert holding.segment is not None
+            segment = self._segment(holding)
+            assert segment is not None
             self.memory.touch(holding)
-            pieces.append(Piece(holding.segment, 0, holding.tokens, offset, since))
-        return Binding(tuple(pieces), self.tokens, self.placement.new_offset)
+            pieces.append(Piece(segment, 0, holding.tokens, offset, since))
+        return Binding(tuple(pieces), self.tokens, self.placement.new_offset, tuple(arrivals))
+
+    def _segment(self, holding: Holding) -> Segment | None:
+        """Where its KV is in the pool or, if a request of the same step encodes it, will be."""
+        if holding.segment is None and holding.key in self.awaited:
+            under_way = self.restorer.running(holding.key)
+            return None if under_way is None else under_way.segment
+        return holding.segment
 
     def bound(self, segment: Segment) -> None: ...
 
@@ -159,6 +186,10 @@ class FromCache:
         return self.arrivals.settle(encoded)
 
     def unpin(self) -> None:
+        for holding, arrival in self.arriving:
+            if not arrival.is_there:
+                holding.withdraw(self.memory.pool, arrival)
+        self.arriving = []
         for segment in self.pinned:
             self.memory.pool.unpin(segment)
         self.pinned = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from choreo_agents.engine import Engine, Joining, Prefill, StreamedToken
@@ -40,7 +41,7 @@ class BoundEngine:
         return self.engine.tokens(handle)
 
     async def aprefill(self, calls: Sequence[Prefill]) -> list[MessageHandle]:
-        """As `Engine.aprefill`; what it makes is granted.
+        """As `Engine.aprefill`; what it makes is granted, and encoded when it is first read.
 
         Raises:
             VisibilityError: A parent was not granted.
@@ -49,7 +50,8 @@ class BoundEngine:
             return []
         for call in calls:
             self._require(call.parents)
-        return [self.grant(handle) for handle in await self.engine.aprefill(calls)]
+        lazy = [replace(call, lazy=True) for call in calls]
+        return [self.grant(handle) for handle in await self.engine.aprefill(lazy)]
 
     def astream(
         self, header: Content, parents: Sequence[MessageHandle], **options: Any

@@ -1,158 +1,126 @@
-"""Keys and values on their way into the pool, a layer at a time, beside the steps that read them."""
+"""Keys and values that come back to the pool a layer at a time, while a step computes with those that are there."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
 
 import torch
-from torch import Tensor
 
+from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
+from choreo_agents.kv.tiers import Parcel
 
 BESIDE_BYTES = 1 << 20
 """What is smaller is copied at once: a thread would take longer to start."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Copy:
-    """A segment's keys and values, [layers, kv_heads, tokens, head_dim] each."""
+@dataclass(eq=False)
+class Arrival:
+    """A message that the next step brings into its segment."""
 
     segment: Segment
-    keys: Tensor
-    values: Tensor
-    begun: torch.cuda.Event | None
-    """On a GPU, when it is done with what was asked of it before: earlier steps may still read the slots."""
+    parcel: Parcel | None
+    """As the pool has keys and values; None once they are there."""
+    stored: Parcel | None
+    """As the tier below it had them; likewise."""
+    is_there: bool = False
+    """Whether all of it is; looked at once it is over."""
+    over: threading.Event = field(default_factory=threading.Event)
+    """Whether nothing more is written to the segment."""
+
+    def end(self, *, is_there: bool) -> None:
+        """Nothing more is written."""
+        if is_there:
+            self.is_there, self.parcel, self.stored = True, None, None
+        self.over.set()
 
 
-class Copies:
-    """Fills segments from the host: the first layers of all that was begun, then the second ones.
+class LayeredCopy:
+    """Copies arrivals of one step, first of all of them the first layer, then the second, ...
 
-    A model attends in its first layer long before its last. Whoever reads a layer waits until all copies have that
-    layer, and computes with it while later ones are copied. May be used from any thread.
+    A model attends in its first layer long before its last: the step waits for each layer as it comes to it, and
+    computes with it while later ones are copied. `with` ends when nothing is copied any more.
 
     Args:
-        keys: The pool's, [kv_heads, slots, head_dim] by layer; `values` likewise.
+        pool: Gets them.
+        arrivals: Of the step.
     """
 
-    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-        self._keys, self._values = keys, values
+    def __init__(self, pool: KVPool, arrivals: Sequence[Arrival]) -> None:
+        self._pool, self._arrivals = pool, arrivals
         self._changed = threading.Condition()
-        self._order = itertools.count()
-        self._queue: list[tuple[int, int, _Copy]] = []
-        """Layer, number and copy of all that is not begun yet, as a heap."""
-        self._now: int | None = None
-        """The layer that is being copied."""
-        self._left: dict[Segment, int] = {}
-        """How many layers each segment waits for."""
+        self._layers = 0
+        """That are there."""
         self._failure: BaseException | None = None
-        device = keys[0].device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._thread: threading.Thread | None = None
+        device = pool.keys[0].device
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda" and arrivals:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            # Steps before this one may still read the slots.
+            self._stream.wait_stream(torch.cuda.current_stream(device))
 
-    def begin(self, segment: Segment, keys: Tensor, values: Tensor) -> None:
-        """Copy all layers into a segment's slots, from now on.
-
-        Args:
-            segment: Of as many encoded tokens.
-            keys: [layers, kv_heads, tokens, head_dim], of the pool's type; `values` likewise.
-        """
-        begun = None if self._stream is None else torch.cuda.current_stream(self._stream.device).record_event()
-        copy = _Copy(segment, keys, values, begun)
-        layers = range(len(self._keys))
-        if keys.nbytes + values.nbytes < BESIDE_BYTES:
-            for layer in layers:
-                self._fill(copy, layer)
-            return
-        with self._changed:
-            idle = not self._left
-            self._left[segment] = len(layers)
-            for layer in layers:
-                heapq.heappush(self._queue, (layer, next(self._order), copy))
-            if idle:
-                threading.Thread(target=self._work, name="choreo-copy").start()
-
-    def settle(self, layer: int) -> None:
-        """Wait until all that was begun is there up to a layer.
+    def wait(self, layer: int) -> None:
+        """Return when a layer and those before it are there.
 
         Raises:
-            RuntimeError: Something could not be copied.
+            RuntimeError: It could not be copied.
         """
-        if self._left or self._failure is not None:
+        if self._layers <= layer and self._arrivals:
             with self._changed:
-                self._changed.wait_for(lambda: self._settled(layer))
-                self._require_no_failure()
+                self._changed.wait_for(lambda: self._layers > layer or self._failure is not None)
+                self._require_none_failed()
 
-    def finish(self, segment: Segment) -> None:
-        """Wait until nothing is copied into a segment any more."""
-        if segment in self._left:
-            with self._changed:
-                self._changed.wait_for(lambda: segment not in self._left)
+    def __enter__(self) -> Self:
+        if self._arrivals:
+            beside = sum(parcel.nbytes for _, parcel in self._parcels()) >= BESIDE_BYTES
+            if not (beside and self._begun()):
+                self._copy()
+        return self
 
-    def finish_all(self) -> None:
-        """Wait until nothing is copied any more; raises what `settle` raises."""
-        self.settle(len(self._keys) - 1)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        if error is None:
+            self._require_none_failed()
 
-    def close(self) -> None:
-        """Wait until nothing is copied any more, whether that went well or not."""
-        with suppress(RuntimeError):
-            self.finish_all()
+    def _parcels(self) -> list[tuple[Segment, Parcel]]:
+        return [(each.segment, each.parcel) for each in self._arrivals if each.parcel is not None]
 
-    def _settled(self, layer: int) -> bool:
-        later = not self._queue or self._queue[0][0] > layer
-        return later and (self._now is None or self._now > layer)
+    def _begun(self) -> bool:
+        """Whether there was a thread to be had."""
+        self._thread = threading.Thread(target=self._copy, name="choreo-copy", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._thread = None
+        return self._thread is not None
 
-    def _require_no_failure(self) -> None:
+    def _require_none_failed(self) -> None:
         if self._failure is not None:
             raise RuntimeError("keys and values could not be copied into the KV memory") from self._failure
 
-    def _work(self) -> None:
-        """Copy until nothing is left."""
-        copy: _Copy | None = None
-        while True:
-            with self._changed:
-                if copy is not None:
-                    self._copied(copy)
-                if not self._queue:
-                    return
-                layer, _, copy = heapq.heappop(self._queue)
-                self._now = layer
-            try:
-                self._fill(copy, layer)
-            except BaseException as error:
-                with self._changed:
-                    self._failure = error
-                    self._queue.clear()
-                    self._left.clear()
-                    self._now = None
-                    self._changed.notify_all()
-                return
-
-    def _copied(self, copy: _Copy) -> None:
-        """Take note that a layer is there."""
-        self._now = None
-        self._left[copy.segment] -= 1
-        if not self._left[copy.segment]:
-            del self._left[copy.segment]
-        self._changed.notify_all()
-
     @torch.inference_mode()
-    def _fill(self, copy: _Copy, layer: int) -> None:
-        """Copy one layer, stretch by stretch."""
-        if self._stream is not None and copy.begun is not None:
+    def _copy(self) -> None:
+        try:
             with torch.cuda.stream(self._stream):
-                self._stream.wait_event(copy.begun)
-                self._move(copy, layer)
-            self._stream.synchronize()
-        else:
-            self._move(copy, layer)
-
-    def _move(self, copy: _Copy, layer: int) -> None:
-        at = 0
-        for run in copy.segment.slots(0, copy.keys.shape[2]):
-            for side, part in ((self._keys, copy.keys), (self._values, copy.values)):
-                side[layer][:, run.start : run.end].copy_(part[layer][:, at : at + run.length])
-            at += run.length
+                for layer in range(self._pool.geometry.layers):
+                    for segment, parcel in self._parcels():
+                        self._pool.fill(segment, parcel, layer)
+                    if self._stream is not None:
+                        self._stream.synchronize()
+                    with self._changed:
+                        self._layers = layer + 1
+                        self._changed.notify_all()
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+        for arrival in self._arrivals:
+            arrival.end(is_there=self._failure is None)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.tiers import DiskTier, HostTier, Parcel, Stored, shapes_of, stored_bytes
@@ -38,6 +39,8 @@ class Holding:
     """Under way to the disk; staged until it is there."""
     fetching: Future[Parcel | None] | None = None
     """Under way from the disk."""
+    arriving: Arrival | None = None
+    """Of the step that brought it into the pool last, and may be at it still."""
     wanted: int = 0
     """Requests that wait to read it: it may leave the pool, but is kept on the host at least."""
     pins: int = 0
@@ -57,6 +60,21 @@ class Holding:
     def keeps(self) -> bool:
         """Whether it is kept below the pool: of what is rather made again, only what a request waits for."""
         return self.stored != "low-rank" or self.wanted > 0
+
+    def fill(self, pool: KVPool, segment: Segment, parcel: Parcel, arrivals: list[Arrival] | None) -> None:
+        """Bring its KV into a segment: now or, with a list of arrivals, in the step that these are given to."""
+        full = parcel.unpacked(pool.geometry.dtype)
+        if arrivals is None:
+            pool.write(segment, full)
+            return
+        segment.encoded, self.arriving = self.tokens, Arrival(segment, full, parcel)
+        arrivals.append(self.arriving)
+
+    def withdraw(self, pool: KVPool, arrival: Arrival) -> None:
+        """It did not arrive: it is again where it was."""
+        arrival.end(is_there=False)
+        self.segment, self.staged, self.arriving = None, arrival.stored, None
+        pool.unpin(arrival.segment)
 
     def kept(self, pool: KVPool) -> Parcel:
         """What is kept of it there."""
@@ -148,8 +166,8 @@ class Memory:
             holding.fetching.add_done_callback(lambda _: self.wake())
         return False
 
-    def restore(self, holding: Holding) -> bool:
-        """Bring it into the pool, for which there must be room; False if there is none."""
+    def restore(self, holding: Holding, arrivals: list[Arrival] | None = None) -> bool:
+        """Bring it into the pool, now or as an arrival that is added to a list; False if there is no room for it."""
         self.touch(holding)
         if holding.segment is not None:
             return True
@@ -163,7 +181,7 @@ class Memory:
         else:
             self.movements.restored_from_host += 1
         try:
-            self.pool.write(segment, parcel.unpacked(self.pool.geometry.dtype))
+            holding.fill(self.pool, segment, parcel, arrivals)
         except BaseException:
             holding.staged = parcel
             self.pool.unpin(segment)

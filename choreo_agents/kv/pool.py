@@ -7,7 +7,6 @@ from torch import Tensor
 
 from choreo_agents.errors import KVBudgetError
 from choreo_agents.kv.blocks import BlockAllocator, Run
-from choreo_agents.kv.copying import Copies
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.tiers import Parcel
@@ -41,8 +40,6 @@ class KVPool:
             self.values = [torch.empty(shape, dtype=geometry.dtype, device=device) for _ in range(geometry.layers)]
         except RuntimeError as error:
             raise KVBudgetError(f"{device} has no room for a KV budget of {budget_bytes!r} bytes: {error}") from error
-        self.copies = Copies(self.keys, self.values)
-        """Into segments, from the host."""
         self._allocator = BlockAllocator(blocks)
         self._live: set[Segment] = set()
 
@@ -94,23 +91,30 @@ class KVPool:
         assert segment.pins > 0, "a segment was unpinned more often than pinned"
         segment.pins -= 1
         if not segment.pins:
-            self.copies.finish(segment)
             self._live.remove(segment)
             for run in segment.runs:
                 self._allocator.free(self._in_blocks(run))
 
     def read(self, segment: Segment) -> Parcel:
         """A copy of a complete segment's keys and values, on the host."""
-        self.copies.finish_all()
         where = self._slots(segment)
         keys, values = (torch.stack([layer[:, where] for layer in side]).cpu() for side in (self.keys, self.values))
         return Parcel(keys, values)
 
     def write(self, segment: Segment, parcel: Parcel) -> None:
-        """Fill a segment that has nothing in it: begun now, and done in each layer before a step reads it there."""
+        """Fill a segment that has nothing in it."""
         assert segment.encoded == 0
         segment.encoded = parcel.keys.shape[2]
-        self.copies.begin(segment, parcel.keys, parcel.values)
+        for layer in range(self.geometry.layers):
+            self.fill(segment, parcel, layer)
+
+    def fill(self, segment: Segment, parcel: Parcel, layer: int) -> None:
+        """Fill one layer of a segment's encoded tokens."""
+        at = 0
+        for run in segment.slots(0, segment.encoded):
+            for side, part in ((self.keys, parcel.keys), (self.values, parcel.values)):
+                side[layer][:, run.start : run.end].copy_(part[layer][:, at : at + run.length])
+            at += run.length
 
     def _slots(self, segment: Segment) -> Tensor:
         """The slots of a segment's encoded tokens, in order."""

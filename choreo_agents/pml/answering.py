@@ -22,7 +22,8 @@ class Answering(ABC):
         self._engine = engine
 
     @abstractmethod
-    def assemble_all(self, prompts: Sequence[Prompt]) -> list[PromptView]: ...
+    def _assembled(self, prompts: Sequence[Prompt], *, lazy: bool) -> list[PromptView]:
+        """See `assemble_all`; if `lazy`, what is not imported is encoded in the step of the answer that reads it."""
 
     @property
     def engine(self) -> Engine:
@@ -43,10 +44,20 @@ class Answering(ABC):
         """See `assemble`. If the awaiting task is cancelled, what was leased for it is given back."""
         return (await self.aassemble_all([prompt]))[0]
 
+    def assemble_all(self, prompts: Sequence[Prompt]) -> list[PromptView]:
+        """Bring what prompts import to the device, and encode the rest of them.
+
+        What they have in common is in the views of all, and in memory once. Raises what `assemble` raises.
+        """
+        return self._assembled(prompts, lazy=False)
+
     async def aassemble_all(self, prompts: Sequence[Prompt]) -> list[PromptView]:
         """See `assemble_all`."""
+        return await self._aassembled(prompts, lazy=False)
+
+    async def _aassembled(self, prompts: Sequence[Prompt], *, lazy: bool) -> list[PromptView]:
         views: Future[list[PromptView]] = Future()
-        working = asyncio.to_thread(lambda: views.set_result(self.assemble_all(prompts)))
+        working = asyncio.to_thread(lambda: views.set_result(self._assembled(prompts, lazy=lazy)))
         try:
             await working
         except asyncio.CancelledError:
@@ -75,7 +86,7 @@ class Answering(ABC):
         self, prompts: Sequence[Prompt], sampling: Sampling | None = None, **options: Any
     ) -> list[MessageHandle]:
         """Answer several prompts as one batch: as many answers to each as `sampling.n`, one after the other."""
-        views = self.assemble_all(prompts)
+        views = self._assembled(prompts, lazy=True)
         try:
             return self._engine.decode([self._decode(view, sampling, options) for view in views])
         finally:
@@ -89,7 +100,7 @@ class Answering(ABC):
         self, prompts: Sequence[Prompt], sampling: Sampling | None = None, **options: Any
     ) -> list[MessageHandle]:
         """See `generate_all`."""
-        views = await self.aassemble_all(prompts)
+        views = await self._aassembled(prompts, lazy=True)
         try:
             return await self._engine.adecode([self._decode(view, sampling, options) for view in views])
         finally:
@@ -99,14 +110,16 @@ class Answering(ABC):
         self, prompt: Prompt, sampling: Sampling | None = None, **options: Any
     ) -> Iterator[StreamedToken | MessageHandle]:
         """Answer a prompt, yielding each token as it comes and the handle last."""
-        with self.assemble(prompt) as view:
+        [view] = self._assembled([prompt], lazy=True)
+        with view:
             yield from self._engine.stream(**vars(self._decode(view, sampling, options)))
 
     async def astream(
         self, prompt: Prompt, sampling: Sampling | None = None, **options: Any
     ) -> AsyncGenerator[StreamedToken | MessageHandle]:
         """See `stream`. Leaving the loop early cancels the answer."""
-        with await self.aassemble(prompt) as view:
+        [view] = await self._aassembled([prompt], lazy=True)
+        with view:
             async for each in self._engine.astream(**vars(self._decode(view, sampling, options))):
                 yield each
 

@@ -163,11 +163,7 @@ class SchemaLibrary(Answering):
         """
         return self.compiled(schema).schema.prompt(pml)
 
-    def assemble_all(self, prompts: Sequence[Prompt]) -> list[PromptView]:
-        """Bring what prompts import to the device, and encode the rest of them.
-
-        What they have in common is in the views of all, and in memory once. Raises what `assemble` raises.
-        """
+    def _assembled(self, prompts: Sequence[Prompt], *, lazy: bool) -> list[PromptView]:
         compiled = [self.compiled(prompt.schema.name) for prompt in prompts]
         assemblies = [compile_prompt(*each, self._engine.model) for each in zip(compiled, prompts, strict=True)]
         wanted = [_key(each, placed.key) for each in assemblies for placed in each.cached]
@@ -177,7 +173,7 @@ class SchemaLibrary(Answering):
                 for each in assemblies:
                     own = {placed.key: handles[_key(each, placed.key)] for placed in each.cached}
                     views.append(begin_view(self._engine, each, own))
-            encode_fresh(self._engine, views, assemblies)
+            encode_fresh(self._engine, views, assemblies, lazy=lazy)
         except BaseException:
             release_all(views)
             raise

@@ -63,20 +63,28 @@ def begin_view(engine: Engine, assembly: Assembly, modules: Mapping[str, Message
     return PromptView(assembly.end, assembly.cached_tokens, assembly.fresh_tokens, leases, placed)
 
 
-def encode_fresh(engine: Engine, views: Sequence[PromptView], assemblies: Sequence[Assembly]) -> None:
+def encode_fresh(
+    engine: Engine, views: Sequence[PromptView], assemblies: Sequence[Assembly], *, lazy: bool = False
+) -> None:
     """Encode what modules do not hold, the first such text of every prompt together, then the second, ...
 
     A text attends to all that stands before it in its prompt, as it would in an ordinary one.
+
+    Args:
+        engine: Encodes it.
+        views: Of the prompts, which get it.
+        assemblies: The same prompts.
+        lazy: In the step of the answer that reads it, instead of now.
     """
     for wave in range(max((len(assembly.fresh) for assembly in assemblies), default=0)):
         now = [(view, each.fresh[wave]) for view, each in zip(views, assemblies, strict=True) if wave < len(each.fresh)]
-        handles = engine.prefill([_prefill(view, text) for view, text in now])
+        handles = engine.prefill([_prefill(view, text, lazy=lazy) for view, text in now])
         for (view, text), handle in zip(now, handles, strict=True):
             view.leases.add([handle])
             view.placed = sorted([*view.placed, (text.offset, handle)], key=lambda each: each[0])
 
 
-def _prefill(view: PromptView, text: FreshText) -> Prefill:
+def _prefill(view: PromptView, text: FreshText, *, lazy: bool) -> Prefill:
     before = [(offset, handle) for offset, handle in view.placed if offset < text.offset]
     return Prefill(
         text.tokens,
@@ -86,6 +94,7 @@ def _prefill(view: PromptView, text: FreshText) -> Prefill:
         "/".join(text.module) or None,
         text.role,
         confidential=text.confidential,
+        lazy=lazy,
     )
 
 

@@ -97,7 +97,8 @@ class Admission:
                 continue
             room = self._pool.rounded(request.room()) + request.encoding.claimed_tokens(claimed)
             together += room
-            seen.append(Waiting(request.number, room, ready, request.encoding.prompt_tokens()))
+            after = () if ready else tuple(r.number for r in _followed(request))
+            seen.append(Waiting(request.number, room, ready, request.encoding.prompt_tokens(), after))
             at += 1
         return seen
 
@@ -111,7 +112,9 @@ class Admission:
             alone: Nothing is running that would give memory back.
         """
         if not request.encoding.ready():
-            return False
+            followed = _followed(request)
+            if not followed or any(each.segment is None for each in followed):
+                return False
         for reuse in (True, False):
             absent, prompt = request.encoding.pin(reuse=reuse)
             try:
@@ -152,3 +155,8 @@ class Admission:
             f"{pool.total_tokens} are free, and the rest is pinned{self._reclaimer.pinned(request.tenant)}. "
             "Unpin messages, or load the engine with a larger kv_budget_bytes"
         )
+
+
+def _followed(request: Request) -> Sequence[Request]:
+    """Those that it may share a step with though it reads what they encode; a mapper needs what it maps before."""
+    return () if request.mapper else request.encoding.after()

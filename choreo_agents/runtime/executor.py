@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from choreo_agents.attention.backends.base import AttentionBackend
 from choreo_agents.attention.step import StepAttention
+from choreo_agents.kv.copying import LayeredCopy
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.models.adapter import ModelAdapter
@@ -53,11 +54,15 @@ class Executor:
             step: What to run.
             samplers: By request number, for every row that samples.
         """
+        with LayeredCopy(self.pool, step.arrivals) as arriving:
+            return self._run(step, samplers, arriving.wait)
+
+    def _run(self, step: Step, samplers: Mapping[int, TokenSampler], wait: Callable[[int], None]) -> dict[int, Chosen]:
         for row in step.mapped:
-            self._map(row)
+            self._map(row, wait)
         if not step.tokens:
             return {}
-        attention = StepAttention(step.layout, self.pool, self.backend, self.adapter.kinds)
+        attention = StepAttention(step.layout, self.pool, self.backend, self.adapter.kinds, wait)
         shared, alone = attention.kv_bytes_read()
         self.counters.kv_bytes_read += shared
         self.counters.kv_bytes_read_alone += alone
@@ -78,7 +83,7 @@ class Executor:
         return made
 
     @torch.inference_mode()
-    def _map(self, row: Row) -> None:
+    def _map(self, row: Row, wait: Callable[[int], None]) -> None:
         """Fill a row's slots with what a mapper makes of the KV of its one piece."""
         mapper, [piece] = self._mappers[row.mapper], row.view
         source = self._slots(piece.segment, row.first, len(row.tokens))
@@ -86,7 +91,7 @@ class Executor:
         first = row.segment.native_offset + row.first
         positions = torch.arange(first, first + len(row.tokens), device=source.device)
         for layer, (keys, values) in enumerate(zip(self.pool.keys, self.pool.values, strict=True)):
-            self.pool.copies.settle(layer)
+            wait(layer)
             moved = mapper.moved(layer, keys[:, source], piece.shift)
             keys[:, target], values[:, target] = mapper.map(layer, moved, values[:, source], positions)
 

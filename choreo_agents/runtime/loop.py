@@ -173,10 +173,12 @@ class EngineLoop:
         for number in stuck:
             self._fail(by_number[number], admission.no_room(by_number[number]))
         rows = [_row(self._running[n], count) for n, count in plan.chunks if n in self._running]
+        admitted = [self._running[n].binding for n in plan.admitted if n in self._running]
+        arrivals = [arrival for binding in admitted if binding is not None for arrival in binding.arrivals]
         if self._timetable is not None:
             self._timetable.record((self._running[row.number], len(row.tokens)) for row in rows)
         waits = admission.waiting and not stuck and not self._closed
-        return make_step(rows), unfinished if rows or waits else 0
+        return make_step(rows, arrivals), unfinished if rows or waits else 0
 
     def _patience(self) -> float:
         """Seconds until the loop has to look again by itself."""

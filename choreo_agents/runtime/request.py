@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.segment import Piece, Segment
 from choreo_agents.sampling import Chosen, Sampling, TokenSampler
 
@@ -22,6 +23,8 @@ class Binding:
     """Tokens to encode before the first sample: not empty."""
     position: int
     """Of the prompt's first token."""
+    arrivals: tuple[Arrival, ...] = ()
+    """What of the view its first step brings into the pool."""
 
 
 class Encoding(Protocol):
@@ -41,6 +44,10 @@ class Encoding(Protocol):
         Raises:
             ChoreoError: What it reads cannot be had.
         """
+        ...
+
+    def after(self) -> Sequence[Request]:
+        """If it waits for nothing but requests under way: these. It may be admitted to the step that ends them."""
         ...
 
     def claimed_tokens(self, counted: set[object]) -> int:

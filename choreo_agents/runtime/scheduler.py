@@ -28,6 +28,9 @@ class Waiting:
     """False while another request encodes what it could reuse; it is then passed over."""
     pending: int = 1
     """Tokens it will have to encode before its first sample."""
+    after: tuple[int, ...] = ()
+    """If it is not ready: the requests that encode what it waits for, if that is all that it waits for. It may run in
+    the step that ends them, since a step writes all keys of a layer before it attends there."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ def plan_step(waiting: Sequence[Waiting], running: Sequence[Running], free_token
 
     Every admitted request gets a token of each step, so that neither decodes nor prefills starve; what is left goes to
     prefills in order, the last one perhaps in part. A ready request that does not fit keeps later ones from overtaking
-    it, unless nothing runs: then one that fits may go first, since it gives memory back when it ends.
+    it, unless nothing runs: then one that fits may go first, since it gives memory back when it ends. What is left of a
+    step after that goes to requests that follow on what the step encodes to its end.
 
     Args:
         waiting: In the order of the queue.
@@ -110,4 +114,16 @@ def plan_step(waiting: Sequence[Waiting], running: Sequence[Running], free_token
         more = min(pending - 1, left)
         chunks.append((number, 1 + more))
         left -= more
+    whole = {number for (number, count), (_, pending) in zip(chunks, active, strict=True) if count == pending}
+    for request in waiting if blocked is None else ():
+        if not request.ready and request.after and whole.issuperset(request.after):
+            if not left or len(chunks) >= limits.rows or request.room > free_tokens:
+                break
+            free_tokens -= request.room
+            admitted.append(request)
+            count = min(request.pending, left)
+            chunks.append((request.number, count))
+            left -= count
+            if count == request.pending:
+                whole.add(request.number)
     return Plan(tuple(r.number for r in admitted), stuck, tuple(chunks))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
+from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.segment import Piece, Segment
 
 
@@ -40,13 +41,15 @@ class Step:
     """Adapters, and the first and last-but-one index of the tokens that each serves."""
     mapped: tuple[Row, ...] = ()
     """Rows whose KV is made of other KV, before the pass."""
+    arrivals: tuple[Arrival, ...] = ()
+    """What rows read and the step brings into the pool."""
 
 
 Shared = dict[tuple[int, int, int], list[QuerySpan]]
 """Who reads a run of slots: by its first slot, its length and the position of its first token."""
 
 
-def make_step(rows: Sequence[Row]) -> Step:
+def make_step(rows: Sequence[Row], arrivals: Sequence[Arrival] = ()) -> Step:
     """Pack rows one after the other, and gather per run of slots all that read it."""
     positions: list[int] = []
     write_slots: list[int] = []
@@ -77,7 +80,7 @@ def make_step(rows: Sequence[Row]) -> Step:
     tokens = tuple(token for row in encoded for token in row.tokens)
     layout = Layout(tuple(positions), tuple(write_slots), (*reads, *causal))
     mapped = tuple(row for row in rows if row.mapper)
-    return Step(tuple(rows), tokens, layout, tuple(wanted), tuple(adapted), mapped)
+    return Step(tuple(rows), tokens, layout, tuple(wanted), tuple(adapted), mapped, tuple(arrivals))
 
 
 def _share(shared: Shared, segment: Segment, first: int, count: int, span: QuerySpan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from choreo_agents.attention.step import StepAttention
 from choreo_agents.engine import Prefill
 from choreo_agents.errors import EngineFailedError
 from choreo_agents.kv import copying
-from choreo_agents.kv.copying import Copies
+from choreo_agents.kv.pool import KVPool
+from choreo_agents.kv.segment import Segment
+from choreo_agents.kv.tiers import Parcel
 
 SOON_S = 20.0
 LAYERS = 3
@@ -36,32 +39,27 @@ def answer(engine: Engine, seen: list[MessageHandle], seed: int) -> None:
     engine.decode([7, 8], seen, VIEW, 400, sampling=Sampling(forced=(5, 6, 9, 4), seed=seed))
 
 
-def slow_copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Copies of later layers wait until a step has attended in its first; the layers in the order of copies."""
-    attended, copied = threading.Event(), list[int]()
-    move, attend = Copies._move, StepAttention.attend
+class Watch:
+    """Copies of later layers wait until a step has attended in its first."""
 
-    def waiting_move(copies: Copies, copy: copying._Copy, layer: int) -> None:
-        assert layer == 0 or attended.wait(SOON_S), "the step waited for all layers"
-        move(copies, copy, layer)
-        copied.append(layer)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.attended, self.copied = threading.Event(), list[int]()
+        self.begun = threading.Event()
+        fill, attend = KVPool.fill, StepAttention.attend
 
-    def telling_attend(
-        step: StepAttention,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        out = attend(step, layer, query, key, value, scale, sinks)
-        attended.set()
-        return out
+        def waiting_fill(pool: KVPool, segment: Segment, parcel: Parcel, layer: int) -> None:
+            self.begun.set()
+            assert layer == 0 or self.attended.wait(SOON_S), "the step waited for all layers"
+            fill(pool, segment, parcel, layer)
+            self.copied.append(layer)
 
-    monkeypatch.setattr(Copies, "_move", waiting_move)
-    monkeypatch.setattr(StepAttention, "attend", telling_attend)
-    return copied
+        def telling_attend(step: StepAttention, layer: int, *rest: Any, **options: Any) -> Tensor:
+            out = attend(step, layer, *rest, **options)
+            self.attended.set()
+            return out
+
+        monkeypatch.setattr(KVPool, "fill", waiting_fill)
+        monkeypatch.setattr(StepAttention, "attend", telling_attend)
 
 
 def require_same_bits(one: list[Tensor], other: list[Tensor]) -> None:
@@ -77,24 +75,78 @@ def test_a_step_begins_before_its_last_layer_is_there(
     answer(engine, seen, 1)
     engine.park()
     assert set(engine.tiers(seen)) == {"host"}
-    copied = slow_copies(monkeypatch)
+    watch = Watch(monkeypatch)
     answer(engine, seen, 2)
-    assert copied == sorted(copied) and len(copied) == LAYERS * len(seen)
+    assert watch.copied == [layer for layer in range(LAYERS) for _ in seen]
     require_same_bits(logits_by_seed[1], logits_by_seed[2])
+    assert engine.stats().restored_from_host == len(seen)
 
 
-def test_adopted_messages_arrive_beside_steps(
+def test_who_reads_meanwhile_waits_until_all_is_there(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, logits_by_seed: Logits
 ) -> None:
+    engine = make_engine(host_bytes=1 << 30)
+    seen = messages(engine)
+    wanted = engine.read_kv(seen[0])
+    engine.park()
+    watch = Watch(monkeypatch)
+    # The step attends in its first layer only when somebody asks for what is on its way.
+    settle = copying.LayeredCopy.wait
+    asked, found = threading.Event(), list[Parcel]()
+
+    def late_wait(copy: copying.LayeredCopy, layer: int) -> None:
+        assert asked.wait(SOON_S)
+        settle(copy, layer)
+
+    monkeypatch.setattr(copying.LayeredCopy, "wait", late_wait)
+    reader = threading.Thread(target=lambda: (asked.set(), found.append(engine.read_kv(seen[0]))))
+    speaker = threading.Thread(target=lambda: answer(engine, seen, 1))
+    speaker.start()
+    assert watch.begun.wait(SOON_S)
+    reader.start()
+    for thread in (speaker, reader):
+        thread.join(SOON_S)
+    assert torch.equal(found[0].keys, wanted.keys) and torch.equal(found[0].values, wanted.values)
+
+
+def test_mapped_copies_wait_for_what_they_are_made_of(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, logits_by_seed: Logits
+) -> None:
+    """A mapper runs before the pass, in the step that brings its source back."""
+    from pathlib import Path
+
+    from choreo_agents.engine.adapters import Loaded
+    from choreo_agents.synthesis.mapper import CacheMapper
+
+    engine = make_engine(host_bytes=1 << 30)
+    adapter = engine.model.adapter
+    mapper = CacheMapper(adapter.geometry, adapter.kinds)
+    engine._core.adapters.add_default(Loaded(Path("zero"), None, mapper, mapper.fingerprint))
+    [one, *_] = messages(engine)
+    wanted = engine.read_kv(one)
+    engine.park()
+    fill = KVPool.fill
+
+    def slow_fill(pool: KVPool, segment: Segment, parcel: Parcel, layer: int) -> None:
+        threading.Event().wait(0.05)
+        fill(pool, segment, parcel, layer)
+
+    monkeypatch.setattr(KVPool, "fill", slow_fill)
+    [copy] = engine.map([one])
+    assert torch.equal(engine.read_kv(copy).keys, wanted.keys)
+
+
+def test_what_is_adopted_is_there_when_adopt_returns(make_engine: MakeEngine, logits_by_seed: Logits) -> None:
+    """Whoever gives it may use its tensors for something else."""
     first, second = make_engine(), make_engine()
     seen = messages(first)
     answer(first, seen, 1)
-    copied = slow_copies(monkeypatch)
+    parcels = [first.read_kv(handle) for handle in seen]
     calls = [Prefill(list(first.tokens(handle))) for handle in seen]
-    adopted = [second.adopt(call, first.read_kv(handle)) for call, handle in zip(calls, seen, strict=True)]
+    adopted = [second.adopt(call, parcel) for call, parcel in zip(calls, parcels, strict=True)]
+    for parcel in parcels:
+        parcel.keys.zero_()
     answer(second, adopted, 2)
-    assert sorted(copied) == sorted(list(range(LAYERS)) * len(seen))
-    assert second.stats().adopted == len(seen)
     require_same_bits(logits_by_seed[1], logits_by_seed[2])
 
 
@@ -111,38 +163,25 @@ def test_what_leaves_again_while_it_arrives_is_whole(make_engine: MakeEngine, lo
     require_same_bits(logits_by_seed[1], logits_by_seed[2])
 
 
-def test_restored_messages_are_there_when_restore_returns(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_copy_that_fails_fails_its_step_and_nothing_is_lost(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, logits_by_seed: Logits, beside: bool
 ) -> None:
-    engine = make_engine(host_bytes=1 << 30)
-    seen = messages(engine)
-    engine.park()
-    copied, move = list[int](), Copies._move
-
-    def telling_move(copies: Copies, copy: copying._Copy, layer: int) -> None:
-        move(copies, copy, layer)
-        copied.append(layer)
-
-    monkeypatch.setattr(Copies, "_move", telling_move)
-    engine.restore(seen)
-    assert len(copied) == LAYERS * len(seen)
-
-
-def test_a_copy_that_fails_fails_the_step_and_the_engine_starts_again(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, logits_by_seed: Logits
-) -> None:
+    monkeypatch.setattr(copying, "BESIDE_BYTES", 0 if beside else 1 << 30)
     engine = make_engine(host_bytes=1 << 30)
     seen = messages(engine)
     answer(engine, seen, 1)
     engine.park()
+    held = engine.stats().host_bytes
     with monkeypatch.context() as patch:
 
-        def broken(copies: Copies, copy: copying._Copy, layer: int) -> None:
+        def broken(pool: KVPool, segment: Segment, parcel: Parcel, layer: int) -> None:
             raise MemoryError("no such memory")
 
-        patch.setattr(Copies, "_move", broken)
+        patch.setattr(KVPool, "fill", broken)
         with pytest.raises(EngineFailedError, match="could not be copied"):
             answer(engine, seen, 2)
-    engine.restart()
+    assert set(engine.tiers(seen)) == {"host"} and engine.stats().host_bytes == held
     answer(engine, seen, 3)
+    assert engine.stats().recomputed == 0
     require_same_bits(logits_by_seed[1], logits_by_seed[3])

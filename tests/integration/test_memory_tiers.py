@@ -320,7 +320,7 @@ def test_failing_to_copy_leaks_nothing(make_engine: MakeEngine, monkeypatch: pyt
     engine.park()
     used = engine.stats().kv_bytes
     with monkeypatch.context() as patch:
-        patch.setattr(engine._core.pool, "write", lambda *_: 1 / 0)
+        patch.setattr(engine._core.pool, "fill", lambda *_: 1 / 0)
         for _ in range(3):
             with pytest.raises(EngineFailedError):
                 engine.decode([7], [one], sampling=forced(1))

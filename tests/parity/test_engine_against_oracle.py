@@ -67,7 +67,7 @@ def test_random_choreographies_equal_the_oracle(
     model_path: Path, oracle: Oracle, logits_by_seed: dict[int, list[torch.Tensor]], seed: int
 ) -> None:
     """Random programs of prefills and decodes over reordered, gapped and overlapping views, in random batches."""
-    rng = random.Random(seed)
+    rng, lazy = random.Random(seed), random.Random(f"lazy {seed}")
     made: list[tuple[MessageHandle, OracleMessage]] = []
     with Engine.load(model_path, kv_budget_bytes=1 << 23, step_tokens=rng.choice([512, 16])) as engine:
         for round_ in range(4):
@@ -80,7 +80,7 @@ def test_random_choreographies_equal_the_oracle(
                 parents, seen = [handle for handle, _ in view], [message for _, message in view]
                 header, rest = draw_tokens(rng, 1, 20), draw_tokens(rng, 1, 12)
                 if rng.random() < 0.4:
-                    prefills.append(Prefill(header, parents, offsets, new_offset))
+                    prefills.append(Prefill(header, parents, offsets, new_offset, lazy=lazy.random() < 0.5))
                     expected.append((-1, header, [], oracle.encode(header, seen, offsets, new_offset)))
                 else:
                     key = 1000 * seed + 10 * round_ + number

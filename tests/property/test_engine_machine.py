@@ -86,12 +86,12 @@ class Machine(RuleBasedStateMachine):
         self.engine.close()
         shutil.rmtree(self.folder)
 
-    @rule(seed=seeds)
-    def prefill(self, seed: int) -> None:
+    @rule(seed=seeds, lazy=st.booleans())
+    def prefill(self, seed: int, lazy: bool) -> None:
         rng = Random(seed)
         view, offsets, start = self.draw_view(rng)
         content = draw_tokens(rng, 1, 50)
-        handle = self.tried(lambda: self.engine.prefill(content, view, offsets, start))
+        handle = self.tried(lambda: self.engine.prefill(content, view, offsets, start, lazy=lazy))
         self.remember(handle, content, view, offsets, start)
 
     @rule(seed=seeds, branches=st.integers(1, 4))

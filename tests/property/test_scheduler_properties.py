@@ -1,7 +1,7 @@
 """What every plan keeps to, and that no request waits for ever."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +62,57 @@ def test_everyone_is_served_and_what_is_left_goes_to_the_first(situation) -> Non
 def test_the_same_situation_gives_the_same_plan(situation) -> None:
     waiting, running, free, limits = situation
     assert plan_step(waiting, running, free, limits) == plan_step(tuple(waiting), tuple(running), free, limits)
+
+
+@st.composite
+def chained(draw: st.DrawFn) -> tuple[list[Waiting], list[Running], int, Limits]:
+    """Some wait for others, which wait or run; most of these are encoded in one step."""
+    limits = Limits(draw(st.integers(8, 60)), draw(st.integers(2, 12)))
+    running = [Running(number, draw(st.integers(1, 5))) for number in range(draw(st.integers(0, 2)))]
+    waiting: list[Waiting] = []
+    for number in range(100, 100 + draw(st.integers(1, 8))):
+        before = [each.number for each in (*running, *waiting)]
+        after = draw(st.lists(st.sampled_from(before), max_size=2)) if before else []
+        ready = not after and draw(st.sampled_from([True, True, True, False]))
+        waiting.append(Waiting(number, draw(st.integers(1, 30)), ready, draw(st.integers(1, 12)), tuple(after)))
+    return waiting, running, draw(st.integers(0, 90)), limits
+
+
+@given(chained())
+def test_what_follows_shares_the_step_that_ends_what_it_waits_for(situation) -> None:
+    waiting, running, free, limits = situation
+    plan = plan_step(*situation)
+    plain = plan_step([replace(each, after=()) for each in waiting], running, free, limits)
+    assert plan.stuck == plain.stuck
+    assert plan.admitted[: len(plain.admitted)] == plain.admitted, "nobody gives way to what follows"
+    assert plan.chunks[: len(plain.chunks)] == plain.chunks
+    assert sum(count for _, count in plan.chunks) <= limits.step_tokens
+    assert len(plan.chunks) <= max(limits.rows, len(plain.chunks))
+    by_number = {each.number: each for each in waiting}
+    if any(each.ready and each.number not in plain.admitted for each in waiting):
+        assert plan == plain, "nobody overtakes who waits for memory or a row"
+    assert sum(by_number[number].room for number in plan.admitted) <= free
+    pending = {each.number: each.pending for each in (*running, *waiting)}
+    for place, (number, count) in enumerate(plan.chunks[len(plain.chunks) :], start=len(plain.chunks)):
+        done = {earlier for earlier, encoded in plan.chunks[:place] if encoded == pending[earlier]}
+        assert number in plan.admitted and by_number[number].after and done.issuperset(by_number[number].after)
+        assert 1 <= count <= pending[number]
+
+
+@given(chained())
+def test_nothing_that_could_follow_is_left_out(situation) -> None:
+    """Unless the step, its rows or the memory are used up, or somebody before it waits for memory."""
+    waiting, running, free, limits = situation
+    plan = plan_step(*situation)
+    pending = {each.number: each.pending for each in (*running, *waiting)}
+    whole = {number for number, count in plan.chunks if count == pending[number]}
+    left_out = [w for w in waiting if w.after and w.number not in plan.admitted and whole.issuperset(w.after)]
+    rooms = sum(each.room for each in waiting if each.number in plan.admitted)
+    ready_left = any(each.ready and each.number not in plan.admitted for each in waiting)
+    full = sum(count for _, count in plan.chunks) == limits.step_tokens or len(plan.chunks) >= limits.rows
+    if left_out and not full and not ready_left:
+        # Who follows keeps its turn: the first that finds no room holds up the rest.
+        assert any(each.room > free - rooms for each in left_out)
 
 
 @dataclass

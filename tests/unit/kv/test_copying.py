@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from choreo_agents.kv import copying
-from choreo_agents.kv.copying import Copies
+from choreo_agents.kv.copying import Arrival, LayeredCopy
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
@@ -43,22 +43,26 @@ def allocated(pool: KVPool, tokens: int) -> Segment:
     return segment
 
 
-class Gate:
-    """Copies wait at a layer until it is opened."""
+def arrival(pool: KVPool, each: Parcel) -> Arrival:
+    segment = allocated(pool, each.keys.shape[2])
+    segment.encoded = each.keys.shape[2]
+    return Arrival(segment, each, each)
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, closed_from: int = 1) -> None:
-        self.closed_from = closed_from
+
+class Gate:
+    """Layers from the second on are copied once it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
         self.order: list[tuple[int, Segment]] = []
-        move = Copies._move
+        fill = KVPool.fill
 
-        def gated(copies: Copies, copy: copying._Copy, layer: int) -> None:
-            if layer >= self.closed_from:
-                assert self.opened.wait(SOON_S)
-            move(copies, copy, layer)
-            self.order.append((layer, copy.segment))
+        def gated(pool: KVPool, segment: Segment, each: Parcel, layer: int) -> None:
+            assert not layer or self.opened.wait(SOON_S)
+            fill(pool, segment, each, layer)
+            self.order.append((layer, segment))
 
-        monkeypatch.setattr(Copies, "_move", gated)
+        monkeypatch.setattr(KVPool, "fill", gated)
 
 
 @pytest.fixture
@@ -68,23 +72,14 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate.opened.set()
 
 
-def later(work: threading.Event, call: object) -> threading.Thread:
-    """A thread that calls, and then says so."""
-
-    def run() -> None:
-        assert callable(call)
-        call()
-        work.set()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
-
-
-@given(sizes=st.lists(st.integers(1, 8), min_size=1, max_size=6), gone=st.sets(st.integers(0, 5)), beside=st.booleans())
-def test_what_is_written_is_read_wherever_its_slots_are(sizes: list[int], gone: set[int], beside: bool) -> None:
+@given(
+    sizes=st.lists(st.integers(1, 8), min_size=1, max_size=6),
+    gone=st.sets(st.integers(0, 5)),
+    way=st.sampled_from(["write", "beside", "at once"]),
+)
+def test_what_is_written_is_read_wherever_its_slots_are(sizes: list[int], gone: set[int], way: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copying, "BESIDE_BYTES", 0 if beside else 1 << 30)
+        patch.setattr(copying, "BESIDE_BYTES", 0 if way == "beside" else 1 << 30)
         pool = pool_of()
         first = [allocated(pool, size) for size in sizes]
         for number in gone & set(range(len(first))):
@@ -93,76 +88,87 @@ def test_what_is_written_is_read_wherever_its_slots_are(sizes: list[int], gone: 
         free = pool.free_tokens
         kept += [allocated(pool, free)] if free else []
         parcels = [parcel(segment.capacity, seed) for seed, segment in enumerate(kept)]
-        for segment, each in zip(kept, parcels, strict=True):
-            pool.write(segment, each)
+        if way == "write":
+            for segment, each in zip(kept, parcels, strict=True):
+                pool.write(segment, each)
+        else:
+            for segment in kept:
+                segment.encoded = segment.capacity
+            arrivals = [Arrival(segment, each, each) for segment, each in zip(kept, parcels, strict=True)]
+            with LayeredCopy(pool, arrivals):
+                pass
+            assert all(each.is_there and each.over.is_set() and each.parcel is None for each in arrivals)
         for segment, each in zip(kept, parcels, strict=True):
             found = pool.read(segment)
             assert torch.equal(found.keys, each.keys) and torch.equal(found.values, each.values)
 
 
 def test_a_layer_is_waited_for_and_later_ones_are_not(gate: Gate) -> None:
-    pool = pool_of()
-    segment, filled = allocated(pool, 8), parcel(8, 1)
-    pool.write(segment, filled)
-    pool.copies.settle(0)
-    [run] = segment.runs
-    assert torch.equal(pool.keys[0][:, run.start : run.end], filled.keys[0])
-    done = threading.Event()
-    thread = later(done, lambda: pool.copies.settle(1))
-    assert not done.wait(0.05), "a layer was read before it was there"
-    gate.opened.set()
-    thread.join(SOON_S)
-    assert done.is_set()
-    assert torch.equal(pool.values[1][:, run.start : run.end], filled.values[1])
+    pool, each = pool_of(), parcel(8, 1)
+    coming = arrival(pool, each)
+    [run] = coming.segment.runs
+    with LayeredCopy(pool, [coming]) as copy:
+        copy.wait(0)
+        assert torch.equal(pool.keys[0][:, run.start : run.end], each.keys[0])
+        assert not coming.over.is_set()
+        done = threading.Event()
+        thread = threading.Thread(target=lambda: (copy.wait(1), done.set()))
+        thread.start()
+        assert not done.wait(0.05), "a layer was read before it was there"
+        gate.opened.set()
+        thread.join(SOON_S)
+        assert done.is_set() and torch.equal(pool.values[1][:, run.start : run.end], each.values[1])
+    assert coming.is_there
 
 
 def test_first_layers_of_all_come_before_second_ones(gate: Gate) -> None:
     pool = pool_of()
-    gate.closed_from = 0
-    one, other = allocated(pool, 4), allocated(pool, 4)
-    pool.write(one, parcel(4, 1))
-    pool.write(other, parcel(4, 2))
+    one, other = (arrival(pool, parcel(4, seed)) for seed in (1, 2))
     gate.opened.set()
-    pool.copies.finish_all()
-    assert gate.order == [(layer, segment) for layer in range(3) for segment in (one, other)]
+    with LayeredCopy(pool, [one, other]):
+        pass
+    assert gate.order == [(layer, each.segment) for layer in range(3) for each in (one, other)]
 
 
-def test_slots_are_given_back_when_nothing_is_copied_into_them_any_more(gate: Gate) -> None:
-    pool = pool_of(2)
-    segment = allocated(pool, 8)
-    pool.write(segment, parcel(8, 1))
-    freed = threading.Event()
-    thread = later(freed, lambda: pool.unpin(segment))
-    assert not freed.wait(0.05) and pool.allocate(8, 0) is None
-    gate.opened.set()
-    thread.join(SOON_S)
-    again, filled = allocated(pool, 8), parcel(8, 2)
-    pool.write(again, filled)
-    assert torch.equal(pool.read(again).keys, filled.keys)
+def test_the_block_ends_when_nothing_is_copied_any_more(gate: Gate) -> None:
+    """Also if what computes fails meanwhile: slots may be given back then."""
+    pool = pool_of()
+    coming = arrival(pool, parcel(4, 1))
+    threading.Timer(0.05, gate.opened.set).start()
+    with pytest.raises(ZeroDivisionError), LayeredCopy(pool, [coming]):
+        raise ZeroDivisionError
+    assert len(gate.order) == 3 and coming.is_there
+    assert not any(thread.name == "choreo-copy" for thread in threading.enumerate())
 
 
-def test_what_cannot_be_copied_fails_its_readers_and_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(copies: Copies, copy: copying._Copy, layer: int) -> None:
+@pytest.mark.parametrize("beside", [True, False])
+def test_what_cannot_be_copied_fails_its_readers_and_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    monkeypatch.setattr(copying, "BESIDE_BYTES", 0 if beside else 1 << 30)
+
+    def broken(pool: KVPool, segment: Segment, each: Parcel, layer: int) -> None:
         raise MemoryError("no such memory")
 
-    monkeypatch.setattr(Copies, "_move", broken)
+    monkeypatch.setattr(KVPool, "fill", broken)
     pool = pool_of()
-    segment = allocated(pool, 8)
-    pool.write(segment, parcel(8, 1))
-    for read in (lambda: pool.copies.settle(0), pool.copies.finish_all, lambda: pool.read(segment)):
-        with pytest.raises(RuntimeError, match="could not be copied"):
-            read()
-    pool.unpin(segment)
-    assert pool.live_segments() == 0
+    coming = arrival(pool, parcel(8, 1))
+    with pytest.raises(RuntimeError, match="could not be copied"), LayeredCopy(pool, [coming]) as copy:
+        copy.wait(0)
+    assert coming.over.is_set() and not coming.is_there and coming.stored is not None
+    unread = arrival(pool, parcel(8, 1))
+    with pytest.raises(RuntimeError, match="could not be copied"), LayeredCopy(pool, [unread]):
+        pass
 
 
-def test_no_thread_is_left_when_all_is_there() -> None:
-    pool = pool_of()
-    for seed in range(3):
-        segment = allocated(pool, 8)
-        pool.write(segment, parcel(8, seed))
-        pool.copies.finish_all()
-        for thread in [each for each in threading.enumerate() if each.name == "choreo-copy"]:
-            thread.join(SOON_S)
-            assert not thread.is_alive()
-        pool.unpin(segment)
+def test_without_a_thread_it_is_copied_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    pool, each = pool_of(), parcel(8, 1)
+    coming = arrival(pool, each)
+    with LayeredCopy(pool, [coming]) as copy:
+        assert coming.is_there
+        copy.wait(2)
+    assert torch.equal(pool.read(coming.segment).keys, each.keys)
