@@ -131,7 +131,7 @@ class Adopting(Merging):
             at = _require_native(desk, job, native_offset)
             known, pool = core.ledger.get(_named(desk, job).id), core.pool
             if known is not None and known.holding is not None and not core.memory.lost(known.holding):
-                core.found_reused += len(job.tokens)
+                core.ledger.find_again(known)
                 return _answered(desk, read, known, scope)
             if not core.method.keeps_kv:
                 return _answered(desk, read, _entered(desk, read, job, at, None), scope)

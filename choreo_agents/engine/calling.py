@@ -99,7 +99,7 @@ class Calling:
             confidential: Marks the message for audits.
             source: The message whose words these are, if they are encoded again: audits follow it.
             adapter: The name of the adapter that encodes it; None: the engine's own, `"base"`: the model alone.
-            lazy: Return at once; it is encoded when it is first read, in the same step as what reads it.
+            lazy: Do not wait: unless it is under way already, it is encoded when it is first read, with what reads it.
             priority: Calls with a higher one come first.
             timeout_s: Seconds after which the call fails; None: never.
 

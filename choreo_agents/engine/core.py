@@ -60,8 +60,6 @@ class EngineCore:
         self.settings = settings
         self.adapters = AdapterRegistry(model.adapter)
         self.lock = threading.RLock()
-        self.found_reused = 0
-        """Tokens of calls that were answered by messages which exist already."""
         self.kept: dict[tuple[str, Callable[..., object]], Any] = {}
         """What callers keep with the engine, by tenant and by what makes it (see `Engine.keep`)."""
         self._numbers = itertools.count()
@@ -143,7 +141,7 @@ class EngineCore:
             messages = self.ledger.messages()
             tiers = self.memory.bytes_by_tier()
             counters = asdict(self._counters)
-            counters["tokens_reused"] += self.found_reused
+            counters["tokens_reused"] += self.ledger.found_reused
             return EngineStats(
                 **counters,
                 unfinished=self.loop.unfinished(),

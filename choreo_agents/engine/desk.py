@@ -205,7 +205,7 @@ class Desk:
         message = ledger.enter(message, segment)
         for label in order.labels:
             label.put_on(message)
-        self._core.found_reused += len(tokens) * max(0, len(request.futures) - 1)
+        ledger.found_reused += len(tokens) * max(0, len(request.futures) - 1)
         for answer in request.futures:
             scope = order.scopes[answer]
             if scope is None or not scope.closed:
@@ -247,9 +247,9 @@ class Desk:
         assert isinstance(call, Prefill)
         identity = self.intake.identity(job, job.tokens)
         known = core.ledger.get(identity)
-        if known is not None and (call.lazy or not known.is_promised):
+        if known is not None and (call.lazy or known.promise is None):
             if core.method.keeps_kv:
-                core.found_reused += len(job.tokens)
+                core.ledger.find_again(known)
             return self._answered(known, read, batch.scope)
         request = self._prefilling.get(identity)
         if not core.method.keeps_kv or (request is None and call.lazy and not job.mapper):
@@ -326,7 +326,7 @@ def _unencoded(desk: Desk, job: Job, call: Prefill) -> Message:
     message = desk.intake.message(job, job.tokens, call.author, call.role, Usage(0, 0, None, 0.0))
     if desk.core.method.keeps_kv:
         message.label, message.header = job.label(call.author, call.role), len(job.tokens)
-        message.is_promised = True
+        message.promise = desk.core.next_number()
     return desk.core.ledger.enter(message, None)
 
 

@@ -43,7 +43,8 @@ class Restorer:
         placement = Placement(offsets, message.native_offset, message.since)
         encoding = FromCache(message.tokens, message.parents, placement, self)
         order = _Recomputation(self, message)
-        request = Request(self._number(), encoding, order, None, message.author, message.role, [done])
+        number = self._number() if message.promise is None else message.promise
+        request = Request(number, encoding, order, None, message.author, message.role, [done])
         request.adapter, request.mapper = message.adapter, message.mapper
         request.tenant, request.label = message.tenant, message.label
         self._running[message.handle.id] = request
@@ -72,8 +73,8 @@ class _Recomputation:
         assert segment is not None
         if self.message.holding is not None and self.restorer.memory.lost(self.message.holding):
             self.restorer.memory.refill(self.message.holding, segment)
-            if self.message.is_promised:
-                self.message.is_promised = False
+            if self.message.promise is not None:
+                self.restorer.ledger.redeem(self.message)
                 took = time.perf_counter() - request.submitted_s
                 self.message.usage = Usage(request.encoded, request.reused, None, took)
             else:
@@ -139,7 +140,8 @@ class FromCache:
 
     def claimed_tokens(self, counted: set[object]) -> int:
         # What is computed for it has a request of its own, which claims its room.
-        absent = {h for h in self.different if h.segment is None and h.key not in self.awaited}
+        coming = {h for h in self.different if h.key in self.awaited and self.memory.lost(h)}
+        absent = {h for h in self.different if h.segment is None} - coming
         claimed = [h for h in self.different if h not in counted and (h in absent or h.idle())]
         counted.update(claimed)
         return sum(self.memory.pool.rounded(holding.tokens) for holding in claimed)
@@ -175,7 +177,7 @@ class FromCache:
 
     def _segment(self, holding: Holding) -> Segment | None:
         """Where its KV is in the pool or, if a request of the same step encodes it, will be."""
-        if holding.segment is None and holding.key in self.awaited:
+        if holding.key in self.awaited and self.memory.lost(holding):
             under_way = self.restorer.running(holding.key)
             return None if under_way is None else under_way.segment
         return holding.segment
@@ -189,6 +191,7 @@ class FromCache:
         for holding, arrival in self.arriving:
             if not arrival.is_there:
                 holding.withdraw(self.memory.pool, arrival)
+                self.memory.movements.restored(arrival.from_disk, -1)
         self.arriving = []
         for segment in self.pinned:
             self.memory.pool.unpin(segment)

@@ -27,10 +27,11 @@ class Arrival:
     """As the pool has keys and values; None once they are there."""
     stored: Parcel | None
     """As the tier below it had them; likewise."""
+    from_disk: bool = False
     is_there: bool = False
     """Whether all of it is; looked at once it is over."""
     over: threading.Event = field(default_factory=threading.Event)
-    """Whether nothing more is written to the segment."""
+    """Whether it is there, or was withdrawn."""
 
     def end(self, *, is_there: bool) -> None:
         """Nothing more is written."""
@@ -122,5 +123,6 @@ class LayeredCopy:
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
+            return  # whoever asked for them withdraws them
         for arrival in self._arrivals:
-            arrival.end(is_there=self._failure is None)
+            arrival.end(is_there=True)

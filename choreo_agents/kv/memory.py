@@ -67,7 +67,8 @@ class Holding:
         if arrivals is None:
             pool.write(segment, full)
             return
-        segment.encoded, self.arriving = self.tokens, Arrival(segment, full, parcel)
+        from_disk = self.on_disk and self.writing is None
+        segment.encoded, self.arriving = self.tokens, Arrival(segment, full, parcel, from_disk)
         arrivals.append(self.arriving)
 
     def withdraw(self, pool: KVPool, arrival: Arrival) -> None:
@@ -96,6 +97,13 @@ class Movements:
     """Messages that left the last tier, to be computed again when they are read."""
     adopted: int = 0
     """Messages whose KV was encoded elsewhere."""
+
+    def restored(self, from_disk: bool, more: int = 1) -> None:
+        """Count a message that came back; with -1, one that did not after all."""
+        if from_disk:
+            self.restored_from_disk += more
+        else:
+            self.restored_from_host += more
 
 
 class Memory:
@@ -176,10 +184,7 @@ class Memory:
             return False
         parcel = self._host.take(holding) or holding.staged
         assert parcel is not None, "fetch it first"
-        if holding.on_disk and holding.writing is None:
-            self.movements.restored_from_disk += 1
-        else:
-            self.movements.restored_from_host += 1
+        self.movements.restored(holding.on_disk and holding.writing is None)
         try:
             holding.fill(self.pool, segment, parcel, arrivals)
         except BaseException:

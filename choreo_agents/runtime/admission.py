@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from choreo_agents.errors import CapacityError, ChoreoError
@@ -102,7 +102,7 @@ class Admission:
             at += 1
         return seen
 
-    def admit(self, request: Request, *, alone: bool) -> bool:
+    def admit(self, request: Request, *, alone: bool, chunks: Mapping[int, int]) -> bool:
         """Give a request its memory.
 
         It stays in the queue if one admitted before it took its room, or has begun to encode what it can reuse.
@@ -110,10 +110,13 @@ class Admission:
         Args:
             request: One of those that wait.
             alone: Nothing is running that would give memory back.
+            chunks: Tokens of each request in the step that it is admitted to: what it follows on must end there.
         """
         if not request.encoding.ready():
             followed = _followed(request)
-            if not followed or any(each.segment is None for each in followed):
+            if not followed or any(
+                each.segment is None or chunks.get(each.number) != each.pending for each in followed
+            ):
                 return False
         for reuse in (True, False):
             absent, prompt = request.encoding.pin(reuse=reuse)

@@ -162,10 +162,10 @@ class EngineLoop:
                 return make_step([]), unfinished
             plan = prescribed
         by_number = {request.number: request for request in admission.waiting}
-        stuck = list(plan.stuck)
+        stuck, chunks = list(plan.stuck), dict(plan.chunks)
         for number in plan.admitted:
             alone = not self._running
-            if admission.admit(by_number[number], alone=alone):
+            if admission.admit(by_number[number], alone=alone, chunks=chunks):
                 self._running[number] = by_number[number]
                 admission.add(by_number[number].grow())
             elif alone:

@@ -182,6 +182,7 @@ def test_a_copy_that_fails_fails_its_step_and_nothing_is_lost(
         with pytest.raises(EngineFailedError, match="could not be copied"):
             answer(engine, seen, 2)
     assert set(engine.tiers(seen)) == {"host"} and engine.stats().host_bytes == held
+    assert engine.stats().restored_from_host == 0
     answer(engine, seen, 3)
     assert engine.stats().recomputed == 0
     require_same_bits(logits_by_seed[1], logits_by_seed[3])

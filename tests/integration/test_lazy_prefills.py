@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from choreo_agents.engine import Prefill
 from choreo_agents.errors import CapacityError, RequestTimeoutError
 from choreo_agents.models import LoadedModel
 from choreo_agents.pml import Schema, SchemaLibrary
+from choreo_agents.runtime.loop import EngineLoop
 from choreo_agents.runtime.timetable import Timetable
 
 TOKEN = 2 * 3 * 2 * 16 * 4
@@ -100,12 +103,12 @@ def test_it_is_the_message_that_it_would_have_been(make_engine: MakeEngine) -> N
     eager, lazy = make_engine(), make_engine()
     assert chain(eager) == chain(lazy, lazy=True)
     seen = chain(lazy, lazy=True)
-    reused = lazy.stats().tokens_reused
-    assert reused == 60, "the same calls again find the same messages"
+    assert lazy.stats().tokens_reused == 0, "what nobody has encoded is not reused yet"
     for one, other in zip(chain(eager), seen, strict=True):
         kv, wanted = lazy.read_kv(other), eager.read_kv(one)
         torch.testing.assert_close(kv.keys, wanted.keys, atol=1e-5, rtol=0)
         torch.testing.assert_close(kv.values, wanted.values, atol=1e-5, rtol=0)
+    assert lazy.stats().tokens_reused == 60 + 20 + 2 * 20, "the same calls again; and what these see"
 
 
 def test_asked_for_at_once_it_is_encoded_at_once(make_engine: MakeEngine) -> None:
@@ -143,6 +146,43 @@ def test_what_it_reads_may_be_released_before(make_engine: MakeEngine, logits_by
     again = make_engine()
     answer(again, chain(again)[1:], 2)
     require_close(logits_by_seed[1], logits_by_seed[2])
+
+
+def test_what_has_come_back_meanwhile_is_read_where_it_is(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, logits_by_seed: Logits
+) -> None:
+    """Its reader waits for an encoding that is half done, when somebody brings the same message."""
+    whole, engine = make_engine(), make_engine(step_tokens=4, host_bytes=1 << 30)
+    seen = whole.prefill(words(1, 60))
+    answer(whole, [seen], 1)
+    parcel = whole.read_kv(seen)
+    [lazy] = engine.prefill([Prefill(words(1, 60), lazy=True)])
+    account, steps = EngineLoop._account, itertools.count(1)
+
+    def accounted(loop: EngineLoop, *rest: Any) -> None:
+        account(loop, *rest)
+        if next(steps) == 3:
+            engine.adopt(Prefill(words(1, 60)), parcel)
+            engine.evict([lazy])
+
+    monkeypatch.setattr(EngineLoop, "_account", accounted)
+    answer(engine, [lazy], 2)
+    require_close(logits_by_seed[1], logits_by_seed[2])
+
+
+def test_a_released_message_that_others_have_read_may_be_promised_again(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    one = engine.prefill(words(1))
+    [child] = engine.prefill([Prefill(words(2), [one])])
+    engine.release(one)
+    [again] = engine.prefill([Prefill(words(1), lazy=True)])
+    assert again == one and engine.tiers([again]) == ["lineage"] and engine.usage(again).tokens_encoded == 0
+    before = engine.stats().tokens_encoded
+    engine.prefill(words(1))
+    assert engine.stats().tokens_encoded == before + 20 and engine.tiers([again]) == ["device"]
+    assert engine.usage(again).tokens_encoded == 20 and engine.stats().recomputed == 0
+    engine.prefill([Prefill(words(2), [one], lazy=True)])
+    assert engine.usage(child).tokens_encoded == 20, "it is encoded: nothing is promised"
 
 
 def test_its_reader_waits_for_what_is_on_disk(make_engine: MakeEngine, tmp_path: Path, logits_by_seed: Logits) -> None:
@@ -272,3 +312,32 @@ def test_runs_that_share_their_steps_share_their_bits(make_engine: MakeEngine, l
     asyncio.run(both(make_engine(timetable=timetable.again())))
     for seed in (0, 1):
         assert all(torch.equal(*pair) for pair in zip(first[seed], logits_by_seed[seed], strict=True))
+
+
+def test_a_timetable_of_readers_in_another_order_is_kept_to(make_engine: MakeEngine, logits_by_seed: Logits) -> None:
+    """Promised messages are told apart by the order of the calls that promised them."""
+
+    def run(engine: Engine, order: tuple[int, ...]) -> None:
+        lazy = engine.prefill([Prefill(words(n, 20 + 40 * n), lazy=True) for n in (0, 1)])
+        calls = [Decode([7], [lazy[n]], None, 300, Sampling(forced=(5, 6), seed=n), "ab"[n]) for n in (0, 1)]
+        engine.decode([calls[n] for n in order])
+
+    timetable = Timetable()
+    run(make_engine(timetable=timetable), (0, 1))
+    first = {seed: list(seen) for seed, seen in logits_by_seed.items()}
+    logits_by_seed.clear()
+    run(make_engine(timetable=timetable.again()), (1, 0))
+    for seed in (0, 1):
+        require_close(first[seed], logits_by_seed[seed])
+
+
+def test_a_prescribed_step_lets_nobody_read_what_it_cuts_short(make_engine: MakeEngine, logits_by_seed: Logits) -> None:
+    plain, timetable = make_engine(), Timetable()
+    answer(plain, chain(plain, 1), 1)
+    first = make_engine(timetable=timetable)
+    answer(first, chain(first, 1, lazy=True), 2)
+    [(name, whole), reader], *rest = timetable.steps
+    cut = make_engine(timetable=Timetable([[(name, whole - 5), reader], [(name, 5), reader], *rest]))
+    answer(cut, chain(cut, 1, lazy=True), 3)
+    require_close(logits_by_seed[1], logits_by_seed[2])
+    require_close(logits_by_seed[1], logits_by_seed[3])

@@ -155,7 +155,9 @@ def test_what_cannot_be_copied_fails_its_readers_and_keeps_nobody_waiting(
     coming = arrival(pool, parcel(8, 1))
     with pytest.raises(RuntimeError, match="could not be copied"), LayeredCopy(pool, [coming]) as copy:
         copy.wait(0)
-    assert coming.over.is_set() and not coming.is_there and coming.stored is not None
+    assert not coming.over.is_set() and not coming.is_there and coming.stored is not None
+    coming.end(is_there=False)
+    assert coming.over.is_set() and not coming.is_there
     unread = arrival(pool, parcel(8, 1))
     with pytest.raises(RuntimeError, match="could not be copied"), LayeredCopy(pool, [unread]):
         pass
