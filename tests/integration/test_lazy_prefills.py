@@ -326,7 +326,9 @@ def test_a_timetable_of_readers_in_another_order_is_kept_to(make_engine: MakeEng
     run(make_engine(timetable=timetable), (0, 1))
     first = {seed: list(seen) for seed, seen in logits_by_seed.items()}
     logits_by_seed.clear()
-    run(make_engine(timetable=timetable.again()), (1, 0))
+    replayed = timetable.again()
+    run(make_engine(timetable=replayed), (1, 0))
+    assert replayed.steps == timetable.steps
     for seed in (0, 1):
         require_close(first[seed], logits_by_seed[seed])
 
