@@ -255,14 +255,10 @@ def _in_pool(desk: Desk, handle: MessageHandle) -> Iterator[tuple[KVPool, Segmen
                 if message.holding is not holding:
                     holding = core.ledger.want(message)  # the engine has started again meanwhile
                 there, pool = _brought(desk, message, holding), core.pool
-                if isinstance(there, Segment) and (holding.arriving is None or holding.arriving.is_there):
+                if isinstance(there, Segment):
                     pool.pin(there)
                     break
-                coming = holding.arriving
-            if not isinstance(there, Segment):
-                there()
-            elif coming is not None:
-                coming.over.wait()
+            there()
         try:
             yield pool, there
         finally:
@@ -291,6 +287,8 @@ def _brought(desk: Desk, message: Message, holding: Holding) -> Segment | Callab
         if not core.memory.restore(holding):
             raise _no_room(desk, holding.tokens)
     assert holding.segment is not None
+    if holding.arriving is not None and not holding.arriving.is_there:
+        return holding.arriving.over.wait
     return holding.segment
 
 

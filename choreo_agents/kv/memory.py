@@ -184,13 +184,13 @@ class Memory:
             return False
         parcel = self._host.take(holding) or holding.staged
         assert parcel is not None, "fetch it first"
-        self.movements.restored(holding.on_disk and holding.writing is None)
         try:
             holding.fill(self.pool, segment, parcel, arrivals)
         except BaseException:
             holding.staged = parcel
             self.pool.unpin(segment)
             raise
+        self.movements.restored(holding.on_disk and holding.writing is None)
         holding.segment = segment
         if holding.writing is None:
             holding.staged = None
