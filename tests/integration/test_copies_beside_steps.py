@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +15,13 @@ from torch import Tensor
 from choreo_agents import Engine, MessageHandle, Sampling
 from choreo_agents.attention.step import StepAttention
 from choreo_agents.engine import Prefill
+from choreo_agents.engine.adapters import Loaded
 from choreo_agents.errors import EngineFailedError
 from choreo_agents.kv import copying
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.tiers import Parcel
+from choreo_agents.synthesis.mapper import CacheMapper
 
 SOON_S = 20.0
 LAYERS = 3
@@ -39,6 +43,15 @@ def answer(engine: Engine, seen: list[MessageHandle], seed: int) -> None:
     engine.decode([7, 8], seen, VIEW, 400, sampling=Sampling(forced=(5, 6, 9, 4), seed=seed))
 
 
+def leave(engine: Engine) -> None:
+    """Park everything, and wipe what it leaves behind: it may come back to the same slots."""
+    engine.park()
+    pool = engine._core.pool
+    assert not pool.used_bytes
+    for side in (*pool.keys, *pool.values):
+        side.fill_(9.0)
+
+
 class Watch:
     """Copies of later layers wait until a step has attended in its first."""
 
@@ -50,6 +63,7 @@ class Watch:
         def waiting_fill(pool: KVPool, segment: Segment, parcel: Parcel, layer: int) -> None:
             self.begun.set()
             assert layer == 0 or self.attended.wait(SOON_S), "the step waited for all layers"
+            time.sleep(0.02)
             fill(pool, segment, parcel, layer)
             self.copied.append(layer)
 
@@ -73,7 +87,7 @@ def test_a_step_begins_before_its_last_layer_is_there(
     engine = make_engine(host_bytes=1 << 30)
     seen = messages(engine)
     answer(engine, seen, 1)
-    engine.park()
+    leave(engine)
     assert set(engine.tiers(seen)) == {"host"}
     watch = Watch(monkeypatch)
     answer(engine, seen, 2)
@@ -88,7 +102,7 @@ def test_who_reads_meanwhile_waits_until_all_is_there(
     engine = make_engine(host_bytes=1 << 30)
     seen = messages(engine)
     wanted = engine.read_kv(seen[0])
-    engine.park()
+    leave(engine)
     watch = Watch(monkeypatch)
     # The step attends in its first layer only when somebody asks for what is on its way.
     settle = copying.LayeredCopy.wait
@@ -113,22 +127,17 @@ def test_mapped_copies_wait_for_what_they_are_made_of(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, logits_by_seed: Logits
 ) -> None:
     """A mapper runs before the pass, in the step that brings its source back."""
-    from pathlib import Path
-
-    from choreo_agents.engine.adapters import Loaded
-    from choreo_agents.synthesis.mapper import CacheMapper
-
     engine = make_engine(host_bytes=1 << 30)
     adapter = engine.model.adapter
     mapper = CacheMapper(adapter.geometry, adapter.kinds)
     engine._core.adapters.add_default(Loaded(Path("zero"), None, mapper, mapper.fingerprint))
     [one, *_] = messages(engine)
     wanted = engine.read_kv(one)
-    engine.park()
+    leave(engine)
     fill = KVPool.fill
 
     def slow_fill(pool: KVPool, segment: Segment, parcel: Parcel, layer: int) -> None:
-        threading.Event().wait(0.05)
+        time.sleep(0.05)
         fill(pool, segment, parcel, layer)
 
     monkeypatch.setattr(KVPool, "fill", slow_fill)
