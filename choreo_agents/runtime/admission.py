@@ -114,9 +114,8 @@ class Admission:
         """
         if not request.encoding.ready():
             followed = _followed(request)
-            if not followed or any(
-                each.segment is None or chunks.get(each.number) != each.pending for each in followed
-            ):
+            # One that was not admitted after all has no tokens to encode, and so not as many as were planned.
+            if not followed or any(chunks.get(each.number) != each.pending for each in followed):
                 return False
         for reuse in (True, False):
             absent, prompt = request.encoding.pin(reuse=reuse)

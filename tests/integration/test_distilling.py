@@ -302,6 +302,7 @@ def test_what_caches_cost_is_the_distance_to_the_same_words_as_text(adapter: tup
     assert found.regained == pytest.approx((first - best.loss) / (first - found.as_text))
     assert found.card["as_text"] == found.as_text
     assert replace(found, as_text=first - 1e-4).regained is None, "nothing was lost"
+    assert replace(found, as_text=None).regained is None, "no prompt of this workflow leads to the words"
     worse = replace(found, untuned=replace(found.untuned, loss=best.loss - 1e-3), as_text=best.loss - 0.1)
     assert worse.regained is None, "the best score has not the best loss"
 
