@@ -131,7 +131,6 @@ class Adopting(Merging):
             at = _require_native(desk, job, native_offset)
             known, pool = core.ledger.get(_named(desk, job).id), core.pool
             if known is not None and known.holding is not None and not core.memory.lost(known.holding):
-                core.ledger.find_again(known)
                 return _answered(desk, read, known, scope)
             if not core.method.keeps_kv:
                 return _answered(desk, read, _entered(desk, read, job, at, None), scope)
@@ -275,7 +274,7 @@ def _brought(desk: Desk, message: Message, holding: Holding) -> Segment | Callab
     core = desk.core
     core.loop.require_open()
     if core.memory.lost(holding):
-        done, request = core.restorer.recompute(message)
+        done, request = core.restorer.recompute(message, None)
         if request is not None:
             core.loop.submit([request])
         return done.result

@@ -11,8 +11,9 @@ from choreo_agents.kv.memory import Holding, Memory
 from choreo_agents.kv.segment import Piece, Segment
 from choreo_agents.runtime.request import Request
 
-Recompute = Callable[[Message], tuple[Future[None], Request | None]]
-"""What tells when a lost message is back, and the request that brings it unless it is under way already."""
+Recompute = Callable[[Message, Request], tuple[Future[None], Request | None]]
+"""For a lost message and its reader, what tells when it is back, and the request that brings it unless it is under way
+already."""
 
 
 @dataclass(eq=False)
@@ -53,16 +54,17 @@ class Arrivals:
         assert not self.over
         self._coming.append(Arrival(parent, offset, self._ledger.want(parent)))
 
-    def settle(self, encoded: int) -> tuple[list[Piece], list[Request]]:
+    def settle(self, reader: Request) -> tuple[list[Piece], list[Request]]:
         """What can be seen from now on, pinned; and requests for what has to be computed again first.
 
         What the pool has no room for yet is asked for again the next time: the decode goes on without it.
 
         Args:
-            encoded: The decode's own tokens so far.
+            reader: The decode.
         """
         pieces: list[Piece] = []
         requests: list[Request] = []
+        encoded = reader.encoded
         for arrival in list(self._coming):
             if not self._can_be_had(arrival):
                 self._coming.remove(arrival)
@@ -75,7 +77,7 @@ class Arrivals:
                     self.joined.append(arrival)
                     pieces.append(Piece(segment, 0, arrival.holding.tokens, arrival.offset, encoded))
             elif arrival.awaited is None and self._memory.lost(arrival.holding):
-                arrival.awaited, request = self._recompute(arrival.parent)
+                arrival.awaited, request = self._recompute(arrival.parent, reader)
                 requests += [] if request is None else [request]
         return pieces, requests
 

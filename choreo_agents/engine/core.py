@@ -93,6 +93,10 @@ class EngineCore:
         # Ends the threads when the engine is dropped without being closed, and before the interpreter exits.
         self._end = weakref.finalize(self, _close, self.loop, self.memory, self._gates)
 
+    def count_found(self, tokens: int) -> None:
+        """Count the prompt of a prefill that found its message encoded, or on its way for another call."""
+        self._counters.tokens_reused += tokens
+
     def next_number(self) -> int:
         """Of the next request."""
         return next(self._numbers)
@@ -141,7 +145,6 @@ class EngineCore:
             messages = self.ledger.messages()
             tiers = self.memory.bytes_by_tier()
             counters = asdict(self._counters)
-            counters["tokens_reused"] += self.ledger.found_reused
             return EngineStats(
                 **counters,
                 unfinished=self.loop.unfinished(),
@@ -159,7 +162,7 @@ class EngineCore:
         with self.lock:
             settings, stats = self.settings, self.stats()
             disk_bytes = 0 if settings.disk is None else settings.disk_bytes
-            asked = stats.tokens_encoded + stats.tokens_reused
+            asked = stats.tokens_encoded + stats.tokens_reused + stats.tokens_recomputed
             return MemoryMap(
                 bytes_per_token=self.pool.geometry.bytes_per_token,
                 tiers={"device": stats.kv_bytes, "host": stats.host_bytes, "disk": stats.disk_bytes},

@@ -43,11 +43,17 @@ class _Order:
     key: str | None = None
     labels: list[Label] = field(default_factory=list)
     """What those who wait say about the message."""
+    prefills: set[Answer] = field(default_factory=set)
+    """Those who asked for it to be encoded now: all but one of them have found it."""
 
     def forget(self) -> None:
         """It is no longer under way."""
         if self.key is not None:
             self.running.pop(self.key, None)
+
+    def found(self, request: Request) -> int:
+        """How many of those who wait still have found what another had asked for."""
+        return max(0, len(self.prefills.intersection(request.futures)) - 1)
 
     def finish(self, request: Request) -> MessageHandle:
         return self.desk.finish(self, request)
@@ -197,15 +203,13 @@ class Desk:
         ledger = self._core.ledger
         order.forget()
         tokens = order.job.tokens + tuple(request.tokens[len(request.binding.prompt) :])
-        ttft = None if request.first_token_s is None else request.first_token_s - request.submitted_s
-        encoded = 0 if order.job.mapper else request.encoded
-        usage = Usage(encoded, request.reused, ttft, time.perf_counter() - request.submitted_s)
-        message = self.intake.message(grown(order.job, request.encoding), tokens, request.author, request.role, usage)
+        job = grown(order.job, request.encoding)
+        message = self.intake.message(job, tokens, request.author, request.role, Usage.of(request))
         message.chosen, message.label, message.header = tuple(request.chosen), request.label, len(order.job.tokens)
         message = ledger.enter(message, segment)
         for label in order.labels:
             label.put_on(message)
-        ledger.found_reused += len(tokens) * max(0, len(request.futures) - 1)
+        self._core.count_found(order.job.prompt_tokens() * order.found(request))
         for answer in request.futures:
             scope = order.scopes[answer]
             if scope is None or not scope.closed:
@@ -248,8 +252,8 @@ class Desk:
         identity = self.intake.identity(job, job.tokens)
         known = core.ledger.get(identity)
         if known is not None and (call.lazy or known.promise is None):
-            if core.method.keeps_kv:
-                core.ledger.find_again(known)
+            if core.method.keeps_kv and not call.lazy:
+                core.count_found(job.prompt_tokens())
             return self._answered(known, read, batch.scope)
         request = self._prefilling.get(identity)
         if not core.method.keeps_kv or (request is None and call.lazy and not job.mapper):
@@ -299,6 +303,8 @@ class Desk:
         answer: Answer = Future()
         request.futures.append(answer)
         request.owner.scopes[answer] = batch.scope
+        if isinstance(read.call, Prefill) and not read.call.lazy:
+            request.owner.prefills.add(answer)
         request.owner.labels.append(self.label_of(read))
         if read.call.timeout_s is not None:
             request.deadlines[answer] = batch.started + read.call.timeout_s

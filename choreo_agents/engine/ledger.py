@@ -43,8 +43,6 @@ class Message:
     """Fingerprint of the cache mapper that made its KV of its one parent's; empty: it was encoded."""
     promise: int | None = None
     """As long as nobody has encoded it: the number of the request that will, for whoever reads it first."""
-    found: int = 0
-    """Tokens of calls that found it meanwhile: reused as soon as they are encoded."""
     label: str = ""
     """What the request that made it was called."""
     since: tuple[int, ...] = ()
@@ -114,8 +112,6 @@ class Ledger:
         self._released: OrderedDict[str, str] = OrderedDict()
         """Whose they were, by id."""
         self._memos: dict[str, Message] = {}
-        self.found_reused = 0
-        """Tokens of calls that were answered by messages which existed already."""
         self._moving: dict[str, int] = {}
         """From one memory to another: how often each message is pinned."""
 
@@ -177,8 +173,6 @@ class Ledger:
             self._known[message.handle.id] = known = message
         if segment is not None or known.holding is None or self._memory.lost(known.holding):
             known.usage, known.promise = message.usage, message.promise
-        if known.promise is None:
-            self.redeem(known)
         if message.chosen and (not known.chosen or known.chosen[0].logprob is None):
             known.chosen, known.header = message.chosen, message.header
         if segment is not None and known.holding is not None and self._memory.lost(known.holding):
@@ -190,18 +184,6 @@ class Ledger:
             # The same content was decoded twice: the first encoding serves both.
             self._memory.pool.unpin(segment)
         return known
-
-    def find_again(self, message: Message) -> None:
-        """A call was answered by a message that existed already."""
-        if message.promise is None:
-            self.found_reused += len(message.tokens)
-        else:
-            message.found += len(message.tokens)
-
-    def redeem(self, message: Message) -> None:
-        """A message is encoded, or text that is not."""
-        self.found_reused += message.found
-        message.promise, message.found = None, 0
 
     def place(self, message: Message) -> Holding:
         """Where a leased message's KV is, or will be if there is none."""

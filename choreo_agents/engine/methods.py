@@ -47,6 +47,10 @@ class Job:
         seen = [(parent.label, offset) for parent, offset in zip(self.parents, self.placement.relative(), strict=True)]
         return hashlib.blake2b(repr((author, role, seen)).encode(), digest_size=8).hexdigest()
 
+    def prompt_tokens(self) -> int:
+        """Of its view and its own turn, as far as that is given."""
+        return sum(len(parent.tokens) for parent in self.parents) + len(self.tokens)
+
     def text(self) -> tuple[int, ...]:
         """The tokens of the parents and of the job, one after the other."""
         return tuple(token for parent in self.parents for token in parent.tokens) + self.tokens
@@ -169,7 +173,7 @@ class _FromText:
         # The last token is always encoded: its logits give the first sample.
         self.longest = len(text) - 1
 
-    def first(self) -> Sequence[Request]:
+    def first(self, reader: Request) -> Sequence[Request]:
         return ()
 
     def awaits(self) -> Sequence[Request]:
@@ -206,7 +210,7 @@ class _FromText:
         if self.tree is not None:
             self.tree.insert(self.text, segment, self.tenant)
 
-    def grow(self, encoded: int) -> tuple[Sequence[Piece], Sequence[Request]]:
+    def grow(self, reader: Request) -> tuple[Sequence[Piece], Sequence[Request]]:
         return (), ()  # nothing can be put into the middle of a text that is half encoded
 
     def unpin(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -32,12 +31,20 @@ class Restorer:
         self._number = number
         self._running: dict[str, Request] = {}
 
-    def recompute(self, message: Message) -> tuple[Future[None], Request | None]:
-        """What tells when a lost message is back, and the request that brings it unless it is under way already."""
+    def recompute(self, message: Message, reader: Request | None) -> tuple[Future[None], Request | None]:
+        """What tells when a lost message is back, and the request that brings it unless it is under way already.
+
+        Args:
+            message: Lost, or never encoded.
+            reader: Who waits for it, and may be charged for it; None: nobody who reads.
+        """
         done: Future[None] = Future()
         running = self._running.get(message.handle.id)
         if running is not None:
             running.futures.append(done)
+            assert running.readers is not None
+            if reader is not None and reader not in running.readers:
+                running.readers.append(reader)
             return done, None
         offsets = tuple(offset + message.native_offset for offset in message.relative_offsets)
         placement = Placement(offsets, message.native_offset, message.since)
@@ -47,6 +54,8 @@ class Restorer:
         request = Request(number, encoding, order, None, message.author, message.role, [done])
         request.adapter, request.mapper = message.adapter, message.mapper
         request.tenant, request.label = message.tenant, message.label
+        request.again = message.promise is None
+        request.readers = [] if reader is None else [reader]
         self._running[message.handle.id] = request
         return done, request
 
@@ -73,12 +82,11 @@ class _Recomputation:
         assert segment is not None
         if self.message.holding is not None and self.restorer.memory.lost(self.message.holding):
             self.restorer.memory.refill(self.message.holding, segment)
-            if self.message.promise is not None:
-                self.restorer.ledger.redeem(self.message)
-                took = time.perf_counter() - request.submitted_s
-                self.message.usage = Usage(request.encoded, request.reused, None, took)
-            else:
+            if request.again:
                 self.restorer.memory.movements.recomputed += 1
+            else:
+                self.message.promise = None
+                self.message.usage = Usage.of(request)
         else:
             # Nobody wants it any longer.
             self.restorer.memory.pool.unpin(segment)
@@ -111,11 +119,11 @@ class FromCache:
         self.arrivals = Arrivals(self.ledger, self.memory, restorer.recompute)
         """What comes into its view while it runs."""
 
-    def first(self) -> list[Request]:
+    def first(self, reader: Request) -> list[Request]:
         made: list[Request] = []
         for parent, holding in zip(self.parents, self.holdings, strict=True):
             if parent.handle.id not in self.awaited and self.memory.lost(holding):
-                self.awaited[parent.handle.id], request = self.restorer.recompute(parent)
+                self.awaited[parent.handle.id], request = self.restorer.recompute(parent, reader)
                 if request is not None:
                     made.append(request)
         return made
@@ -184,8 +192,8 @@ class FromCache:
 
     def bound(self, segment: Segment) -> None: ...
 
-    def grow(self, encoded: int) -> tuple[Sequence[Piece], Sequence[Request]]:
-        return self.arrivals.settle(encoded)
+    def grow(self, reader: Request) -> tuple[Sequence[Piece], Sequence[Request]]:
+        return self.arrivals.settle(reader)
 
     def unpin(self) -> None:
         for holding, arrival in self.arriving:

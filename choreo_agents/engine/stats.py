@@ -10,9 +10,11 @@ class EngineStats:
     """A snapshot: totals since the engine was loaded, and what it holds now."""
 
     tokens_encoded: int
-    """Tokens that went through the model."""
+    """Tokens that went through the model for the first time."""
     tokens_reused: int
     """Tokens that calls attended to, or asked to prefill, and found encoded."""
+    tokens_recomputed: int
+    """Tokens that went through the model again, since memory had lost them."""
     steps: int
     rows: int
     """Requests served, summed over steps."""
@@ -27,7 +29,7 @@ class EngineStats:
     kv_bytes_read_alone: int
     """... and what they would have read, had every row read its own view, as an engine without sharing does."""
     tokens_mapped: int
-    """Tokens whose KV a cache mapper made of other KV; no pass encoded them."""
+    """Tokens whose KV a cache mapper made of other KV, for the first time; no pass encoded them."""
     finished: int
     cancelled: int
     failed: int

@@ -77,7 +77,7 @@ class Admission:
             request = self.waiting[at]
             try:
                 ready = request.encoding.ready()
-                before = [] if ready else request.encoding.first()
+                before = [] if ready else request.encoding.first(request)
             except ChoreoError as error:
                 self._fail(request, error)
                 continue

@@ -19,10 +19,13 @@ class Counters:
     decode_unfinished: int = 0
     """Requests submitted and unfinished at the start of those steps, summed over them."""
     tokens_encoded: int = 0
+    """For the first time."""
+    tokens_recomputed: int = 0
+    """Since memory had lost them."""
     tokens_mapped: int = 0
-    """Tokens whose KV a cache mapper made of other KV."""
+    """Tokens whose KV a cache mapper made of other KV, for the first time."""
     tokens_reused: int = 0
-    """Tokens attended to that were found encoded."""
+    """Tokens that calls attended to, or asked to prefill, and found encoded."""
     kv_bytes_read: int = 0
     """KV memory that steps have read: a segment once for all rows of a step that see it, ..."""
     kv_bytes_read_alone: int = 0
@@ -30,3 +33,12 @@ class Counters:
     finished: int = 0
     cancelled: int = 0
     failed: int = 0
+
+    def count(self, tokens: int, *, again: bool, mapped: bool) -> None:
+        """Count tokens that a step has encoded."""
+        if again:
+            self.tokens_recomputed += tokens
+        elif mapped:
+            self.tokens_mapped += tokens
+        else:
+            self.tokens_encoded += tokens

@@ -202,8 +202,6 @@ class EngineLoop:
         counters = self.counters
         counters.steps += 1
         counters.rows += len(step.rows)
-        counters.tokens_encoded += len(step.tokens)
-        counters.tokens_mapped += sum(len(row.tokens) for row in step.mapped)
         if chosen:
             counters.decode_steps += 1
             counters.decode_rows += len(step.rows)
@@ -211,6 +209,8 @@ class EngineLoop:
         for row in step.rows:
             request = self._running[row.number]
             row.segment.encoded += len(row.tokens)
+            request.charge(len(row.tokens))
+            counters.count(len(row.tokens), again=request.again, mapped=bool(row.mapper))
             if row.number in chosen:
                 if request.first_token_s is None:
                     self._emit(FirstToken(now, request.number, now - request.submitted_s))
@@ -225,7 +225,7 @@ class EngineLoop:
         assert request.binding is not None and request.segment is not None
         del self._running[request.number]
         self.counters.finished += 1
-        self.counters.tokens_reused += request.reused
+        request.over = True
         self.executor.pool.complete(request.segment)
         # From here on a waiting caller can no longer cancel; one that already has takes no lease.
         request.futures = [future for future in request.futures if future.set_running_or_notify_cancel()]
@@ -246,6 +246,7 @@ class EngineLoop:
         if request in self._admission.waiting:
             self._admission.waiting.remove(request)
         self._running.pop(request.number, None)
+        request.over = True
         try:
             if request.segment is not None:
                 self.executor.pool.complete(request.segment)
@@ -264,8 +265,10 @@ class EngineLoop:
         self._drop(request, "failed", error)
 
     def _emit_end(self, request: Request, outcome: str) -> None:
-        encoded = request.encoded
-        self._emit(RequestFinished(time.perf_counter(), request.number, outcome, encoded, request.reused))
+        spent, reused = request.charges, request.reused
+        self.counters.tokens_reused += reused
+        counts = (spent.encoded, reused, spent.recomputed, spent.beyond, spent.mapped)
+        self._emit(RequestFinished(time.perf_counter(), request.number, outcome, *counts))
 
 
 def _row(request: Request, count: int) -> Row:

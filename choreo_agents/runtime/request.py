@@ -30,8 +30,12 @@ class Binding:
 class Encoding(Protocol):
     """How a request reaches the model: what it can reuse and what it must encode. Called under the engine's lock."""
 
-    def first(self) -> Sequence[Request]:
-        """Requests that must come before it: what it reads and is nowhere any more, computed again. Each once."""
+    def first(self, reader: Request) -> Sequence[Request]:
+        """Requests that must come before it: what it reads and is nowhere any more, computed again. Each once.
+
+        Args:
+            reader: Its own request, which is charged for them if nobody was submitted before it who reads them, too.
+        """
         ...
 
     def awaits(self) -> Sequence[Request]:
@@ -78,11 +82,11 @@ class Encoding(Protocol):
         """The request has been given the segment that it will fill."""
         ...
 
-    def grow(self, encoded: int) -> tuple[Sequence[Piece], Sequence[Request]]:
+    def grow(self, reader: Request) -> tuple[Sequence[Piece], Sequence[Request]]:
         """Let what has come for a running decode since it was last asked into its view, as far as it is in the pool.
 
         Args:
-            encoded: Its own tokens so far: those that follow see it.
+            reader: Its own request: the tokens that follow on those encoded so far see it.
 
         Returns:
             What is new in the view, pinned; and requests that compute what of the rest is nowhere any more.
@@ -148,6 +152,25 @@ class Decoding:
         return self.closing
 
 
+@dataclass
+class Charges:
+    """Tokens that steps have encoded for a request: its own, and those of messages that somebody had to encode for it.
+
+    Every token that the engine encodes is charged to one request.
+    """
+
+    encoded: int = 0
+    """For the first time."""
+    recomputed: int = 0
+    """Since memory had lost them."""
+    mapped: int = 0
+    """Made of other KV by a cache mapper instead."""
+    in_view: int = 0
+    """Of all these, in messages that its view holds, ..."""
+    beyond: int = 0
+    """... and in messages that it does not hold: what those had attended to."""
+
+
 @dataclass(eq=False)
 class Request:
     """A request's state; only the engine's thread changes it.
@@ -189,6 +212,13 @@ class Request:
     chosen: list[Chosen] = field(default_factory=list)
     """The sampled tokens with what else is to be known of them."""
     ended: bool = False
+    again: bool = False
+    """Whether memory had lost what it computes."""
+    readers: list[Request] | None = None
+    """Who waits to read what it computes, if that was not asked for by a call of its own."""
+    charges: Charges = field(default_factory=Charges)
+    over: bool = False
+    """Whether it was finished or dropped."""
 
     @property
     def kind(self) -> Literal["prefill", "decode"]:
@@ -205,8 +235,39 @@ class Request:
 
     @property
     def reused(self) -> int:
-        """Tokens it attends to that it did not have to encode."""
-        return 0 if self.binding is None else sum(piece.count for piece in self.binding.view)
+        """Tokens that it attends to and was not charged for; none if what it computes was asked for by readers only."""
+        if self.binding is None or self.readers or (self.again and self.readers is not None):
+            return 0
+        return sum(piece.count for piece in self.binding.view) - self.charges.in_view
+
+    def charge(self, tokens: int) -> None:
+        """Charge somebody for tokens of it that a step has encoded."""
+        payer = self.payer()
+        if self.again:
+            payer.charges.recomputed += tokens
+        elif self.mapper:
+            payer.charges.mapped += tokens
+        else:
+            payer.charges.encoded += tokens
+        if payer is not self:
+            in_view = payer in (self.readers or ())
+            payer.charges.in_view += tokens * in_view
+            payer.charges.beyond += tokens * (not in_view)
+
+    def payer(self) -> Request:
+        """Of all calls that wait for it, or for what waits for it, the first submitted; itself, if there is none."""
+        calls: list[Request] = []
+        seen: set[Request] = {self}
+        queue: list[Request] = [self]
+        for request in queue:
+            waiting = [reader for reader in request.readers or () if not reader.over]
+            if not waiting:
+                calls.append(request)
+            for reader in waiting:
+                if reader not in seen:
+                    seen.add(reader)
+                    queue.append(reader)
+        return min(calls, key=lambda call: (call.readers is not None, call.number))
 
     def room(self) -> int:
         """Tokens of KV that it can need at most, were it admitted now."""
@@ -239,7 +300,7 @@ class Request:
         """Let what has come for it while it decodes into its view; requests that compute what of that is lost."""
         if self.ended or self.binding is None:
             return ()
-        pieces, before = self.encoding.grow(self.encoded)
+        pieces, before = self.encoding.grow(self)
         if pieces:
             self.binding = replace(self.binding, view=(*self.binding.view, *pieces))
         for request in before:

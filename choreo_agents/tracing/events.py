@@ -27,13 +27,21 @@ class FirstToken:
 
 @dataclass(frozen=True)
 class RequestFinished:
-    """A request that ended; `outcome` is `done`, `cancelled`, `timed out` or `failed`."""
+    """A request that ended; `outcome` is `done`, `cancelled`, `timed out` or `failed`.
+
+    Counts are what it was charged for: every token that the engine encodes is charged to one request. What is encoded
+    for its readers is charged to them.
+    """
 
     time_s: float
     request_id: int
     outcome: str
     tokens_encoded: int
     tokens_reused: int
+    tokens_recomputed: int = 0
+    tokens_beyond: int = 0
+    """Of those encoded and recomputed, in messages that its view does not hold."""
+    tokens_mapped: int = 0
 
 
 @dataclass(frozen=True)

@@ -259,7 +259,7 @@ def test_a_message_that_cannot_be_computed_again_is_left_out(make_engine: MakeEn
     engine.park()
     answer, go = started(engine, joining, [])
 
-    def fails(_: Any) -> Any:
+    def fails(*_: Any) -> Any:
         done: Future[None] = Future()
         done.set_exception(EngineClosedError("it failed"))
         return done, None

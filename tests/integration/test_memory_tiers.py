@@ -117,7 +117,8 @@ def test_each_tier_does_its_part(make_engine: MakeEngine, tmp_path: Path) -> Non
     assert lost.recomputed >= 3 and lost.restored_from_host == lost.restored_from_disk == 0 and lost.lost >= 3
     assert host.restored_from_host >= 3 and host.recomputed == host.restored_from_disk == host.lost == 0
     assert disk.restored_from_disk + disk.restored_from_host >= 3 and disk.recomputed == disk.lost == 0
-    assert lost.tokens_encoded > host.tokens_encoded == disk.tokens_encoded
+    assert lost.tokens_encoded == host.tokens_encoded == disk.tokens_encoded
+    assert lost.tokens_recomputed > host.tokens_recomputed == disk.tokens_recomputed == 0
 
 
 def test_a_parked_scope_gives_the_pool_back_and_goes_on_as_if_nothing_had_happened(
@@ -248,9 +249,11 @@ def test_two_calls_for_one_lost_message_compute_it_once(make_engine: MakeEngine)
     lost = engine.prefill(tokens(1, 40))
     engine.park()
     before = engine.stats().tokens_encoded
-    engine.decode([Decode([7], [lost], sampling=forced(seed, 3)) for seed in range(5)])
-    assert engine.stats().recomputed == 1
-    assert engine.stats().tokens_encoded - before == 40 + 5 * 4
+    said = engine.decode([Decode([7], [lost], sampling=forced(seed, 3)) for seed in range(5)])
+    assert engine.stats().recomputed == 1 and engine.stats().tokens_recomputed == 40
+    assert engine.stats().tokens_encoded - before == 5 * 4
+    assert [engine.usage(each).tokens_recomputed for each in said] == [40, 0, 0, 0, 0], "the first submitted"
+    assert [engine.usage(each).tokens_reused for each in said] == [0, 40, 40, 40, 40]
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

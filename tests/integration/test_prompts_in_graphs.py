@@ -175,10 +175,10 @@ def test_a_second_run_and_a_second_agent_encode_no_module(engine: Engine) -> Non
     assert modules > 15
     # Nothing in common but modules: another name, another public root, other words.
     cleo = one("cleo", prompt("<plan days='4'><miami/></plan><tools/>"), "Another root.").compile(engine=engine)
-    root, question = (len(engine.model.encode(text)) for text in (engine.chat.root("Another root."), _asked(engine)))
     third, state = encoded(engine, cleo)
-    argument = len(engine.model.encode(" 4"))
-    assert third == root + question + argument + engine.usage(handle_of(state, "cleo")).tokens_encoded
+    assert third == engine.usage(handle_of(state, "cleo")).tokens_encoded
+    read = [engine.chat.root("Another root."), _asked(engine), " 4"]
+    assert third == sum(len(engine.model.encode(text)) for text in read) + handle_of(state, "cleo").length
     assert module_tokens(engine) == modules
 
 
@@ -192,9 +192,9 @@ def test_a_library_of_the_users_has_the_same_modules(engine: Engine) -> None:
         before = engine.stats().tokens_encoded
         state = one().compile(engine=engine).invoke(QUESTION)
         plain = sum(len(engine.model.encode(text)) for text in (engine.chat.root("Root."), _asked(engine)))
-        said = engine.usage(handle_of(state, "ann")).tokens_encoded
-        assert engine.stats().tokens_encoded - before == plain + said
-    assert encoded(engine, one().compile(engine=engine))[0] == said, "and its end is not theirs"
+        cost = engine.usage(handle_of(state, "ann")).tokens_encoded
+        assert engine.stats().tokens_encoded - before == cost
+    assert encoded(engine, one().compile(engine=engine))[0] == cost - plain, "and its end is not theirs"
 
 
 def test_a_scope_ends_leases_of_the_run_and_none_of_the_modules(engine: Engine) -> None:
@@ -209,8 +209,8 @@ def test_a_scope_ends_leases_of_the_run_and_none_of_the_modules(engine: Engine) 
     with engine.scope():
         cost, state = encoded(engine, app)
         texts = [engine.chat.root("Root."), _asked(engine), " 3", engine.chat.turn("system", "Be brief.")]
-        said = engine.usage(handle_of(state, "ann")).tokens_encoded
-        assert cost == said + sum(len(engine.model.encode(text)) for text in texts)
+        assert cost == engine.usage(handle_of(state, "ann")).tokens_encoded
+        assert cost == handle_of(state, "ann").length + sum(len(engine.model.encode(text)) for text in texts)
 
 
 def test_runs_give_all_leases_back_but_one_of_each(engine: Engine) -> None:
@@ -230,9 +230,7 @@ def test_many_agents_at_once_encode_each_module_once(engine: Engine) -> None:
     app = graph.compile(engine=engine)
     state = asyncio.run(app.ainvoke(QUESTION))
     said = sum(engine.usage(handle_of(state, name)).tokens_encoded for name in names)
-    texts = (engine.chat.root("Root."), _asked(engine))
-    rest = sum(len(engine.model.encode(text)) for text in texts)
-    assert engine.stats().tokens_encoded == said + rest + module_tokens(engine)
+    assert engine.stats().tokens_encoded == said + module_tokens(engine)
 
 
 def test_a_lease_that_is_cancelled_is_given_back(engine: Engine) -> None:

@@ -54,6 +54,14 @@ def test_choreo_encodes_least_and_naive_most(played: Runs) -> None:
     assert baseline.tokens_encoded + baseline.tokens_reused == naive.tokens_encoded
 
 
+def test_all_methods_read_the_same(played: Runs) -> None:
+    """Of each call what it encodes and what it reuses is its prompt; choreo also encodes the end of what it says."""
+    sums = {method: cost.tokens_encoded + cost.tokens_reused for method, (_, _, cost) in played.items()}
+    last_token_and_turn_end = 2
+    ends = len(played["choreo"][2].ttft_s) * last_token_and_turn_end
+    assert sums["choreo"] - ends == sums["baseline"] == sums["naive"]
+
+
 def test_all_methods_say_what_they_are_told(played: Runs, embedded: LoadedModel) -> None:
     spoken = []
     for instance, state, cost in played.values():
