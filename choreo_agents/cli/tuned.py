@@ -141,12 +141,14 @@ def _dilemma_lines(report: DilemmaReport) -> list[str]:
 
 def _course_lines(found: TunedReport) -> list[str]:
     """What each adapter took."""
-    lines = ["| adapter | traces | best epoch | steps | held-out loss | held-out score | minutes |"]
-    lines.append("|---|--:|--:|--:|--:|--:|--:|")
+    lines = [
+        "| adapter | share of the model | traces | best epoch | steps | held-out loss | held-out score | minutes |"
+    ]
+    lines.append("|---|--:|--:|--:|--:|--:|--:|--:|")
     for name, card in found.cards.items():
         before, best = card["untuned"], card["best"]
         lines.append(
-            f"| {name} | {card['traces']['traces']} | {card['best_epoch']} | {card['steps']} | "
+            f"| {name} | {card['share_of_model']:.1%} | {card['traces']['traces']} | {card['best_epoch']} | {card['steps']} | "
             f"{before['loss']:.3f} to {best['loss']:.3f} | {before['score']:.3f} to {best['score']:.3f} | "
             f"{card['minutes']:.1f} |"
         )

@@ -17,6 +17,8 @@ from choreo_agents.training.tuning import Outcome, Passage, Tuning
 Card = dict[str, Any]
 _OF_THIS_TIME = {"command", "minutes", "torch", "device"}
 """What differs between two calls of one run."""
+_SHARE = "share_of_model"
+"""What was trained, in parameters of the model that it was trained for: older cards do not say it of every training."""
 
 
 def run_and_keep(
@@ -52,7 +54,7 @@ def run_and_keep(
             tuning.tuned.save(out)
         raise
     made: Card = json.loads(json.dumps({"command": command, **describe(outcome), **_card(tuning, outcome)}))
-    known = _known(path)
+    known = _known(path, made)
     if known is not None and all(known.get(key) == made[key] for key in made.keys() - _OF_THIS_TIME):
         tuning.tuned.save(out)
         return known
@@ -70,6 +72,7 @@ def _card(tuning: Tuning, outcome: Outcome) -> Card:
         "settings": tuned.settings.model_dump(mode="json"),
         "data_sha256": tuning.data_digest,
         "parameters": tuned.parameters,
+        _SHARE: tuned.parameters / tuned.model.adapter.parameters,
         "best_epoch": outcome.best_epoch,
         "steps": outcome.steps,
         "tokens": outcome.tokens,
@@ -80,9 +83,12 @@ def _card(tuning: Tuning, outcome: Outcome) -> Card:
     }
 
 
-def _known(path: Path) -> Card | None:
+def _known(path: Path, made: Card) -> Card | None:
+    """The card that is there, with what cards say by now."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    return found | {"settings": as_now(found.get("settings"))} if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return None
+    return {_SHARE: made[_SHARE]} | found | {"settings": as_now(found.get("settings"))}

@@ -185,7 +185,6 @@ def train_synthesizer(
         assert outcome.best is not None
         return {
             "curriculum": curriculum.as_object() if own is None else own.as_object(curriculum.layouts),
-            "share_of_model": tuned.parameters / model.adapter.parameters,
             "untrained": outcome.history[0]["held_out_score"],
             "best": outcome.best.score,
         }

@@ -446,9 +446,10 @@ def test_a_finished_run_keeps_its_card_and_another_writes_its_own(tiny: LoadedMo
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == whole
     assert first["command"] == "first" and first["steps"] > 0 and first["who"] == "me"
     older = json.loads(whole[CARD_FILE])
-    del older["settings"]["keep"], older["settings"]["boundaries"]
+    assert older["share_of_model"] == older["parameters"] / tiny.adapter.parameters > 0
+    del older["settings"]["keep"], older["settings"]["boundaries"], older["share_of_model"]
     (tmp_path / "out" / CARD_FILE).write_text(json.dumps(older))
-    assert card("one", "second") == first, "written when there were fewer settings"
+    assert card("one", "second") == first, "written when there were fewer settings, and shares were not told"
     assert json.loads((tmp_path / "out" / CARD_FILE).read_text()) == older
     other = card("two", "third", seed=1)
     assert other["command"] == "third" and other["settings"]["seed"] == 1
