@@ -1,25 +1,29 @@
 """LangGraph agents that hand each other KV-cache handles instead of strings."""
 
-from choreo_agents.engine import Decode, Engine, EngineStats, Joining, Prefill, StreamedToken, Usage
-from choreo_agents.graph import (
-    END,
-    START,
-    Agent,
-    AuditReport,
-    ChoreoGraph,
-    ChoreoState,
-    Command,
-    HandleEntry,
-    Policy,
-    Rule,
-    Send,
-    Synthesizer,
-    Worker,
-    send,
-)
-from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.pml import Prompt, PromptView, Schema, SchemaLibrary
-from choreo_agents.sampling import Sampling
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from choreo_agents.engine import Decode, Engine, EngineStats, Joining, Prefill, StreamedToken, Usage
+    from choreo_agents.graph import (
+        END,
+        START,
+        Agent,
+        AuditReport,
+        ChoreoGraph,
+        ChoreoState,
+        Command,
+        HandleEntry,
+        Policy,
+        Rule,
+        Send,
+        Synthesizer,
+        Worker,
+        send,
+    )
+    from choreo_agents.kv.handle import MessageHandle
+    from choreo_agents.pml import Prompt, PromptView, Schema, SchemaLibrary
+    from choreo_agents.sampling import Sampling
 
 __version__ = "0.1.0"
 
@@ -53,3 +57,28 @@ __all__ = [
     "__version__",
     "send",
 ]
+
+_ROOMS = {
+    "engine": ("Decode", "Engine", "EngineStats", "Joining", "Prefill", "StreamedToken", "Usage"),
+    "graph": (
+        *("END", "START", "Agent", "AuditReport", "ChoreoGraph", "ChoreoState", "Command", "HandleEntry", "Policy"),
+        *("Rule", "Send", "Synthesizer", "Worker", "send"),
+    ),
+    "kv.handle": ("MessageHandle",),
+    "pml": ("Prompt", "PromptView", "Schema", "SchemaLibrary"),
+    "sampling": ("Sampling",),
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
+if not TYPE_CHECKING:  # a type checker would take any name to be here
+
+    def __getattr__(name: str) -> object:
+        """Import a public name's room when the name is first asked for: torch and LangGraph take seconds."""
+        if name not in _ROOM_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(import_module(f"{__name__}.{_ROOM_OF[name]}"), name)
+        globals()[name] = found
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -11,16 +11,17 @@
     ├── VisibilityError (ValueError)          a declaration that names no node, or a read that none allows
     ├── AdapterError (ValueError)             an adapter or cache mapper of another model, damaged, or not loaded
     ├── UnsupportedModelError (ValueError)    a model whose attention or positions the engine cannot serve exactly
+    ├── ModelNotFoundError (FileNotFoundError) no such folder, no such model on the hub, or no hub within reach
     ├── PMLError (ValueError)                 a schema or prompt that is not right, with every problem and its place
     ├── CapacityError                         KV memory is full for now; may be retried after a release
-    ├── RequestTimeoutError (TimeoutError)     a call was not done in the time that it was given
+    ├── RequestTimeoutError (TimeoutError)    a call was not done in the time that it was given
     ├── EngineClosedError (RuntimeError)      the engine was closed
     ├── QuorumError (RuntimeError)            too many branches failed for a synthesizer to start
     ├── EngineFailedError                     a step of the engine failed; the cause is chained
     └── TrainingError                         a training run cannot start, or go on from its checkpoint
 
-Permanent errors are also `ValueError`, `LookupError` or `RuntimeError`, and timeouts `OSError`, which LangGraph does
-not retry by default.
+Permanent errors are also `ValueError`, `LookupError`, `RuntimeError` or `OSError`, as are timeouts, which LangGraph
+does not retry by default.
 """
 
 from __future__ import annotations
@@ -75,6 +76,10 @@ class AdapterError(ChoreoError, ValueError):
 
 class UnsupportedModelError(ChoreoError, ValueError):
     """A model that the engine cannot serve exactly; the message gives the reason."""
+
+
+class ModelNotFoundError(ChoreoError, FileNotFoundError):
+    """A model that is neither a folder, nor in the local hub cache, nor on a hub that can be reached."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import bootstrap
 
 Interval = tuple[float, float]
 _RESAMPLES = 10_000
@@ -31,6 +30,8 @@ def _interval(statistic: Callable[..., Any], *samples: Sequence[float]) -> Inter
     """By percentiles, always with the same resamples."""
     if len(samples[0]) < 2:
         return None
+    from scipy.stats import bootstrap  # noqa: PLC0415 - takes a second, and most commands print no interval of means
+
     found = bootstrap(
         tuple(np.asarray(each, dtype=float) for each in samples),
         statistic,

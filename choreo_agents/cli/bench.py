@@ -19,15 +19,7 @@ from choreo_agents.cli.options import AgentsOption, DeviceOption, ModelOption, R
 from choreo_agents.engine.methods import MethodName
 from choreo_agents.evaluation import Difference, Score
 
-bench_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Measure, with counts and intervals.")
 
-
-@bench_app.callback()
-def _bench() -> None:
-    """Measure, with counts and intervals."""
-
-
-@bench_app.command()
 def debate(
     model: ModelOption = "embedded",
     n: Annotated[int, typer.Option("--n", min=1, help="Debates per method.")] = 100,

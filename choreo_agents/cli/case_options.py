@@ -10,17 +10,9 @@ import typer
 from annotated_types import Ge, Le
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
-from typer.core import TyperGroup
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.workflows.cases import Case
-
-
-class SpelledGroup(TyperGroup):
-    """Commands may be written with hyphens or with underscores."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return super().get_command(ctx, cmd_name) or super().get_command(ctx, cmd_name.replace("_", "-"))
 
 
 def command_of(case: Case, run: Callable[..., None], doc: str) -> Callable[..., None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -13,7 +13,7 @@ from rich.markup import escape
 from choreo_agents.bench.distilling import Lesson, divided
 from choreo_agents.bench.playing import read_items
 from choreo_agents.bench.teaching import Amounts, Taught, teach
-from choreo_agents.cli.case_options import SpelledGroup, command_of
+from choreo_agents.cli.case_options import command_of
 from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load, typed_command
 from choreo_agents.cli.play import InputsOption, MakeOptions, MaxTokensOption, PromptsOption, make_setup
 from choreo_agents.cli.training_display import TrainingDisplay
@@ -27,18 +27,7 @@ QUICK_IMITATION = 0.7
 """A distribution says more than the word that was drawn from it."""
 RUNS = Path("runs")
 
-distill_app = typer.Typer(
-    cls=SpelledGroup,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Teach a model to read the caches of a workflow: an adapter, from the workflow's own ordinary runs.",
-)
 _default = TuneSettings()
-
-
-@distill_app.callback()
-def _distill() -> None:
-    """Teach a model to read the caches of a workflow."""
 
 
 def distill_case(
@@ -162,10 +151,6 @@ def distill_doc(case: Case) -> str:
     )
 
 
-def _add(case: Case) -> None:
-    made: Callable[..., Any] = command_of(case, distill_case, distill_doc(case))
-    distill_app.command(case.name.replace("_", "-"))(made)
-
-
-for _case in CASES.values():
-    _add(_case)
+def distill_workflow(name: str) -> Callable[..., None]:
+    """The command that distills a workflow."""
+    return command_of(CASES[name], distill_case, distill_doc(CASES[name]))

@@ -22,24 +22,14 @@ from choreo_agents.bench.language import (
     require_tasks,
     require_views,
 )
-from choreo_agents.cli.case_options import SpelledGroup, command_of
+from choreo_agents.cli.case_options import command_of
 from choreo_agents.cli.language_tables import as_markdown, as_tables
 from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load, require_writable
 from choreo_agents.cli.play import eval_case
 from choreo_agents.language import Split
 from choreo_agents.workflows.cases import CASES, Case
 
-eval_app = typer.Typer(
-    cls=SpelledGroup, no_args_is_help=True, rich_markup_mode="rich", help="Score answers, with intervals."
-)
 
-
-@eval_app.callback()
-def _eval() -> None:
-    """Score answers, with intervals."""
-
-
-@eval_app.command()
 def language(
     model: ModelOption = "embedded",
     n: Annotated[int, typer.Option("--n", min=1, help="Problems of each task.")] = 500,
@@ -131,5 +121,6 @@ def eval_doc(case: Case) -> str:
     )
 
 
-for _case in CASES.values():
-    eval_app.command(_case.name.replace("_", "-"))(command_of(_case, eval_case, eval_doc(_case)))
+def eval_workflow(name: str) -> Callable[..., None]:
+    """The command that scores a workflow."""
+    return command_of(CASES[name], eval_case, eval_doc(CASES[name]))

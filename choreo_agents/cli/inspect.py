@@ -17,16 +17,9 @@ from choreo_agents.cli.options import AgentsOption, DeviceOption, ModelOption, R
 from choreo_agents.engine.memory_map import TIERS, MemoryMap
 from choreo_agents.language.tasks.debate import debate_problem
 
-inspect_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="See what an engine holds.")
 _WHERE = {"device": "pool", "host": "host", "disk": "disk", "lineage": "lineage"}
 
 
-@inspect_app.callback()
-def _inspect() -> None:
-    """See what an engine holds."""
-
-
-@inspect_app.command()
 def memory(
     model: ModelOption = "embedded",
     agents: AgentsOption = 3,

@@ -16,20 +16,11 @@ from choreo_agents.attention.rope import PureRotation
 from choreo_agents.cli.options import DeviceOption, errors_as_lines, load
 from choreo_agents.models.random_llama import SHAPES, save_random_llama
 
-models_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="rich", help="See whether a model can be served, or make one."
-)
 ShapeName = Literal["smollm2-135m", "six-layers", "llama-8b"]
 assert set(get_args(ShapeName)) == set(SHAPES)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-@models_app.callback()
-def _models() -> None:
-    """See whether a model can be served, or make one."""
-
-
-@models_app.command()
 def random(
     folder: Annotated[Path, typer.Argument(help="Where to write it: a new or empty folder.")],
     like: Annotated[ShapeName, typer.Option(help="Whose shape it has.")] = "smollm2-135m",
@@ -50,7 +41,6 @@ def random(
         console.print(f"wrote a random Llama of the shape of {like} to {folder}")
 
 
-@models_app.command()
 def check(
     model: Annotated[str, typer.Argument(help="[b]embedded[/b], a folder in Hugging Face's layout, or a hub name.")],
     device: DeviceOption = "cpu",

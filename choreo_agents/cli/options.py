@@ -13,8 +13,10 @@ import torch
 import typer
 from pydantic import ValidationError
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from choreo_agents.cli.waiting import waiting
 from choreo_agents.errors import ChoreoError, InvalidRequestError
 from choreo_agents.models import LoadedModel, load_model
 
@@ -67,8 +69,8 @@ def require_writable(path: Path | None) -> None:
 
 
 def load(console: Console, name: str, device: str) -> LoadedModel:
-    """Load a model under a spinner. A very small one gets a single thread: waking more costs more than it gains."""
-    with console.status(f"loading [b]{name}[/b] ..."):
+    """Load a model, and say so. A very small one gets a single thread: waking more costs more than it gains."""
+    with waiting(console, f"loading [b]{escape(name)}[/b] ..."):
         model = load_model(name, device=device)
     if model.adapter.parameters < SMALL_MODEL:
         torch.set_num_threads(1)

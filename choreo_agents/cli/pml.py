@@ -18,17 +18,7 @@ from choreo_agents.pml.layout import ModuleSpan, SlotSpan, Span, TextSpan, Union
 _SHOWN = 60
 """Characters of a text."""
 
-pml_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="rich", help="Schemas whose modules are encoded once, and prompts of them."
-)
 
-
-@pml_app.callback()
-def _pml() -> None:
-    """Schemas whose modules are encoded once, and prompts of them."""
-
-
-@pml_app.command()
 def check(
     files: Annotated[list[Path], typer.Argument(help="Schemas, and prompts of them.", metavar="FILE...")],
     model: Annotated[
@@ -60,7 +50,6 @@ def check(
     console.print(f"[green]nothing wrong[/] in {len(files)} {'file' if len(files) == 1 else 'files'}")
 
 
-@pml_app.command()
 def layout(
     file: Annotated[Path, typer.Argument(help="A schema.")],
     model: ModelOption = "embedded",

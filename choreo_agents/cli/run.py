@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ from rich.progress import Progress
 
 from choreo_agents.bench.comparison import Comparison, compare, runs
 from choreo_agents.bench.debate import DebateRun, DebateSetting, hold
-from choreo_agents.cli.case_options import SpelledGroup, command_of
+from choreo_agents.cli.case_options import command_of
 from choreo_agents.cli.display import DebateDisplay, cost_object, cost_table, opening, verdict
 from choreo_agents.cli.options import AgentsOption, DeviceOption, ModelOption, RoundsOption, errors_as_lines, load
 from choreo_agents.cli.play import InputsOption, MaxTokensOption, OutOption, PromptsOption, run_case
@@ -20,17 +21,7 @@ from choreo_agents.language.tasks.debate import DebateProblem, debate_problem
 from choreo_agents.workflows.cases import CASES, Case
 from choreo_agents.workflows.cases.debate import DebateOptions
 
-run_app = typer.Typer(
-    cls=SpelledGroup, no_args_is_help=True, rich_markup_mode="rich", help="Run a workflow and watch it."
-)
 
-
-@run_app.callback()
-def _run() -> None:
-    """Run a workflow and watch it."""
-
-
-@run_app.command()
 def debate(
     model: ModelOption = "embedded",
     method: Annotated[
@@ -128,6 +119,6 @@ def run_doc(case: Case) -> str:
     )
 
 
-for _case in CASES.values():
-    if _case.name != "debate":
-        run_app.command(_case.name.replace("_", "-"))(command_of(_case, run_case, run_doc(_case)))
+def run_workflow(name: str) -> Callable[..., None]:
+    """The command that runs a workflow."""
+    return command_of(CASES[name], run_case, run_doc(CASES[name]))

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from choreo_agents.cli.options import DTYPES
+from choreo_agents.cli.waiting import waiting
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.models.embedded import WEIGHTS
@@ -35,7 +36,7 @@ def timed_model(
         InvalidRequestError: It has none.
     """
     with tempfile.TemporaryDirectory() as folder:
-        with console.status(f"loading [b]{escape(name)}[/b] ..."):
+        with waiting(console, f"loading [b]{escape(name)}[/b] ..."):
             path = WEIGHTS if name == "embedded" else Path(name)
             if name in SHAPES:
                 path = Path(folder) / name

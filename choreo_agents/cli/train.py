@@ -16,9 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from choreo_agents.bench.language import NOT_SCORED
-from choreo_agents.cli.distill import distill_app
 from choreo_agents.cli.options import DeviceOption, errors_as_lines
-from choreo_agents.cli.train_synthesizer import synthesizer
 from choreo_agents.errors import TrainingError
 from choreo_agents.evaluation import Evaluation
 from choreo_agents.language import TASKS, Task
@@ -29,23 +27,12 @@ from choreo_agents.training.pretrain import Pretraining
 from choreo_agents.training.progress import Progress as Step
 from choreo_agents.training.recipe import QUICK, Recipe
 
-train_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Train, resumably.")
 RUNS = Path("runs")
 QUICK_TASK = Recall(documents=1, facts=4, questions=1, unknown=0.0, name="recall_of_4")
 QUICK_BAR = 0.75
 """Share of right answers that a quick run must reach; naming one of the four facts at random reaches 0.25."""
 
 
-train_app.add_typer(distill_app, name="distill")
-train_app.command()(synthesizer)
-
-
-@train_app.callback()
-def _train() -> None:
-    """Train, resumably."""
-
-
-@train_app.command()
 def embedded(
     quick: Annotated[
         bool, typer.Option("--quick", help="A few minutes: a smaller model that only learns to recall facts.")

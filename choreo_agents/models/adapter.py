@@ -8,16 +8,19 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
 
 from choreo_agents.attention.step import Attention
 from choreo_agents.models.adapter_files import read_adapter
 from choreo_agents.models.discovery import ModelAttention
-from choreo_agents.models.hook import IMPLEMENTATION, attending
+from choreo_agents.models.hook import attending, route
 from choreo_agents.models.lora import Adapted, LoraAdapter, adapting
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _USUAL_CONTEXT = 2048
@@ -46,7 +49,7 @@ class ModelAdapter:
         self.kinds = attention.kinds
         ends = model.generation_config.eos_token_id if model.generation_config is not None else config.eos_token_id
         self.end_tokens: tuple[int, ...] = () if ends is None else tuple(ends if isinstance(ends, list) else [ends])
-        model.set_attn_implementation(IMPLEMENTATION)
+        route(model)
 
     @cached_property
     def weights(self) -> str:

@@ -8,15 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from choreo_agents.errors import AdapterError
 from choreo_agents.models.files import read_tensors, same_file, write_tensors
 from choreo_agents.models.lora import LoraAdapter, LowRank, hook_layers, require_fit
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"

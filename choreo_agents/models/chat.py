@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2.exceptions import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from choreo_agents.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Role = Literal["system", "user", "assistant"]
 _WORDS = "\u241fwords\u241f"

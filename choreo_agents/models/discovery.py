@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.rope import Pairing, PureRotation
 from choreo_agents.errors import UnsupportedModelError
 from choreo_agents.kv.geometry import KVGeometry
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _PROBE = "choreo_probe"
 _FIRST_MARK = 32.5
@@ -101,6 +103,8 @@ def discover_attention(model: PreTrainedModel, max_positions: int, token: int) -
 
 def _probe(model: PreTrainedModel, positions: Sequence[int], token: int) -> dict[int, _Seen]:
     """Run the token alone at each position; what each layer's attention was called with."""
+    from transformers import AttentionInterface, AttentionMaskInterface  # noqa: PLC0415 - loading the model has
+
     calls: dict[int, _Seen] = {}
     masks: list[MaskFunction | None] = []
 

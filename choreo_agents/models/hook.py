@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from choreo_agents.attention.step import Attention
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 IMPLEMENTATION = "choreo_segments"
 """The name under which transformers finds the hook."""
@@ -63,5 +65,10 @@ def no_mask(*_: Any, **__: Any) -> None:
     """The layout says who sees what; no mask is built."""
 
 
-AttentionInterface.register(IMPLEMENTATION, segment_attention)
-AttentionMaskInterface.register(IMPLEMENTATION, no_mask)
+def route(model: PreTrainedModel) -> None:
+    """Let a model's attention layers call the engine's attention."""
+    from transformers import AttentionInterface, AttentionMaskInterface  # noqa: PLC0415 - loading the model has
+
+    AttentionInterface.register(IMPLEMENTATION, segment_attention)
+    AttentionMaskInterface.register(IMPLEMENTATION, no_mask)
+    model.set_attn_implementation(IMPLEMENTATION)

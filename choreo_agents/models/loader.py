@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
 from choreo_agents.errors import InvalidRequestError, UnsupportedModelError
 from choreo_agents.models.adapter import ModelAdapter, max_positions
@@ -18,6 +17,7 @@ from choreo_agents.models.chat import ChatFormat, Role
 from choreo_agents.models.discovery import discover_attention
 from choreo_agents.models.embedded import WEIGHTS
 from choreo_agents.models.embedded.tokenizer import build_tokenizer
+from choreo_agents.models.located import located
 from choreo_agents.models.prepacked import prepack
 from choreo_agents.models.support import (
     MovedLogits,
@@ -26,6 +26,9 @@ from choreo_agents.models.support import (
     require_movable,
     require_supported,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 EMBEDDED = "embedded"
 
@@ -72,6 +75,8 @@ class LoadedModel:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """No progress bar for what loads in an instant."""
+    from transformers.utils import logging as transformers_logging  # noqa: PLC0415 - as in `load_model`
+
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
@@ -107,12 +112,14 @@ def load_model(
     Raises:
         UnsupportedModelError: The architecture or its positions cannot be served exactly; says why.
         InvalidRequestError: The device cannot be used.
-        OSError: There is no such model, or its files are damaged.
+        ModelNotFoundError: There is no such model, or the hub that may have it cannot be reached.
+        OSError: Its files are damaged.
     """
-    source = WEIGHTS if str(name) == EMBEDDED else name
-    if (isinstance(source, Path) or source.startswith(("/", "./", "../", "~"))) and not Path(source).is_dir():
-        raise FileNotFoundError(f"there is no folder {str(name)!r}: give one in Hugging Face's layout, or a hub name")
+    source = WEIGHTS if str(name) == EMBEDDED else located(name)
     device = usable_device(device)
+    # Takes seconds: programs that only declare graphs, and commands that only print their help, load no model.
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
+
     config = AutoConfig.from_pretrained(source)
     require_supported(config)
     chosen = dtype or (torch.float32 if device.type == "cpu" else "auto")

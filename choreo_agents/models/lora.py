@@ -6,15 +6,16 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from choreo_agents.errors import AdapterError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +133,8 @@ def _added(output: Tensor, x: Tensor, part: LowRank, rows: Tensor | None, dropou
 
 def _shape(module: nn.Module) -> tuple[int, int] | None:
     """Outputs and inputs of a linear layer; None if it is none."""
+    from transformers.pytorch_utils import Conv1D  # noqa: PLC0415 - loading the model has imported it
+
     if isinstance(module, nn.Linear):
         return module.out_features, module.in_features
     if isinstance(module, Conv1D):

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from choreo_agents.models.embedded.tokenizer import build_tokenizer
 
@@ -46,6 +45,8 @@ def save_random_llama(
     Raises:
         FileExistsError: The folder holds files.
     """
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - takes seconds, and its room has more commands
+
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{str(folder)!r} holds files already: name an empty folder")
     torch.manual_seed(seed)

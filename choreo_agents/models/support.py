@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
 
 from choreo_agents.attention.backends.cpu import FoldedBackend
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
@@ -14,6 +13,9 @@ from choreo_agents.attention.step import StepAttention
 from choreo_agents.errors import UnsupportedModelError
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.models.adapter import ModelAdapter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope", "su")
 """RoPE variants whose frequencies change with the length of the input."""

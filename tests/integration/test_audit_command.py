@@ -16,7 +16,7 @@ DILEMMA = "choreo_agents.workflows.prisoners_dilemma:graph"
 def run(*arguments: str, code: int = 0) -> str:
     result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "160"})
     assert result.exit_code == code, result.output
-    return result.output
+    return result.stdout if code == 0 else result.output
 
 
 def test_the_dilemmas_leak_is_shown_with_the_edge_that_carries_it() -> None:

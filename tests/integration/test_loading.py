@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,15 @@ def test_the_embedded_model_is_small_and_loads_at_once() -> None:
         assert engine.model.adapter.parameters <= 6_000_000
     folder = Path(load_model.__code__.co_filename).parent / "embedded" / "weights"
     assert (folder / "model.safetensors").stat().st_size <= 12_000_000
+
+
+def test_the_embedded_model_asks_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *where, **_: asked.append(where))
+    monkeypatch.setattr(socket.socket, "connect", lambda _, where: asked.append(where))
+    with Engine.load("embedded") as engine:
+        engine.prefill("A text.")
+    assert asked == []
 
 
 @pytest.mark.parametrize("family", sorted(REFUSED))

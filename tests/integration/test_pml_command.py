@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_good_files(folder: Path) -> None:
     result = choreo("check", "travel.pml", "good.pml")
     assert result.exit_code == 0, result.output
-    assert result.output == "nothing wrong in 2 files\n"
+    assert result.stdout == "nothing wrong in 2 files\n"
 
 
 def test_all_that_is_wrong_in_all_files(folder: Path) -> None:
@@ -44,7 +44,7 @@ def test_all_that_is_wrong_in_all_files(folder: Path) -> None:
     (folder / "latin.pml").write_bytes(b"\xff")
     result = choreo("check", "ask.pml", "travel.pml", "bad.pml", "lost.pml", "of_bad.pml", "latin.pml")
     assert result.exit_code == 1
-    assert result.output.splitlines() == [
+    assert result.stdout.splitlines() == [
         "ask.pml:2:1: schema 'travel' has no module 'plam'; expected 'plan'",
         "ask.pml:2:16: 'miami' and 'paris' are members of one union; expected one of them",
         "bad.pml:2:1: a <union> has no members; expected <module> inside",
@@ -75,7 +75,7 @@ def test_two_schemas_of_one_name_and_a_missing_file(folder: Path) -> None:
 def test_layout_shows_positions(folder: Path) -> None:
     result = choreo("layout", "travel.pml")
     assert result.exit_code == 0, result.output
-    lines = result.output.splitlines()
+    lines = result.stdout.splitlines()
     assert lines[0].split() == ["0–29", "30", "schema", "travel"] or "schema travel" in lines[0]
     for said in (
         "parameter days",

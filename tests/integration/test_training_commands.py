@@ -115,7 +115,7 @@ def said(*arguments: str, code: int = 0) -> str:
     result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "300"})
     assert result.exit_code == code, result.output
     assert "Traceback" not in result.output and isinstance(result.exception, SystemExit | None)
-    return " ".join(result.output.replace("│", " ").split())
+    return " ".join((result.stdout if code == 0 else result.output).replace("│", " ").split())
 
 
 def test_a_distillation_tells_what_it_did_and_gave(loaded_once: None, tmp_path: Path) -> None:

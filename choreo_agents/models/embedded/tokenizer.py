@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
 
 from choreo_agents.language import vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>"
@@ -24,6 +28,8 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     A word of the vocabulary after a space is one token (the chat template puts a space before every message's
     first word); the 256 byte tokens spell anything else, so that every Unicode string encodes and decodes back.
     """
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - takes seconds, and only models need it
+
     tokens = [
         *vocabulary.SPECIAL_TOKENS,
         *sorted(pre_tokenizers.ByteLevel.alphabet()),

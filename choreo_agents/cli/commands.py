@@ -1,0 +1,176 @@
+"""Every command by name: where it is, and what a list says of it."""
+
+from __future__ import annotations
+
+from choreo_agents.cli.lazy import Command, Group
+
+WORKFLOWS = {
+    "direct": "One agent answers at once.",
+    "debate": "Agents answer in parallel rounds, each hearing the others' last answers (MADpar).",
+    "iterative_debate": "Two sides speak in turns until a moderator ends it (MADiter).",
+    "tree_of_thoughts": "Candidates side by side, votes, and an answer from the best (ToT).",
+    "branch_solve_merge": "A plan in parts, parallel solvers, and a merge (BSM).",
+    "multi_qa": "Questions asked apart and answered in one reply (MultiQA).",
+    "prisoners_dilemma": "Two players plan in private, talk, and decide at once.",
+}
+"""What each case says of itself, without importing it."""
+
+
+def _of_workflows(place: str) -> dict[str, Command]:
+    """A command for each workflow."""
+    return {name.replace("_", "-"): Command(place, summary, workflow=name) for name, summary in WORKFLOWS.items()}
+
+
+_RUN = Group(
+    "Run a workflow and watch it.",
+    {
+        # First in the list, and not as the other workflows are: it also compares what the methods cost.
+        "debate": Command(
+            "choreo_agents.cli.run:debate", "Agents with unequal notes debate a question in parallel rounds (MADpar)."
+        ),
+        **{
+            name: each for name, each in _of_workflows("choreo_agents.cli.run:run_workflow").items() if name != "debate"
+        },
+        "dilemma": Command(
+            "choreo_agents.cli.dilemma:run_dilemma",
+            "Alice and Bob plan in private, talk, and decide: how much of her plan does he see?",
+        ),
+    },
+)
+_EVAL = Group(
+    "Score answers, with intervals.",
+    {
+        "language": Command(
+            "choreo_agents.cli.evaluate:language",
+            "How well a model speaks the embedded language: accuracy by task, with 95 % intervals.",
+        ),
+        **_of_workflows("choreo_agents.cli.evaluate:eval_workflow"),
+        "dilemma": Command(
+            "choreo_agents.cli.dilemma:eval_dilemma",
+            "How often Bob cooperates, by what he sees of Alice, on the same games (table 3 and figure 8 of the "
+            "paper).",
+        ),
+        "untuned": Command(
+            "choreo_agents.cli.untuned:untuned",
+            "All workflows on the embedded language, untuned: tables 1, 2 and 4 of Prompt Choreography.",
+        ),
+        "tuned": Command(
+            "choreo_agents.cli.tuned:tuned",
+            "All workflows before and after distillation: tables 1 to 4 of Prompt Choreography.",
+        ),
+        "synthesis": Command(
+            "choreo_agents.cli.eval_synthesis:synthesis",
+            "Merge branches on eleven tasks: what re-anchoring, cache mapper and adapter are each worth "
+            "(Parallel-Synthesis).",
+        ),
+        "pml": Command(
+            "choreo_agents.cli.eval_pml:pml",
+            "What encoding documents apart costs: fourteen kinds of questions about several documents (Prompt "
+            "Cache, table 1).",
+        ),
+    },
+)
+_BENCH = Group(
+    "Measure, with counts and intervals.",
+    {
+        "debate": Command(
+            "choreo_agents.cli.bench:debate",
+            "How often debates end in the right answer: agents that share caches, and agents that pass text.",
+        ),
+        "engine": Command(
+            "choreo_agents.cli.bench_engine:engine",
+            "First tokens and decode steps, beside every other engine that is installed, on the same weights.",
+        ),
+        "workflows": Command(
+            "choreo_agents.cli.bench_workflows:workflows",
+            "The paper's workflows, word for word the same under every method (tables 4 and 5, figures 5 and 7).",
+        ),
+        "synthesis": Command(
+            "choreo_agents.cli.bench_synthesis:synthesis",
+            "The first token about branches: merged from their caches, and from their words put one after the other.",
+        ),
+        "pml": Command(
+            "choreo_agents.cli.bench_pml:pml",
+            "The first token of a prompt: its modules in every memory, and everything encoded from text (Prompt "
+            "Cache, 5.4).",
+        ),
+    },
+)
+_TRAIN = Group(
+    "Train, resumably.",
+    {
+        "embedded": Command(
+            "choreo_agents.cli.train:embedded",
+            "Train the embedded model from nothing: about 75 minutes on two CPU cores.",
+        ),
+        "synthesizer": Command(
+            "choreo_agents.cli.train_synthesizer:synthesizer",
+            "Teach a model to merge branches from their caches: an adapter for the synthesizer, a mapper for "
+            "what it reads.",
+        ),
+        "distill": Group(
+            "Teach a model to read the caches of a workflow: an adapter, from the workflow's own ordinary runs.",
+            _of_workflows("choreo_agents.cli.distill:distill_workflow"),
+        ),
+    },
+)
+_MODELS = Group(
+    "See whether a model can be served, or make one.",
+    {
+        "random": Command(
+            "choreo_agents.cli.models:random",
+            "Write a Llama of random weights: it says nothing sensible, and costs what a real one of its shape costs.",
+        ),
+        "check": Command(
+            "choreo_agents.cli.models:check", "Say whether a model can be served exactly, and if not, why."
+        ),
+    },
+)
+_INSPECT = Group(
+    "See what an engine holds.",
+    {
+        "memory": Command(
+            "choreo_agents.cli.inspect:memory",
+            "Hold a debate, and show who keeps how much KV memory in which tier at its end.",
+        )
+    },
+)
+_PML = Group(
+    "Schemas whose modules are encoded once, and prompts of them.",
+    {
+        "check": Command(
+            "choreo_agents.cli.pml:check",
+            "Say all that is wrong in schemas and prompts: file, line, column, and what was expected there.",
+        ),
+        "layout": Command(
+            "choreo_agents.cli.pml:layout",
+            "Show the positions of a schema's texts, slots, modules and unions, as a model's tokenizer counts them.",
+        ),
+        "run": Command(
+            "choreo_agents.cli.pml_run:run_prompt", "Answer a prompt over encoded modules; then show what that saves."
+        ),
+        "memory": Command(
+            "choreo_agents.cli.pml_run:memory",
+            "Show what a cached token takes in each memory: measured, for the embedded model and any others.",
+        ),
+    },
+)
+
+CHOREO = Group(
+    "LangGraph agents that hand each other [b]KV-cache handles[/b] instead of strings.\n\n"
+    "Start with [b]choreo run debate[/b]: three agents debate on the embedded model.",
+    {
+        "run": _RUN,
+        "audit": Command(
+            "choreo_agents.cli.audit:audit",
+            "Who can be influenced by which private context, and how: proved from the graph alone.",
+        ),
+        "eval": _EVAL,
+        "bench": _BENCH,
+        "train": _TRAIN,
+        "models": _MODELS,
+        "inspect": _INSPECT,
+        "pml": _PML,
+    },
+)
+"""All that `choreo` does."""

@@ -1,0 +1,116 @@
+"""Commands that are found by name: a module is imported when its command is called, not when commands are listed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, ClassVar
+
+import typer
+from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
+
+from choreo_agents.cli.waiting import waiting
+
+HELP_OPTION = "--help"
+
+
+@dataclass(frozen=True)
+class Command:
+    """Where a command is, and what a list says of it."""
+
+    place: str
+    """`module:function`, of the command itself; with `workflow`, of what makes it."""
+    help: str
+    """The first paragraph of the command's own help."""
+    workflow: str | None = None
+    """The workflow that it is made for: one of `CASES`."""
+
+    @property
+    def module(self) -> str:
+        return self.place.partition(":")[0]
+
+    def load(self) -> Callable[..., None]:
+        """The function, its module imported."""
+        found: Callable[..., Any] = getattr(import_module(self.module), self.place.partition(":")[2])
+        made: Callable[..., None] = found if self.workflow is None else found(self.workflow)
+        return made
+
+
+@dataclass(frozen=True)
+class Group:
+    """Commands under one name."""
+
+    help: str
+    members: Mapping[str, Command | Group]
+    """By name, in the order in which they are listed."""
+
+
+class LazyGroup(TyperGroup):
+    """Lists commands by the table alone, and imports the one that is called.
+
+    Commands may be written with hyphens or with underscores.
+    """
+
+    members: ClassVar[Mapping[str, Command | Group]]
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        # What stands for a command in lists and completions, until it is called.
+        listed = {
+            name: TyperCommand(name, help=member.help, rich_markup_mode="rich")
+            for name, member in self.members.items()
+            if isinstance(member, Command)
+        }
+        self.commands = {name: listed.get(name) or self.commands[name] for name in self.members}
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, cmd_name) or super().get_command(ctx, cmd_name.replace("_", "-"))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, found, rest = super().resolve_command(ctx, args)
+        listed = "" if found is None else found.name or ""
+        member = self.members.get(listed)
+        if not isinstance(member, Command):
+            return name, found, rest
+        with nullcontext() if ctx.resilient_parsing else _announced(member, rest):
+            return name, click_command(listed, member), rest
+
+
+def click_command(name: str, command: Command) -> Any:
+    """A command with its options, its module imported."""
+    app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    app.command(name)(command.load())
+    return typer.main.get_command(app)
+
+
+def typer_app(group: Group) -> typer.Typer:
+    """A group, and those in it, whose commands are imported when they are called."""
+    listing = type("Listing", (LazyGroup,), {"members": group.members})
+    app = typer.Typer(
+        cls=listing,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_show_locals=False,
+        help=group.help,
+    )
+    app.callback()(_nothing)
+    for name, member in group.members.items():
+        if isinstance(member, Group):
+            app.add_typer(typer_app(member), name=name)
+    return app
+
+
+def _nothing() -> None:
+    """What a group does before its commands. Without it, one that has no group in it would be none itself."""
+
+
+def _announced(command: Command, arguments: list[str]) -> Any:
+    """Says that a module is being imported, unless it was before. Help is not preceded by a line that stays."""
+    console = Console(stderr=True, highlight=False)
+    if command.module in sys.modules or (HELP_OPTION in arguments and not console.is_terminal):
+        return nullcontext()
+    return waiting(console, "loading torch and LangGraph ...")
