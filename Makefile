@@ -2,8 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+WORKERS := -n logical --maxprocesses 4 --dist worksteal
+LOWEST := .venv-lowest
+FLOORS := $(shell sed -nE 's/^ *"(torch|transformers)>=([0-9.]+).*/\1==\2/p' pyproject.toml)
 
-.PHONY: help demo test install check format train-embedded clean
+.PHONY: help demo test test-kernels test-lowest install check format train-embedded clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -13,7 +16,13 @@ demo: $(STAMP)  ## Watch three agents debate, and what sharing their KV cache sa
 	@$(BIN)/choreo run debate
 
 test: $(STAMP)  ## Run all tests
-	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
+	@$(BIN)/python -m pytest $(WORKERS)
+
+test-kernels: $(STAMP)  ## Run what is exact with the kernels of other processors, too
+	@$(BIN)/python tests/under_other_kernels.py $(WORKERS)
+
+test-lowest: $(LOWEST)/.installed  ## Run all tests on the oldest torch and transformers (downloads 3 GB once)
+	@$(LOWEST)/bin/python -m pytest $(WORKERS)
 
 install: $(STAMP)  ## Create .venv and install the package with its development tools
 
@@ -31,8 +40,8 @@ format: $(STAMP)  ## Format and fix what can be fixed
 train-embedded: $(STAMP)  ## Train the shipped embedded model from scratch (resumes; about 75 minutes on 2 cores)
 	@$(BIN)/choreo train embedded --out choreo_agents/models/embedded/weights
 
-clean:  ## Remove the virtual environment and caches
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+clean:  ## Remove the virtual environments and caches
+	rm -rf .venv $(LOWEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -42,3 +51,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@cd .venv && bin/choreo --help > /dev/null
 	@touch $(STAMP)
+
+# What is pinned for development is kept, but for what has to be old.
+$(LOWEST)/.installed: pyproject.toml constraints.txt
+	@echo "setting up $(LOWEST) with $(FLOORS) ..."
+	@test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	@grep -vE '^(torch|transformers|tokenizers)==' constraints.txt > $(LOWEST)/constraints.txt
+	@$(LOWEST)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
+		-c $(LOWEST)/constraints.txt $(FLOORS) -e '.[dev]'
+	@touch $@

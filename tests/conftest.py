@@ -14,7 +14,13 @@ from choreo_agents import Engine
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import TokenSampler
 
-torch.set_num_threads(1)
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--threads", type=int, default=1, help="that torch computes with (default: 1)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(config.getoption("--threads"))
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,8 @@ import pytest
 import torch
 from conftest import MakeEngine
 from safetensors.torch import load_file, save_file
-from support.adapters import PeftOracle, plain_model, random_mapper, save_adapter, save_mapper
+from support.adapters import PeftOracle, random_mapper, save_adapter, save_mapper
+from support.exact import plain_model
 from support.families import FAMILIES, save_tiny
 from support.tiny import save_tiny_llama
 from torch import nn

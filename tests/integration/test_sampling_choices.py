@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import MakeEngine
+from support.exact import TOLERANCE, doubled, exactly, plain_model
 from transformers import AutoModelForCausalLM
 
 from choreo_agents import Decode, Engine, Sampling, StreamedToken
@@ -23,19 +24,19 @@ def test_log_probabilities_are_the_models_own(engine: Engine, tiny_path: str) ->
     root = engine.prefill([5, 6, 9])
     handle = engine.decode([7], [root], sampling=with_(WARM, logprobs=3, top_k=4, repetition_penalty=1.5))
     tokens = [5, 6, 9, *engine.tokens(handle)]
-    model = AutoModelForCausalLM.from_pretrained(tiny_path)
-    with torch.inference_mode():
-        wanted = model(torch.tensor([tokens])).logits[0].double().log_softmax(-1)
+    model = doubled(plain_model(tiny_path))
+    with exactly():
+        wanted = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
     chosen = engine.logprobs(handle)
     assert [c.token for c in chosen] == tokens[4:]
     for place, one in enumerate(chosen, start=3):
-        assert one.logprob == pytest.approx(float(wanted[place, one.token]), abs=1e-4)
+        assert one.logprob == pytest.approx(float(wanted[place, one.token]), abs=TOLERANCE)
         best = wanted[place].topk(3)
         assert [token for token, _ in one.top] == best.indices.tolist()
-        assert [value for _, value in one.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+        assert [value for _, value in one.top] == pytest.approx(best.values.tolist(), abs=TOLERANCE)
     forced = engine.decode([7], [root], sampling=Sampling(forced=(8, 8), logprobs=0))
     assert [(c.token, c.top) for c in engine.logprobs(forced)] == [(8, ()), (8, ())]
-    assert engine.logprobs(forced)[0].logprob == pytest.approx(float(wanted[3, 8]), abs=1e-4)
+    assert engine.logprobs(forced)[0].logprob == pytest.approx(float(wanted[3, 8]), abs=TOLERANCE)
 
 
 def test_nobody_who_does_not_ask_pays_for_log_probabilities(engine: Engine) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.adapters import PeftOracle, plain_model, save_adapter
+from support.adapters import PeftOracle, save_adapter
+from support.exact import TOLERANCE, exactly, plain_model
 from support.families import FAMILIES, save_tiny
 from torch import Tensor
 
 from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling
 from choreo_agents.models.adapter_files import read_adapter, write_adapter
 
-TOLERANCE = 1e-4
 SERVED = ("llama", "qwen3", "phi3", "gpt_neox", "stablelm", "smollm3", "cohere", "gemma2", "qwen3_moe")
 """Grouped heads with norms on queries and keys, fused projections, partial and interleaved rotation, layers without
 any, windows and soft-capping, experts beside adapted layers."""
@@ -84,7 +84,7 @@ def test_a_chain_of_adapted_messages_equals_peft_on_the_concatenation(
 ) -> None:
     one, two, header, rest = draw(1, 30, 21, 3, 9)
     wanted = oracle.logits([*one, *two, *header, *rest])[-len(rest) - 1 : -1]
-    with oracle.model.disable_adapter():
+    with oracle.model.disable_adapter(), exactly():
         assert (oracle.logits([*one, *two, *header, *rest])[-1] - wanted[-1]).abs().max() > 0.1, "the adapter matters"
     with Engine.load(model_path, kv_budget_bytes=1 << 23, step_tokens=16, adapter=adapters[0]) as engine:
         first = engine.prefill(one)

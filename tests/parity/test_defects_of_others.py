@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.exact import TOLERANCE
 from support.families import FAMILIES, save_tiny
 from support.oracle import Oracle
 
 from choreo_agents import Decode, Engine, MessageHandle, Sampling
 from choreo_agents.errors import ForeignHandleError, UnknownHandleError
 
-TOLERANCE = 1e-4
 Seen = dict[int, list[torch.Tensor]]
 
 

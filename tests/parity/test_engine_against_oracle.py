@@ -7,17 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.exact import TOLERANCE
 from support.families import FAMILIES, save_tiny
 from support.oracle import Oracle, OracleMessage, require_same_tokens
 
 from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling
-
-TOLERANCE = 1e-4
+from choreo_agents.models import LoadedModel, load_model
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
 def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp(request.param), request.param, FAMILIES[request.param], seed=3)
+
+
+@pytest.fixture(scope="module")
+def model(model_path: Path) -> LoadedModel:
+    return load_model(model_path)
 
 
 @pytest.fixture(scope="module")
@@ -39,37 +44,37 @@ def require_close(mine: list[torch.Tensor], theirs: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("prompt_length", [1, 2, 17, 150])
-def test_greedy_decode_equals_hugging_face_generate(model_path: Path, oracle: Oracle, prompt_length: int) -> None:
+def test_greedy_decode_equals_hugging_face_generate(model: LoadedModel, oracle: Oracle, prompt_length: int) -> None:
     prompt = draw_tokens(random.Random(prompt_length), prompt_length, prompt_length)
-    wanted, margins = oracle.generate(prompt, 40)
+    wanted, logits = oracle.generate(prompt, 40)
     for step_tokens in (512, 7):
-        with Engine.load(model_path, kv_budget_bytes=1 << 23, step_tokens=step_tokens) as engine:
+        with Engine.load(model, kv_budget_bytes=1 << 23, step_tokens=step_tokens) as engine:
             handle = engine.decode(prompt, sampling=Sampling(max_tokens=40, stop_tokens=()))
-            require_same_tokens(engine.tokens(handle)[len(prompt) :], wanted, margins)
+            require_same_tokens(engine.tokens(handle)[len(prompt) :], wanted, logits)
 
 
 @pytest.mark.parametrize("method", ["choreo", "baseline", "naive"])
 def test_greedy_decode_over_a_parent_equals_generate_over_the_concatenation(
-    model_path: Path, oracle: Oracle, method: str
+    model: LoadedModel, oracle: Oracle, method: str
 ) -> None:
     rng = random.Random(5)
     first, second, header = draw_tokens(rng), draw_tokens(rng), draw_tokens(rng, 1, 4)
-    wanted, margins = oracle.generate([*first, *second, *header], 30)
-    with Engine.load(model_path, kv_budget_bytes=1 << 23, method=method) as engine:
+    wanted, logits = oracle.generate([*first, *second, *header], 30)
+    with Engine.load(model, kv_budget_bytes=1 << 23, method=method) as engine:
         one = engine.prefill(first)
         two = engine.prefill(second, [one])
         handle = engine.decode(header, [one, two], sampling=Sampling(max_tokens=30, stop_tokens=()))
-        require_same_tokens(engine.tokens(handle)[len(header) :], wanted, margins)
+        require_same_tokens(engine.tokens(handle)[len(header) :], wanted, logits)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_choreographies_equal_the_oracle(
-    model_path: Path, oracle: Oracle, logits_by_seed: dict[int, list[torch.Tensor]], seed: int
+    model: LoadedModel, oracle: Oracle, logits_by_seed: dict[int, list[torch.Tensor]], seed: int
 ) -> None:
     """Random programs of prefills and decodes over reordered, gapped and overlapping views, in random batches."""
     rng, lazy = random.Random(seed), random.Random(f"lazy {seed}")
     made: list[tuple[MessageHandle, OracleMessage]] = []
-    with Engine.load(model_path, kv_budget_bytes=1 << 23, step_tokens=rng.choice([512, 16])) as engine:
+    with Engine.load(model, kv_budget_bytes=1 << 23, step_tokens=rng.choice([512, 16])) as engine:
         for round_ in range(4):
             prefills: list[Prefill] = []
             decodes: list[Decode] = []
@@ -111,11 +116,11 @@ def draw_offsets(rng: random.Random, lengths: list[int]) -> tuple[list[int], int
 
 
 def test_one_message_at_two_offsets_in_the_same_step(
-    model_path: Path, oracle: Oracle, logits_by_seed: dict[int, list[torch.Tensor]]
+    model: LoadedModel, oracle: Oracle, logits_by_seed: dict[int, list[torch.Tensor]]
 ) -> None:
     rng = random.Random(11)
     shared, header, rest = draw_tokens(rng, 30, 30), [5, 9], draw_tokens(rng, 10, 10)
-    with Engine.load(model_path, kv_budget_bytes=1 << 23) as engine:
+    with Engine.load(model, kv_budget_bytes=1 << 23) as engine:
         message = engine.prefill(shared, new_offset=40)
         calls = [
             Decode(header, [message], [offset], new, sampling=forced(rest, seed))
@@ -132,11 +137,11 @@ def test_one_message_at_two_offsets_in_the_same_step(
 
 
 def test_the_same_view_anywhere_gives_the_same_logits(
-    model_path: Path, logits_by_seed: dict[int, list[torch.Tensor]]
+    model: LoadedModel, logits_by_seed: dict[int, list[torch.Tensor]]
 ) -> None:
     rng = random.Random(13)
     shared, rest = draw_tokens(rng, 25, 25), draw_tokens(rng, 8, 8)
-    with Engine.load(model_path, kv_budget_bytes=1 << 23) as engine:
+    with Engine.load(model, kv_budget_bytes=1 << 23) as engine:
         message = engine.prefill(shared)
         engine.decode([7], [message], [0], 25, sampling=forced(rest, 0))
         engine.decode([7], [message], [300], 325, sampling=forced(rest, 1))

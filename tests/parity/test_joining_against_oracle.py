@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.exact import TOLERANCE
 from support.families import FAMILIES, save_tiny
 from support.oracle import Oracle, OracleMessage
 
 from choreo_agents import Decode, Engine, Joining, MessageHandle, Sampling
 
-TOLERANCE = 1e-4
 SERVED = ["llama", "llama-yarn", "mistral", "gemma2", "gemma3_text", "qwen2", "cohere2", "gpt_neox", "gpt_oss", "olmo3"]
 Late = tuple[MessageHandle, OracleMessage, int, int]
 """A message, where it is shown, and after how many sampled tokens it is added."""

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.adapters import plain_model, random_mapper, save_mapper
+from support.adapters import random_mapper, save_mapper
+from support.exact import TOLERANCE, doubled, exactly, plain_model
 from support.families import FAMILIES, save_tiny
 from torch import Tensor
 from transformers import DynamicCache
@@ -19,24 +20,23 @@ from choreo_agents import Decode, Engine, MessageHandle, Sampling
 from choreo_agents.engine.merging import MergedView
 from choreo_agents.synthesis.mapper import CacheMapper
 
-TOLERANCE = 1e-4
 SERVED = ("llama", "qwen3", "phi3", "gpt_neox", "stablelm", "smollm3", "cohere", "glm4")
 KeysValues = list[tuple[Tensor, Tensor]]
 """Of each layer: [1, kv_heads, tokens, head_dim]."""
 
 
 class Oracle:
-    """Plain forwards over caches put together by hand; a mapper applied with transformers' own rotation."""
+    """Plain forwards in doubles over caches put together by hand; a mapper applied with transformers' own rotation."""
 
     def __init__(self, path: Path) -> None:
-        self.model = plain_model(path)
+        self.model = doubled(plain_model(path))
         module = inspect.getmodule(type(self.model))
         self._rotate_half = module.rotate_half
         self._neighbours = "repeat_interleave" in inspect.getsource(module.apply_rotary_pos_emb)
         self._rotary = next(m for name, m in self.model.named_modules() if name.endswith("rotary_emb"))
         self._turns = getattr(self.model.config, "no_rope_layers", None)  # 1 where a layer has positions
 
-    @torch.inference_mode()
+    @exactly()
     def encode(self, tokens: Sequence[int], at: int, seen: Sequence[KeysValues] = ()) -> tuple[KeysValues, Tensor]:
         """A message's KV and logits, [tokens, vocabulary]; it attends to all of `seen`."""
         cache = DynamicCache()
@@ -48,7 +48,7 @@ class Oracle:
         own = slice(-len(tokens), None)
         return [(layer.keys[:, :, own], layer.values[:, :, own]) for layer in cache.layers], logits
 
-    @torch.inference_mode()
+    @exactly()
     def shown(self, known: KeysValues, at: int, where: int, mapper: CacheMapper | None) -> KeysValues:
         """KV encoded at a position, mapped if there is a mapper, and moved to another."""
         found: KeysValues = []
@@ -74,7 +74,7 @@ class Oracle:
 
 def residual(mapper: CacheMapper, side: str, layer: int, x: Tensor) -> Tensor:
     """What a mapper adds to [1, kv_heads, tokens, head_dim]: heads are concatenated in a token's vector."""
-    down, up, bias = (mapper.state_dict()[f"{side}_{part}"][layer] for part in ("down", "up", "bias"))
+    down, up, bias = (mapper.state_dict()[f"{side}_{part}"][layer].double() for part in ("down", "up", "bias"))
     flat = x[0].permute(1, 0, 2).flatten(1)
     added = torch.stack([up @ (down @ vector) + bias for vector in flat])
     return added.view(len(flat), x.shape[1], x.shape[3]).permute(1, 0, 2)[None]
@@ -140,24 +140,25 @@ def test_mapped_branches_equal_the_oracle_wherever_they_are_shown(
 def test_mapped_keys_are_those_before_rotation(llama: Path, tmp_path: Path) -> None:
     """The outputs of Llama's own projections, corrected, then rotated by transformers' own function."""
     root, one, header, rest = draw(2, 12, 20, 1, 6)
-    model = plain_model(llama)
+    model = doubled(plain_model(llama))
     caught: dict[str, list[Tensor]] = {"k_proj": [], "v_proj": []}
     for layer in model.model.layers:
         for name, kept in caught.items():
             getattr(layer.self_attn, name).register_forward_hook(lambda _, __, out, kept=kept: kept.append(out))
     cache = DynamicCache()
-    with torch.inference_mode():
+    with exactly():
         model(input_ids=torch.tensor([root]), past_key_values=cache, use_cache=True)
         trunk = [(each.keys.clone(), each.values.clone()) for each in cache.layers]
         for kept in caught.values():
             kept.clear()
         model(input_ids=torch.tensor([one]), past_key_values=cache, use_cache=True)
-        with Engine.load(llama, kv_budget_bytes=1 << 23) as engine:
-            engine.load_adapter(save_mapper(tmp_path / "mapper", engine.model))
-            mapper = random_mapper(engine.model)
-            parent = engine.prefill(root)
-            [mapped] = engine.map([engine.prefill(one, [parent])], adapter="mapper")
-            mine = {at: watched(engine, header, MergedView([parent, mapped], [0, at], 77), rest) for at in (12, 40, 5)}
+    with Engine.load(llama, kv_budget_bytes=1 << 23) as engine:
+        engine.load_adapter(save_mapper(tmp_path / "mapper", engine.model))
+        mapper = random_mapper(engine.model)
+        parent = engine.prefill(root)
+        [mapped] = engine.map([engine.prefill(one, [parent])], adapter="mapper")
+        mine = {at: watched(engine, header, MergedView([parent, mapped], [0, at], 77), rest) for at in (12, 40, 5)}
+    with exactly():
         for at, logits in mine.items():
             again = DynamicCache()
             for layer, (keys, values) in enumerate(trunk):

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from support.blocks import Block, block_logits, blocks_of
+from support.exact import TOLERANCE
 from support.families import FAMILIES, save_tiny
 from support.oracle import Oracle
 
 from choreo_agents import Engine, Sampling, Schema, SchemaLibrary
 
-TOLERANCE = 1e-4
 SHOWN = ["llama", "qwen3", "gemma2", "phi", "cohere2", "gpt_oss", "mistral"]
 
 SCHEMA = """

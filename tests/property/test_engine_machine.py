@@ -16,6 +16,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.exact import TOLERANCE
 from support.oracle import Oracle, OracleMessage
 from support.tiny import save_tiny_llama
 
@@ -30,7 +31,6 @@ from choreo_agents.synthesis.mapper import CacheMapper
 BUDGET = 320
 """Tokens."""
 MOST_PINNED = 96
-TOLERANCE = 1e-4
 seeds = st.integers(0, 10**6)
 _shared: dict[str, Any] = {}
 

@@ -1,4 +1,4 @@
-"""Random adapters as peft writes them, and plain peft as their oracle."""
+"""Random adapters as peft writes them, and plain peft as their oracle, in double precision."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
 from choreo_agents.models import LoadedModel
 from choreo_agents.synthesis.mapper import CacheMapper
-
-
-def plain_model(path: Path) -> PreTrainedModel:
-    """The checkpoint without anything of ours, in fp32."""
-    return AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
+from support.exact import doubled, exactly, plain_model
 
 
 def save_adapter(folder: Path, model_path: Path, *, seed: int = 1, **options: Any) -> Path:
@@ -39,14 +35,14 @@ class PeftOracle:
     """Logits of a checkpoint whose tokens an adapter serves or not, by plain forwards over a growing cache."""
 
     def __init__(self, model_path: Path, adapter: Path) -> None:
-        self.model = PeftModel.from_pretrained(plain_model(model_path), str(adapter)).eval()
+        self.model = doubled(PeftModel.from_pretrained(plain_model(model_path), str(adapter)).eval())
 
-    @torch.inference_mode()
+    @exactly()
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """[tokens, vocabulary], all of them served by the adapter."""
         return self.model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0]
 
-    @torch.inference_mode()
+    @exactly()
     def mixed(self, spans: Sequence[tuple[Sequence[int], bool]]) -> Tensor:
         """The same of spans, one after the other, each with whether the adapter serves it."""
         cache, found = DynamicCache(), []

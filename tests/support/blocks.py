@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from choreo_agents import Engine, MessageHandle
+from support.exact import exactly
 from support.oracle import Oracle
 
 
@@ -35,7 +36,7 @@ def blocks_of(engine: Engine, view: Sequence[MessageHandle], offsets: Sequence[i
     ]
 
 
-@torch.inference_mode()
+@exactly()
 def block_logits(oracle: Oracle, blocks: Sequence[Block]) -> Tensor:
     """Logits of the last block's tokens, [tokens, vocabulary]."""
     owner = torch.cat([torch.full((len(block.tokens),), number) for number, block in enumerate(blocks)])
@@ -47,7 +48,8 @@ def block_logits(oracle: Oracle, blocks: Sequence[Block]) -> Tensor:
     hidden = ~sees[owner][:, owner] | (own & (positions[None, :] > positions[:, None]))
     near = hidden if oracle.window is None else hidden | (positions[:, None] - positions[None, :] >= oracle.window)
     full, sliding = (
-        torch.zeros(mask.shape).masked_fill(mask, torch.finfo(torch.float32).min)[None, None] for mask in (hidden, near)
+        torch.zeros(mask.shape, dtype=torch.float64).masked_fill(mask, torch.finfo(torch.float64).min)[None, None]
+        for mask in (hidden, near)
     )
     masks = {"full_attention": full, "sliding_attention": sliding} if oracle.masks_by_layer_type else sliding
     tokens = [token for block in blocks for token in block.tokens]

@@ -1,4 +1,4 @@
-"""The slow stepwise oracle: plain Hugging Face forwards only, no rotation of anything.
+"""The slow stepwise oracle: plain Hugging Face forwards only, in double precision, no rotation of anything.
 
 A message's keys as another sees them, at another place, are those of encoding it there: at the positions it is shown
 at, its own parents moved along. So the oracle encodes it there, and its parents, and theirs.
@@ -13,7 +13,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import DynamicCache
+
+from support.exact import TOLERANCE, doubled, exactly, plain_model
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +47,7 @@ class _States:
 
 class Oracle:
     def __init__(self, path: Path | str) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
+        self.model = doubled(plain_model(path))
         config = self.model.config
         self.layers: int = config.num_hidden_layers
         self.window: int | None = getattr(config, "sliding_window", None)
@@ -70,7 +72,7 @@ class Oracle:
         """[tokens, vocabulary]."""
         return self._states(message, message.native).logits
 
-    @torch.inference_mode()
+    @exactly()
     def _states(self, message: OracleMessage, at: int) -> _States:
         """The message encoded at another place, everything that it sees moved along."""
         known = self._known.get((message, at))
@@ -110,14 +112,14 @@ class Oracle:
         hidden[:, past:] = torch.ones(count, count, dtype=torch.bool).triu(1)
         near = hidden if self.window is None else hidden | (own[:, None] - seen[None, :] >= self.window)
         full, sliding = (
-            torch.zeros(mask.shape).masked_fill(mask, torch.finfo(torch.float32).min)[None, None]
+            torch.zeros(mask.shape, dtype=torch.float64).masked_fill(mask, torch.finfo(torch.float64).min)[None, None]
             for mask in (hidden, near)
         )
         return {"full_attention": full, "sliding_attention": sliding} if self.masks_by_layer_type else sliding
 
-    @torch.inference_mode()
-    def generate(self, prompt: Sequence[int], count: int) -> tuple[list[int], list[float]]:
-        """Greedy tokens of Hugging Face `generate`, and each step's margin between its two best logits."""
+    @exactly()
+    def generate(self, prompt: Sequence[int], count: int) -> tuple[list[int], Tensor]:
+        """Greedy tokens of Hugging Face `generate`, and the logits of each step, [count, vocabulary]."""
         out = self.model.generate(
             torch.tensor([prompt]),
             max_new_tokens=count,
@@ -126,13 +128,16 @@ class Oracle:
             output_logits=True,
             return_dict_in_generate=True,
         )
-        margins = [float(-step[0].topk(2).values.diff()) for step in out.logits]
-        return out.sequences[0, len(prompt) :].tolist(), margins
+        return out.sequences[0, len(prompt) :].tolist(), torch.cat(out.logits)
 
 
-def require_same_tokens(got: Sequence[int], wanted: Sequence[int], margins: Sequence[float]) -> None:
-    """Equal up to the first step whose two best tokens the oracle itself can hardly tell apart."""
+def require_same_tokens(got: Sequence[int], wanted: Sequence[int], logits: Tensor) -> None:
+    """Equal up to the first step at which the tolerance allows another token.
+
+    It may be the best one where its logit is as much above the oracle's as that of the oracle's token is below.
+    """
     for step, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
         if mine != theirs:
-            assert margins[step] < 1e-4, f"token {step} is {mine}, not {theirs}, by a margin of {margins[step]}"
+            margin = float(logits[step, theirs] - logits[step, mine])
+            assert margin <= 2 * TOLERANCE, f"token {step} is {mine}, not {theirs}, by a margin of {margin}"
             return

@@ -1,0 +1,53 @@
+"""Runs tests as on other machines: with the kernels that torch and oneDNN choose there, and with two threads.
+
+`make test` runs the same tests with this machine's own kernels and one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+
+SUITES = ("tests/parity", "tests/conformance")
+AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+# oneDNN is held back wherever torch is: torch does not expect wider vectors of it than its own.
+KERNELS: Mapping[str, tuple[Mapping[str, str], int]] = {
+    "no vectors in torch, AVX2 in oneDNN": (AVX2 | {"ATEN_CPU_CAPABILITY": "default"}, 1),
+    "AVX2 in torch and oneDNN": (AVX2 | {"ATEN_CPU_CAPABILITY": "avx2"}, 1),
+    "AVX2 in oneDNN": (AVX2, 1),
+    "two threads": ({"OMP_WAIT_POLICY": "passive"}, 2),  # workers share cores: none may wait by spinning
+}
+"""Environment and threads by name."""
+CHOSEN = "import torch; print(torch.backends.cpu.get_cpu_capability(), 'in torch')"
+
+
+def main(options: list[str]) -> int:
+    """Runs all of them, whatever fails; `options` are pytest's."""
+    outcomes: list[tuple[str, int, float]] = []
+    for name, (changes, threads) in KERNELS.items():
+        environment = os.environ | changes
+        chosen = subprocess.run(
+            [sys.executable, "-c", CHOSEN], env=environment, capture_output=True, text=True, check=True
+        )
+        say(f"== {name}: {chosen.stdout.strip()}, {threads} threads")
+        start = time.monotonic()
+        command = [sys.executable, "-m", "pytest", *SUITES, f"--threads={threads}", *options]
+        outcomes.append(
+            (name, subprocess.run(command, env=environment, check=False).returncode, time.monotonic() - start)
+        )
+    say("")
+    for name, code, seconds in outcomes:
+        say(f"{'FAILED' if code else 'passed'} in {seconds:4.0f} s: {name}")
+    return int(any(code for _, code, _ in outcomes))
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
