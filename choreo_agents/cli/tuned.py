@@ -148,7 +148,8 @@ def _course_lines(found: TunedReport) -> list[str]:
     for name, card in found.cards.items():
         before, best = card["untuned"], card["best"]
         lines.append(
-            f"| {name} | {card['share_of_model']:.1%} | {card['traces']['traces']} | {card['best_epoch']} | {card['steps']} | "
+            f"| {name} | {card['share_of_model']:.1%} | {card['traces']['traces']} | {card['best_epoch']} | "
+            f"{card['steps']} | "
             f"{before['loss']:.3f} to {best['loss']:.3f} | {before['score']:.3f} to {best['score']:.3f} | "
             f"{card['minutes']:.1f} |"
         )
