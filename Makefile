@@ -6,7 +6,7 @@ WORKERS := -n logical --maxprocesses 4 --dist worksteal
 LOWEST := .venv-lowest
 FLOORS := $(shell sed -nE 's/^ *"(torch|transformers)>=([0-9.]+).*/\1==\2/p' pyproject.toml)
 
-.PHONY: help demo test test-kernels test-lowest install check format train-embedded clean
+.PHONY: help demo test test-slow test-kernels test-lowest install check format train-embedded clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -15,14 +15,17 @@ help:  ## Show this list
 demo: $(STAMP)  ## Watch three agents debate, and what sharing their KV cache saved
 	@$(BIN)/choreo run debate
 
-test: $(STAMP)  ## Run all tests
+test: $(STAMP)  ## Run the tests, all but the slow ones
 	@$(BIN)/python -m pytest $(WORKERS)
+
+test-slow: $(STAMP)  ## Run the slow tests: much random input, or at length
+	@$(BIN)/python -m pytest $(WORKERS) -m slow
 
 test-kernels: $(STAMP)  ## Run what is exact with the kernels of other processors, too
 	@$(BIN)/python tests/under_other_kernels.py $(WORKERS)
 
 test-lowest: $(LOWEST)/.installed  ## Run all tests on the oldest torch and transformers (downloads 3 GB once)
-	@$(LOWEST)/bin/python -m pytest $(WORKERS)
+	@$(LOWEST)/bin/python -m pytest $(WORKERS) -m ''
 
 install: $(STAMP)  ## Create .venv and install the package with its development tools
 

@@ -101,6 +101,7 @@ def again(engine: Engine, said: Said, known: dict[Said, MessageHandle]) -> Messa
     return known[said]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(170)
 def test_a_soak_leaks_nothing_and_says_nothing_wrong(tiny: LoadedModel, tmp_path: Path, capsys) -> None:
     tallies = [Tally() for _ in range(TASKS)]

@@ -43,7 +43,7 @@ def require_close(mine: list[torch.Tensor], theirs: torch.Tensor) -> None:
     assert error <= TOLERANCE, f"logits differ by {error}"
 
 
-@pytest.mark.parametrize("prompt_length", [1, 2, 17, 150])
+@pytest.mark.parametrize("prompt_length", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 17)), 150])
 def test_greedy_decode_equals_hugging_face_generate(model: LoadedModel, oracle: Oracle, prompt_length: int) -> None:
     prompt = draw_tokens(random.Random(prompt_length), prompt_length, prompt_length)
     wanted, logits = oracle.generate(prompt, 40)

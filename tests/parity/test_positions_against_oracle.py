@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,7 +47,14 @@ def ideal(model_path: Path) -> Oracle:
     oracle = Oracle(model_path)
     for buffer in oracle.model.buffers():
         buffer.data = buffer.data.double()
+    oracle.model.register_forward_pre_hook(with_wide_positions, with_kwargs=True)
     return oracle
+
+
+def with_wide_positions(
+    _: object, args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, options | {"position_ids": options["position_ids"].double()}
 
 
 def heard(model: LoadedModel, encoded: int, shown: int) -> Tensor:

@@ -28,7 +28,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("sunk", [False, True])
+@pytest.mark.parametrize("sunk", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_gradients_equal_finite_differences(name: str, sunk: bool) -> None:
     rng = random.Random(f"gradients {name} {sunk}")
     traces = [with_mapped(draw_trace(rng, 5, longest=4, name=str(number)), rng) for number in range(2)]
