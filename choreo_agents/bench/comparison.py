@@ -10,6 +10,17 @@ from choreo_agents.bench.debate import Cost, DebateRun, DebateSetting, hold
 from choreo_agents.engine.methods import MethodName
 
 METHODS: tuple[MethodName, ...] = ("choreo", "baseline", "naive")
+TWINS: tuple[MethodName, ...] = ("baseline", "naive")
+"""What choreo is compared with: text that is encoded again."""
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """What a twin took in units of what choreo took."""
+
+    tokens_encoded: float
+    ttft_mean: float
+    end_to_end: float
 
 
 @dataclass(frozen=True)
@@ -20,6 +31,15 @@ class Comparison:
     baseline: DebateRun
     """The baseline's own debate, decoded freely."""
     repeats: int
+
+    def ratios(self, twin: MethodName) -> Ratios:
+        """How much more than choreo a twin took."""
+        other, own = self.costs[twin], self.costs["choreo"]
+        return Ratios(
+            other.tokens_encoded / own.tokens_encoded,
+            other.ttft_mean_s / own.ttft_mean_s,
+            other.end_to_end_s / own.end_to_end_s,
+        )
 
 
 def compare(setting: DebateSetting, *, repeats: int, on_progress: Callable[[], None] = lambda: None) -> Comparison:

@@ -9,7 +9,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage
 
-from choreo_agents.bench.running import OnToken, run_graph
+from choreo_agents.bench.running import OnDecode, OnToken, run_graph
 from choreo_agents.engine import Engine
 from choreo_agents.engine.memory_map import MemoryMap
 from choreo_agents.engine.methods import MethodName
@@ -72,7 +72,12 @@ class DebateSetting:
 
 
 def hold(
-    setting: DebateSetting, method: MethodName, *, replay: Replay | None = None, on_token: OnToken | None = None
+    setting: DebateSetting,
+    method: MethodName,
+    *,
+    replay: Replay | None = None,
+    on_token: OnToken | None = None,
+    on_decode: OnDecode = lambda item: None,
 ) -> DebateRun:
     """Hold a debate on a fresh engine, with free decoding or with forced tokens.
 
@@ -81,12 +86,16 @@ def hold(
         method: How the engine serves it.
         replay: The tokens that every agent must say.
         on_token: Sees the words as they come.
+        on_decode: Sees what each message cost.
     """
     problem = setting.problem
+    # What everybody reads is encoded once for all; a question with nothing to read is the input itself.
+    told = problem.record or (problem.question,)
     graph = debate(
         dict(zip(problem.agents, problem.notes, strict=True)),
         rounds=setting.rounds,
         system=DEBATE_RULES,
+        question=problem.question if problem.record else None,
         sampling=setting.sampling,
     )
     with Engine.load(
@@ -97,8 +106,9 @@ def hold(
         disk=setting.disk,
         seed=setting.seed,
     ) as engine:
-        question = [("user", problem.question)]
-        state, spent = run_coroutine(run_graph(engine, graph, question, replay=replay, on_token=on_token))
+        seen: Any = {"on_token": on_token, "on_decode": on_decode}
+        messages = [("user", words) for words in told]
+        state, spent = run_coroutine(run_graph(engine, graph, messages, replay=replay, **seen))
         stats, memory = engine.stats(), engine.memory_map()
         said = {
             (entry["author"], entry["superstep"], entry["branch"], entry["call"]): _generated(engine, entry)

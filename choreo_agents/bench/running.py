@@ -13,6 +13,8 @@ from choreo_agents.graph.run import Replay
 
 OnToken = Callable[[str, str, str], None]
 """Called with agent, message id and text for every piece of text as it is decoded."""
+OnDecode = Callable[[Mapping[str, Any]], None]
+"""Called with what `stream_mode="custom"` tells of a message that was said: agent, tokens encoded and reused, times."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ async def run_graph(
     replay: Replay | None = None,
     seed: int | None = None,
     on_token: OnToken | None = None,
+    on_decode: OnDecode = lambda item: None,
 ) -> tuple[Mapping[str, Any], RunCost]:
     """Run a graph once and return its end state and its cost.
 
@@ -48,6 +51,7 @@ async def run_graph(
         replay: The tokens that every agent must say.
         seed: Of the run.
         on_token: Sees the words as they come.
+        on_decode: Sees what each message cost.
     """
     app = graph.compile(engine=engine)
     config: Any = {"configurable": {"replay": replay, "seed": seed}, "recursion_limit": 1000}
@@ -61,6 +65,7 @@ async def run_graph(
             state = item
         elif mode == "custom":
             waits.append(item["ttft_s"])
+            on_decode(item)
         elif on_token is not None:
             message, metadata = item
             on_token(metadata["langgraph_node"], message.id, message.text)

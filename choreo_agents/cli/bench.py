@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -15,9 +15,11 @@ from rich.table import Table
 
 from choreo_agents.bench.accuracy import Accuracy, score_debates
 from choreo_agents.bench.comparison import METHODS
+from choreo_agents.cli.debates import ReportsOption, debate_drawn
 from choreo_agents.cli.options import AgentsOption, DeviceOption, ModelOption, RoundsOption, errors_as_lines, load
 from choreo_agents.engine.methods import MethodName
 from choreo_agents.evaluation import Difference, Score
+from choreo_agents.language.tasks.record_debate import REPORTS
 
 
 def debate(
@@ -25,13 +27,15 @@ def debate(
     n: Annotated[int, typer.Option("--n", min=1, help="Debates per method.")] = 100,
     agents: AgentsOption = 3,
     rounds: RoundsOption = 3,
+    reports: ReportsOption = REPORTS,
     seed: Annotated[int, typer.Option(max=2**62, help="Seed of the first debate; the others follow.")] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
     device: DeviceOption = "cpu",
 ) -> None:
     """How often debates end in the right answer: agents that share caches, and agents that pass text.
 
-    Every method decodes freely. naive says the same as baseline, which only encodes less; it is left out.
+    They debate over a record of reports and have notes of their own, as in [b]choreo run debate[/b]. Every method
+    decodes freely. naive says the same as baseline, which only encodes less; it is left out.
     """
     console = Console(stderr=as_json, highlight=False)
     methods: list[MethodName] = [method for method in METHODS if method != "naive"]
@@ -44,22 +48,40 @@ def debate(
                 scores[method] = score_debates(
                     loaded,
                     method,
+                    partial(debate_drawn, agents=agents, reports=reports),
                     count=n,
-                    agents=agents,
                     rounds=rounds,
                     seed=seed,
                     on_progress=partial(progress.advance, task),
                 )
+        difference = scores["choreo"].over(scores["baseline"])
         if as_json:
-            typer.echo(json.dumps({method: asdict(score) for method, score in scores.items()}, indent=2))
+            found = {method: _object(score) for method, score in scores.items()}
+            typer.echo(json.dumps(found | {"difference": _difference(difference)}, indent=2))
             return
-        title = f"{n} debates of {agents} agents, {rounds} rounds; in brackets 95 % intervals"
+        record = f" over {reports} reports" if reports else ""
+        title = f"{n} debates of {agents} agents in {rounds} rounds{record}; in brackets 95 % intervals"
         table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
         for column in ("method", "final answer right", "first agent's first answer right", "gain"):
             table.add_column(column)
         for method, score in scores.items():
             table.add_row(method, _words(score.final), _words(score.first_answer), _points(score.gain))
+        table.add_section()
+        table.add_row("choreo - baseline", _points(difference))
         console.print(table)
+
+
+def _object(score: Accuracy) -> dict[str, Any]:
+    """A method's scores as `--json` gives them."""
+    return {
+        "final": asdict(score.final),
+        "first_answer": asdict(score.first_answer),
+        "gain": asdict(score.gain),
+    }
+
+
+def _difference(difference: Difference) -> dict[str, Any]:
+    return asdict(difference) | {"share": difference.share, "interval": difference.interval()}
 
 
 def _words(score: Score) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -11,13 +12,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from choreo_agents.bench.comparison import Comparison
+from choreo_agents.bench.comparison import TWINS, Comparison
 from choreo_agents.bench.debate import Cost, DebateRun
-from choreo_agents.engine.methods import MethodName
 from choreo_agents.language.scoring import first_sentence
 from choreo_agents.language.tasks.debate import DebateProblem
-
-TWINS: tuple[MethodName, ...] = ("baseline", "naive")
 
 
 class DebateDisplay:
@@ -26,6 +24,7 @@ class DebateDisplay:
     def __init__(self, console: Console, problem: DebateProblem, rounds: int) -> None:
         self._problem = problem
         self._words: dict[str, dict[str, str]] = {agent: {} for agent in problem.agents}
+        self._costs: dict[str, list[str]] = {agent: [] for agent in problem.agents}
         self._rounds = rounds
         self._live = Live(self._table(), console=console, refresh_per_second=20)
 
@@ -46,30 +45,44 @@ class DebateDisplay:
             said[message_id] = said.get(message_id, "") + text
             self._live.update(self._table())
 
+    def told(self, cost: Mapping[str, Any]) -> None:
+        """Note what an agent read for the message that it has just said."""
+        if cost["agent"] in self._costs:
+            read, encoded = cost["tokens_reused"], cost["tokens_encoded"]
+            self._costs[cost["agent"]].append(f"{read:,} read, {encoded:,} encoded")
+            self._live.update(self._table())
+
     def _table(self) -> RenderableType:
         table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False)
         table.add_column("round", justify="right", style="dim")
         for agent in self._problem.agents:
             table.add_column(agent, ratio=1, overflow="fold")
         for number in range(self._rounds):
-            said = [list(self._words[agent].values()) for agent in self._problem.agents]
-            table.add_row(str(number + 1), *(self._cell(words[number : number + 1]) for words in said))
+            table.add_row(str(number + 1), *(self._cell(agent, number) for agent in self._problem.agents))
         return table
 
-    def _cell(self, words: list[str]) -> Text:
-        if not words:
-            return Text("")
-        right = first_sentence(words[0]) == self._problem.answer
-        done = "." in words[0]
-        return Text(words[0].strip(), style="green" if right else "yellow" if done else "")
+    def _cell(self, agent: str, number: int) -> Text:
+        words, costs = list(self._words[agent].values()), self._costs[agent]
+        if number >= len(words):
+            heard = all(len(done) >= number for done in self._costs.values())
+            return Text("reads ..." if heard else "", style="dim")
+        right = first_sentence(words[number]) == self._problem.answer
+        over = number < len(costs)
+        shown = Text(words[number].strip(), style="green" if right else "yellow" if over else "")
+        shown.append(f"\n{costs[number]}" if over else " ...", style="not bold dim default")
+        return shown
 
 
-def opening(problem: DebateProblem, model: str, method: str) -> RenderableType:
-    """The question, and what each agent has read."""
+def opening(problem: DebateProblem, record_tokens: int, model: str, method: str) -> RenderableType:
+    """The question, what all agents read, and what each was told alone."""
     lines = Table.grid(padding=(0, 1))
     lines.add_column(style="bold")
     lines.add_column()
     lines.add_row("asked", Text(problem.question))
+    if problem.record:
+        begins = " ".join(problem.record[0].split()[:14])
+        held = f"{len(problem.record)} reports, {record_tokens:,} tokens, read by all: "
+        lines.add_row("record", Text.assemble(held, (f"{begins} ...", "dim")))
     for agent, notes in zip(problem.agents, problem.notes, strict=True):
         lines.add_row(agent, Text(notes, style="dim"))
     return Panel(lines, title=f"a debate on {model}, method {method}", title_align="left", expand=False)
@@ -107,6 +120,22 @@ def cost_table(comparison: Comparison) -> RenderableType:
         style="dim",
     )
     return Group(table, note)
+
+
+def summary(comparison: Comparison) -> Text:
+    """One sentence on what was seen, whichever way it went."""
+    cached, plain = (comparison.ratios(twin) for twin in TWINS)
+    return Text(
+        f"Against text with a prefix cache, choreo encoded {_times(cached.tokens_encoded, 'fewer', 'more')} tokens, "
+        f"its agents' first words came {_times(cached.ttft_mean, 'sooner', 'later')} and the whole debate was over "
+        f"{_times(cached.end_to_end, 'sooner', 'later')}; against text without one it was over "
+        f"{_times(plain.end_to_end, 'sooner', 'later')}."
+    )
+
+
+def _times(ratio: float, more: str, less: str) -> str:
+    """How many times as much something else took, as a person says it."""
+    return f"{ratio:.2f}x {more}" if ratio >= 1 else f"{1 / ratio:.2f}x {less}"
 
 
 def cost_object(cost: Cost) -> dict[str, float]:

@@ -30,6 +30,7 @@ def debate(
     *,
     rounds: int = 3,
     system: str | None = None,
+    question: str | None = None,
     revise: str | None = None,
     sampling: Sampling | None = None,
     visibility: Mode = "shared",
@@ -40,6 +41,8 @@ def debate(
         notes: Each agent's private system prompt, by its name; None for an agent that has none.
         rounds: How often each agent speaks.
         system: The public root that all of them share.
+        question: What each is asked before it first speaks, in a turn of its own, behind its notes and the input. Then
+            the input is what all have to read, such as a record: it is encoded once, for all of them.
         revise: What each is asked from its second round on, after it has heard the others.
         sampling: How they choose tokens.
         visibility: How they see each other: their own encodings, or fresh ones of their words.
@@ -55,14 +58,15 @@ def debate(
     names = list(notes)
 
     def asked(state: Mapping[str, Any]) -> str | None:
-        return revise if state.get("rounds_over", 0) else None
+        return revise if state.get("rounds_over", 0) else question
 
     for name in names:
         others = {other: Rule(visibility, history="last") for other in names if other != name}
-        prompt = None if revise is None else asked
+        prompt = None if revise is None and question is None else asked
         graph.add_node(name, Agent(name, system=notes[name], prompt=prompt, sampling=sampling, reads=others))
-        # With notes, each reads the question in their light: a few tokens, without which it would not find the answer.
-        graph.add_edge(START, name, visibility="shared" if notes[name] is None else "reencoded")
+        # With notes, each reads a question in their light: a few tokens, without which it would not find the answer.
+        alike = notes[name] is None or question is not None
+        graph.add_edge(START, name, visibility="shared" if alike else "reencoded")
 
     def count_round(state: DebateState) -> dict[str, int]:
         return {"rounds_over": (state.get("rounds_over", 0) + 1) % rounds}

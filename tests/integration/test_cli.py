@@ -30,6 +30,9 @@ def test_the_debate_is_shown_with_its_costs() -> None:
         "Alice",
         "final answer (choreo)",
         "final answer (baseline)",
+        "8 reports, 788 tokens, read by all",
+        "read,",
+        "Against text with a prefix cache, choreo encoded 2.",
     ):
         assert expected in out
     for row in ("tokens encoded", "tokens reused", "first token", "end to end"):
@@ -39,7 +42,8 @@ def test_the_debate_is_shown_with_its_costs() -> None:
 def test_json_is_one_object_and_choreo_encodes_fewer_tokens() -> None:
     out, err = run("run", "debate", "--repeats", "1", "--json", "--seed", "3", "--rounds", "2", "--agents", "4")
     result = json.loads(out)
-    assert set(result) == {"question", "answer", "correct", "messages", "methods"}
+    assert set(result) == {"question", "record_tokens", "answer", "correct", "messages", "methods", "ratios"}
+    assert result["record_tokens"] == 788
     assert [(m["round"], m["agent"]) for m in result["messages"][:4]] == [
         (1, name) for name in ("Alice", "Bruno", "Clara", "David")
     ]
@@ -52,13 +56,37 @@ def test_json_is_one_object_and_choreo_encodes_fewer_tokens() -> None:
         methods["choreo"]["tokens_encoded"] < methods["baseline"]["tokens_encoded"] < methods["naive"]["tokens_encoded"]
     )
     assert methods["naive"]["tokens_reused"] == 0
+    assert list(result["ratios"]) == ["baseline", "naive"]
+    for twin, ratios in result["ratios"].items():
+        for ratio, figure in (
+            ("tokens_encoded", "tokens_encoded"),
+            ("ttft_mean", "ttft_mean_s"),
+            ("end_to_end", "end_to_end_s"),
+        ):
+            assert ratios[ratio] == pytest.approx(methods[twin][figure] / methods["choreo"][figure])
     assert "final answer" in err
+
+
+@pytest.mark.parametrize("width", ["80", "120"])
+def test_a_debate_fits_the_screen(width: str) -> None:
+    result = runner.invoke(app, ["run", "debate", "--repeats", "1", "--rounds", "2"], env={"COLUMNS": width})
+    lines = result.stdout.splitlines()
+    assert max(len(line) for line in lines) <= int(width)
+    assert not any(line.rstrip().endswith("...") for line in lines), "nothing is cut short but the record"
+
+
+def test_notes_alone_can_be_debated_about() -> None:
+    result = json.loads(run("run", "debate", "--repeats", "1", "--json", "--rounds", "2", "--reports", "0")[0])
+    assert result["record_tokens"] == 0 and result["methods"]["naive"]["tokens_encoded"] < 788
+    assert "read by all" not in run("run", "debate", "--no-compare", "--rounds", "1", "--reports", "0")[0]
+    assert "--reports" in run("run", "debate", "--reports", "10", code=2)[1]
 
 
 @pytest.mark.parametrize("method", ["choreo", "baseline", "naive"])
 def test_no_compare_reports_the_method_that_ran(method: str) -> None:
     out, _ = run("run", "debate", "--method", method, "--no-compare", "--json", "--rounds", "1")
-    assert list(json.loads(out)["methods"]) == [method]
+    result = json.loads(out)
+    assert list(result["methods"]) == [method] and result["ratios"] == {}
 
 
 def test_a_model_saved_to_disk(tiny_path: Path) -> None:
@@ -69,9 +97,13 @@ def test_a_model_saved_to_disk(tiny_path: Path) -> None:
 def test_bench_scores_both_methods() -> None:
     out, _ = run("bench", "debate", "--n", "2", "--json")
     scores = json.loads(out)
-    assert set(scores) == {"choreo", "baseline"}
+    assert set(scores) == {"choreo", "baseline", "difference"}
     assert scores["baseline"]["final"]["count"] == 2
-    assert "final answer right" in run("bench", "debate", "--n", "1")[0]
+    difference, finals = scores["difference"], [scores[method]["final"]["right"] for method in ("choreo", "baseline")]
+    assert difference["gained"] - difference["lost"] == finals[0] - finals[1]
+    assert difference["interval"][0] <= difference["share"] <= difference["interval"][1]
+    shown, _ = run("bench", "debate", "--n", "1", "--reports", "0")
+    assert "final answer right" in shown and "choreo - baseline" in shown
 
 
 def test_an_unsupported_model_is_one_red_line(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from choreo_agents.evaluation.evaluate import AT_ONCE, room
 from choreo_agents.evaluation.play import play
 from choreo_agents.language import TASKS, Problem, draw_problem
 from choreo_agents.language.tasks import Arithmetic, ModeratedDebate, PrisonersDilemma, Recall
-from choreo_agents.language.tasks.debate import DebateScorer
+from choreo_agents.language.tasks.debate import DebateScorer, debate_problem
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 
@@ -221,9 +221,15 @@ def test_gains_of_debates_are_of_the_final_answer_over_the_first_speakers_first(
             self.utterances = [type("Said", (), {"words": text})() for text in words]
 
     monkeypatch.setattr(accuracy, "hold", lambda setting, _: Run(setting.problem, setting.seed))
-    result = accuracy.score_debates(embedded, "choreo", count=3, agents=3, rounds=2)
+    result = accuracy.score_debates(embedded, "choreo", debate_problem, count=3, rounds=2)
     assert (result.final, result.first_answer) == (Score(3, 3), Score(1, 3))
     assert (result.gain.gained, result.gain.lost) == (2, 0)
+
+
+def test_methods_are_compared_debate_by_debate() -> None:
+    one = accuracy.Accuracy((True, True, False, True), (False,) * 4)
+    other = accuracy.Accuracy((True, False, True, False), (False,) * 4)
+    assert one.over(other) == Difference(2, 1, 4) and other.over(one) == Difference(1, 2, 4)
 
 
 def test_an_answer_that_one_of_several_leaves_open_cannot_be_read() -> None:

@@ -40,6 +40,8 @@ class DebateProblem:
     agents: tuple[str, ...]
     notes: tuple[str, ...]
     """One text per agent, for its system prompt."""
+    record: tuple[str, ...] = ()
+    """Reports that all agents read before they are asked (see `record_debate_problem`)."""
 
     def is_correct(self, reply: str) -> bool:
         """Whether the reply's first sentence is the true answer."""
@@ -68,11 +70,10 @@ def debate_problem(
 
 def draw_debate(rng: random.Random, *, agents: int = 3, facts: int = 4, wrong: int | None = None) -> DebateProblem:
     """As `debate_problem`, from a generator."""
-    if not 2 <= agents <= MOST_AGENTS:
-        raise ValueError(f"agents must be between 2 and {MOST_AGENTS}, not {agents!r}")
+    minority = minority_of(agents)
     truths = draw_facts(rng, facts)
     asked = rng.choice(truths)
-    mistaken = set(rng.sample(range(agents), (agents - 1) // 2 if wrong is None else wrong))
+    mistaken = set(rng.sample(range(agents), minority if wrong is None else wrong))
     notes: list[str] = []
     for index in range(agents):
         held = [with_wrong_number(rng, fact) if fact is asked and index in mistaken else fact for fact in truths]
@@ -84,6 +85,17 @@ def draw_debate(rng: random.Random, *, agents: int = 3, facts: int = 4, wrong: i
         agents=vocabulary.AGENTS[:agents],
         notes=tuple(notes),
     )
+
+
+def minority_of(agents: int) -> int:
+    """How many of so many debaters may be wrong, each in a way of its own or all alike, and the truth still prevails.
+
+    Raises:
+        ValueError: No debate has so many.
+    """
+    if not 2 <= agents <= MOST_AGENTS:
+        raise ValueError(f"agents must be between 2 and {MOST_AGENTS}, not {agents!r}")
+    return (agents - 1) // 2
 
 
 @dataclass(frozen=True)
