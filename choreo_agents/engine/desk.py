@@ -257,12 +257,12 @@ class Desk:
             return self._answered(known, read, batch.scope)
         request = self._prefilling.get(identity)
         if not core.method.keeps_kv or (request is None and call.lazy and not job.mapper):
-            made = job.parents[0] if job.mapper else _unencoded(self, job, call)
+            made = job.parents[0] if job.mapper else _unencoded(self, job, read)
             return self._answered(made, read, batch.scope)
         if request is None:
             order = _Order(self, job, {}, encodes_end=True, running=self._prefilling, key=identity)
             request = _request(core, job, order, call.author, call.role)
-            request.label = job.label(call.author, call.role)
+            request.label = job.label(call.author, call.role, self.label_of(read).source)
             self._prefilling[identity] = request
             batch.requests.append(request)
         return self._joined(request, read, batch)
@@ -327,11 +327,14 @@ class Desk:
         return answer
 
 
-def _unencoded(desk: Desk, job: Job, call: Prefill) -> Message:
+def _unencoded(desk: Desk, job: Job, read: ReadCall) -> Message:
     """A message that stays text, or that whoever reads it first has encoded."""
+    call = read.call
+    assert isinstance(call, Prefill)
     message = desk.intake.message(job, job.tokens, call.author, call.role, Usage(0, 0, None, 0.0))
     if desk.core.method.keeps_kv:
-        message.label, message.header = job.label(call.author, call.role), len(job.tokens)
+        message.label = job.label(call.author, call.role, desk.label_of(read).source)
+        message.header = len(job.tokens)
         message.promise = desk.core.next_number()
     return desk.core.ledger.enter(message, None)
 

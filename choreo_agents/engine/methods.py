@@ -42,10 +42,11 @@ class Job:
     mapper: str = ""
     """Fingerprint of the cache mapper that makes its KV of its one parent's; empty: it is encoded."""
 
-    def label(self, author: str | None, role: str | None) -> str:
-        """Names the call by who makes it and by what it sees where, not by any words."""
+    def label(self, author: str | None, role: str | None, source: Message | None = None) -> str:
+        """Names the call by who makes it, what it sees where and what it encodes again, not by any words."""
         seen = [(parent.label, offset) for parent, offset in zip(self.parents, self.placement.relative(), strict=True)]
-        return hashlib.blake2b(repr((author, role, seen)).encode(), digest_size=8).hexdigest()
+        named = (author, role, seen, None if source is None else source.label)
+        return hashlib.blake2b(repr(named).encode(), digest_size=8).hexdigest()
 
     def prompt_tokens(self) -> int:
         """Of its view and its own turn, as far as that is given."""

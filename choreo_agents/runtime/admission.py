@@ -102,21 +102,29 @@ class Admission:
             at += 1
         return seen
 
-    def admit(self, request: Request, *, alone: bool, chunks: Mapping[int, int]) -> bool:
-        """Give a request its memory.
+    def can_begin(self, request: Request, chunks: Mapping[int, int]) -> bool:
+        """Whether nothing that a request waits for keeps it from a step.
 
-        It stays in the queue if one admitted before it took its room, or has begun to encode what it can reuse.
+        False if one admitted before it has begun to encode what it can reuse, or if what it follows on does not end in
+        the step after all.
+
+        Args:
+            request: One of those that wait.
+            chunks: Tokens of each request in the step.
+        """
+        if request.encoding.ready():
+            return True
+        followed = _followed(request)
+        # One that was not admitted after all has no tokens to encode, and so not as many as were planned.
+        return bool(followed) and all(chunks.get(each.number) == each.pending for each in followed)
+
+    def admit(self, request: Request, *, alone: bool) -> bool:
+        """Give a request that can begin its memory; it stays in the queue if there is no room for it now.
 
         Args:
             request: One of those that wait.
             alone: Nothing is running that would give memory back.
-            chunks: Tokens of each request in the step that it is admitted to: what it follows on must end there.
         """
-        if not request.encoding.ready():
-            followed = _followed(request)
-            # One that was not admitted after all has no tokens to encode, and so not as many as were planned.
-            if not followed or any(chunks.get(each.number) != each.pending for each in followed):
-                return False
         for reuse in (True, False):
             absent, prompt = request.encoding.pin(reuse=reuse)
             try:

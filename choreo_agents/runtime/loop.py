@@ -164,10 +164,12 @@ class EngineLoop:
         by_number = {request.number: request for request in admission.waiting}
         stuck, chunks = list(plan.stuck), dict(plan.chunks)
         for number in plan.admitted:
-            alone = not self._running
-            if admission.admit(by_number[number], alone=alone, chunks=chunks):
-                self._running[number] = by_number[number]
-                admission.add(by_number[number].grow())
+            request, alone = by_number[number], not self._running
+            if not admission.can_begin(request, chunks):
+                continue  # it waits on, for what is computed or fetched for it: room is not what it lacks
+            if admission.admit(request, alone=alone):
+                self._running[number] = request
+                admission.add(request.grow())
             elif alone:
                 stuck.append(number)
         for number in stuck:
@@ -208,8 +210,7 @@ class EngineLoop:
             counters.decode_unfinished += unfinished
         for row in step.rows:
             request = self._running[row.number]
-            row.segment.encoded += len(row.tokens)
-            request.charge(len(row.tokens))
+            request.advance(len(row.tokens))
             counters.count(len(row.tokens), again=request.again, mapped=bool(row.mapper))
             if row.number in chosen:
                 if request.first_token_s is None:

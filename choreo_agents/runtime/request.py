@@ -240,8 +240,10 @@ class Request:
             return 0
         return sum(piece.count for piece in self.binding.view) - self.charges.in_view
 
-    def charge(self, tokens: int) -> None:
-        """Charge somebody for tokens of it that a step has encoded."""
+    def advance(self, tokens: int) -> None:
+        """A step has encoded so many more tokens of it: somebody is charged for them."""
+        assert self.segment is not None
+        self.segment.encoded += tokens
         payer = self.payer()
         if self.again:
             payer.charges.recomputed += tokens

@@ -43,7 +43,7 @@ class Timetable:
         self._names: dict[int, Name] = {}
         self._counts: Counter[str] = Counter()
         self._since: float | None = None
-        """When a call was first missed."""
+        """When the next step was first looked for, since the last one ran."""
 
     def again(self) -> Timetable:
         """A timetable for another engine, which runs the steps of this one."""
@@ -70,21 +70,21 @@ class Timetable:
             running: The numbers of those that run.
 
         Raises:
-            InvalidRequestError: They have not come for long.
+            InvalidRequestError: They have not come for long, or cannot begin.
         """
         assert self._wanted is not None
         numbers = {self.name(request): request.number for request in sorted(requests, key=lambda each: each.number)}
         step = self._wanted[len(self.steps)]
-        missing = [name for name, _ in step if name not in numbers]
+        missing = sum(name not in numbers for name, _ in step)
+        self._since = self._since or time.perf_counter()
+        if numbers and time.perf_counter() - self._since > PATIENCE_S:
+            late = f"{missing} calls that have not come" if missing else "calls that could not begin"
+            raise InvalidRequestError(
+                f"step {len(self.steps) + 1} of the timetable holds {late} in {PATIENCE_S} s: this program makes other "
+                "calls than the one that was written down"
+            )
         if missing:
-            self._since = self._since or time.perf_counter()
-            if numbers and time.perf_counter() - self._since > PATIENCE_S:
-                raise InvalidRequestError(
-                    f"step {len(self.steps) + 1} of the timetable holds {len(missing)} calls that have not come in "
-                    f"{PATIENCE_S} s: this program makes other calls than the one that was written down"
-                )
             return None
-        self._since = None
         chunks = tuple((numbers[name], count) for name, count in step)
         return Plan(tuple(number for number, _ in chunks if number not in running), (), chunks)
 
@@ -93,3 +93,4 @@ class Timetable:
         step = tuple((self.name(request), count) for request, count in rows)
         if step:
             self.steps.append(step)
+            self._since = None

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from choreo_agents import END, START, Agent, ChoreoGraph, Decode, Engine, MessageHandle, Sampling
 from choreo_agents.engine import Prefill
-from choreo_agents.errors import CapacityError, RequestTimeoutError
+from choreo_agents.errors import CapacityError, EngineFailedError, RequestTimeoutError
 from choreo_agents.models import LoadedModel
 from choreo_agents.pml import Schema, SchemaLibrary
+from choreo_agents.runtime import timetable as timetables
 from choreo_agents.runtime.loop import EngineLoop
 from choreo_agents.runtime.timetable import Timetable
 
@@ -348,3 +349,31 @@ def test_a_prescribed_step_lets_nobody_read_what_it_cuts_short(make_engine: Make
     answer(cut, chain(cut, 1, lazy=True), 3)
     require_close(logits_by_seed[1], logits_by_seed[2])
     require_close(logits_by_seed[1], logits_by_seed[3])
+
+
+def test_words_encoded_again_are_told_apart_by_what_they_are_of(make_engine: MakeEngine) -> None:
+    """In another run they may be promised in another order: which node comes first is left to threads."""
+
+    def run(engine: Engine, order: tuple[int, int]) -> None:
+        said = [engine.prefill(words(8 + n), author="ab"[n]) for n in (0, 1)]
+        calls = {n: Prefill(words(n, 20 + 40 * n), source=said[n], lazy=True) for n in order}
+        again = {n: engine.prefill([call])[0] for n, call in calls.items()}
+        engine.decode([Decode([7], [again[n]], None, 300, Sampling(forced=(5,)), "ab"[n]) for n in (0, 1)])
+
+    timetable = Timetable()
+    run(make_engine(timetable=timetable, step_tokens=64), (0, 1))
+    kept = timetable.again()
+    run(make_engine(timetable=kept, step_tokens=64), (1, 0))
+    assert kept.steps == timetable.steps
+
+
+def test_a_timetable_that_cannot_be_kept_to_says_so(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for a message that no step encodes lacks no room."""
+    monkeypatch.setattr(timetables, "PATIENCE_S", 0.1)
+    timetable = Timetable()
+    first = make_engine(timetable=timetable)
+    answer(first, chain(first, 1, lazy=True), 1)
+    [_, reader], *rest = timetable.steps
+    again = make_engine(timetable=Timetable([[reader], *rest]))
+    with pytest.raises(EngineFailedError, match="calls that could not begin"):
+        answer(again, chain(again, 1, lazy=True), 2)
