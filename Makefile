@@ -12,7 +12,7 @@ FLOORS := $(shell sed -nE 's/^ *"(torch|transformers)>=([0-9.]+).*/\1==\2/p' pyp
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-demo: $(STAMP)  ## Watch three agents debate, and what sharing their KV cache saved
+demo: $(STAMP)  ## Watch three agents debate over one record, and what sharing their KV cache saves
 	@$(BIN)/choreo run debate
 
 test: $(STAMP)  ## Run the tests, all but the slow ones

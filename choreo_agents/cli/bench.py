@@ -26,7 +26,7 @@ def debate(
     model: ModelOption = "embedded",
     n: Annotated[int, typer.Option("--n", min=1, help="Debates per method.")] = 100,
     agents: AgentsOption = 3,
-    rounds: RoundsOption = 3,
+    rounds: RoundsOption = 2,
     reports: ReportsOption = REPORTS,
     seed: Annotated[int, typer.Option(max=2**62, help="Seed of the first debate; the others follow.")] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
@@ -66,9 +66,8 @@ def debate(
             table.add_column(column)
         for method, score in scores.items():
             table.add_row(method, _words(score.final), _words(score.first_answer), _points(score.gain))
-        table.add_section()
-        table.add_row("choreo - baseline", _points(difference))
         console.print(table)
+        console.print(f"choreo - baseline, final answers of the same debates: {_points(difference)}")
 
 
 def _object(score: Accuracy) -> dict[str, Any]:

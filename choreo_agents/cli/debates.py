@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 
 from choreo_agents.language.tasks.debate import DebateProblem, debate_problem
-from choreo_agents.language.tasks.record_debate import MOST_REPORTS, record_debate_problem
+from choreo_agents.language.tasks.record_debate import REPORTS, record_debate_problem
 
 ReportsOption = Annotated[
     int,
     typer.Option(
         "--reports",
         min=0,
-        max=MOST_REPORTS,
+        max=REPORTS,
         help="Reports that all agents read, about 98 tokens each; without any, their notes say all there is to know.",
     ),
 ]

@@ -34,7 +34,7 @@ def debate(
         ),
     ] = "choreo",
     agents: AgentsOption = 3,
-    rounds: RoundsOption = 3,
+    rounds: RoundsOption = 2,
     reports: ReportsOption = REPORTS,
     seed: Annotated[int, typer.Option(max=2**62, help="Draws the record, the question and the agents' notes.")] = 6,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method in the comparison.")] = 5,
@@ -62,7 +62,7 @@ def debate(
 
       choreo run debate --seed 1
       choreo run debate --method baseline --no-compare
-      choreo run debate --agents 5 --rounds 2 --json
+      choreo run debate --agents 5 --rounds 3 --json
       choreo run debate --reports 0
       choreo run debate --inputs questions.jsonl --out answers.jsonl
     """

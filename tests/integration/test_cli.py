@@ -30,7 +30,7 @@ def test_the_debate_is_shown_with_its_costs() -> None:
         "Alice",
         "final answer (choreo)",
         "final answer (baseline)",
-        "8 reports, 788 tokens, read by all",
+        "9 reports, 885 tokens, read by all",
         "read,",
         "Against text with a prefix cache, choreo encoded 2.",
     ):
@@ -43,7 +43,7 @@ def test_json_is_one_object_and_choreo_encodes_fewer_tokens() -> None:
     out, err = run("run", "debate", "--repeats", "1", "--json", "--seed", "3", "--rounds", "2", "--agents", "4")
     result = json.loads(out)
     assert set(result) == {"question", "record_tokens", "answer", "correct", "messages", "methods", "ratios"}
-    assert result["record_tokens"] == 788
+    assert result["record_tokens"] == 885
     assert [(m["round"], m["agent"]) for m in result["messages"][:4]] == [
         (1, name) for name in ("Alice", "Bruno", "Clara", "David")
     ]
@@ -77,7 +77,7 @@ def test_a_debate_fits_the_screen(width: str) -> None:
 
 def test_notes_alone_can_be_debated_about() -> None:
     result = json.loads(run("run", "debate", "--repeats", "1", "--json", "--rounds", "2", "--reports", "0")[0])
-    assert result["record_tokens"] == 0 and result["methods"]["naive"]["tokens_encoded"] < 788
+    assert result["record_tokens"] == 0 and result["methods"]["naive"]["tokens_encoded"] < 885
     assert "read by all" not in run("run", "debate", "--no-compare", "--rounds", "1", "--reports", "0")[0]
     assert "--reports" in run("run", "debate", "--reports", "10", code=2)[1]
 

@@ -11,10 +11,8 @@ from choreo_agents.language.tasks.debate import DEBATE_RULES, DebateProblem, min
 
 FACTS = 20
 """In each report: about 98 tokens."""
-REPORTS = 8
-"""In a record: 788 tokens with the frames of their turns."""
-MOST_REPORTS = 3 * len(vocabulary.PEOPLE) // FACTS
-"""As many as there are facts for: three about each person."""
+REPORTS = 3 * len(vocabulary.PEOPLE) // FACTS
+"""In a record, as many as there are facts for, three about each person: 885 tokens with the frames of their turns."""
 
 
 def record_debate_problem(
@@ -43,8 +41,8 @@ def record_debate_problem(
     Raises:
         ValueError: There are no such records or debates.
     """
-    if not 1 <= reports <= MOST_REPORTS:
-        raise ValueError(f"a record has 1 to {MOST_REPORTS} reports, not {reports!r}")
+    if not 1 <= reports <= REPORTS:
+        raise ValueError(f"a record has 1 to {REPORTS} reports, not {reports!r}")
     if noted < 1:
         raise ValueError(f"notes hold one sentence or more, not {noted!r}")
     minority = minority_of(agents)

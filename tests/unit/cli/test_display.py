@@ -1,0 +1,48 @@
+"""A debate on the terminal: who is speaking, what each has read, and the sentence at the end."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from choreo_agents.bench.comparison import Comparison
+from choreo_agents.bench.debate import Cost
+from choreo_agents.cli.display import DebateDisplay, summary
+from choreo_agents.language.tasks.record_debate import record_debate_problem
+
+COST = Cost(tokens_encoded=100, tokens_reused=0, ttft_mean_s=1.0, end_to_end_s=2.0, rows_per_step=1.0)
+
+
+def shown(display: DebateDisplay) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    with console.capture() as captured:
+        console.print(display._table())
+    return captured.get()
+
+
+def test_cells_tell_who_reads_who_speaks_and_what_was_read() -> None:
+    display = DebateDisplay(Console(file=io.StringIO(), width=100), record_debate_problem(1), 2)
+    assert shown(display).count("reads ...") == 3, "all of them, in the first round"
+    display.add("Alice", "a", "Ann has")
+    assert "Ann has ..." in shown(display) and shown(display).count("reads ...") == 2
+    display.add("Alice", "a", " 3 red kites.")
+    display.told({"agent": "Alice", "tokens_reused": 1900, "tokens_encoded": 10})
+    assert "1,900 read, 10 encoded" in shown(display) and "kites. ..." not in shown(display)
+    assert shown(display).count("reads ...") == 2, "Alice waits for the others before she reads again"
+    for agent in ("Bruno", "Clara"):
+        display.add(agent, agent, "Ann has 3 red kites.")
+        display.told({"agent": agent, "tokens_reused": 0, "tokens_encoded": 1})
+    assert shown(display).count("reads ...") == 3, "all of them, in the second round"
+    display.told({"agent": "a stranger", "tokens_reused": 7, "tokens_encoded": 7})
+    assert "7 read" not in shown(display)
+
+
+def test_the_sentence_says_which_way_it_went() -> None:
+    slow = replace(COST, tokens_encoded=300, ttft_mean_s=0.5, end_to_end_s=1.0)
+    costs: Any = {"choreo": COST, "baseline": slow, "naive": replace(COST, end_to_end_s=3.0)}
+    words = " ".join(summary(Comparison(costs, baseline=None, repeats=1)).plain.split())  # type: ignore[arg-type]
+    assert "encoded 3.00x fewer tokens" in words and "first words came 2.00x later" in words
+    assert "the whole debate was over 2.00x later; against text without one it was over 1.50x sooner." in words
