@@ -29,7 +29,8 @@ class ContinuousBatching:
         self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, attn_implementation="sdpa"
         ).eval()
-        config = _config(page_size=PAGE_TOKENS, num_blocks=kv_tokens // PAGE_TOKENS + 64, max_batch_tokens=4096)
+        page = "page_size" if hasattr(_config, "page_size") else "block_size"  # what transformers 5.17 calls it
+        config = _config(**{page: PAGE_TOKENS}, num_blocks=kv_tokens // PAGE_TOKENS + 64, max_batch_tokens=4096)
         settings = GenerationConfig(max_new_tokens=64, do_sample=False, eos_token_id=-1)
         self._open = ExitStack()
         self._manager: Any = self._open.enter_context(
