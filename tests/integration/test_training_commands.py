@@ -294,12 +294,16 @@ def test_all_tables_as_text_as_json_and_again(
     assert "| Alice is told | baseline | choreo |" in first and "multi_qa-serial, epoch 1: held out" in first
     text = page.read_text()
     assert f"`choreo eval tuned --n 1 --seed 0 --out '{tmp_path}/a folder'`" in text
-    assert "## Table 3: how often Bob cooperates" in text and "| multi_qa-parallel | 2 | " in text
+    assert "## Table 3: how often Bob cooperates" in text and "| multi_qa-parallel | 2.2% | 2 | " in text
     again = CliRunner().invoke(app, [*command, "--json", "--report", str(page)])
     assert again.exit_code == 0 and set(json.loads(again.stdout)) == {"tables", "dilemma", "cards"}
     assert page.read_text() == text, "started again it is the same page"
     some = said(*command, "--workflows", "multi_qa", "--report", str(page))
-    assert "Alice" not in some and "Alice" not in page.read_text() and "| multi_qa-parallel | 2 | " in page.read_text()
+    assert (
+        "Alice" not in some
+        and "Alice" not in page.read_text()
+        and "| multi_qa-parallel | 2.2% | 2 | " in page.read_text()
+    )
     assert f"--seed 0 --workflows multi_qa --out '{tmp_path}/a folder'`" in page.read_text()
     unknown = CliRunner().invoke(app, [*command, "--workflows", "multi_qa,chess"])
     assert unknown.exit_code == 1 and "there is no workflow 'chess' in the tables: there are" in unknown.output
