@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -285,7 +285,7 @@ def test_all_tables_as_text_as_json_and_again(
     }
     trials = tuple(trial for trial in tuned.TRIALS if trial.name == "MultiQA")
     for module in ("choreo_agents.bench.tuned", "choreo_agents.cli.tuned"):
-        monkeypatch.setattr(sys.modules[module], "COURSES", courses)
+        monkeypatch.setattr(import_module(module), "COURSES", courses)
     monkeypatch.setattr(tuned, "TRIALS", trials)
     monkeypatch.setattr(tuned, "SETTINGS", TuneSettings(rank=2, batch_tokens=512, epochs=1))
     page = tmp_path / "page.md"
