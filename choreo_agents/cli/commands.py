@@ -26,7 +26,8 @@ _RUN = Group(
     {
         # First in the list, and not as the other workflows are: it also compares what the methods cost.
         "debate": Command(
-            "choreo_agents.cli.run:debate", "Agents with unequal notes debate a question in parallel rounds (MADpar)."
+            "choreo_agents.cli.run:debate",
+            "Agents with system prompts of their own debate over one record in parallel rounds (MADpar).",
         ),
         **{
             name: each for name, each in _of_workflows("choreo_agents.cli.run:run_workflow").items() if name != "debate"

@@ -228,7 +228,8 @@ class Calling:
 
     async def _await(self, answers: list[Answer], scope: Scope | None, *, one: bool) -> Any:
         with self._desk.given_up_if_left(answers, scope):
-            handles = [await asyncio.wrap_future(answer) for answer in answers]
+            # What is answered already costs no turn of the event loop.
+            handles = [answer.result() if answer.done() else await asyncio.wrap_future(answer) for answer in answers]
         return handles[0] if one else handles
 
 

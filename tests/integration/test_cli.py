@@ -56,6 +56,8 @@ def test_json_is_one_object_and_choreo_encodes_fewer_tokens() -> None:
         methods["choreo"]["tokens_encoded"] < methods["baseline"]["tokens_encoded"] < methods["naive"]["tokens_encoded"]
     )
     assert methods["naive"]["tokens_reused"] == 0
+    prompts = [figures["tokens_encoded"] + figures["tokens_reused"] for figures in methods.values()]
+    assert max(prompts) <= 1.02 * min(prompts), "the same words are read under all methods"
     assert list(result["ratios"]) == ["baseline", "naive"]
     for twin, ratios in result["ratios"].items():
         for ratio, figure in (
