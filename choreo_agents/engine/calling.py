@@ -228,8 +228,12 @@ class Calling:
 
     async def _await(self, answers: list[Answer], scope: Scope | None, *, one: bool) -> Any:
         with self._desk.given_up_if_left(answers, scope):
-            # What is answered already costs no turn of the event loop.
-            handles = [answer.result() if answer.done() else await asyncio.wrap_future(answer) for answer in answers]
+            if all(answer.done() for answer in answers):
+                # One turn of the event loop, not one for each: others go on, and who was cancelled ends here.
+                await asyncio.sleep(0)
+                handles = [answer.result() for answer in answers]
+            else:
+                handles = [await asyncio.wrap_future(answer) for answer in answers]
         return handles[0] if one else handles
 
 
