@@ -21,7 +21,7 @@ _BOARD = "__pregel_choreo_board"
 
 
 @dataclass(frozen=True)
-class Branch:
+class BranchUpdate:
     """What one execution of a node has said."""
 
     author: str
@@ -46,7 +46,7 @@ class Reporting:
 
 @dataclass
 class _Superstep:
-    said: dict[str, Branch] = field(default_factory=dict)
+    said: dict[str, BranchUpdate] = field(default_factory=dict)
     """By task; `left` likewise: who will say nothing any more, and whether the run stops for that."""
     left: dict[str, tuple[str, bool]] = field(default_factory=dict)
     readers: dict[str, str] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Board:
         self._supersteps: dict[int, _Superstep] = defaultdict(_Superstep)
         self._listeners: list[Callable[[], None]] = []
 
-    def say(self, superstep: int, branch: Branch) -> None:
+    def say(self, superstep: int, branch: BranchUpdate) -> None:
         """A branch is done."""
         with self._lock:
             now = self._at(superstep)
@@ -79,7 +79,7 @@ class Board:
         for listener in listeners:
             listener()
 
-    def read(self, superstep: int, authors: frozenset[str]) -> tuple[list[Branch], list[bool]]:
+    def read(self, superstep: int, authors: frozenset[str]) -> tuple[list[BranchUpdate], list[bool]]:
         """What some nodes have said in a superstep, and of those who left, whether the run stops for that."""
         with self._lock:
             now = self._at(superstep)
@@ -146,7 +146,7 @@ def reported(config: RunnableConfig, node: str, reporting: Reporting) -> Iterato
     board = board_of(config)
     superstep, author, task = superstep_of(config), author_of(config, node), task_of(config)
     try:
-        yield lambda update: None if board is None else board.say(superstep, Branch(author, task, update))
+        yield lambda update: None if board is None else board.say(superstep, BranchUpdate(author, task, update))
     except BaseException as error:
         failed = error
         if isinstance(error, asyncio.CancelledError) and reporting.timeout is not None:

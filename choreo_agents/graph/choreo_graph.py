@@ -26,6 +26,7 @@ from choreo_agents.graph.loops import require_bounded_loops
 from choreo_agents.graph.promises import kept
 from choreo_agents.graph.rewiring import rewire
 from choreo_agents.graph.state import ChoreoState
+from choreo_agents.graph.synthesizer import Synthesizer
 from choreo_agents.graph.visibility import History, Mode, Positions, Rule, Scope, VisibilityTable, rule_of
 
 Self = TypeVar("Self", bound="ChoreoGraph")
@@ -263,7 +264,11 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
                 bound.nodes[name] = replace(spec, runnable=agent.bound(engine, rules), metadata=metadata)
             else:
                 bound.nodes[name] = replace(spec, runnable=agent | RunnableLambda(sign, name=f"sign {name}"))
-        rewire(bound, {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")})
+        agents = {name: spec.runnable for name, spec in bound.nodes.items() if isinstance(spec.runnable, Agent)}
+        early = {
+            name: agent for name, agent in agents.items() if isinstance(agent, Synthesizer) and agent.quorum is not None
+        }
+        rewire(bound, agents, early, {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")})
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
         # StateGraph.compile names its result's class; only the drawing differs, so the finished object is relabelled.
         compiled.__class__ = CompiledChoreoGraph

@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -16,12 +17,26 @@ from pydantic import BaseModel
 from typing_extensions import is_typeddict
 
 from choreo_agents.errors import InvalidRequestError, QuorumError
-from choreo_agents.graph.board import Board, Branch, board_of, superstep_of, task_of
+from choreo_agents.graph.board import Board, BranchUpdate, board_of, superstep_of, task_of
 from choreo_agents.graph.entries import said_in
 from choreo_agents.graph.run import author_of
 from choreo_agents.graph.state import merge_entries
+from choreo_agents.graph.turn import Speaker
 
 _EXPECTED, _SPEAKERS = "choreo_expected", "choreo_speakers"
+
+
+@dataclass(frozen=True)
+class QuorumPlan:
+    """What a compiled graph tells a synthesizer that starts before all its branches are in."""
+
+    merged: Mapping[str, Speaker]
+    """By node, whom it merges in its own superstep."""
+    waiting: int
+    """How many synthesizers of the graph may wait at once, itself among them."""
+    schema: type[Any]
+    """Of the graph's state, and its `channels`."""
+    channels: Sequence[str]
 
 
 def expecting(branches: int | None, speakers: Iterable[str] = ()) -> dict[str, Any]:
@@ -57,7 +72,7 @@ class Gathering:
 
     def __init__(self, node: str, sources: frozenset[str], given: Any, config: RunnableConfig) -> None:
         board = board_of(config)
-        if board is None or not sources:
+        if board is None:
             raise InvalidRequestError(
                 f"{node!r} has a quorum, which only a ChoreoGraph can keep: add it to one, or leave quorum out"
             )
@@ -78,7 +93,7 @@ class Gathering:
         self._is_told = told is not None
         self.speakers = frozenset[str](given.get(_SPEAKERS) or () if isinstance(given, Mapping) else ())
         """The names that branches were sent, to speak under."""
-        self._before: list[Branch] = []
+        self._before: list[BranchUpdate] = []
         """Branches that were done before the run was interrupted."""
         self._taken: set[str] = set()
         self._changed = asyncio.Event()
@@ -108,7 +123,7 @@ class Gathering:
         with self._board.listening(changed):
             yield first
 
-    async def enough(self, quorum: int, deadline_s: float | None) -> list[Branch]:
+    async def enough(self, quorum: int, deadline_s: float | None) -> list[BranchUpdate]:
         """The branches that are in as soon as a synthesizer may start.
 
         Args:
@@ -152,11 +167,11 @@ class Gathering:
         """Branches that have not been taken yet."""
         return self.expected - len(self._taken)
 
-    def taken(self) -> list[Branch]:
+    def taken(self) -> list[BranchUpdate]:
         """The branches that it was given so far."""
         return [branch for branch in self._read()[0] if branch.task in self._taken]
 
-    async def late(self) -> AsyncGenerator[Branch]:
+    async def late(self) -> AsyncGenerator[BranchUpdate]:
         """The other branches, as they are done."""
         while True:
             self._changed.clear()
@@ -169,7 +184,7 @@ class Gathering:
                 return
             await self._changed.wait()
 
-    def _read(self) -> tuple[list[Branch], list[bool]]:
+    def _read(self) -> tuple[list[BranchUpdate], list[bool]]:
         said, left = self._board.read(self._superstep, self._authors)
         by_task = {branch.task: branch for branch in (*self._before, *said)}
         return sorted(by_task.values(), key=_place), left
@@ -181,12 +196,12 @@ def _is_joined(config: RunnableConfig) -> bool:
     return any(str(trigger).startswith("join:") for trigger in triggers)
 
 
-def _place(branch: Branch) -> tuple[str, int]:
+def _place(branch: BranchUpdate) -> tuple[str, int]:
     """Branches are listed by node, and by their sends."""
     return branch.author, min((entry["branch"] for entry in branch.update.get("handles") or []), default=0)
 
 
-def with_branches(state: Any, branches: Sequence[Branch]) -> Any:
+def with_branches(state: Any, branches: Sequence[BranchUpdate]) -> Any:
     """The state as it is after these branches."""
     channels = {name: _channel(state, name) for name in ("handles", "messages")}
     for branch in branches:
@@ -203,7 +218,7 @@ def _channel(state: Any, name: str) -> Any:
     return (state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)) or []
 
 
-async def _done_before(config: RunnableConfig, authors: frozenset[str]) -> list[Branch]:
+async def _done_before(config: RunnableConfig, authors: frozenset[str]) -> list[BranchUpdate]:
     """Branches that were done when the superstep was interrupted: what they wrote waits in the checkpoint."""
     configurable = config.get("configurable") or {}
     saver = configurable.get("__pregel_checkpointer")
@@ -222,11 +237,11 @@ async def _done_before(config: RunnableConfig, authors: frozenset[str]) -> list[
         if channel in ("handles", "messages"):
             by_task.setdefault(task, {})[channel] = value
     known = {entry["message_id"] for entry in configurable["__pregel_read"](["handles"], False).get("handles") or []}
-    done: list[Branch] = []
+    done: list[BranchUpdate] = []
     for task, update in by_task.items():
         # Another synthesizer, or a subgraph, hands on what others have said.
         said = said_in(update) if all(isinstance(value, list) for value in update.values()) else []
         wrote = {entry["author"] for entry in said}
         if len(wrote) == 1 and wrote <= authors and not any(entry["message_id"] in known for entry in said):
-            done.append(Branch(wrote.pop(), task, update))
+            done.append(BranchUpdate(wrote.pop(), task, update))
     return done

@@ -93,7 +93,7 @@ class ImportedPrompt:
         for offset, handle in placed:
             view.add(handle, start + offset)
         # Where an argument is shorter than its slot, the rest of it stays free.
-        view.end = start + self._assembly.end
+        view.resume_at(start + self._assembly.end)
 
 
 def _prefill(text: FreshText, seen: PlacedView, start: int, author: str) -> Prefill:

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from choreo_agents.engine import Joining
-from choreo_agents.graph.board import Branch
+from choreo_agents.graph.board import BranchUpdate
 from choreo_agents.graph.entries import said_in
 from choreo_agents.graph.gathering import Gathering
 from choreo_agents.graph.placing import PlacedView
@@ -18,7 +18,7 @@ from choreo_agents.kv.handle import MessageHandle
 T = TypeVar("T")
 
 
-class Latecomers:
+class LateBranches:
     """The branches that are out when a synthesizer starts.
 
         parallel      trunk |-- a --|                    a and b were in; c stands where they do,
@@ -36,7 +36,7 @@ class Latecomers:
         keeps_kv: Whether the engine's method can take them in.
     """
 
-    def __init__(self, gathering: Gathering, branches: Sequence[Branch], longest: int, *, keeps_kv: bool) -> None:
+    def __init__(self, gathering: Gathering, branches: Sequence[BranchUpdate], longest: int, *, keeps_kv: bool) -> None:
         self._gathering = gathering
         self._joins = keeps_kv and gathering.outstanding > 0
         self._present = [entry for branch in branches for entry in said_in(branch.update)]
@@ -59,7 +59,7 @@ class Latecomers:
             self._start = min(starts, default=view.end)
         elif self._joins:
             self._start = view.end
-            view.end += max(0, min(self._gathering.outstanding * self._longest, most))
+            view.resume_at(view.end + max(0, min(self._gathering.outstanding * self._longest, most)))
         self._end = view.end
 
     async def along(self, reading: Reading, view: PlacedView, joining: Joining, decode: Coroutine[Any, Any, T]) -> T:

@@ -11,12 +11,13 @@ from choreo_agents.engine import Prefill
 from choreo_agents.errors import HandleError
 from choreo_agents.graph.bound import BoundEngine
 from choreo_agents.graph.placing import PlacedView
-from choreo_agents.graph.view import Seen, source_of_author
+from choreo_agents.graph.view import Seen
+from choreo_agents.graph.visibility import source_of_author
 from choreo_agents.kv.handle import MessageHandle
 
 
 @dataclass(frozen=True)
-class Merging:
+class MergeSpec:
     """Whose messages a synthesizer merges, and what becomes of their encodings first."""
 
     sources: frozenset[str]
@@ -34,7 +35,7 @@ class MergedBranches:
         adapter: The reader's.
     """
 
-    def __init__(self, engine: BoundEngine, reader: str, merging: Merging | None, adapter: str | None) -> None:
+    def __init__(self, engine: BoundEngine, reader: str, merging: MergeSpec | None, adapter: str | None) -> None:
         self._engine = engine
         self._reader = reader
         self._merging = merging
@@ -131,6 +132,5 @@ class MergedBranches:
             places += alike[: len(made)]
         handles = await self._engine.aprefill(calls) if calls else []
         for handle, place in zip(handles, places, strict=True):
-            view.offsets.append(view.offsets[place] + view.handles[place].length)
-            view.handles.append(handle)
+            view.add_beside(handle, view.offsets[place] + view.handles[place].length)
         return handles

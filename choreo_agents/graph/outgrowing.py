@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from choreo_agents.errors import ContextLengthError
-from choreo_agents.graph.view import Seen, is_own, source_of_author
-from choreo_agents.graph.visibility import START_SOURCE
+from choreo_agents.graph.view import Seen, is_own
+from choreo_agents.graph.visibility import START_SOURCE, source_of_author
 
 
 def advised(error: ContextLengthError, seen: Iterable[Seen], author: str, persona: str) -> ContextLengthError:

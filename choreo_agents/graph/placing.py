@@ -27,6 +27,21 @@ class PlacedView:
         self.offsets.append(at)
         self.end = max(self.end, at + handle.length)
 
+    def add_beside(self, handle: MessageHandle, offset: int) -> None:
+        """Append a message that nothing moves for: what follows starts where it would have started."""
+        self.handles.append(handle)
+        self.offsets.append(offset)
+
+    def extend(self, other: PlacedView, first: int) -> None:
+        """Append what another view holds from a place on, where it stands there."""
+        for handle, offset in zip(other.handles[first:], other.offsets[first:], strict=True):
+            self.add(handle, offset)
+        self.ends |= other.ends
+
+    def resume_at(self, position: int) -> None:
+        """Let what follows start there."""
+        self.end = position
+
     def behind(self, ids: Collection[str]) -> int:
         """Where the last of some messages ends; where all end, if none of them is in view."""
         return max((end for each, end in self.ends.items() if each in ids), default=self.end)

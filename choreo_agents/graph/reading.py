@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from typing import Any, Protocol
 
@@ -24,65 +24,81 @@ from choreo_agents.graph.inputs import (
     turn_of,
     writer_of,
 )
-from choreo_agents.graph.merging import MergedBranches, Merging
+from choreo_agents.graph.merging import MergedBranches, MergeSpec
 from choreo_agents.graph.outgrowing import advised
 from choreo_agents.graph.placing import PlacedView
 from choreo_agents.graph.reencoding import named_context
 from choreo_agents.graph.rules import ReaderRules
 from choreo_agents.graph.run import RunPlace
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.view import Seen, is_own, source_of_author, visible
-from choreo_agents.graph.visibility import START_SOURCE, Rule
+from choreo_agents.graph.view import Seen, is_own, visible
+from choreo_agents.graph.visibility import START_SOURCE, Rule, source_of_author
 from choreo_agents.kv.handle import MessageHandle
 
 _PUBLIC_ROOT = "public root"
 
 
-class Place(Protocol):
+class OffsetOf(Protocol):
     """Says where a message of so many tokens stands in a view that is there already."""
 
     def __call__(self, length: int, *, parallel: bool) -> int: ...
 
 
+@dataclass(frozen=True)
+class Reader:
+    """Who reads in one call of one node, and how."""
+
+    place: RunPlace
+    persona: str
+    """Whose node it is, behind the subgraphs."""
+    rules: ReaderRules
+    adapter: str | None
+    """Encodes what is the reader's own."""
+    imported: ImportedPrompt | None
+    """What it is told by a prompt of a schema, in place of a system prompt."""
+    merging: MergeSpec | None
+    """Whose messages are merged."""
+    standing_prompt: str | None
+    """What it is always asked: stands in for a prompt whose handle outlived its engine."""
+
+
 class Reading:
-    """What one call of one node sees. Lives as long as the call."""
+    """What one call of one node sees. Lives as long as the call.
+
+    Args:
+        engine: Encodes it.
+        reader: Who reads.
+        messages: The words in the graph's state.
+        entries: All that was said.
+        earliest: The superstep that the reader speaks in at least.
+    """
 
     def __init__(
         self,
         engine: Engine,
-        rules: ReaderRules,
-        place: RunPlace,
-        persona: str,
+        reader: Reader,
         messages: Sequence[BaseMessage],
         entries: list[HandleEntry],
-        superstep: int = 0,
-        standing_prompt: str | None = None,
+        earliest: int = 0,
     ) -> None:
-        self.bound = BoundEngine(engine, place.node)
+        self.bound = BoundEngine(engine, reader.place.node)
         self._engine = engine
-        self._rules = rules
-        self._place = place
-        self._persona = persona
+        self._reader = reader
+        self._rules = reader.rules
+        self._place = reader.place
+        self._persona = reader.persona
         self._messages = messages
         self.entries = entries
         """All that was said; what this call has encoded first is among them once it has a view."""
         self.inputs: list[HandleEntry] = []
         """Entries that this call has made of messages which no node had encoded."""
-        self.adapter: str | None = None
-        """Encodes what is the reader's own."""
-        self.imported: ImportedPrompt | None = None
-        """What the reader is told by a prompt of a schema, in place of a system prompt."""
         self._modules: Leases | None = None
-        self.merging: Merging | None = None
-        """Whose messages are merged."""
-        self._branches = MergedBranches(self.bound, place.author, None, None)
+        self._branches = MergedBranches(self.bound, reader.place.author, reader.merging, reader.adapter)
         self.starts: dict[str, int] = {}
         """Where each message of the view stands, by its id: with what its own speaker was asked before it."""
         self.shown: dict[str, MessageHandle] = {}
         """What stands there for it: it, a copy of it, or its words encoded again."""
-        self._earliest = superstep
-        self._standing_prompt = standing_prompt
-        """What the agent is always asked: stands in for a prompt whose handle outlived its engine."""
+        self._earliest = earliest
         self.superstep = self._next_superstep(entries)
         self.seen: list[BaseMessage] = []
         """The messages of the view, as chat messages."""
@@ -99,16 +115,15 @@ class Reading:
         own = await self._prefill_turns(system)
         self.entries = list({entry["message_id"]: entry for entry in [*self.entries, *self.inputs]}.values())
         self.superstep = self._next_superstep(self.entries)
-        view = PlacedView()
-        for handle in [*(self._root if self.imported is None else self.imported.behind(self._root)), *own]:
+        view, imported = PlacedView(), self._reader.imported
+        for handle in [*(self._root if imported is None else imported.behind(self._root)), *own]:
             view.add(handle)
-        if self.imported is not None:
-            self._modules = await self.imported.lease()
+        if imported is not None:
+            self._modules = await imported.lease()
             modules = [self.bound.grant(handle) for handle in self._modules.handles]
-            await self.imported.place(view, modules, f"{self._persona}.system", self._ask_for_own)
+            await imported.place(view, modules, f"{self._persona}.system", self._ask_for_own)
         mirrors = {message.id: message for message in self._messages}
         shown = visible(self.entries, self._place.author, self._rules.sources, self._persona)
-        self._branches = MergedBranches(self.bound, self._place.author, self.merging, self.adapter)
         self._copies += await self._branches.stand_in(shown)
         self._branches.appended(view)
         for group in _groups(shown, parallel=self.is_parallel):
@@ -120,7 +135,7 @@ class Reading:
         return view
 
     async def late(
-        self, update: Mapping[str, Any], view: PlacedView, place: Place
+        self, update: Mapping[str, Any], view: PlacedView, place: OffsetOf
     ) -> AsyncGenerator[tuple[HandleEntry, MessageHandle, int]]:
         """What the reader may see of a branch that came after its view was made, as it is to be shown, and where.
 
@@ -138,7 +153,7 @@ class Reading:
         for entry, rule in shown:
             there = view.copy()
             asked = (entry.get("prompt") or {}).get("length", 0) if self._is_own(entry) else 0
-            there.end = place(asked + entry["handle"]["length"], parallel=self.is_parallel)
+            there.resume_at(place(asked + entry["handle"]["length"], parallel=self.is_parallel))
             await self._append(there, entry, rule)
             self._copies += await self._branches.read_behind(there, len(view.handles))
             for at in range(len(view.handles), len(there.handles)):
@@ -161,7 +176,7 @@ class Reading:
 
     def _own(self, words: Content, view: PlacedView, **said: Any) -> Prefill:
         """What is encoded for this reader alone, behind its view."""
-        return Prefill(words, view.handles, view.offsets, view.end, adapter=self.adapter, **said)
+        return Prefill(words, view.handles, view.offsets, view.end, adapter=self._reader.adapter, **said)
 
     def keep_prompt(self) -> None:
         """The agent has spoken: what it was asked stays with what it said."""
@@ -199,7 +214,7 @@ class Reading:
         return handles
 
     async def _ask_for_own(self, calls: Sequence[Prefill]) -> list[MessageHandle]:
-        return await self._ask_for([replace(call, adapter=self.adapter) for call in calls])
+        return await self._ask_for([replace(call, adapter=self._reader.adapter) for call in calls])
 
     async def _prefill_turns(self, system: str | None) -> list[MessageHandle]:
         """The agent's own system prompt, and entries for messages that no node has encoded as they now stand."""
@@ -213,7 +228,7 @@ class Reading:
         calls: list[Prefill] = []
         if system is not None:
             author, turn = f"{self._persona}.system", chat.turn("system", system)
-            calls.append(Prefill(turn, self._root, author=author, role="system", adapter=self.adapter))
+            calls.append(Prefill(turn, self._root, author=author, role="system", adapter=self._reader.adapter))
         authors = [
             before[m.id]["author"] if m.id in before else _writer(m, self._rules, self._place.author) for m in new
         ]
@@ -234,13 +249,11 @@ class Reading:
         for said in group:
             so_far, first = before.copy(), MessageHandle.model_validate(said[0].entry["handle"])
             if self.is_parallel and first.id in self._branches.stands_for:
-                so_far.end = before.behind({each.id for each in self._engine.ancestors(first)})
+                so_far.resume_at(before.behind({each.id for each in self._engine.ancestors(first)}))
             shown = len(so_far.handles)
             for entry, rule in said:
                 await self._append(so_far, entry, rule)
-            for handle, offset in zip(so_far.handles[shown:], so_far.offsets[shown:], strict=True):
-                view.add(handle, offset)
-            view.ends |= so_far.ends
+            view.extend(so_far, shown)
 
     async def _append(self, view: PlacedView, entry: HandleEntry, rule: Rule) -> None:
         handle = MessageHandle.model_validate(entry["handle"])
@@ -264,8 +277,8 @@ class Reading:
         """Append what stood before a message of one's own."""
         if not is_forgotten(self._engine, prompt):
             view.add(self.bound.grant(MessageHandle.model_validate(prompt)))
-        elif self._standing_prompt is not None and author == self._place.author:
-            turn = self._engine.chat.turn("user", self._standing_prompt)
+        elif self._reader.standing_prompt is not None and author == self._place.author:
+            turn = self._engine.chat.turn("user", self._reader.standing_prompt)
             again = self._own(turn, view, author=f"{self._persona}.system", role="user")
             [made] = await self.bound.aprefill([again])
             self._copies.append(made)

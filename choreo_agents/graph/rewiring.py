@@ -7,9 +7,9 @@ compiled graph runs it in their superstep: whatever starts them starts it, too, 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langgraph.graph import StateGraph
@@ -17,13 +17,31 @@ from langgraph.graph._branch import BranchSpec
 from langgraph.types import Command, RetryPolicy, Send
 
 from choreo_agents.errors import VisibilityError
-from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.board import Reporting
-from choreo_agents.graph.gathering import expecting
-from choreo_agents.graph.synthesizer import Synthesizer
-from choreo_agents.graph.worker import sent_speaker
+from choreo_agents.graph.gathering import QuorumPlan, expecting
+from choreo_agents.graph.merging import MergeSpec
+from choreo_agents.graph.sending import sent_speaker
+from choreo_agents.graph.turn import Speaker
 
 Builder = StateGraph[Any, Any, Any, Any]
+
+
+class Reporter(Speaker, Protocol):
+    """An agent that a synthesizer may hear of."""
+
+    def reporting(self, reporting: Reporting, /) -> Any:
+        """A copy that is heard of in its own superstep."""
+        ...
+
+
+class Gatherer(Protocol):
+    """A synthesizer that has a quorum."""
+
+    merging: MergeSpec | None
+
+    def gathering(self, plan: QuorumPlan, /) -> Any:
+        """A copy that keeps its quorum as planned."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -87,37 +105,41 @@ def _require_no_command(output: Any, node: str, sources: Mapping[str, frozenset[
     return output
 
 
-def rewire(bound: Builder, stops: Mapping[str, Sequence[str]]) -> None:
+def rewire(
+    bound: Builder,
+    agents: Mapping[str, Reporter],
+    synthesizers: Mapping[str, Gatherer],
+    stops: Mapping[str, Sequence[str]],
+) -> None:
     """Let the synthesizers of a graph that have a quorum start together with their branches.
 
     Args:
         bound: The graph, with bound agents; it is changed.
+        agents: All its agents, by node; and `synthesizers`, those that have a quorum.
         stops: Where it is interrupted: `before` and `after`.
 
     Raises:
         VisibilityError: They cannot run in one superstep.
     """
-    found = {
-        name: spec.runnable
-        for name, spec in bound.nodes.items()
-        if isinstance(spec.runnable, Synthesizer) and spec.runnable.quorum is not None
-    }
-    if not found:
+    if not synthesizers:
         return
-    sources = {name: _merged(bound, name, agent) for name, agent in found.items()}
+    sources = {name: _merged(bound, name, agents, synthesizers) for name in synthesizers}
     started = {name: _require_one_start(bound, name, merged) for name, merged in sources.items()}
     for name, merged in sources.items():
         _require_no_detour(bound, name, merged, stops)
-        found[name].merged = _agents(bound, merged)
-        found[name].waiting = len(found)
-        found[name].state = (bound.state_schema, tuple(bound.schemas[bound.state_schema]))
-        for each, agent in found[name].merged.items():
-            agent.reports = _reporting(bound, each)
+    schema = bound.state_schema
     for each, spec in bound.nodes.items():
         runnable: Any = spec.runnable
-        if not isinstance(runnable, Agent):
+        if each in synthesizers:
+            merged_agents = {source: agents[source] for source in sources[each]}
+            plan = QuorumPlan(merged_agents, len(synthesizers), schema, tuple(bound.schemas[schema]))
+            runnable = synthesizers[each].gathering(plan)
+        elif any(each in merged for merged in sources.values()):
+            runnable = agents[each].reporting(_reporting(bound, each))
+        elif each not in agents:
             check = partial(_require_no_command, node=each, sources=sources)
-            spec.runnable = runnable | RunnableLambda(check, name=f"commands of {each}")
+            runnable = runnable | RunnableLambda(check, name=f"commands of {each}")
+        bound.nodes[each] = replace(spec, runnable=runnable)
     for name, merged in sources.items():
         bound.edges -= {(each, name) for each in merged}
         bound.waiting_edges -= {(starts, end) for starts, end in bound.waiting_edges if end == name}
@@ -125,15 +147,18 @@ def rewire(bound: Builder, stops: Mapping[str, Sequence[str]]) -> None:
     _extend_routes(bound, sources)
 
 
-def _merged(bound: Builder, name: str, agent: Synthesizer) -> frozenset[str]:
+def _merged(
+    bound: Builder, name: str, agents: Mapping[str, Reporter], synthesizers: Mapping[str, Gatherer]
+) -> frozenset[str]:
     """The nodes that a synthesizer merges."""
-    assert agent.merging is not None
-    for source in agent.merging.sources:
-        merged = bound.nodes[source].runnable if source in bound.nodes else None
-        if not isinstance(merged, Agent):
-            what = "is no node" if merged is None else "is no agent: nobody hears it while its superstep lasts"
+    merging = synthesizers[name].merging
+    assert merging is not None
+    for source in merging.sources:
+        if source not in agents:
+            known = source in bound.nodes
+            what = "is no agent: nobody hears it while its superstep lasts" if known else "is no node"
             raise _refused(name, f"it merges {source!r}, which {what}. Merge agents of this graph")
-        if source == name or (isinstance(merged, Synthesizer) and merged.quorum is not None):
+        if source == name or source in synthesizers:
             raise _refused(name, f"it merges {source!r}, which has a quorum itself: give that one quorum=None")
         if _is_cached(bound, source):
             raise _refused(
@@ -148,7 +173,7 @@ def _merged(bound: Builder, name: str, agent: Synthesizer) -> frozenset[str]:
         raise _refused(name, why)
     if bound.nodes[name].defer:
         raise _refused(name, "it is deferred: leave defer out")
-    return agent.merging.sources
+    return merging.sources
 
 
 def _is_cached(bound: Builder, node: str) -> bool:
@@ -200,11 +225,6 @@ def _require_no_detour(bound: Builder, name: str, merged: frozenset[str], stops:
             raise _refused(
                 name, f"interrupt_{when} stops the run at {min(stopped)!r}, between the branches and it: stop elsewhere"
             )
-
-
-def _agents(bound: Builder, names: frozenset[str]) -> dict[str, Agent]:
-    agents: dict[str, Any] = {name: bound.nodes[name].runnable for name in names}
-    return agents
 
 
 def _origins(bound: Builder, node: str) -> _Origins:

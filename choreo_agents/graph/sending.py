@@ -11,7 +11,7 @@ from choreo_agents.errors import InvalidRequestError, UnknownHandleError
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.kv.handle import MessageHandle
 
-_SENT_AT = "choreo_sent_at"
+_SENT_AT, _INSTRUCTION, _SPEAKER = "choreo_sent_at", "choreo_instruction", "choreo_speaker"
 Selected = HandleEntry | MessageHandle | str
 """An entry of the `handles` channel, its handle, or the id of the message that mirrors it."""
 
@@ -63,6 +63,26 @@ def send(
 def sent_at(state: Any) -> int:
     """The earliest superstep of what a branch says; 0 if it was not sent."""
     return int(state.get(_SENT_AT, 0)) if isinstance(state, Mapping) else 0
+
+
+def told(instruction: str | None, speaker: str | None) -> dict[str, str | None]:
+    """What tells one instance of a worker from the others, for a `Send` to carry."""
+    return {_INSTRUCTION: instruction, _SPEAKER: speaker}
+
+
+def sent_instruction(state: Any) -> str | None:
+    """What an instance was sent, to be asked."""
+    return _sent(state, _INSTRUCTION)
+
+
+def sent_speaker(state: Any) -> str | None:
+    """The name that an instance was sent, to speak under."""
+    return _sent(state, _SPEAKER)
+
+
+def _sent(state: Any, key: str) -> str | None:
+    found = state.get(key) if isinstance(state, Mapping) else None
+    return None if found is None else str(found)
 
 
 def _behind(entry: HandleEntry, entries: Iterable[HandleEntry]) -> int:

@@ -7,9 +7,9 @@ import inspect
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
@@ -21,10 +21,9 @@ from choreo_agents.errors import ContextLengthError, HandleError, InvalidRequest
 from choreo_agents.graph.entries import entry_of
 from choreo_agents.graph.imported import ImportedPrompt
 from choreo_agents.graph.inputs import digest_of, with_ids, writer_of
-from choreo_agents.graph.latecomers import Latecomers
-from choreo_agents.graph.merging import Merging
+from choreo_agents.graph.merging import MergeSpec
 from choreo_agents.graph.placing import PlacedView
-from choreo_agents.graph.reading import Reading
+from choreo_agents.graph.reading import Reader, Reading
 from choreo_agents.graph.rules import ReaderRules
 from choreo_agents.graph.run import RunPlace
 from choreo_agents.graph.sending import sent_at
@@ -33,6 +32,8 @@ from choreo_agents.graph.streaming import DecodeRun
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling
+
+T = TypeVar("T")
 
 Prompt = str | Callable[[Any], str | Awaitable[str | None] | None]
 """What an agent is asked before it speaks: always the same, or made of the graph's state; None: nothing."""
@@ -53,7 +54,7 @@ class Speaker(Protocol):
     choices: Choices | None
     lead: str
     adapter: str | None
-    merging: Merging | None
+    merging: MergeSpec | None
     confidential: bool
     sampling: Sampling
     n: int
@@ -67,10 +68,41 @@ class Speaker(Protocol):
         ...
 
 
-class Turn:
-    """Lives for one call of the agent's node."""
+class JoiningBranches(Protocol):
+    """Branches that come into a turn's view while it speaks."""
 
-    def __init__(self, agent: Speaker, engine: Engine, state: Any, config: RunnableConfig) -> None:
+    def make_room(self, reading: Reading, view: PlacedView, most: int, /) -> None:
+        """Leave room in a view for those that are to stand behind the others; `most` positions are left over."""
+        ...
+
+    async def along(self, reading: Reading, view: PlacedView, joining: Joining, decode: Coroutine[Any, Any, T], /) -> T:
+        """Run a decode, and show it what comes meanwhile."""
+        ...
+
+    def said_of(self, reading: Reading, joined: Sequence[tuple[MessageHandle, int]], /) -> list[dict[str, Any]]:
+        """The branches that a message saw, and how many of its tokens came before each."""
+        ...
+
+
+class AgentTurn:
+    """Lives for one call of the agent's node.
+
+    Args:
+        agent: Who speaks.
+        engine: Encodes and decodes.
+        state: The graph's.
+        config: The node's.
+        late: Branches that come while it speaks, if it does not wait for all.
+    """
+
+    def __init__(
+        self,
+        agent: Speaker,
+        engine: Engine,
+        state: Any,
+        config: RunnableConfig,
+        late: JoiningBranches | None = None,
+    ) -> None:
         self.started_s = time.perf_counter()
         self.agent = agent
         self.engine = engine
@@ -81,13 +113,17 @@ class Turn:
         self.persona = f"{home}|{agent.persona}" if home and agent.persona else agent.persona or self.place.author
         messages = with_ids(_channel(state, "messages"))
         entries = _still_said(_channel(state, "handles"), messages, state)
-        rules, earliest = agent.reader_rules(), sent_at(state)
-        standing = agent.prompt if isinstance(agent.prompt, str) else None
-        self.reading = Reading(engine, rules, self.place, self.persona, messages, entries, earliest, standing)
-        self.reading.adapter, self.reading.merging = agent.adapter, agent.merging
-        self.reading.imported = agent.imported
-        self.latecomers: Latecomers | None = None
-        """Branches that come while it speaks, if it does not wait for all."""
+        reader = Reader(
+            place=self.place,
+            persona=self.persona,
+            rules=agent.reader_rules(),
+            adapter=agent.adapter,
+            imported=agent.imported,
+            merging=agent.merging,
+            standing_prompt=agent.prompt if isinstance(agent.prompt, str) else None,
+        )
+        self.reading = Reading(engine, reader, messages, entries, sent_at(state))
+        self._late = late
         self._joining: Joining | None = None
 
     async def speak(self) -> dict[str, Any]:
@@ -98,15 +134,15 @@ class Turn:
             prompt: Any = self.agent.prompt(self.state) if callable(self.agent.prompt) else self.agent.prompt
             prompt = await prompt if inspect.isawaitable(prompt) else prompt
             sampling = self._chosen()
-            if self.latecomers is not None:
+            if self._late is not None:
                 self._joining = self.engine.joining()
-                self.latecomers.make_room(reading, view, self._left_over(view, prompt, sampling))
+                self._late.make_room(reading, view, self._left_over(view, prompt, sampling))
             asked = None if prompt is None else await reading.ask(view, prompt)
             decode = self._decode_all(view, sampling)
-            if self.latecomers is None or self._joining is None:
+            if self._late is None or self._joining is None:
                 told = await decode
             else:
-                told = await self.latecomers.along(reading, view, self._joining, decode)
+                told = await self._late.along(reading, view, self._joining, decode)
             reading.keep_prompt()
         except ContextLengthError as error:
             raise reading.outgrown(error) from error
@@ -192,15 +228,15 @@ class Turn:
         joined = self._joined(handle, len(view.handles))
         seen = sum(each.length for each in (*view.handles, *(late for late, _ in joined)))
         message = self._message(words, handle, message_id, seen, len(header))
-        if self.latecomers is not None:
-            message.response_metadata["choreo"]["branches"] = self.latecomers.said_of(self.reading, joined)
+        if self._late is not None:
+            message.response_metadata["choreo"]["branches"] = self._late.said_of(self.reading, joined)
         await run.end(message)
         self._report(handle, words, first_token_s or time.perf_counter())
         return place, message, handle
 
     def _joined(self, handle: MessageHandle, present: int) -> list[tuple[MessageHandle, int]]:
         """What came into a message's view behind so many that were in it, and after how many of its tokens."""
-        if self.latecomers is None:
+        if self._late is None:
             return []
         made = self.engine.records([handle])[-1]
         return list(zip(made.parents[present:], made.since[present:], strict=True))

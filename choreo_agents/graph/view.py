@@ -8,22 +8,10 @@ from typing import NamedTuple
 
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.visibility import START_SOURCE, Rule
+from choreo_agents.graph.visibility import START_SOURCE, Rule, source_of_author
 
 _OWN = "|own"
 """The source of what a reader's own persona said; no node can be named so."""
-
-
-def source_of_author(author: str, reader: str) -> str | None:
-    """An author as a reader's own graph knows it: a node of it, START, or None for one outside of it.
-
-    To `closer`, all that `team|pro` and `team|judge` said comes from the node `team`. To `team|judge`, what `pro`
-    outside said has no source that its graph could declare.
-    """
-    if author == START_SOURCE:
-        return author
-    path, home = author.split("|"), reader.split("|")[:-1]
-    return path[len(home)] if path[: len(home)] == home and len(path) > len(home) else None
 
 
 class Seen(NamedTuple):

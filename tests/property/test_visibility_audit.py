@@ -170,9 +170,9 @@ def test_visibility_non_interference_holds_when_decoding_freely(spec: Spec, seed
 @settings(max_examples=25)
 def test_visibility_views_do_not_depend_on_who_is_done_first(spec: Spec, seed: int, random: Random) -> None:
     """Nodes of one superstep that start and end in any order see the same, encoded alike."""
-    speak = turn.Turn.speak
+    speak = turn.AgentTurn.speak
 
-    async def delayed(self: turn.Turn) -> dict[str, Any]:
+    async def delayed(self: turn.AgentTurn) -> dict[str, Any]:
         await asyncio.sleep(random.choice([0, 0, 0.002, 0.004]))
         said = await speak(self)
         await asyncio.sleep(random.choice([0, 0, 0.002]))
@@ -186,7 +186,7 @@ def test_visibility_views_do_not_depend_on_who_is_done_first(spec: Spec, seed: i
 
     plain = handles()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(turn.Turn, "speak", delayed)
+        patch.setattr(turn.AgentTurn, "speak", delayed)
         assert handles() == plain
 
 

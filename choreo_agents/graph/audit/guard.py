@@ -12,7 +12,7 @@ from choreo_agents.graph.audit.observed import names_of
 from choreo_agents.graph.audit.policy import OnViolation
 from choreo_agents.graph.audit.report import Channel
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.view import source_of_author
+from choreo_agents.graph.visibility import source_of_author
 from choreo_agents.kv.handle import MessageHandle
 
 
