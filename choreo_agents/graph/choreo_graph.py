@@ -18,15 +18,15 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import AuditReport, Chart, Hop, Policy, audit_chart, audit_entries, harmless
-from choreo_agents.graph.binding import named_contexts, reader_rules
-from choreo_agents.graph.board import with_board
-from choreo_agents.graph.charting import agents_of, chart_of, found
-from choreo_agents.graph.inputs import identified, sign
-from choreo_agents.graph.loops import require_bounded_loops
-from choreo_agents.graph.promises import kept
-from choreo_agents.graph.rewiring import rewire
+from choreo_agents.graph.compiling.binding import named_contexts, reader_rules
+from choreo_agents.graph.compiling.charting import agents_of, chart_of, found
+from choreo_agents.graph.compiling.loops import require_bounded_loops
+from choreo_agents.graph.compiling.promises import kept
+from choreo_agents.graph.quorum.board import with_board
+from choreo_agents.graph.quorum.rewiring import rewire
 from choreo_agents.graph.state import ChoreoState
 from choreo_agents.graph.synthesizer import Synthesizer
+from choreo_agents.graph.turn.inputs import identified, sign
 from choreo_agents.graph.visibility import History, Mode, Positions, Rule, Scope, VisibilityTable, rule_of
 
 Self = TypeVar("Self", bound="ChoreoGraph")

@@ -13,11 +13,11 @@ from choreo_agents.engine import Engine
 from choreo_agents.engine.merging import SHORTER
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.entries import said_in
-from choreo_agents.graph.gathering import Gathering, QuorumPlan, state_before, with_branches
-from choreo_agents.graph.latecomers import LateBranches
-from choreo_agents.graph.merging import MergeSpec
-from choreo_agents.graph.turn import AgentTurn, Speaker
+from choreo_agents.graph.quorum.gathering import Gathering, QuorumPlan, state_before, with_branches
+from choreo_agents.graph.quorum.late_branches import LateBranches
+from choreo_agents.graph.turn.entries import said_in
+from choreo_agents.graph.turn.merged_branches import MergeSpec
+from choreo_agents.graph.turn.turn import AgentTurn, Speaker
 from choreo_agents.graph.visibility import Mode, Positions, Rule
 from choreo_agents.synthesis.strategies import Strategy, require_strategy
 

@@ -30,7 +30,7 @@ from choreo_agents import (
     Worker,
 )
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, PMLError, VisibilityError
-from choreo_agents.graph.imported import ImportedPrompt
+from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.timetable import Timetable
 

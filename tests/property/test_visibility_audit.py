@@ -15,8 +15,8 @@ from support.tuning import make_tuning
 from support.visible_graphs import BOX, CELLAR, Forced, Speaker, Spec, heard, specs
 
 from choreo_agents import Engine, MessageHandle, Policy, Rule
-from choreo_agents.graph import turn
 from choreo_agents.graph.audit import AuditReport
+from choreo_agents.graph.turn import turn
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.timetable import Timetable
 from choreo_agents.training.tuning import Held

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from choreo_agents.graph.run import RunPlace, run_coroutine
+from choreo_agents.graph.turn.run_place import RunPlace, run_coroutine
 
 
 def place(agent: str = "pro", **metadata: object) -> RunPlace:

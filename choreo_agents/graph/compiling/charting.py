@@ -13,7 +13,7 @@ from langgraph.graph.state import CompiledStateGraph
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit.chart import Chart, ChartNode
 from choreo_agents.graph.audit.policy import Policy
-from choreo_agents.graph.imported import confidential_modules, has_own_words
+from choreo_agents.graph.turn.imported_prompt import confidential_modules, has_own_words
 from choreo_agents.graph.visibility import START_SOURCE, Rule, with_input
 
 Reads = Callable[[str, Agent], Mapping[str, Rule]]

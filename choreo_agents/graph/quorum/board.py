@@ -14,7 +14,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphBubbleUp, NodeTimeoutError
 from langgraph.types import RetryPolicy, TimeoutPolicy
 
-from choreo_agents.graph.run import author_of
+from choreo_agents.graph.turn.run_place import author_of
 
 _BOARD = "__pregel_choreo_board"
 """LangGraph leaves configurable values with this prefix out of what it stores and shows."""

@@ -17,11 +17,11 @@ from pydantic import BaseModel
 from typing_extensions import is_typeddict
 
 from choreo_agents.errors import InvalidRequestError, QuorumError
-from choreo_agents.graph.board import Board, BranchUpdate, board_of, superstep_of, task_of
-from choreo_agents.graph.entries import said_in
-from choreo_agents.graph.run import author_of
+from choreo_agents.graph.quorum.board import Board, BranchUpdate, board_of, superstep_of, task_of
 from choreo_agents.graph.state import merge_entries
-from choreo_agents.graph.turn import Speaker
+from choreo_agents.graph.turn.entries import said_in
+from choreo_agents.graph.turn.run_place import author_of
+from choreo_agents.graph.turn.turn import Speaker
 
 _EXPECTED, _SPEAKERS = "choreo_expected", "choreo_speakers"
 

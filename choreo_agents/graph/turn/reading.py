@@ -14,24 +14,24 @@ from choreo_agents.engine import Engine, Prefill
 from choreo_agents.engine.adopting import Leases
 from choreo_agents.engine.calls import Content
 from choreo_agents.errors import ContextLengthError, HandleError
-from choreo_agents.graph.bound import BoundEngine
-from choreo_agents.graph.entries import entries_of, is_encoded, is_forgotten, is_input, known_handle, said_in
-from choreo_agents.graph.imported import ImportedPrompt
-from choreo_agents.graph.inputs import (
+from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.turn.bound_engine import BoundEngine
+from choreo_agents.graph.turn.context_overflow import advised
+from choreo_agents.graph.turn.entries import entries_of, is_encoded, is_forgotten, is_input, known_handle, said_in
+from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
+from choreo_agents.graph.turn.inputs import (
     handle_of,
     is_confidential,
     persona_of,
     turn_of,
     writer_of,
 )
-from choreo_agents.graph.merging import MergedBranches, MergeSpec
-from choreo_agents.graph.outgrowing import advised
-from choreo_agents.graph.placing import PlacedView
-from choreo_agents.graph.reencoding import named_context
-from choreo_agents.graph.rules import ReaderRules
-from choreo_agents.graph.run import RunPlace
-from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.view import Seen, is_own, visible
+from choreo_agents.graph.turn.merged_branches import MergedBranches, MergeSpec
+from choreo_agents.graph.turn.placed_view import PlacedView
+from choreo_agents.graph.turn.reader_rules import ReaderRules
+from choreo_agents.graph.turn.reencoding import named_context
+from choreo_agents.graph.turn.run_place import RunPlace
+from choreo_agents.graph.turn.view import Seen, is_own, visible
 from choreo_agents.graph.visibility import START_SOURCE, Rule, source_of_author
 from choreo_agents.kv.handle import MessageHandle
 

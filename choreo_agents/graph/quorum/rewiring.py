@@ -17,11 +17,11 @@ from langgraph.graph._branch import BranchSpec
 from langgraph.types import Command, RetryPolicy, Send
 
 from choreo_agents.errors import VisibilityError
-from choreo_agents.graph.board import Reporting
-from choreo_agents.graph.gathering import QuorumPlan, expecting
-from choreo_agents.graph.merging import MergeSpec
+from choreo_agents.graph.quorum.board import Reporting
+from choreo_agents.graph.quorum.gathering import QuorumPlan, expecting
 from choreo_agents.graph.sending import sent_speaker
-from choreo_agents.graph.turn import Speaker
+from choreo_agents.graph.turn.merged_branches import MergeSpec
+from choreo_agents.graph.turn.turn import Speaker
 
 Builder = StateGraph[Any, Any, Any, Any]
 

@@ -14,7 +14,7 @@ from langgraph.types import Command, Overwrite
 from pydantic import BaseModel
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.run import author_of
+from choreo_agents.graph.turn.run_place import author_of
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat

@@ -10,8 +10,8 @@ from langchain_core.messages import BaseMessage
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import HandleError, UnknownHandleError
-from choreo_agents.graph.inputs import are_siblings, digest_of, persona_of
 from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.turn.inputs import are_siblings, digest_of, persona_of
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
 

@@ -9,9 +9,9 @@ from itertools import groupby
 
 from choreo_agents.engine import Prefill
 from choreo_agents.errors import HandleError
-from choreo_agents.graph.bound import BoundEngine
-from choreo_agents.graph.placing import PlacedView
-from choreo_agents.graph.view import Seen
+from choreo_agents.graph.turn.bound_engine import BoundEngine
+from choreo_agents.graph.turn.placed_view import PlacedView
+from choreo_agents.graph.turn.view import Seen
 from choreo_agents.graph.visibility import source_of_author
 from choreo_agents.kv.handle import MessageHandle
 

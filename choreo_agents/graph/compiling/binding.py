@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import Chart, Policy
-from choreo_agents.graph.promises import guard_of
-from choreo_agents.graph.rules import ReaderRules
+from choreo_agents.graph.compiling.promises import guard_of
+from choreo_agents.graph.turn.reader_rules import ReaderRules
 from choreo_agents.graph.visibility import Positions, Rule
 
 

@@ -8,11 +8,11 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from choreo_agents.engine import Joining
-from choreo_agents.graph.board import BranchUpdate
-from choreo_agents.graph.entries import said_in
-from choreo_agents.graph.gathering import Gathering
-from choreo_agents.graph.placing import PlacedView
-from choreo_agents.graph.reading import Reading
+from choreo_agents.graph.quorum.board import BranchUpdate
+from choreo_agents.graph.quorum.gathering import Gathering
+from choreo_agents.graph.turn.entries import said_in
+from choreo_agents.graph.turn.placed_view import PlacedView
+from choreo_agents.graph.turn.reading import Reading
 from choreo_agents.kv.handle import MessageHandle
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from choreo_agents.engine import Engine, Prefill
 from choreo_agents.engine.adopting import Leases
 from choreo_agents.errors import ContextLengthError
-from choreo_agents.graph.placing import PlacedView
+from choreo_agents.graph.turn.placed_view import PlacedView
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.pml import CompiledSchema, FreshText, Prompt, Schema, compile_prompt, compile_schema
 from choreo_agents.pml.shelf import Budgets, Shelf

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from choreo_agents.errors import ContextLengthError
-from choreo_agents.graph.view import Seen, is_own
+from choreo_agents.graph.turn.view import Seen, is_own
 from choreo_agents.graph.visibility import START_SOURCE, source_of_author
 
 

@@ -18,17 +18,17 @@ from langgraph.config import get_stream_writer
 
 from choreo_agents.engine import Engine, Joining
 from choreo_agents.errors import ContextLengthError, HandleError, InvalidRequestError
-from choreo_agents.graph.entries import entry_of
-from choreo_agents.graph.imported import ImportedPrompt
-from choreo_agents.graph.inputs import digest_of, with_ids, writer_of
-from choreo_agents.graph.merging import MergeSpec
-from choreo_agents.graph.placing import PlacedView
-from choreo_agents.graph.reading import Reader, Reading
-from choreo_agents.graph.rules import ReaderRules
-from choreo_agents.graph.run import RunPlace
 from choreo_agents.graph.sending import sent_at
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.streaming import DecodeRun
+from choreo_agents.graph.turn.entries import entry_of
+from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
+from choreo_agents.graph.turn.inputs import digest_of, with_ids, writer_of
+from choreo_agents.graph.turn.merged_branches import MergeSpec
+from choreo_agents.graph.turn.placed_view import PlacedView
+from choreo_agents.graph.turn.reader_rules import ReaderRules
+from choreo_agents.graph.turn.reading import Reader, Reading
+from choreo_agents.graph.turn.run_place import RunPlace
+from choreo_agents.graph.turn.streaming import DecodeRun
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from choreo_agents.engine import Prefill
 from choreo_agents.errors import VisibilityError
-from choreo_agents.graph.bound import BoundEngine
-from choreo_agents.graph.rules import ReaderRules
-from choreo_agents.graph.run import RunPlace
 from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.turn.bound_engine import BoundEngine
+from choreo_agents.graph.turn.reader_rules import ReaderRules
+from choreo_agents.graph.turn.run_place import RunPlace
 from choreo_agents.kv.handle import MessageHandle
 
 AskFor = Callable[[Sequence[Prefill]], Awaitable[list[MessageHandle]]]

@@ -1,0 +1,1 @@
+"""What `ChoreoGraph.compile` makes of what was declared."""

@@ -1,0 +1,1 @@
+"""A synthesizer that starts before all its branches are in."""
