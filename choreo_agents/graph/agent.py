@@ -13,10 +13,10 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.audit.guard import Guard
 from choreo_agents.graph.quorum.board import Reporting, reported
+from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
 from choreo_agents.graph.turn.merged_branches import MergeSpec
 from choreo_agents.graph.turn.reader_rules import ReaderRules
-from choreo_agents.graph.turn.run_place import run_coroutine
 from choreo_agents.graph.turn.turn import AgentTurn, Choices, Prompt
 from choreo_agents.graph.visibility import Positions, Reads, Rule, rules_of, with_input
 from choreo_agents.pml import Prompt as SchemaPrompt

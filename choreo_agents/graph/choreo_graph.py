@@ -22,6 +22,7 @@ from choreo_agents.graph.compiling.binding import named_contexts, reader_rules
 from choreo_agents.graph.compiling.charting import agents_of, chart_of, found
 from choreo_agents.graph.compiling.loops import require_bounded_loops
 from choreo_agents.graph.compiling.promises import kept
+from choreo_agents.graph.langgraph_internals import relabelled
 from choreo_agents.graph.quorum.board import with_board
 from choreo_agents.graph.quorum.rewiring import rewire
 from choreo_agents.graph.state import ChoreoState
@@ -270,10 +271,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         }
         rewire(bound, agents, early, {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")})
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
-        # StateGraph.compile names its result's class; only the drawing differs, so the finished object is relabelled.
-        compiled.__class__ = CompiledChoreoGraph
-        assert isinstance(compiled, CompiledChoreoGraph)
-        return compiled
+        return relabelled(compiled, CompiledChoreoGraph)
 
     def _require_names(self) -> None:
         chart = self.chart()

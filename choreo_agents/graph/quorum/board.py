@@ -14,10 +14,16 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphBubbleUp, NodeTimeoutError
 from langgraph.types import RetryPolicy, TimeoutPolicy
 
-from choreo_agents.graph.turn.run_place import author_of
+from choreo_agents.graph.langgraph_internals import (
+    attempt_of,
+    author_of,
+    hidden_in,
+    superstep_of,
+    task_of,
+    with_hidden,
+)
 
-_BOARD = "__pregel_choreo_board"
-"""LangGraph leaves configurable values with this prefix out of what it stores and shows."""
+_BOARD = "board"
 
 
 @dataclass(frozen=True)
@@ -111,24 +117,13 @@ class Board:
 
 def with_board(config: RunnableConfig | None) -> RunnableConfig:
     """The config of a run that has a board of its own."""
-    given: RunnableConfig = config or {}
-    return {**given, "configurable": {**(given.get("configurable") or {}), _BOARD: Board()}}
+    return with_hidden(config, _BOARD, Board())
 
 
 def board_of(config: RunnableConfig) -> Board | None:
     """The board of the run that a node stands in."""
-    found = (config.get("configurable") or {}).get(_BOARD)
+    found = hidden_in(config, _BOARD)
     return found if isinstance(found, Board) else None
-
-
-def superstep_of(config: RunnableConfig) -> int:
-    """LangGraph's number of the superstep that a node runs in."""
-    return int((config.get("metadata") or {}).get("langgraph_step", 0))
-
-
-def task_of(config: RunnableConfig) -> str:
-    """LangGraph's id of the task that a node runs in, without those of the graphs around it."""
-    return str((config.get("metadata") or {}).get("langgraph_checkpoint_ns", "")).split("|")[-1].rpartition(":")[-1]
 
 
 @contextmanager
@@ -167,10 +162,8 @@ def _is_retried(error: BaseException, retries: Sequence[RetryPolicy], config: Ru
     """Whether LangGraph runs the node again after this error."""
     if isinstance(error, GraphBubbleUp) or not isinstance(error, Exception):
         return False
-    info = (config.get("configurable") or {}).get("__pregel_runtime")
-    attempt = getattr(getattr(info, "execution_info", None), "node_attempt", 1)
     policy = next((each for each in retries if _matches(each, error)), None)
-    return policy is not None and attempt < policy.max_attempts
+    return policy is not None and attempt_of(config) < policy.max_attempts
 
 
 def _matches(policy: RetryPolicy, error: Exception) -> bool:

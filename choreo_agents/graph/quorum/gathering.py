@@ -17,10 +17,10 @@ from pydantic import BaseModel
 from typing_extensions import is_typeddict
 
 from choreo_agents.errors import InvalidRequestError, QuorumError
-from choreo_agents.graph.quorum.board import Board, BranchUpdate, board_of, superstep_of, task_of
+from choreo_agents.graph import langgraph_internals
+from choreo_agents.graph.quorum.board import Board, BranchUpdate, board_of
 from choreo_agents.graph.state import merge_entries
 from choreo_agents.graph.turn.entries import said_in
-from choreo_agents.graph.turn.run_place import author_of
 from choreo_agents.graph.turn.turn import Speaker
 
 _EXPECTED, _SPEAKERS = "choreo_expected", "choreo_speakers"
@@ -56,7 +56,7 @@ def state_before(config: RunnableConfig, schema: type[Any], channels: Sequence[s
         config: The node's.
         schema: Of the state, and its `channels`.
     """
-    values = (config.get("configurable") or {})["__pregel_read"](list(channels), False)
+    values = langgraph_internals.state_before(config, channels)
     return values if is_typeddict(schema) else schema(**values)
 
 
@@ -76,15 +76,15 @@ class Gathering:
             raise InvalidRequestError(
                 f"{node!r} has a quorum, which only a ChoreoGraph can keep: add it to one, or leave quorum out"
             )
-        if not (isinstance(given, Mapping) and _EXPECTED in given) and not _is_joined(config):
+        if not (isinstance(given, Mapping) and _EXPECTED in given) and not langgraph_internals.is_joined(config):
             raise InvalidRequestError(
                 f"{node!r} has a quorum, and something else than what starts its branches has started it: let a "
                 "route start its branches instead, or leave quorum out"
             )
         self._board: Board = board
         self._config = config
-        self._superstep = superstep_of(config)
-        self._author = author_of(config, node)
+        self._superstep = langgraph_internals.superstep_of(config)
+        self._author = langgraph_internals.author_of(config, node)
         home = self._author.rpartition("|")[0]
         self._authors = frozenset(f"{home}|{source}" if home else source for source in sources)
         told = given.get(_EXPECTED) if isinstance(given, Mapping) else None
@@ -114,7 +114,7 @@ class Gathering:
             with suppress(RuntimeError):  # the loop was closed: nobody waits
                 loop.call_soon_threadsafe(self._changed.set)
 
-        first = self._board.enter(self._superstep, self._author, task_of(self._config))
+        first = self._board.enter(self._superstep, self._author, langgraph_internals.task_of(self._config))
         if not first and self._is_told:
             raise InvalidRequestError(
                 f"two routes have started {self._author!r} in one superstep, each with branches of its own: start all "
@@ -190,12 +190,6 @@ class Gathering:
         return sorted(by_task.values(), key=_place), left
 
 
-def _is_joined(config: RunnableConfig) -> bool:
-    """Whether a node runs because several others are done: what such a list starts is given the state alone."""
-    triggers = (config.get("metadata") or {}).get("langgraph_triggers") or ()
-    return any(str(trigger).startswith("join:") for trigger in triggers)
-
-
 def _place(branch: BranchUpdate) -> tuple[str, int]:
     """Branches are listed by node, and by their sends."""
     return branch.author, min((entry["branch"] for entry in branch.update.get("handles") or []), default=0)
@@ -220,23 +214,14 @@ def _channel(state: Any, name: str) -> Any:
 
 async def _done_before(config: RunnableConfig, authors: frozenset[str]) -> list[BranchUpdate]:
     """Branches that were done when the superstep was interrupted: what they wrote waits in the checkpoint."""
-    configurable = config.get("configurable") or {}
-    saver = configurable.get("__pregel_checkpointer")
-    info = getattr(configurable.get("__pregel_runtime"), "execution_info", None)
-    if saver is None or not hasattr(saver, "get_tuple") or info is None:
-        return []
-    around = str((config.get("metadata") or {}).get("langgraph_checkpoint_ns", "")).rpartition("|")[0]
-    at = {"thread_id": configurable.get("thread_id"), "checkpoint_ns": around, "checkpoint_id": info.checkpoint_id}
-    where = RunnableConfig(configurable=at)
-    try:
-        saved = await saver.aget_tuple(where)
-    except NotImplementedError:  # a saver that is sync only
-        saved = await asyncio.to_thread(saver.get_tuple, where)
     by_task: dict[str, dict[str, Any]] = {}
-    for task, channel, value in (saved.pending_writes if saved else None) or []:
+    for task, channel, value in await langgraph_internals.pending_writes(config):
         if channel in ("handles", "messages"):
             by_task.setdefault(task, {})[channel] = value
-    known = {entry["message_id"] for entry in configurable["__pregel_read"](["handles"], False).get("handles") or []}
+    if not by_task:
+        return []
+    before = langgraph_internals.state_before(config, ["handles"]).get("handles") or []
+    known = {entry["message_id"] for entry in before}
     done: list[BranchUpdate] = []
     for task, update in by_task.items():
         # Another synthesizer, or a subgraph, hands on what others have said.

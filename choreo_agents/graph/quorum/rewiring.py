@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langgraph.graph import StateGraph
-from langgraph.graph._branch import BranchSpec
-from langgraph.types import Command, RetryPolicy, Send
+from langgraph.types import Command, Send
 
 from choreo_agents.errors import VisibilityError
+from choreo_agents.graph.langgraph_internals import BranchSpec, policies_of
 from choreo_agents.graph.quorum.board import Reporting
 from choreo_agents.graph.quorum.gathering import QuorumPlan, expecting
 from choreo_agents.graph.sending import sent_speaker
@@ -160,13 +160,13 @@ def _merged(
             raise _refused(name, f"it merges {source!r}, which {what}. Merge agents of this graph")
         if source == name or source in synthesizers:
             raise _refused(name, f"it merges {source!r}, which has a quorum itself: give that one quorum=None")
-        if _is_cached(bound, source):
+        if policies_of(bound, source).is_cached:
             raise _refused(
                 name, f"{source!r} has a cache policy, its own or the graph's: what is cached is not run. Leave it out"
             )
         if bound.nodes[source].defer:
             raise _refused(name, f"{source!r} is deferred: leave defer out")
-    if _is_cached(bound, name):
+    if policies_of(bound, name).is_cached:
         why = (
             "it has a cache policy, its own or the graph's: what starts it is the same for all questions. Leave it out"
         )
@@ -174,10 +174,6 @@ def _merged(
     if bound.nodes[name].defer:
         raise _refused(name, "it is deferred: leave defer out")
     return merging.sources
-
-
-def _is_cached(bound: Builder, node: str) -> bool:
-    return (bound.nodes[node].cache_policy or bound._node_defaults.cache_policy) is not None
 
 
 def _require_one_start(bound: Builder, name: str, merged: frozenset[str]) -> _Origins:
@@ -264,11 +260,8 @@ def _leads(route: BranchSpec, merged: frozenset[str]) -> bool:
 
 
 def _reporting(bound: Builder, name: str) -> Reporting:
-    spec, usual = bound.nodes[name], bound._node_defaults
-    policy = spec.retry_policy or usual.retry_policy
-    retries = () if policy is None else (policy,) if isinstance(policy, RetryPolicy) else tuple(policy)
-    handled = spec.error_handler_node is not None or usual.error_handler is not None
-    return Reporting(retries, spec.timeout or usual.timeout, handled)
+    policies = policies_of(bound, name)
+    return Reporting(policies.retries, policies.timeout, policies.is_handled)
 
 
 def _commanded(name: str, node: str, target: str) -> VisibilityError:

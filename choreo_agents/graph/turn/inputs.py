@@ -14,7 +14,7 @@ from langgraph.types import Command, Overwrite
 from pydantic import BaseModel
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.turn.run_place import author_of
+from choreo_agents.graph.langgraph_internals import author_of, run_step_of
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat
@@ -27,7 +27,7 @@ def sign(output: Any, config: RunnableConfig) -> Any:
 
     What it only hands on stays as it is: agents' messages, people's and instructions with an id, and what is signed.
     """
-    marks = {_SIGNATURE: author_of(config, ""), _SIGNED_AT: _step(config)}
+    marks = {_SIGNATURE: author_of(config, ""), _SIGNED_AT: run_step_of(config)}
     if isinstance(output, Command):
         return dataclasses.replace(output, update=sign(output.update, config))
     if isinstance(output, Mapping):
@@ -40,13 +40,6 @@ def sign(output: Any, config: RunnableConfig) -> Any:
     if dataclasses.is_dataclass(output) and not isinstance(output, type) and hasattr(output, "messages"):
         return dataclasses.replace(output, messages=_all_signed(output.messages, marks))
     return output
-
-
-def _step(config: RunnableConfig) -> str:
-    """Which superstep of which run a node runs in: the same for siblings, and for them alone; empty if nobody knows."""
-    info = (config.get("configurable") or {}).get("__pregel_runtime")
-    checkpoint = getattr(getattr(info, "execution_info", None), "checkpoint_id", None)
-    return f"{checkpoint} {(config.get('metadata') or {}).get('langgraph_step', '')}" if checkpoint else ""
 
 
 def _pair_signed(part: Any, marks: Mapping[str, str]) -> tuple[str, Any] | None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import hashlib
 import itertools
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from langchain_core.runnables import RunnableConfig
 
-T = TypeVar("T")
-
+from choreo_agents.graph.langgraph_internals import author_of, branch_of, task_path_of, task_token_of
 
 Replay = Mapping[tuple[str, int, int, int], tuple[int, ...] | None]
 """Tokens by (author, superstep, branch, call): a run given one decodes just these, at the full price of each step;
@@ -55,18 +51,14 @@ class RunPlace:
     @classmethod
     def of(cls, config: RunnableConfig, agent: str) -> RunPlace:
         """Read it from a node's config; outside LangGraph all of it is default."""
-        metadata = config.get("metadata") or {}
         configurable = config.get("configurable") or {}
-        path: Sequence[Any] = metadata.get("langgraph_path") or ()
-        branch = path[1] if len(path) > 1 else None
-        task = str(metadata.get("langgraph_checkpoint_ns", ""))
         return cls(
             agent=agent,
             author=author_of(config, agent),
             thread=str(configurable.get("thread_id", "")),
-            task=task,
-            branch=branch if isinstance(branch, int) else 0,
-            call=_next_call(configurable.get("__pregel_read")),
+            task=task_path_of(config),
+            branch=branch_of(config),
+            call=_next_call(task_token_of(config)),
             seed=configurable.get("seed"),
             replay=configurable.get("replay"),
             watch=configurable.get("watch"),
@@ -93,34 +85,8 @@ class RunPlace:
         return f"{self.thread} {self.task} {self.agent} {self.call}" if self.task else None
 
 
-def author_of(config: RunnableConfig, default: str) -> str:
-    """The node that runs with this config, behind the subgraphs that it stands in: `team|judge`."""
-    metadata = config.get("metadata") or {}
-    path = str(metadata.get("langgraph_checkpoint_ns", "")).split("|")
-    return "|".join(part.split(":")[0] for part in path if ":" in part) or str(metadata.get("langgraph_node", default))
-
-
 def _next_call(task: Any) -> int:
     if task is None:
         return 0
     with _counts_lock:
         return next(_counts.setdefault(task, itertools.count()))
-
-
-def run_coroutine(work: Coroutine[Any, Any, T]) -> T:
-    """Run async work from sync code: here, or on a thread of its own if this one already runs an event loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    done: Future[T] = Future()
-    context = contextvars.copy_context()
-
-    def target() -> None:
-        try:
-            done.set_result(context.run(asyncio.run, work))
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=target, name="choreo-sync-bridge", daemon=True).start()
-    return done.result()

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from choreo_agents.graph.turn.run_place import RunPlace, run_coroutine
+from choreo_agents.graph.sync_bridge import run_coroutine
+from choreo_agents.graph.turn.run_place import RunPlace
 
 
 def place(agent: str = "pro", **metadata: object) -> RunPlace:
