@@ -1,14 +1,9 @@
-"""Where a node's call stands in a run, and running async work from sync code."""
+"""Where a node's call stands in a run."""
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 from dataclasses import replace
 
-import pytest
-
-from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.turn.run_place import RunPlace
 
 
@@ -67,29 +62,3 @@ def test_calls_of_one_task_are_counted_and_start_again_with_the_next() -> None:
     config = {"configurable": {"__pregel_read": read}}
     assert [RunPlace.of(config, "alone").call for _ in range(3)] == [0, 1, 2]
     assert RunPlace.of({"configurable": {"__pregel_read": read_again}}, "alone").call == 0
-
-
-variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
-
-
-async def read_variable() -> str:
-    await asyncio.sleep(0)
-    return variable.get()
-
-
-def test_sync_code_runs_async_work_in_its_own_context() -> None:
-    variable.set("outer")
-    assert run_coroutine(read_variable()) == "outer"
-
-
-async def test_so_it_does_under_a_running_loop() -> None:
-    variable.set("inner")
-    assert run_coroutine(read_variable()) == "inner"
-
-
-async def test_errors_come_back_from_the_bridge() -> None:
-    async def fail() -> None:
-        raise KeyError("lost")
-
-    with pytest.raises(KeyError, match="lost"):
-        run_coroutine(fail())

@@ -1,8 +1,8 @@
-"""One reader's view by example, and the reducer of the `handles` channel."""
+"""One reader's view by example."""
 
 import pytest
 
-from choreo_agents.graph.state import HandleEntry, merge_entries
+from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.turn.view import visible
 from choreo_agents.graph.visibility import START_SOURCE, Rule
 
@@ -55,18 +55,3 @@ def test_a_history_counts_the_supersteps_in_which_the_source_spoke(history, supe
     found = visible(entries, "me", {"a": Rule("reencoded", history)})
     assert [one["superstep"] for one, _ in found] == supersteps
     assert {rule.mode for _, rule in found} == {"reencoded"}
-
-
-def test_the_reducer_appends_and_replaces_in_place() -> None:
-    one, two, again = entry("a", 0, 0, "1"), entry("b", 0, 0, "2"), entry("a", 4, 0, "1")
-    assert merge_entries([one], [two]) == [one, two]
-    assert merge_entries([one, two], [again]) == [again, two]
-
-
-def test_the_reducer_takes_missing_sides_and_changes_neither() -> None:
-    one = [entry("a")]
-    assert merge_entries(None, one) == merge_entries(one, None) == merge_entries(one, []) == one
-    assert merge_entries(None, None) == []
-    left, right = [entry("a", 0, 0, "1")], [entry("b", 0, 0, "1")]
-    merge_entries(left, right)
-    assert left == [entry("a", 0, 0, "1")] and right == [entry("b", 0, 0, "1")]
