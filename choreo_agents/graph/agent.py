@@ -18,7 +18,7 @@ from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
 from choreo_agents.graph.turn.merged_branches import MergeSpec
 from choreo_agents.graph.turn.reader_rules import ReaderRules
 from choreo_agents.graph.turn.turn import AgentTurn, Choices, Prompt
-from choreo_agents.graph.visibility import Positions, Reads, Rule, rules_of, with_input
+from choreo_agents.graph.visibility import Positions, Reads, Rule, hidden_sources, rules_of, with_input
 from choreo_agents.pml import Prompt as SchemaPrompt
 from choreo_agents.pml import Schema
 from choreo_agents.sampling import Sampling
@@ -154,10 +154,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
         """How its views are made: as its graph says, or, in a stock `StateGraph`, as it says itself."""
         if self._reader_rules is not None:
             return self._reader_rules
-        hidden = frozenset(source for source, rule in self.rules.items() if rule.mode == "private")
-        return ReaderRules(
-            with_input(self.rules), self.public, self.positions or "sequential", guard=Guard(hidden=hidden)
-        )
+        guard = Guard(hidden=hidden_sources(self.rules))
+        return ReaderRules(with_input(self.rules), self.public, self.positions or "sequential", guard=guard)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> dict[str, Any]:
         """Speak once. Takes graph state, returns its update."""

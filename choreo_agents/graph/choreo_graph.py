@@ -28,7 +28,7 @@ from choreo_agents.graph.quorum.rewiring import rewire
 from choreo_agents.graph.state import ChoreoState
 from choreo_agents.graph.synthesizer import Synthesizer
 from choreo_agents.graph.turn.inputs import identified, sign
-from choreo_agents.graph.visibility import History, Mode, Positions, Rule, Scope, VisibilityTable, rule_of
+from choreo_agents.graph.visibility import SHARED, History, Mode, Positions, Rule, Scope, VisibilityTable, rule_of
 
 Self = TypeVar("Self", bound="ChoreoGraph")
 
@@ -103,8 +103,9 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         Args:
             start_key: One node, or several that must all be done.
             end_key: The reader.
-            visibility: `"shared"` (the default), `"private"` or `"reencoded"`; a `Rule`; or a dict from source to
-                either, which says all that this edge declares: `{}` makes it mere control flow.
+            visibility: `"shared"` (the default), `"private"` or `"reencoded"`; a `VisibilityMode` of yours; a `Rule`;
+                or a dict from source to one of these, which says all that this edge declares: `{}` makes it mere
+                control flow.
             history: `"all"` messages (the default), those of the `"last"` superstep, or of the last k.
             scope: What re-encoded words attend to: the `"reader"`'s view so far (the default), the `"public"` root
                 alone, or private contexts by name.
@@ -154,7 +155,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         self: Self,
         source: str,
         reader: str,
-        mode: Mode | Rule = "shared",
+        mode: Mode | Rule = SHARED,
         *,
         history: History | None = None,
         scope: Scope | Sequence[str] | None = None,
@@ -205,7 +206,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         copied.nodes, copied.edges = dict(self.nodes), set(self.edges)
         copied.waiting_edges = set(self.waiting_edges)
         copied.branches = defaultdict(dict, {source: dict(each) for source, each in self.branches.items()})
-        copied._visibility = copy.deepcopy(self._visibility)
+        copied._visibility = self._visibility.copy()
         return copied
 
     def reads_of(self, name: str, agent: Agent) -> dict[str, Rule]:
@@ -260,7 +261,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
                         f"agent {name!r} has no engine: compile(engine=Engine.load(...)), or give the agent one"
                     )
                 rules = reader_rules(bound, self.nodes, name, agent, whole)
-                choreo = {"reads": {source: rule.mode for source, rule in rules.sources.items()}}
+                choreo = {"reads": {source: rule.mode.name for source, rule in rules.sources.items()}}
                 metadata = {**(spec.metadata or {}), "choreo": choreo}
                 bound.nodes[name] = replace(spec, runnable=agent.bound(engine, rules), metadata=metadata)
             else:

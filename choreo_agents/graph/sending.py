@@ -9,6 +9,7 @@ from langgraph.types import Send
 
 from choreo_agents.errors import InvalidRequestError, UnknownHandleError
 from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.visibility import REENCODED, SHARED
 from choreo_agents.kv.handle import MessageHandle
 
 _SENT_AT, _INSTRUCTION, _SPEAKER = "choreo_sent_at", "choreo_instruction", "choreo_speaker"
@@ -46,12 +47,14 @@ def send(
         present = {message.id for message in state["messages"] or []}
         entries = [entry for entry in entries if entry["message_id"] in present]
     chosen: dict[str, HandleEntry] = {}
-    for mode, items in (("shared", shared), ("reencoded", reencoded)):
+    for mode, items in ((SHARED, shared), (REENCODED, reencoded)):
         for item in items:
             entry = _entry(item, entries)
             if entry["message_id"] in chosen:
                 raise InvalidRequestError(f"message {entry['message_id']!r} is sent twice: choose it once")
-            chosen[entry["message_id"]] = HandleEntry(**{**entry, "select": mode, "behind": _behind(entry, entries)})
+            chosen[entry["message_id"]] = HandleEntry(
+                **{**entry, "select": mode.name, "behind": _behind(entry, entries)}
+            )
     messages = [message for message in state.get("messages") or [] if message.id in chosen]
     added = update.pop("messages", [])
     messages += added if isinstance(added, list) else [added]

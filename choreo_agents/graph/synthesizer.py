@@ -18,7 +18,7 @@ from choreo_agents.graph.quorum.late_branches import LateBranches
 from choreo_agents.graph.turn.entries import said_in
 from choreo_agents.graph.turn.merged_branches import MergeSpec
 from choreo_agents.graph.turn.turn import AgentTurn, Speaker
-from choreo_agents.graph.visibility import Mode, Positions, Rule
+from choreo_agents.graph.visibility import REENCODED, SHARED, Mode, Positions, Rule
 from choreo_agents.synthesis.strategies import Strategy, require_strategy
 
 
@@ -61,7 +61,7 @@ class Synthesizer(Agent):
         require_strategy(strategy)
         if isinstance(merges, str) or not merges:
             raise InvalidRequestError(f"merges must name the nodes whose messages are merged, not {merges!r}")
-        mode: Mode = "reencoded" if strategy == "text" else "shared"
+        mode: Mode = REENCODED if strategy == "text" else SHARED
         sources = merges if isinstance(merges, Mapping) else dict.fromkeys(merges, mode)
         positions: Positions = "parallel" if strategy == "parallel" else "sequential"
         if options.get("positions") not in (None, positions):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support.tuning import make_tuning
-from support.visible_graphs import BOX, CELLAR, Forced, Speaker, Spec, heard, specs
+from support.visible_graphs import BOX, CELLAR, MODES, OWN, Forced, Speaker, Spec, heard, specs
 
 from choreo_agents import Engine, MessageHandle, Policy, Rule
 from choreo_agents.graph.audit import AuditReport
@@ -71,8 +71,8 @@ def contexts_of(spec: Spec, report: AuditReport) -> list[str]:
     return [c.name for c in report.contexts if c.kind != "system" or c.name in systems]
 
 
-@given(specs(), st.integers(0, 99))
-@settings(max_examples=60)
+@given(specs() | specs(modes=(*MODES, *OWN, *OWN)), st.integers(0, 99))
+@settings(max_examples=90)
 def test_visibility_audit_static_covers_dynamic(spec: Spec, seed: int) -> None:
     """All that reached anybody in a run was said beforehand to be able to."""
     static = spec.graph(WARN).audit()
@@ -220,6 +220,8 @@ def test_visibility_the_comparison_of_bits_sees_a_module() -> None:
         (Rule("reencoded"), False),
         (Rule("reencoded", scope="public"), False),
         (Rule("reencoded", scope=("ann.system",)), True),
+        (Rule(OWN[0]), False),
+        (Rule(OWN[1]), True),
     ],
     ids=str,
 )

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from choreo_agents.errors import VisibilityError, VisibilityWarning
 from choreo_agents.graph.audit import Chart, Finding, Guard, Hop, audit_chart, harmless
 from choreo_agents.graph.audit.policy import OnViolation
-from choreo_agents.graph.audit.report import Channel
-from choreo_agents.graph.visibility import START_SOURCE, Rule
+from choreo_agents.graph.visibility import REENCODED, START_SOURCE, Channel, Rule, hidden_sources
 
 
 def kept(chart: Chart, on_violation: OnViolation) -> tuple[Chart, Sequence[Hop]]:
@@ -38,7 +37,9 @@ def said(finding: Finding) -> str:
     if not finding.cut:
         return f"{start}. The edge itself contradicts it: remove the edge, or let {finding.reader!r} have it"
     edges = " and ".join(f"{source!r} to {reader!r}" for source, reader in finding.cut)
-    return f"{start}. Declare {edges} 'reencoded'" if finding.channel == "encoding" else f"{start}. Undeclare {edges}"
+    if finding.channel == "words":
+        return f"{start}. Undeclare {edges}"
+    return f"{start}. Declare {edges} {REENCODED!r}"
 
 
 def guard_of(reader: str, persona: str, rules: Mapping[str, Rule], chart: Chart, on_violation: OnViolation) -> Guard:
@@ -50,6 +51,5 @@ def guard_of(reader: str, persona: str, rules: Mapping[str, Rule], chart: Chart,
         for channel in channels
     }
     known = {START_SOURCE, *(node.name for node in chart.nodes), *(context.name for context in chart.contexts())}
-    hidden = frozenset(source for source, rule in rules.items() if rule.mode == "private")
     modules = frozenset(context.name for context in chart.contexts() if context.kind == "module")
-    return Guard(hidden, forbidden, frozenset(known), on_violation, modules)
+    return Guard(hidden_sources(rules), forbidden, frozenset(known), on_violation, modules)

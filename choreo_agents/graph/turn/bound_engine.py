@@ -9,6 +9,7 @@ from typing import Any
 from choreo_agents.engine import Engine, Joining, Prefill, StreamedToken
 from choreo_agents.engine.calls import Content
 from choreo_agents.errors import VisibilityError
+from choreo_agents.graph.visibility import SHARED
 from choreo_agents.kv.handle import MessageHandle
 
 
@@ -76,5 +77,5 @@ class BoundEngine:
     def _require(self, parents: Sequence[MessageHandle]) -> None:
         for parent in parents:
             if parent.id not in self._attended:
-                words = "its words only: declare its source 'shared'" if parent.id in self._read else "nothing of it"
+                words = f"its words only: declare its source {SHARED!r}" if parent.id in self._read else "nothing of it"
                 raise VisibilityError(f"{self._reader!r} may not attend to handle {parent.id!r}, it may see {words}")

@@ -65,7 +65,7 @@ class MergedBranches:
         merged = [
             MessageHandle.model_validate(each.entry["handle"])
             for each in seen
-            if each.rule.mode == "shared" and self._is_from(each)
+            if each.rule.mode.hands_on_encodings and self._is_from(each)
         ]
         if self._merging is None or not merged:
             return []

@@ -29,7 +29,7 @@ from choreo_agents.graph.turn.inputs import (
 from choreo_agents.graph.turn.merged_branches import MergedBranches, MergeSpec
 from choreo_agents.graph.turn.placed_view import PlacedView
 from choreo_agents.graph.turn.reader_rules import ReaderRules
-from choreo_agents.graph.turn.reencoding import named_context
+from choreo_agents.graph.turn.reencoding import ReaderWords, named_context
 from choreo_agents.graph.turn.run_place import RunPlace
 from choreo_agents.graph.turn.view import Seen, is_own, visible
 from choreo_agents.graph.visibility import START_SOURCE, Rule, source_of_author
@@ -88,6 +88,7 @@ class Reading:
         self._place = reader.place
         self._persona = reader.persona
         self._messages = messages
+        self._words = ReaderWords(self.bound, messages)
         self.entries = entries
         """All that was said; what this call has encoded first is among them once it has a view."""
         self.inputs: list[HandleEntry] = []
@@ -122,7 +123,6 @@ class Reading:
             self._modules = await imported.lease()
             modules = [self.bound.grant(handle) for handle in self._modules.handles]
             await imported.place(view, modules, f"{self._persona}.system", self._ask_for_own)
-        mirrors = {message.id: message for message in self._messages}
         shown = visible(self.entries, self._place.author, self._rules.sources, self._persona)
         self._copies += await self._branches.stand_in(shown)
         self._branches.appended(view)
@@ -130,7 +130,7 @@ class Reading:
             await self._show(view, group)
             said = list(chain(*group))
             self._branches.appended(view, said, ends=any(is_input(e) or self._is_own(e) for e, _ in said))
-            self.seen += [mirrors[e["message_id"]] for e, _ in said if e["message_id"] in mirrors]
+            self.seen += [words for entry, _ in said if (words := self._words.of(entry)) is not None]
         self._copies += await self._branches.read_behind(view)
         return view
 
@@ -146,6 +146,7 @@ class Reading:
         """
         known = {entry["message_id"] for entry in self.entries}
         self.entries = [*self.entries, *(new := [e for e in said_in(update) if e["message_id"] not in known])]
+        self._words.hear(update.get("messages") or [])
         self.superstep = self._next_superstep(self.entries)
         everything = visible(self.entries, self._place.author, self._rules.sources, self._persona)
         shown = [seen for seen in everything if seen.entry in new]
@@ -153,7 +154,7 @@ class Reading:
         for entry, rule in shown:
             there = view.copy()
             asked = (entry.get("prompt") or {}).get("length", 0) if self._is_own(entry) else 0
-            there.resume_at(place(asked + entry["handle"]["length"], parallel=self.is_parallel))
+            there.resume_at(place(asked + self._words.length(entry, rule.mode), parallel=self.is_parallel))
             await self._append(there, entry, rule)
             self._copies += await self._branches.read_behind(there, len(view.handles))
             for at in range(len(view.handles), len(there.handles)):
@@ -258,7 +259,7 @@ class Reading:
     async def _append(self, view: PlacedView, entry: HandleEntry, rule: Rule) -> None:
         handle = MessageHandle.model_validate(entry["handle"])
         source, self.starts[entry["message_id"]] = entry["author"], view.end
-        own, reencode = self._is_own(entry), rule.mode == "reencoded"
+        own, reencode = self._is_own(entry), rule.mode.encodes_again
         if not own:
             reader = self._place.author
             admitted = self._rules.guard.admits(self._engine, handle, source, reader, self.entries, words_only=reencode)
@@ -287,8 +288,8 @@ class Reading:
     async def _reencoded(
         self, view: PlacedView, entry: HandleEntry, handle: MessageHandle, rule: Rule
     ) -> MessageHandle:
-        """A fresh encoding of a message's words, in the rule's scope."""
-        words = self.bound.tokens(self.bound.grant(handle, words_only=True))
+        """A fresh encoding of a message's words, as the rule has them and in its scope."""
+        words = self._words.tokens(entry, handle, rule.mode)
         author, confidential = entry["author"], entry["confidential"]
         if rule.scope == "reader":
             copy = self._own(words, view, author=author, confidential=confidential, source=handle)

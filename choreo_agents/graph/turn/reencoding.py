@@ -1,18 +1,71 @@
-"""Private contexts that words are encoded in again."""
+"""Words that are encoded again: which they are, and the private contexts that they are encoded in."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
+from langchain_core.messages import BaseMessage
+
 from choreo_agents.engine import Prefill
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.turn.bound_engine import BoundEngine
+from choreo_agents.graph.turn.inputs import turn_of
 from choreo_agents.graph.turn.reader_rules import ReaderRules
 from choreo_agents.graph.turn.run_place import RunPlace
+from choreo_agents.graph.visibility import VisibilityMode
 from choreo_agents.kv.handle import MessageHandle
 
 AskFor = Callable[[Sequence[Prefill]], Awaitable[list[MessageHandle]]]
+
+
+class ReaderWords:
+    """The words of messages, as one call of one reader gets them.
+
+    Args:
+        bound: The reader's engine.
+        messages: The words in the graph's state.
+    """
+
+    def __init__(self, bound: BoundEngine, messages: Sequence[BaseMessage]) -> None:
+        self._bound = bound
+        self._said = {str(message.id): message for message in messages}
+        self._reworded: dict[str, BaseMessage] = {}
+
+    def hear(self, messages: Sequence[BaseMessage]) -> None:
+        """Add words that were said meanwhile."""
+        self._said |= {str(message.id): message for message in messages}
+
+    def of(self, entry: HandleEntry) -> BaseMessage | None:
+        """A message that the reader has in its view, in the words that it has of it; None if nobody sent them."""
+        name = entry["message_id"]
+        return self._reworded.get(name, self._said.get(name))
+
+    def length(self, entry: HandleEntry, mode: VisibilityMode) -> int:
+        """How many tokens the message takes in the view."""
+        return int(entry["handle"]["length"]) if mode.reword is None else len(self._in_other_words(entry, mode))
+
+    def tokens(self, entry: HandleEntry, handle: MessageHandle, mode: VisibilityMode) -> list[int]:
+        """What is to be encoded again: the message's own tokens, or its turn in the words that the mode makes of it.
+
+        Raises:
+            VisibilityError: It is to be re-worded, and the reader was sent its handle without its words.
+        """
+        if mode.reword is None:
+            return self._bound.tokens(self._bound.grant(handle, words_only=True))
+        return self._in_other_words(entry, mode)
+
+    def _in_other_words(self, entry: HandleEntry, mode: VisibilityMode) -> list[int]:
+        name, engine = entry["message_id"], self._bound.engine
+        if name not in self._said:
+            raise VisibilityError(
+                f"what {entry['author']!r} said is to be re-worded ({mode.name}), and its handle was sent without its "
+                f"words: send message {name!r} itself, too, as choreo_agents.send does"
+            )
+        if name not in self._reworded:
+            said = self._said[name]
+            self._reworded[name] = said.model_copy(update={"content": mode.says(str(said.text))})
+        return list(engine.model.encode(turn_of(self._reworded[name], engine.chat)))
 
 
 async def named_context(

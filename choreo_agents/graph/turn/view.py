@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.visibility import START_SOURCE, Rule, source_of_author
+from choreo_agents.graph.visibility import START_SOURCE, Rule, mode_of, source_of_author
 
 _OWN = "|own"
 """The source of what a reader's own persona said; no node can be named so."""
@@ -47,7 +47,7 @@ def visible(
     seen: list[tuple[int, Seen]] = []
     for source, said in by_source.items():
         rule = Rule() if source == _OWN else rules.get(source or "")
-        shown = set() if rule is None or rule.mode == "private" else {id(entry) for entry in _recent(said, rule)}
+        shown = set() if rule is None or not rule.mode.shows else {id(entry) for entry in _recent(said, rule)}
         shown = {id(entry) for entry in said if id(entry) in shown and _kept(entry, rule)}
         for entry in said:
             if id(entry) in shown or entry.get("select"):
@@ -71,14 +71,15 @@ def _kept(entry: HandleEntry, rule: Rule | None) -> bool:
 def _narrowed(entry: HandleEntry, rule: Rule | None, source: str | None, reader: str) -> Rule:
     """The rule for an entry that a `send` may have selected: never more than the source's."""
     selected = entry.get("select")
-    if rule is None or (selected == "shared" and rule.mode != "shared"):
+    mode = None if rule is None else rule.mode.narrowed(mode_of(selected)) if selected else rule.mode
+    if rule is None or mode is None:
         node = reader.rsplit("|", maxsplit=1)[-1]
         allowed = "nothing" if rule is None else rule.words()
         raise VisibilityError(
             f"a send hands a message of {source or entry['author']!r} to {node!r} as {selected!r}, which may see "
             f"{allowed} of it: declare {source or entry['author']!r} to {node!r} {selected!r}, or send less"
         )
-    return replace(rule, mode="reencoded") if selected == "reencoded" and rule.mode == "shared" else rule
+    return replace(rule, mode=mode)
 
 
 def _recent(said: list[HandleEntry], rule: Rule) -> list[HandleEntry]:

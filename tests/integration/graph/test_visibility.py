@@ -573,7 +573,7 @@ def test_a_second_route_leaves_the_first_one_alone() -> None:
         return "c"
 
     graph.add_conditional_edges("a", elsewhere, ["c"], visibility="private")
-    assert {reader: rules["a"].mode for reader, rules in graph.visibility_table().items()} == {
+    assert {reader: rules["a"].mode.name for reader, rules in graph.visibility_table().items()} == {
         "b": "shared",
         "c": "private",
     }

@@ -286,7 +286,7 @@ def test_one_agent_answers_at_once(engine: Engine, private: str | None) -> None:
 def test_debaters_without_notes_read_one_question_and_are_asked_to_revise(engine: Engine) -> None:
     notes = {"alice": None, "bruno": "Notes: Ann has 3 red kites.", "clara": None}
     graph = debate(notes, rounds=2, system="Root.", revise="Again.", sampling=WARM)
-    modes = {reader: rules[START].mode for reader, rules in graph.visibility_table().items() if reader in notes}
+    modes = {reader: rules[START].mode.name for reader, rules in graph.visibility_table().items() if reader in notes}
     assert modes == {"alice": "shared", "bruno": "reencoded", "clara": "shared"}
     state = graph.compile(engine=engine).invoke(QUESTION)
     assert sorted(authors(state)) == sorted([START, *[name for name in notes for _ in range(2)]])

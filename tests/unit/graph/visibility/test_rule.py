@@ -9,7 +9,7 @@ SHARED, PRIVATE, LAST = Rule(), Rule("private"), Rule("shared", "last")
 
 
 def test_a_source_is_shared_in_full_unless_said_otherwise() -> None:
-    assert (SHARED.mode, SHARED.history) == ("shared", "all")
+    assert (SHARED.mode.name, SHARED.history) == ("shared", "all")
 
 
 @pytest.mark.parametrize("mode", ["public", "", "Shared", None, 1])
