@@ -1,4 +1,4 @@
-"""Who may see what of whom."""
+"""Who may see what of whom: modes, rules of them, and the table of all rules."""
 
 from choreo_agents.graph.visibility.modes import (
     PRIVATE,
