@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from choreo_agents.errors import ContextLengthError
-from choreo_agents.graph.turn.view import Seen, is_own
+from choreo_agents.graph.turn.view import SeenEntry, is_own
 from choreo_agents.graph.visibility import START_SOURCE, source_of_author
 
 
-def advised(error: ContextLengthError, seen: Iterable[Seen], author: str, persona: str) -> ContextLengthError:
+def advised(error: ContextLengthError, seen: Iterable[SeenEntry], author: str, persona: str) -> ContextLengthError:
     """The same error with what would make the largest source of a view smaller.
 
     Args:

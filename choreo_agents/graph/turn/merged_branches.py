@@ -11,7 +11,7 @@ from choreo_agents.engine import Prefill
 from choreo_agents.errors import HandleError
 from choreo_agents.graph.turn.bound_engine import BoundEngine
 from choreo_agents.graph.turn.placed_view import PlacedView
-from choreo_agents.graph.turn.view import Seen
+from choreo_agents.graph.turn.view import SeenEntry
 from choreo_agents.graph.visibility import source_of_author
 from choreo_agents.kv.handle import MessageHandle
 
@@ -47,13 +47,13 @@ class MergedBranches:
         self._fan = 0
         """The latest of them, which a branch that comes late belongs to."""
 
-    def _is_from(self, seen: Seen) -> bool:
+    def _is_from(self, seen: SeenEntry) -> bool:
         """Whether a message's words or encoding belong to a branch."""
         return self._merging is not None and source_of_author(seen.entry["author"], self._reader) in (
             self._merging.sources
         )
 
-    async def stand_in(self, seen: Sequence[Seen]) -> list[MessageHandle]:
+    async def stand_in(self, seen: Sequence[SeenEntry]) -> list[MessageHandle]:
         """Make shorter messages, or copies by the adapter's cache mapper, to be shown for those that are merged.
 
         Args:
@@ -83,7 +83,7 @@ class MergedBranches:
         self.stands_for |= {handle.id: stand for handle, stand in zip(merged, shown, strict=True)}
         return made
 
-    def appended(self, view: PlacedView, seen: Sequence[Seen] = (), *, ends: bool = False) -> None:
+    def appended(self, view: PlacedView, seen: Sequence[SeenEntry] = (), *, ends: bool = False) -> None:
         """Say what was appended to the view.
 
         Args:

@@ -31,7 +31,7 @@ from choreo_agents.graph.turn.placed_view import PlacedView
 from choreo_agents.graph.turn.reader_rules import ReaderRules
 from choreo_agents.graph.turn.reencoding import ReaderWords, named_context
 from choreo_agents.graph.turn.run_place import RunPlace
-from choreo_agents.graph.turn.view import Seen, is_own, visible
+from choreo_agents.graph.turn.view import SeenEntry, is_own, visible
 from choreo_agents.graph.visibility import START_SOURCE, Rule, source_of_author
 from choreo_agents.kv.handle import MessageHandle
 
@@ -45,7 +45,7 @@ class OffsetOf(Protocol):
 
 
 @dataclass(frozen=True)
-class Reader:
+class CallReader:
     """Who reads in one call of one node, and how."""
 
     place: RunPlace
@@ -76,7 +76,7 @@ class Reading:
     def __init__(
         self,
         engine: Engine,
-        reader: Reader,
+        reader: CallReader,
         messages: Sequence[BaseMessage],
         entries: list[HandleEntry],
         earliest: int = 0,
@@ -244,7 +244,7 @@ class Reading:
         self.inputs += entries_of(new, authors, rest, marks, before, self.superstep)
         return own
 
-    async def _show(self, view: PlacedView, group: Sequence[Sequence[Seen]]) -> None:
+    async def _show(self, view: PlacedView, group: Sequence[Sequence[SeenEntry]]) -> None:
         """Append a group of siblings, which start where the view ends; or where they left it, if they are merged."""
         before = view.copy()
         for said in group:
@@ -309,7 +309,7 @@ class Reading:
         return made
 
 
-def _groups(seen: Sequence[Seen], *, parallel: bool) -> Iterator[list[list[Seen]]]:
+def _groups(seen: Sequence[SeenEntry], *, parallel: bool) -> Iterator[list[list[SeenEntry]]]:
     """Siblings that stand at one offset, each a chain of messages that follow each other."""
     if not parallel:
         for one in seen:

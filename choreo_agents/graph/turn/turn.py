@@ -26,7 +26,7 @@ from choreo_agents.graph.turn.inputs import digest_of, with_ids, writer_of
 from choreo_agents.graph.turn.merged_branches import MergeSpec
 from choreo_agents.graph.turn.placed_view import PlacedView
 from choreo_agents.graph.turn.reader_rules import ReaderRules
-from choreo_agents.graph.turn.reading import Reader, Reading
+from choreo_agents.graph.turn.reading import CallReader, Reading
 from choreo_agents.graph.turn.run_place import RunPlace
 from choreo_agents.graph.turn.streaming import DecodeRun
 from choreo_agents.graph.visibility import START_SOURCE
@@ -113,7 +113,7 @@ class AgentTurn:
         self.persona = f"{home}|{agent.persona}" if home and agent.persona else agent.persona or self.place.author
         messages = with_ids(_channel(state, "messages"))
         entries = _still_said(_channel(state, "handles"), messages, state)
-        reader = Reader(
+        reader = CallReader(
             place=self.place,
             persona=self.persona,
             rules=agent.reader_rules(),

@@ -14,7 +14,7 @@ _OWN = "|own"
 """The source of what a reader's own persona said; no node can be named so."""
 
 
-class Seen(NamedTuple):
+class SeenEntry(NamedTuple):
     """An entry of a view, and how its reader sees it."""
 
     entry: HandleEntry
@@ -23,7 +23,7 @@ class Seen(NamedTuple):
 
 def visible(
     entries: Sequence[HandleEntry], reader: str, rules: Mapping[str, Rule], persona: str | None = None
-) -> list[Seen]:
+) -> list[SeenEntry]:
     """A reader's view: by superstep; within one, input first, then its own, then sources in declared order.
 
     The messages of its own persona are always there, shared; those of undeclared and private sources never are. The
@@ -44,7 +44,7 @@ def visible(
         source = _OWN if is_own(entry, reader, persona or reader) else source_of_author(entry["author"], reader)
         by_source.setdefault(source, []).append(entry)
     rank[_OWN] = 0
-    seen: list[tuple[int, Seen]] = []
+    seen: list[tuple[int, SeenEntry]] = []
     for source, said in by_source.items():
         rule = Rule() if source == _OWN else rules.get(source or "")
         shown = set() if rule is None or not rule.mode.shows else {id(entry) for entry in _recent(said, rule)}
@@ -52,7 +52,7 @@ def visible(
         for entry in said:
             if id(entry) in shown or entry.get("select"):
                 narrowed = _narrowed(entry, rule if id(entry) in shown else None, source, reader)
-                seen.append((rank[str(source)], Seen(entry, narrowed)))
+                seen.append((rank[str(source)], SeenEntry(entry, narrowed)))
     seen.sort(key=_place)
     return [item for _, item in seen]
 
@@ -91,7 +91,7 @@ def _recent(said: list[HandleEntry], rule: Rule) -> list[HandleEntry]:
     return [entry for entry in said if entry["superstep"] in supersteps]
 
 
-def _place(item: tuple[int, Seen]) -> tuple[int, int, str, int, int, str]:
+def _place(item: tuple[int, SeenEntry]) -> tuple[int, int, str, int, int, str]:
     """What decides where an entry stands; the message id only between what nothing else tells apart."""
     rank, (entry, _) = item
     return entry["superstep"], rank, entry["author"], entry["branch"], entry.get("call", 0), entry["message_id"]
