@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         Rule,
         Send,
         Synthesizer,
+        VisibilityMode,
         Worker,
         send,
     )
@@ -53,6 +54,7 @@ __all__ = [
     "StreamedToken",
     "Synthesizer",
     "Usage",
+    "VisibilityMode",
     "Worker",
     "__version__",
     "send",
@@ -62,7 +64,7 @@ _ROOMS = {
     "engine": ("Decode", "Engine", "EngineStats", "Joining", "Prefill", "StreamedToken", "Usage"),
     "graph": (
         *("END", "START", "Agent", "AuditReport", "ChoreoGraph", "ChoreoState", "Command", "HandleEntry", "Policy"),
-        *("Rule", "Send", "Synthesizer", "Worker", "send"),
+        *("Rule", "Send", "Synthesizer", "VisibilityMode", "Worker", "send"),
     ),
     "kv.handle": ("MessageHandle",),
     "pml": ("Prompt", "PromptView", "Schema", "SchemaLibrary"),

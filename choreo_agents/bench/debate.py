@@ -13,7 +13,8 @@ from choreo_agents.bench.running import OnDecode, OnToken, run_graph
 from choreo_agents.engine import Engine
 from choreo_agents.engine.memory_map import MemoryMap
 from choreo_agents.engine.methods import MethodName
-from choreo_agents.graph.run import Replay, run_coroutine
+from choreo_agents.graph.sync_bridge import run_coroutine
+from choreo_agents.graph.turn.run_place import Replay
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.language.tasks.debate import DEBATE_RULES, DebateProblem
 from choreo_agents.models import LoadedModel

@@ -21,7 +21,7 @@ from choreo_agents.bench.running import run_graph
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, KVBudgetError
 from choreo_agents.evaluation.evaluate import at_once, room
-from choreo_agents.graph.run import Replay
+from choreo_agents.graph.turn.run_place import Replay
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.language import Split
 from choreo_agents.models import LoadedModel

@@ -19,7 +19,7 @@ from torch import Tensor
 from choreo_agents.bench.probe import readable
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph import Agent, ChoreoGraph, Policy, Rule
+from choreo_agents.graph import Agent, ChoreoGraph, Policy
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
 
@@ -142,7 +142,7 @@ def measure_edges(
         on_progress()
         for source, reader in missing:
             rule = mine.reads_of(reader, Agent(reader))[source]
-            other = _run(mine.with_rule(source, reader, Rule("reencoded", rule.history)), serving, given, said)
+            other = _run(mine.with_rule(source, reader, rule.without("encoding")), serving, given, said)
             found = _compared(source, reader, index, base, other, labelled=given.label is not None)
             found = replace(found, experiment=names[index])
             done[source, reader, index] = found
@@ -161,7 +161,7 @@ def shared_edges(graph: ChoreoGraph) -> list[tuple[str, str]]:
         (source, reader)
         for reader in agents
         for source, rule in graph.reads_of(reader, Agent(reader)).items()
-        if rule.mode == "shared" and (source in agents or source == START_SOURCE)
+        if rule.mode.hands_on_encodings and (source in agents or source == START_SOURCE)
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from choreo_agents.engine import Engine
 from choreo_agents.graph import ChoreoGraph
-from choreo_agents.graph.run import Replay
+from choreo_agents.graph.turn.run_place import Replay
 
 OnToken = Callable[[str, str, str], None]
 """Called with agent, message id and text for every piece of text as it is decoded."""

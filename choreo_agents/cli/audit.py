@@ -22,7 +22,7 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph import START, AuditReport, ChoreoGraph, CompiledChoreoGraph, Policy
 from choreo_agents.graph.audit import Finding
 from choreo_agents.graph.drawing import draw_audit
-from choreo_agents.graph.visibility import Mode
+from choreo_agents.graph.visibility import Mode, Rule
 from choreo_agents.models import LoadedModel
 
 _CHANNELS = {"encoding": "[red]encoding[/]", "words": "[yellow]words[/]"}
@@ -160,7 +160,7 @@ def _print_blocked(console: Console, report: AuditReport) -> None:
 def _cut(finding: Finding) -> str:
     if not finding.cut:
         return "[dim]no other rule[/]"
-    how = "reencoded" if finding.channel == "encoding" else "private"
+    how = Rule().without(finding.channel).words()
     return "\n".join(f"{source} -> {reader}: {how}" for source, reader in finding.cut)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
@@ -12,13 +12,13 @@ from langchain_core.runnables.config import ensure_config
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.audit.guard import Guard
-from choreo_agents.graph.board import Reporting, reported
-from choreo_agents.graph.imported import ImportedPrompt
-from choreo_agents.graph.merging import Merging
-from choreo_agents.graph.rules import ReaderRules
-from choreo_agents.graph.run import run_coroutine
-from choreo_agents.graph.turn import Choices, Prompt, Turn
-from choreo_agents.graph.visibility import Positions, Reads, Rule, rules_of, with_input
+from choreo_agents.graph.quorum.board import Reporting, reported
+from choreo_agents.graph.sync_bridge import run_coroutine
+from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
+from choreo_agents.graph.turn.merged_branches import MergeSpec
+from choreo_agents.graph.turn.reader_rules import ReaderRules
+from choreo_agents.graph.turn.turn import AgentTurn, Choices, Prompt
+from choreo_agents.graph.visibility import Positions, Reads, Rule, hidden_sources, rules_of, with_input
 from choreo_agents.pml import Prompt as SchemaPrompt
 from choreo_agents.pml import Schema
 from choreo_agents.sampling import Sampling
@@ -101,9 +101,9 @@ class Agent(Runnable[Any, dict[str, Any]]):
         """Its prompt of a schema, once it has an engine."""
         self.n = 1
         """Messages that it says at a time."""
-        self.merging: Merging | None = None
+        self.merging: MergeSpec | None = None
         """What it merges, if it is a synthesizer."""
-        self.reports: Reporting | None = None
+        self._reporting: Reporting | None = None
         """If a synthesizer waits for it in its own superstep: what it is told. None: nobody waits."""
         self._reader_rules: ReaderRules | None = None
 
@@ -119,6 +119,12 @@ class Agent(Runnable[Any, dict[str, Any]]):
         agent.public = rules.public
         agent._reader_rules = rules
         agent.imported = agent._imported(agent.engine, rules.public)
+        return agent
+
+    def reporting(self, reporting: Reporting) -> Self:
+        """A copy whose messages, and failures, a synthesizer hears of in its own superstep."""
+        agent = copy.copy(self)
+        agent._reporting = reporting
         return agent
 
     def with_system(self, text: str) -> Agent:
@@ -148,10 +154,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
         """How its views are made: as its graph says, or, in a stock `StateGraph`, as it says itself."""
         if self._reader_rules is not None:
             return self._reader_rules
-        hidden = frozenset(source for source, rule in self.rules.items() if rule.mode == "private")
-        return ReaderRules(
-            with_input(self.rules), self.public, self.positions or "sequential", guard=Guard(hidden=hidden)
-        )
+        guard = Guard(hidden=hidden_sources(self.rules))
+        return ReaderRules(with_input(self.rules), self.public, self.positions or "sequential", guard=guard)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> dict[str, Any]:
         """Speak once. Takes graph state, returns its update."""
@@ -164,10 +168,10 @@ class Agent(Runnable[Any, dict[str, Any]]):
                 f"agent {self.name!r} has no engine: compile the ChoreoGraph with engine=..., or give the agent one"
             )
         config = ensure_config(config)
-        if self.reports is None:
-            return await Turn(self, self.engine, input, config).speak()
-        with reported(config, self.name, self.reports) as report:
-            update = await Turn(self, self.engine, input, config).speak()
+        if self._reporting is None:
+            return await AgentTurn(self, self.engine, input, config).speak()
+        with reported(config, self.name, self._reporting) as report:
+            update = await AgentTurn(self, self.engine, input, config).speak()
             report(update)
             return update
 

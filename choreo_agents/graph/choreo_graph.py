@@ -18,15 +18,17 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import AuditReport, Chart, Hop, Policy, audit_chart, audit_entries, harmless
-from choreo_agents.graph.binding import named_contexts, reader_rules
-from choreo_agents.graph.board import with_board
-from choreo_agents.graph.charting import agents_of, chart_of, found
-from choreo_agents.graph.inputs import identified, sign
-from choreo_agents.graph.loops import require_bounded_loops
-from choreo_agents.graph.promises import kept
-from choreo_agents.graph.rewiring import rewire
+from choreo_agents.graph.compiling.binding import named_contexts, reader_rules
+from choreo_agents.graph.compiling.charting import agents_of, chart_of, found
+from choreo_agents.graph.compiling.loops import require_bounded_loops
+from choreo_agents.graph.compiling.promises import kept
+from choreo_agents.graph.langgraph_internals import relabelled
+from choreo_agents.graph.quorum.board import with_board
+from choreo_agents.graph.quorum.rewiring import rewire
 from choreo_agents.graph.state import ChoreoState
-from choreo_agents.graph.visibility import History, Mode, Positions, Rule, Scope, VisibilityTable, rule_of
+from choreo_agents.graph.synthesizer import Synthesizer
+from choreo_agents.graph.turn.inputs import identified, sign
+from choreo_agents.graph.visibility import SHARED, History, Mode, Positions, Rule, Scope, VisibilityTable, rule_of
 
 Self = TypeVar("Self", bound="ChoreoGraph")
 
@@ -101,8 +103,9 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         Args:
             start_key: One node, or several that must all be done.
             end_key: The reader.
-            visibility: `"shared"` (the default), `"private"` or `"reencoded"`; a `Rule`; or a dict from source to
-                either, which says all that this edge declares: `{}` makes it mere control flow.
+            visibility: `"shared"` (the default), `"private"` or `"reencoded"`; a `VisibilityMode` of yours; a `Rule`;
+                or a dict from source to one of these, which says all that this edge declares: `{}` makes it mere
+                control flow.
             history: `"all"` messages (the default), those of the `"last"` superstep, or of the last k.
             scope: What re-encoded words attend to: the `"reader"`'s view so far (the default), the `"public"` root
                 alone, or private contexts by name.
@@ -152,7 +155,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         self: Self,
         source: str,
         reader: str,
-        mode: Mode | Rule = "shared",
+        mode: Mode | Rule = SHARED,
         *,
         history: History | None = None,
         scope: Scope | Sequence[str] | None = None,
@@ -203,7 +206,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         copied.nodes, copied.edges = dict(self.nodes), set(self.edges)
         copied.waiting_edges = set(self.waiting_edges)
         copied.branches = defaultdict(dict, {source: dict(each) for source, each in self.branches.items()})
-        copied._visibility = copy.deepcopy(self._visibility)
+        copied._visibility = self._visibility.copy()
         return copied
 
     def reads_of(self, name: str, agent: Agent) -> dict[str, Rule]:
@@ -258,17 +261,18 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
                         f"agent {name!r} has no engine: compile(engine=Engine.load(...)), or give the agent one"
                     )
                 rules = reader_rules(bound, self.nodes, name, agent, whole)
-                choreo = {"reads": {source: rule.mode for source, rule in rules.sources.items()}}
+                choreo = {"reads": {source: rule.mode.name for source, rule in rules.sources.items()}}
                 metadata = {**(spec.metadata or {}), "choreo": choreo}
                 bound.nodes[name] = replace(spec, runnable=agent.bound(engine, rules), metadata=metadata)
             else:
                 bound.nodes[name] = replace(spec, runnable=agent | RunnableLambda(sign, name=f"sign {name}"))
-        rewire(bound, {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")})
+        agents = {name: spec.runnable for name, spec in bound.nodes.items() if isinstance(spec.runnable, Agent)}
+        early = {
+            name: agent for name, agent in agents.items() if isinstance(agent, Synthesizer) and agent.quorum is not None
+        }
+        rewire(bound, agents, early, {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")})
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
-        # StateGraph.compile names its result's class; only the drawing differs, so the finished object is relabelled.
-        compiled.__class__ = CompiledChoreoGraph
-        assert isinstance(compiled, CompiledChoreoGraph)
-        return compiled
+        return relabelled(compiled, CompiledChoreoGraph)
 
     def _require_names(self) -> None:
         chart = self.chart()

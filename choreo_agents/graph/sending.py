@@ -9,9 +9,10 @@ from langgraph.types import Send
 
 from choreo_agents.errors import InvalidRequestError, UnknownHandleError
 from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.visibility import REENCODED, SHARED
 from choreo_agents.kv.handle import MessageHandle
 
-_SENT_AT = "choreo_sent_at"
+_SENT_AT, _INSTRUCTION, _SPEAKER = "choreo_sent_at", "choreo_instruction", "choreo_speaker"
 Selected = HandleEntry | MessageHandle | str
 """An entry of the `handles` channel, its handle, or the id of the message that mirrors it."""
 
@@ -46,12 +47,14 @@ def send(
         present = {message.id for message in state["messages"] or []}
         entries = [entry for entry in entries if entry["message_id"] in present]
     chosen: dict[str, HandleEntry] = {}
-    for mode, items in (("shared", shared), ("reencoded", reencoded)):
+    for mode, items in ((SHARED, shared), (REENCODED, reencoded)):
         for item in items:
             entry = _entry(item, entries)
             if entry["message_id"] in chosen:
                 raise InvalidRequestError(f"message {entry['message_id']!r} is sent twice: choose it once")
-            chosen[entry["message_id"]] = HandleEntry(**{**entry, "select": mode, "behind": _behind(entry, entries)})
+            chosen[entry["message_id"]] = HandleEntry(
+                **{**entry, "select": mode.name, "behind": _behind(entry, entries)}
+            )
     messages = [message for message in state.get("messages") or [] if message.id in chosen]
     added = update.pop("messages", [])
     messages += added if isinstance(added, list) else [added]
@@ -63,6 +66,26 @@ def send(
 def sent_at(state: Any) -> int:
     """The earliest superstep of what a branch says; 0 if it was not sent."""
     return int(state.get(_SENT_AT, 0)) if isinstance(state, Mapping) else 0
+
+
+def told(instruction: str | None, speaker: str | None) -> dict[str, str | None]:
+    """What tells one instance of a worker from the others, for a `Send` to carry."""
+    return {_INSTRUCTION: instruction, _SPEAKER: speaker}
+
+
+def sent_instruction(state: Any) -> str | None:
+    """What an instance was sent, to be asked."""
+    return _sent(state, _INSTRUCTION)
+
+
+def sent_speaker(state: Any) -> str | None:
+    """The name that an instance was sent, to speak under."""
+    return _sent(state, _SPEAKER)
+
+
+def _sent(state: Any, key: str) -> str | None:
+    found = state.get(key) if isinstance(state, Mapping) else None
+    return None if found is None else str(found)
 
 
 def _behind(entry: HandleEntry, entries: Iterable[HandleEntry]) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
@@ -12,12 +13,12 @@ from choreo_agents.engine import Engine
 from choreo_agents.engine.merging import SHORTER
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.entries import said_in
-from choreo_agents.graph.gathering import Gathering, state_before, with_branches
-from choreo_agents.graph.latecomers import Latecomers
-from choreo_agents.graph.merging import Merging
-from choreo_agents.graph.turn import Turn
-from choreo_agents.graph.visibility import Mode, Positions, Rule
+from choreo_agents.graph.quorum.gathering import Gathering, QuorumPlan, state_before, with_branches
+from choreo_agents.graph.quorum.late_branches import LateBranches
+from choreo_agents.graph.turn.entries import said_in
+from choreo_agents.graph.turn.merged_branches import MergeSpec
+from choreo_agents.graph.turn.turn import AgentTurn, Speaker
+from choreo_agents.graph.visibility import REENCODED, SHARED, Mode, Positions, Rule
 from choreo_agents.synthesis.strategies import Strategy, require_strategy
 
 
@@ -60,7 +61,7 @@ class Synthesizer(Agent):
         require_strategy(strategy)
         if isinstance(merges, str) or not merges:
             raise InvalidRequestError(f"merges must name the nodes whose messages are merged, not {merges!r}")
-        mode: Mode = "reencoded" if strategy == "text" else "shared"
+        mode: Mode = REENCODED if strategy == "text" else SHARED
         sources = merges if isinstance(merges, Mapping) else dict.fromkeys(merges, mode)
         positions: Positions = "parallel" if strategy == "parallel" else "sequential"
         if options.get("positions") not in (None, positions):
@@ -72,42 +73,48 @@ class Synthesizer(Agent):
         self.strategy: Strategy = strategy
         self.quorum = _required_quorum(quorum, deadline_s, strategy)
         self.deadline_s = deadline_s
-        self.merged: Mapping[str, Agent] = {}
-        """By node, whom it merges in its own superstep; `waiting` synthesizers of its graph may do so at once."""
-        self.waiting = 0
-        self.state: tuple[type[Any], Sequence[str]] = (dict, ())
-        """The schema of its graph's state, and its channels."""
-        self.merging = Merging(frozenset(sources), summary if strategy == "summary" else None)
+        self._plan: QuorumPlan | None = None
+        """How its graph keeps its quorum; None: in no compiled graph, or without one."""
+        self.merging = MergeSpec(frozenset(sources), summary if strategy == "summary" else None)
+
+    def gathering(self, plan: QuorumPlan) -> Self:
+        """A copy that starts when a quorum of its branches is in, as its graph has planned."""
+        synthesizer = copy.copy(self)
+        synthesizer._plan = plan
+        return synthesizer
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:
         """Speak once, when enough branches are in. Takes graph state, returns its update."""
-        engine = self.engine
+        engine, plan = self.engine, self._plan
         if self.quorum is None or engine is None:
             return await super().ainvoke(input, config, **options)
+        if plan is None:
+            raise InvalidRequestError(
+                f"{self.name!r} has a quorum, which only a ChoreoGraph can keep: add it to one, or leave quorum out"
+            )
         config = ensure_config(config)
         most = config.get("max_concurrency")
-        if most is not None and most <= self.waiting:
+        if most is not None and most <= plan.waiting:
             raise InvalidRequestError(
                 f"max_concurrency={most} lets {self.name!r} wait for branches that cannot run meanwhile: raise it to "
-                f"{self.waiting + 1} at least, or leave the quorum out"
+                f"{plan.waiting + 1} at least, or leave the quorum out"
             )
-        gathering = Gathering(self.name, frozenset(self.merged), input, config)
+        gathering = Gathering(self.name, frozenset(plan.merged), input, config)
         with gathering.entered() as first:
             if not first:
                 return {}
             branches = await gathering.enough(self.quorum, self.deadline_s)
-            state = with_branches(state_before(config, *self.state), branches)
-            turn = Turn(self, engine, state, config)
-            longest = max(self._longest(engine, *each, gathering.speakers) for each in self.merged.items())
-            turn.latecomers = Latecomers(gathering, branches, longest, keeps_kv=engine.method == "choreo")
-            said = await turn.speak()
+            state = with_branches(state_before(config, plan.schema, plan.channels), branches)
+            longest = max(self._longest(engine, *each, gathering.speakers) for each in plan.merged.items())
+            late = LateBranches(gathering, branches, longest, keeps_kv=engine.method == "choreo")
+            said = await AgentTurn(self, engine, state, config, late).speak()
             for entry in said_in(said):
                 entry["superstep"] = max(entry["superstep"], gathering.next_superstep)
             # What it has seen comes with it: a route behind it runs before its superstep ends, and sees this only.
             seen = [branch.update for branch in gathering.taken()]
             return {name: [*(each for update in seen for each in update.get(name) or []), *said[name]] for name in said}
 
-    def _longest(self, engine: Engine, node: str, agent: Agent, speakers: frozenset[str]) -> int:
+    def _longest(self, engine: Engine, node: str, agent: Speaker, speakers: frozenset[str]) -> int:
         """Tokens of the longest message that an agent can say at a time, and of all that it says at once.
 
         As far as that is known before it speaks: with what it is asked, if that stands in the view, too, and is fixed.

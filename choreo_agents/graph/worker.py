@@ -10,11 +10,9 @@ from langgraph.types import Send
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.sending import Selected, send
-from choreo_agents.graph.turn import Prompt
+from choreo_agents.graph.sending import Selected, send, sent_instruction, sent_speaker, told
+from choreo_agents.graph.turn.turn import Prompt
 from choreo_agents.pml import Prompt as SchemaPrompt
-
-_INSTRUCTION, _SPEAKER = "choreo_instruction", "choreo_speaker"
 
 
 class Worker(Agent):
@@ -49,8 +47,8 @@ class Worker(Agent):
         usual = self.prompt
 
         async def asked(state: Any) -> str | None:
-            told = _of(state, _INSTRUCTION)
-            found: Any = usual(state) if told is None and callable(usual) else usual if told is None else told
+            sent = sent_instruction(state)
+            found: Any = usual(state) if sent is None and callable(usual) else usual if sent is None else sent
             words: str | None = await found if inspect.isawaitable(found) else found
             return words
 
@@ -88,18 +86,8 @@ class Worker(Agent):
                 f"not {type(state).__name__}"
             )
         # Those of an instance that came before must not be handed on.
-        told = {_INSTRUCTION: instruction, _SPEAKER: speaker}
+        channels = told(instruction, speaker)
         target = node or self.name
         if shared is None and reencoded is None:
-            return Send(target, {**state, **told})
-        return send(target, state, shared=shared or (), reencoded=reencoded or (), **told)
-
-
-def sent_speaker(state: Any) -> str | None:
-    """The name that an instance was sent, to speak under."""
-    return _of(state, _SPEAKER)
-
-
-def _of(state: Any, key: str) -> str | None:
-    found = state.get(key) if isinstance(state, Mapping) else None
-    return None if found is None else str(found)
+            return Send(target, {**state, **channels})
+        return send(target, state, shared=shared or (), reencoded=reencoded or (), **channels)

@@ -8,7 +8,7 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from choreo_agents.graph import START, ChoreoState, HandleEntry
-from choreo_agents.graph.visibility import Mode
+from choreo_agents.graph.visibility import Mode, mode_of
 
 THINKER, VOTER = "thinker", "voter"
 Thought = list[str]
@@ -69,6 +69,6 @@ def sent(state: Mapping[str, Any], thoughts: Sequence[Thought], visibility: Mode
     """What a branch is sent to see these thoughts and nothing else but the input."""
     inputs = [entry["message_id"] for entry in state["handles"] if entry["author"] == START]
     chosen = list(dict.fromkeys(message for thought in thoughts for message in thought))
-    if visibility == "shared":
+    if mode_of(visibility).hands_on_encodings:
         return Sent(shared=[*inputs, *chosen], reencoded=[])
     return Sent(shared=inputs, reencoded=chosen)

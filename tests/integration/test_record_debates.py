@@ -55,7 +55,7 @@ def test_choreo_encodes_every_turn_once(held: dict[str, DebateRun], request: pyt
 def test_the_record_is_read_by_all_and_notes_and_questions_by_one_each(make_engine: MakeEngine) -> None:
     graph = debate(NOTES, rounds=2, system="Root.", question="Who?", revise="Again.", sampling=Sampling(max_tokens=4))
     table = graph.visibility_table()
-    assert {table[name][START].mode for name in NOTES} == {"shared"}
+    assert {table[name][START].mode.name for name in NOTES} == {"shared"}
     engine = make_engine()
     state = graph.compile(engine=engine).invoke({"messages": [("user", "Report 1: ..."), ("user", "Report 2: ...")]})
     record = [entry["handle"]["id"] for entry in state["handles"] if entry["author"] == START]

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from choreo_agents.graph.state import HandleEntry, merge_entries
-from choreo_agents.graph.view import visible
+from choreo_agents.graph.turn.view import visible
 from choreo_agents.graph.visibility import START_SOURCE, Rule
 
 AUTHORS = ("a", "b", "c", "me", START_SOURCE)
@@ -46,7 +46,7 @@ def test_exactly_what_the_rules_allow_is_seen_once(entries, rules: dict[str, Rul
         rule = Rule() if source == "me" else rules.get(source, Rule("private"))
         later = {e["superstep"] for e in entries if e["author"] == source and e["superstep"] > entry["superstep"]}
         kept = {"all": len(entries), "last": 1}.get(rule.history, rule.history)
-        if rule.mode != "private" and len(later) < kept:
+        if rule.mode.shows and len(later) < kept:
             wanted[entry["message_id"]] = rule.mode
     found = visible(entries, "me", rules)
     assert {entry["message_id"]: rule.mode for entry, rule in found} == wanted

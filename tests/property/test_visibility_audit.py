@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support.tuning import make_tuning
-from support.visible_graphs import BOX, CELLAR, Forced, Speaker, Spec, heard, specs
+from support.visible_graphs import BOX, CELLAR, MODES, OWN, Forced, Speaker, Spec, heard, specs
 
 from choreo_agents import Engine, MessageHandle, Policy, Rule
-from choreo_agents.graph import turn
 from choreo_agents.graph.audit import AuditReport
+from choreo_agents.graph.turn import turn
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.timetable import Timetable
 from choreo_agents.training.tuning import Held
@@ -71,8 +71,8 @@ def contexts_of(spec: Spec, report: AuditReport) -> list[str]:
     return [c.name for c in report.contexts if c.kind != "system" or c.name in systems]
 
 
-@given(specs(), st.integers(0, 99))
-@settings(max_examples=60)
+@given(specs() | specs(modes=(*MODES, *OWN, *OWN)), st.integers(0, 99))
+@settings(max_examples=90)
 def test_visibility_audit_static_covers_dynamic(spec: Spec, seed: int) -> None:
     """All that reached anybody in a run was said beforehand to be able to."""
     static = spec.graph(WARN).audit()
@@ -170,9 +170,9 @@ def test_visibility_non_interference_holds_when_decoding_freely(spec: Spec, seed
 @settings(max_examples=25)
 def test_visibility_views_do_not_depend_on_who_is_done_first(spec: Spec, seed: int, random: Random) -> None:
     """Nodes of one superstep that start and end in any order see the same, encoded alike."""
-    speak = turn.Turn.speak
+    speak = turn.AgentTurn.speak
 
-    async def delayed(self: turn.Turn) -> dict[str, Any]:
+    async def delayed(self: turn.AgentTurn) -> dict[str, Any]:
         await asyncio.sleep(random.choice([0, 0, 0.002, 0.004]))
         said = await speak(self)
         await asyncio.sleep(random.choice([0, 0, 0.002]))
@@ -186,7 +186,7 @@ def test_visibility_views_do_not_depend_on_who_is_done_first(spec: Spec, seed: i
 
     plain = handles()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(turn.Turn, "speak", delayed)
+        patch.setattr(turn.AgentTurn, "speak", delayed)
         assert handles() == plain
 
 
@@ -220,6 +220,8 @@ def test_visibility_the_comparison_of_bits_sees_a_module() -> None:
         (Rule("reencoded"), False),
         (Rule("reencoded", scope="public"), False),
         (Rule("reencoded", scope=("ann.system",)), True),
+        (Rule(OWN[0]), False),
+        (Rule(OWN[1]), True),
     ],
     ids=str,
 )

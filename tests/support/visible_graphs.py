@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
 
-from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Engine, MessageHandle, Policy, Rule, Sampling
-from choreo_agents.graph.visibility import START_SOURCE, Positions
+from choreo_agents import (
+    END,
+    START,
+    Agent,
+    ChoreoGraph,
+    ChoreoState,
+    Engine,
+    MessageHandle,
+    Policy,
+    Rule,
+    Sampling,
+    VisibilityMode,
+)
+from choreo_agents.graph.visibility import START_SOURCE, Positions, mode_of
 from choreo_agents.pml import Prompt, Schema
 
 NAMES = ("ann", "bob", "cleo", "dan")
@@ -142,12 +154,14 @@ def heard(engine: Engine, state: Mapping[str, Any]) -> dict[tuple[str, int], lis
     return found
 
 
-modes = st.sampled_from(["shared", "shared", "reencoded", "reencoded", "private", None, None, None])
+OWN = (VisibilityMode("loud", "words", reword=str.upper), VisibilityMode("plainly", "encoding"))
+"""Modes that no graph knows by name."""
+MODES = ("shared", "shared", "reencoded", "reencoded", "private", None, None, None)
 
 
 @st.composite
-def specs(draw: st.DrawFn, *, personas: bool = True) -> Spec:
-    """Two to four agents, two or three layers, any rules."""
+def specs(draw: st.DrawFn, *, personas: bool = True, modes: Sequence[Any] = MODES) -> Spec:
+    """Two to four agents, two or three layers, any rules of these modes; None: nothing is declared."""
     names = NAMES[: draw(st.integers(2, 4))]
     speakers = []
     for index, name in enumerate(names):
@@ -163,12 +177,12 @@ def specs(draw: st.DrawFn, *, personas: bool = True) -> Spec:
     rules: dict[tuple[str, str], Rule] = {}
     for reader in names:
         for source in names:
-            mode = draw(modes)
+            mode = draw(st.sampled_from(modes))
             if source == reader or mode is None:
                 continue
             history = draw(st.sampled_from(["all", "all", "last", 2]))
             scope: Any = "reader"
-            if mode == "reencoded":
+            if mode_of(mode).encodes_again:
                 plain = st.sampled_from(["reader", "reader", "public"])
                 named = st.lists(st.sampled_from(contexts or ["none"]), min_size=1, max_size=2, unique=True).map(tuple)
                 scope = draw(plain | named if contexts else plain)

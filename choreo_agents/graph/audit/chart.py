@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from choreo_agents.graph.audit.policy import Policy
-from choreo_agents.graph.audit.report import Channel, Hop, PrivateContext
-from choreo_agents.graph.visibility import START_SOURCE, Rule
-
-HopKind = Literal["shared", "reencoded", "own", "state"]
+from choreo_agents.graph.audit.report import Hop, PrivateContext
+from choreo_agents.graph.visibility import SHARED, START_SOURCE, Channel, Presence, Rule, VisibilityMode
 
 
 @dataclass(frozen=True)
@@ -40,10 +37,19 @@ class Edge:
 
     source: str
     reader: str
-    kind: HopKind
+    mode: VisibilityMode | None
+    """What the reader has of the source; None: it is a function, which reads the words in the graph's state."""
     declared: tuple[str, str] | None
     """Where it was declared: a source, which may be a whole graph, and a reader. None if nobody had to."""
     label: str
+
+    @property
+    def hands_on_encodings(self) -> bool:
+        return self.mode is not None and self.mode.hands_on_encodings
+
+    def opens(self, presence: Presence) -> tuple[Channel, ...]:
+        """How the reader comes to have what the source has."""
+        return ("words",) if self.mode is None else self.mode.opens(presence)
 
     def hop(self) -> Hop:
         return Hop(source=self.source, reader=self.reader, by=self.label)
@@ -95,7 +101,7 @@ class Chart:
         found: list[Edge] = []
         for reader in self.nodes:
             for source, rule in reader.rules.items():
-                if rule.mode == "private" or source == START_SOURCE:
+                if not rule.mode.shows or source == START_SOURCE:
                     continue
                 for node in self.inside(source):
                     if node.persona != reader.persona:
@@ -103,9 +109,9 @@ class Chart:
                         found.append(Edge(node.name, reader.name, rule.mode, where, rule.words()))
             for node in self.nodes:
                 if node.name != reader.name and node.persona == reader.persona:
-                    found.append(Edge(node.name, reader.name, "own", None, "own"))
+                    found.append(Edge(node.name, reader.name, SHARED, None, "own"))
                 elif node.name != reader.name and reader.is_function:
-                    found.append(Edge(node.name, reader.name, "state", None, "state"))
+                    found.append(Edge(node.name, reader.name, None, None, "state"))
         return found
 
     def scopes(self) -> Iterator[tuple[str, str, Rule]]:
@@ -119,7 +125,7 @@ class Chart:
         """Every (source, reader) that is declared private."""
         for reader in self.nodes:
             for source, rule in reader.rules.items():
-                if rule.mode == "private":
+                if rule.mode.keeps_out:
                     yield source, reader.name
 
     def with_rule(self, source: str, reader: str, rule: Rule) -> Chart:
@@ -133,6 +139,6 @@ class Chart:
         """The same as an engine that re-encodes text serves it: no encoding is handed on."""
         nodes = []
         for node in self.nodes:
-            rules = {s: Rule("reencoded", r.history) if r.mode == "shared" else r for s, r in node.rules.items()}
+            rules = {s: r.without("encoding") if r.mode.hands_on_encodings else r for s, r in node.rules.items()}
             nodes.append(replace(node, rules=rules))
         return replace(self, nodes=tuple(nodes))

@@ -10,9 +10,8 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import VisibilityError, VisibilityWarning
 from choreo_agents.graph.audit.observed import names_of
 from choreo_agents.graph.audit.policy import OnViolation
-from choreo_agents.graph.audit.report import Channel
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.view import source_of_author
+from choreo_agents.graph.visibility import REENCODED, Channel, source_of_author
 from choreo_agents.kv.handle import MessageHandle
 
 
@@ -62,7 +61,7 @@ class Guard:
             return False
         said_by, node = source_of_author(source, reader), reader.rsplit("|", maxsplit=1)[-1]
         message = f"{what}, but the encoding that {said_by!r} shares with it attended to it: declare {said_by!r} to "
-        message += f"{node!r} 'reencoded'"
+        message += f"{node!r} {REENCODED!r}"
         if channel == "words":
             message = (
                 f"{what}, but the words of {said_by!r} may have been made of it: undeclare {said_by!r} to {node!r}"

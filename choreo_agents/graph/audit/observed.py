@@ -8,9 +8,9 @@ from itertools import product
 from choreo_agents.engine import Engine
 from choreo_agents.engine.lineage import Ancestor
 from choreo_agents.graph.audit.chart import Chart
-from choreo_agents.graph.audit.report import AuditReport, Channel, Finding, Hop
+from choreo_agents.graph.audit.report import AuditReport, Finding, Hop
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.visibility import START_SOURCE
+from choreo_agents.graph.visibility import START_SOURCE, Channel
 from choreo_agents.kv.handle import MessageHandle
 
 _CHANNELS: tuple[Channel, ...] = ("encoding", "words")

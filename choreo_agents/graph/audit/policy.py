@@ -8,7 +8,8 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from choreo_agents.errors import VisibilityError
-from choreo_agents.graph.audit.report import Channel, PrivateContext
+from choreo_agents.graph.audit.report import PrivateContext
+from choreo_agents.graph.visibility import Channel
 
 OnViolation = Literal["raise", "reencode", "warn"]
 

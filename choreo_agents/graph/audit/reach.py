@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from choreo_agents.graph.audit.chart import Chart, Edge, HopKind
-from choreo_agents.graph.audit.report import Channel, Hop, PrivateContext
-from choreo_agents.graph.visibility import START_SOURCE, Rule
+from choreo_agents.graph.audit.chart import Chart, Edge
+from choreo_agents.graph.audit.report import Hop, PrivateContext
+from choreo_agents.graph.visibility import REENCODED, START_SOURCE, Channel, Presence
 
-Presence = Literal["text", "encoding", "words"]
-"""How a node has a context: it says the very text; it attends to KV of it, or that attended to it; it has words that
-may have been decoded from it."""
 State = tuple[str, Presence]
 
 
@@ -55,12 +51,12 @@ def reach(chart: Chart, context: PrivateContext) -> Reach:
         node, presence = state
         for edge in edges:
             if edge.source == node:
-                for after in _through(edge.kind, presence):
+                for after in edge.opens(presence):
                     visit((edge.reader, after), state, edge.hop())
         for source, reader, rule in scopes:
             if node in rule.contexts and node != reader:
                 # The named message's words are encoded for the reader.
-                for after in _through("reencoded", presence):
+                for after in REENCODED.opens(presence):
                     visit((reader, after), state, _scope_hop(node, source, reader))
     return Reach(context, came_by)
 
@@ -70,7 +66,7 @@ def _starts(chart: Chart, context: PrivateContext) -> Iterator[tuple[State, Hop 
         # Nobody says input: who reads it attends to it, as it was encoded or in a fresh encoding.
         for node in chart.nodes:
             rule = node.rules.get(START_SOURCE)
-            if rule is not None and rule.mode != "private":
+            if rule is not None and rule.mode.shows:
                 yield (node.name, "encoding"), Hop(source=START_SOURCE, reader=node.name, by=rule.words())
         return
     if context.kind == "message":
@@ -89,15 +85,6 @@ def _starts(chart: Chart, context: PrivateContext) -> Iterator[tuple[State, Hop 
 
 def _scope_hop(context: str, source: str, reader: str) -> Hop:
     return Hop(source=context, reader=reader, by=f"scope of {source}")
-
-
-def _through(kind: HopKind, presence: Presence) -> tuple[Presence, ...]:
-    """How a context is present behind an edge. A fresh encoding of its very text is both: KV of it, and its words."""
-    if presence == "words" or kind == "state":
-        return ("words",)
-    if kind == "reencoded":
-        return ("encoding", "words") if presence == "text" else ("words",)
-    return ("encoding",)
 
 
 def nearest(chart: Chart, found: Reach, persona: str, channel: Channel) -> str | None:
@@ -124,14 +111,11 @@ def cut(chart: Chart, context: PrivateContext, reader: str, channel: Channel) ->
         for edge in edges:
             assert edge.declared is not None
             source, to = edge.declared
-            other = (
-                Rule("reencoded", chart.node(to).rules[source].history) if channel == "encoding" else Rule("private")
-            )
-            changed = changed.with_rule(source, to, other)
+            changed = changed.with_rule(source, to, chart.node(to).rules[source].without(channel))
         return nearest(changed, reach(changed, context), reader, channel) is None
 
     for edges in [*([edge] for edge in singles), into]:
-        useful = [edge for edge in edges if channel == "words" or edge.kind == "shared"]
+        useful = [edge for edge in edges if channel == "words" or edge.hands_on_encodings]
         if not useful or not cuts(useful):
             continue
         for edge in list(useful):

@@ -6,9 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-Channel = Literal["encoding", "words"]
-"""How a private text can reach a reader: through KV that attended to it, or through words decoded from it that were
-encoded again or routed on."""
+from choreo_agents.graph.visibility import Channel
+
 ContextKind = Literal["system", "message", "module"]
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from choreo_agents.graph.audit.chart import Chart, ChartNode
 from choreo_agents.graph.audit.reach import cut, nearest, reach
-from choreo_agents.graph.audit.report import AuditReport, Blocked, Channel, Finding, Hop, PrivateContext
-from choreo_agents.graph.visibility import START_SOURCE, Rule
+from choreo_agents.graph.audit.report import AuditReport, Blocked, Finding, Hop, PrivateContext
+from choreo_agents.graph.visibility import REENCODED, START_SOURCE, Channel
 
 CHANNELS: tuple[Channel, ...] = ("encoding", "words")
 
@@ -67,9 +67,9 @@ def _blocked(chart: Chart) -> Iterator[Blocked]:
     for reader in chart.nodes:
         if reader.is_function:
             continue
-        seen = [source for source, rule in reader.rules.items() if rule.mode != "private"]
+        seen = [source for source, rule in reader.rules.items() if rule.mode.shows]
         for later in seen:
-            if reader.rules[later].mode != "shared":
+            if not reader.rules[later].mode.hands_on_encodings:
                 continue
             if reader.has_system:
                 yield Blocked(reader=reader.name, earlier=f"{reader.persona}.system", later=later)
@@ -86,7 +86,7 @@ def _blind(chart: Chart, node: ChartNode, source: str) -> bool:
     """Whether a node sees nothing of a source."""
     rule = node.rules.get(source)
     own = any(other.persona == node.persona for other in chart.inside(source))
-    return not own and (rule is None or rule.mode == "private")
+    return not own and (rule is None or not rule.mode.shows)
 
 
 def harmless(chart: Chart) -> tuple[Chart, list[Hop]]:
@@ -104,6 +104,5 @@ def harmless(chart: Chart) -> tuple[Chart, list[Hop]]:
         if not cuts:
             return chart, changed
         for source, reader in cuts[0]:
-            before = chart.node(reader).rules[source]
-            chart = chart.with_rule(source, reader, Rule("reencoded", before.history))
-            changed.append(Hop(source=source, reader=reader, by="reencoded"))
+            chart = chart.with_rule(source, reader, chart.node(reader).rules[source].without("encoding"))
+            changed.append(Hop(source=source, reader=reader, by=REENCODED.name))

@@ -1,0 +1,175 @@
+"""What we know of LangGraph that it does not promise: its private modules, keys and attributes stand here alone.
+
+A new LangGraph that breaks us breaks this file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph import StateGraph
+from langgraph.graph._branch import BranchSpec
+from langgraph.types import RetryPolicy, TimeoutPolicy
+
+__all__ = [
+    "BranchSpec",
+    "NodePolicies",
+    "attempt_of",
+    "author_of",
+    "branch_of",
+    "hidden_in",
+    "is_joined",
+    "pending_writes",
+    "policies_of",
+    "relabelled",
+    "run_step_of",
+    "state_before",
+    "superstep_of",
+    "task_of",
+    "task_path_of",
+    "task_token_of",
+    "with_hidden",
+]
+
+_HIDDEN = "__pregel_choreo_"
+"""LangGraph leaves configurable values whose names start with `__pregel` out of what it stores and shows."""
+
+T = TypeVar("T")
+
+
+# Where a node runs: of the config that it gets
+
+
+def author_of(config: RunnableConfig, default: str) -> str:
+    """The node that runs with this config, behind the subgraphs that it stands in: `team|judge`."""
+    path = task_path_of(config).split("|")
+    names = "|".join(part.split(":")[0] for part in path if ":" in part)
+    return names or str(_metadata(config).get("langgraph_node", default))
+
+
+def branch_of(config: RunnableConfig) -> int:
+    """Which of several `Send` branches a node is; 0 if it was not sent."""
+    path: Sequence[Any] = _metadata(config).get("langgraph_path") or ()
+    branch = path[1] if len(path) > 1 else None
+    return branch if isinstance(branch, int) else 0
+
+
+def superstep_of(config: RunnableConfig) -> int:
+    """LangGraph's number of the superstep that a node runs in."""
+    return int(_metadata(config).get("langgraph_step", 0))
+
+
+def run_step_of(config: RunnableConfig) -> str:
+    """Which superstep of which run a node runs in: the same for siblings, and for them alone; empty if nobody knows."""
+    checkpoint = getattr(_execution(config), "checkpoint_id", None)
+    return f"{checkpoint} {_metadata(config).get('langgraph_step', '')}" if checkpoint else ""
+
+
+def task_path_of(config: RunnableConfig) -> str:
+    """LangGraph's task, behind those of the graphs around it: `team:1|judge:2`; empty outside LangGraph."""
+    return str(_metadata(config).get("langgraph_checkpoint_ns", ""))
+
+
+def task_of(config: RunnableConfig) -> str:
+    """The id of the task that a node runs in, without those of the graphs around it."""
+    return task_path_of(config).split("|")[-1].rpartition(":")[-1]
+
+
+def task_token_of(config: RunnableConfig) -> Any:
+    """An object that LangGraph makes anew whenever it runs a task; None outside LangGraph."""
+    return _configurable(config).get("__pregel_read")
+
+
+def attempt_of(config: RunnableConfig) -> int:
+    """Which attempt of its retries a node is at, from 1 on."""
+    return int(getattr(_execution(config), "node_attempt", 1))
+
+
+def is_joined(config: RunnableConfig) -> bool:
+    """Whether a node runs because several others are done: what such a list starts is given the state alone."""
+    triggers = _metadata(config).get("langgraph_triggers") or ()
+    return any(str(trigger).startswith("join:") for trigger in triggers)
+
+
+# The run's state
+
+
+def state_before(config: RunnableConfig, channels: Sequence[str]) -> dict[str, Any]:
+    """The values of channels before a node's superstep, whatever the node was sent."""
+    return dict(_configurable(config)["__pregel_read"](list(channels), False))
+
+
+async def pending_writes(config: RunnableConfig) -> list[tuple[str, str, Any]]:
+    """What tasks of an interrupted superstep wrote, as (task, channel, value): it waits in the checkpoint."""
+    configurable = _configurable(config)
+    saver, info = configurable.get("__pregel_checkpointer"), _execution(config)
+    if saver is None or not hasattr(saver, "get_tuple") or info is None:
+        return []
+    around = task_path_of(config).rpartition("|")[0]
+    at = {"thread_id": configurable.get("thread_id"), "checkpoint_ns": around, "checkpoint_id": info.checkpoint_id}
+    where = RunnableConfig(configurable=at)
+    try:
+        saved = await saver.aget_tuple(where)
+    except NotImplementedError:  # a saver that is sync only
+        saved = await asyncio.to_thread(saver.get_tuple, where)
+    return list((saved.pending_writes if saved else None) or [])
+
+
+def with_hidden(config: RunnableConfig | None, name: str, value: Any) -> RunnableConfig:
+    """A config that carries a value of ours to every node, and into nothing that is stored or shown."""
+    given: RunnableConfig = config or {}
+    return {**given, "configurable": {**(given.get("configurable") or {}), _HIDDEN + name: value}}
+
+
+def hidden_in(config: RunnableConfig, name: str) -> Any:
+    """The value that a config carries under this name; None if it carries none."""
+    return _configurable(config).get(_HIDDEN + name)
+
+
+def _metadata(config: RunnableConfig) -> Mapping[str, Any]:
+    return config.get("metadata") or {}
+
+
+def _configurable(config: RunnableConfig) -> Mapping[str, Any]:
+    return config.get("configurable") or {}
+
+
+def _execution(config: RunnableConfig) -> Any:
+    return getattr(_configurable(config).get("__pregel_runtime"), "execution_info", None)
+
+
+# A graph as it is declared
+
+
+@dataclass(frozen=True)
+class NodePolicies:
+    """What LangGraph does about a node, its own policies before its graph's."""
+
+    is_cached: bool
+    retries: Sequence[RetryPolicy]
+    timeout: TimeoutPolicy | None
+    is_handled: bool
+    """Whether a node of the graph handles its errors, so that the run goes on."""
+
+
+def policies_of(builder: StateGraph[Any, Any, Any, Any], node: str) -> NodePolicies:
+    """The policies of a node."""
+    own, usual = builder.nodes[node], builder._node_defaults
+    retry = own.retry_policy or usual.retry_policy
+    return NodePolicies(
+        is_cached=(own.cache_policy or usual.cache_policy) is not None,
+        retries=() if retry is None else (retry,) if isinstance(retry, RetryPolicy) else tuple(retry),
+        timeout=own.timeout or usual.timeout,
+        is_handled=own.error_handler_node is not None or usual.error_handler is not None,
+    )
+
+
+def relabelled(compiled: Any, kind: type[T]) -> T:
+    """A compiled graph as one of a class of ours: `StateGraph.compile` names the class of what it makes."""
+    compiled.__class__ = kind
+    assert isinstance(compiled, kind)
+    return compiled

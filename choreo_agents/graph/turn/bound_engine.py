@@ -1,0 +1,81 @@
+"""An engine as one reader may use it: what it was not granted, it can neither attend to nor read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from choreo_agents.engine import Engine, Joining, Prefill, StreamedToken
+from choreo_agents.engine.calls import Content
+from choreo_agents.errors import VisibilityError
+from choreo_agents.graph.visibility import SHARED
+from choreo_agents.kv.handle import MessageHandle
+
+
+class BoundEngine:
+    """Prefills and decodes for one reader, over handles that it was granted or has made itself."""
+
+    def __init__(self, engine: Engine, reader: str) -> None:
+        self.engine = engine
+        self._reader = reader
+        self._attended: set[str] = set()
+        self._read: set[str] = set()
+
+    def grant(self, handle: MessageHandle, *, words_only: bool = False) -> MessageHandle:
+        """Let the reader attend to a message, or read its words only. Returns the handle."""
+        self._read.add(handle.id)
+        if not words_only:
+            self._attended.add(handle.id)
+        return handle
+
+    def tokens(self, handle: MessageHandle) -> list[int]:
+        """A message's tokens, with its header and turn end.
+
+        Raises:
+            VisibilityError: Nothing lets the reader see them.
+        """
+        if handle.id not in self._read:
+            raise VisibilityError(
+                f"{self._reader!r} may not read handle {handle.id!r}: declare its source to {self._reader!r}"
+            )
+        return self.engine.tokens(handle)
+
+    async def aprefill(self, calls: Sequence[Prefill]) -> list[MessageHandle]:
+        """As `Engine.aprefill`; what it makes is granted, and encoded when it is first read.
+
+        Raises:
+            VisibilityError: A parent was not granted.
+        """
+        if not calls:
+            return []
+        for call in calls:
+            self._require(call.parents)
+        lazy = [replace(call, lazy=True) for call in calls]
+        return [self.grant(handle) for handle in await self.engine.aprefill(lazy)]
+
+    def astream(
+        self, header: Content, parents: Sequence[MessageHandle], **options: Any
+    ) -> AsyncGenerator[StreamedToken | MessageHandle]:
+        """As `Engine.astream`.
+
+        Raises:
+            VisibilityError: A parent was not granted.
+        """
+        self._require(parents)
+        return self.engine.astream(header, parents, **options)
+
+    def join(self, joining: Joining, handle: MessageHandle, offset: int) -> bool:
+        """As `Joining.add`.
+
+        Raises:
+            VisibilityError: The message was not granted.
+        """
+        self._require([handle])
+        return joining.add(handle, offset)
+
+    def _require(self, parents: Sequence[MessageHandle]) -> None:
+        for parent in parents:
+            if parent.id not in self._attended:
+                words = f"its words only: declare its source {SHARED!r}" if parent.id in self._read else "nothing of it"
+                raise VisibilityError(f"{self._reader!r} may not attend to handle {parent.id!r}, it may see {words}")

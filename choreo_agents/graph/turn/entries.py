@@ -1,0 +1,104 @@
+"""Entries of graph state: made of what was encoded, and compared with what stands there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+
+from choreo_agents.engine import Engine
+from choreo_agents.errors import HandleError, UnknownHandleError
+from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.turn.inputs import are_siblings, digest_of, persona_of
+from choreo_agents.graph.visibility import START_SOURCE
+from choreo_agents.kv.handle import MessageHandle
+
+
+def entry_of(
+    handle: MessageHandle,
+    author: str,
+    superstep: int,
+    message: BaseMessage,
+    *,
+    branch: int = 0,
+    call: int = 0,
+    confidential: bool = False,
+    persona: str | None = None,
+    prompt: MessageHandle | None = None,
+) -> HandleEntry:
+    """The entry of a message in graph state."""
+    entry = HandleEntry(
+        handle=handle.plain(),
+        author=author,
+        superstep=superstep,
+        branch=branch,
+        call=call,
+        confidential=confidential,
+        message_id=str(message.id),
+        digest=digest_of(message),
+    )
+    if persona is not None:
+        entry |= {"persona": persona, "prompt": None if prompt is None else prompt.plain()}
+    return entry
+
+
+def entries_of(
+    new: Sequence[BaseMessage],
+    authors: Sequence[str],
+    handles: Sequence[MessageHandle],
+    marks: Sequence[bool],
+    before: Mapping[str, HandleEntry],
+    superstep: int,
+) -> list[HandleEntry]:
+    """Entries of messages that were encoded just now."""
+    made: list[HandleEntry] = []
+    for index, (message, author, handle) in enumerate(zip(new, authors, handles, strict=True)):
+        entry = entry_of(handle, author, superstep, message, branch=index, confidential=marks[index])
+        persona, known = persona_of(message), before.get(str(message.id))
+        if persona is not None and author != START_SOURCE:
+            # It has an entry of its own where it was said: this one is for where there is none.
+            entry |= {"persona": persona, "borrowed": True}
+        if known is not None:
+            entry = HandleEntry(**{**known, "handle": entry["handle"], "digest": entry["digest"]})
+        elif made and author != made[-1]["author"] and not are_siblings(new[index - 1], message):
+            superstep = entry["superstep"] = superstep + 1  # what others said in between stays in between
+        made.append(entry)
+    return made
+
+
+def said_in(update: Mapping[str, Any]) -> list[HandleEntry]:
+    """The entries of what a node said itself: not of the input that it has encoded first."""
+    said = {message.id for message in update.get("messages") or []}
+    return [entry for entry in update.get("handles") or [] if entry["message_id"] in said]
+
+
+def is_input(entry: HandleEntry) -> bool:
+    return entry["author"] == START_SOURCE
+
+
+def is_encoded(message: BaseMessage, entries: Mapping[str, HandleEntry]) -> bool:
+    """Whether an entry stands for the message as it now reads."""
+    entry = entries.get(str(message.id))
+    return entry is not None and entry.get("digest") in (None, digest_of(message))
+
+
+def known_handle(engine: Engine, handle: MessageHandle | None) -> MessageHandle | None:
+    """A handle, if it is still good."""
+    with suppress(HandleError):
+        if handle is not None:
+            engine.tokens(handle)
+            return handle
+    return None
+
+
+def is_forgotten(engine: Engine, plain: Mapping[str, Any]) -> bool:
+    """Whether a handle outlived its engine: a checkpoint is resumed in another process, on the same model."""
+    try:
+        engine.tokens(MessageHandle.model_validate(plain))
+    except UnknownHandleError:
+        return True
+    except HandleError:
+        return False  # another model's, or released on purpose: who reads it is told so
+    return False

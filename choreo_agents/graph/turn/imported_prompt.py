@@ -1,0 +1,171 @@
+"""What an agent is told by a prompt of a schema: modules, encoded once for all agents of an engine, and its own words.
+
+public root | modules and arguments, each where the schema puts it, words of the prompt | superstep 1: ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+
+from choreo_agents.engine import Engine, Prefill
+from choreo_agents.engine.adopting import Leases
+from choreo_agents.errors import ContextLengthError
+from choreo_agents.graph.turn.placed_view import PlacedView
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.pml import CompiledSchema, FreshText, Prompt, Schema, compile_prompt, compile_schema
+from choreo_agents.pml.shelf import Budgets, Shelf
+from choreo_agents.pml.slots import Recipe
+from choreo_agents.pml.syntax import Import, Path, PromptTree, SchemaTree, modules_of
+
+AskFor = Callable[[Sequence[Prefill]], Awaitable[list[MessageHandle]]]
+
+
+class ImportedPrompt:
+    """A prompt for one engine's agents, as they read it. Nothing is encoded before it is first read.
+
+    Args:
+        engine: Encodes it.
+        prompt: What to read.
+        public: The public root that comes before it.
+
+    Raises:
+        PMLError: Its schema is longer than the model's context, or it is, or an argument than its slot.
+        ContextLengthError: With the public root it is longer than the model's context.
+    """
+
+    def __init__(self, engine: Engine, prompt: Prompt, public: str | None) -> None:
+        self._modules = engine.keep(_Modules)
+        self._schema = prompt.schema.name
+        number, schema = self._modules.known(prompt.schema)
+        self._assembly = compile_prompt(schema, prompt, engine.model)
+        self._keys = [_key(number, placed.key) for placed in self._assembly.cached]
+        # A schema starts as a conversation does: without words in it, a root would only say so twice.
+        self._has_root = public is not None
+        root = len(engine.model.encode(engine.chat.root(public))) if self._has_root else 0
+        most = engine.model.adapter.max_positions
+        if root + self._assembly.end > most:
+            raise ContextLengthError(
+                f"the public root takes {root} positions and the prompt of schema {self._schema!r} "
+                f"{self._assembly.end}, the model's context has {most}: import less, or say less to everybody"
+            )
+
+    def behind(self, root: Sequence[MessageHandle]) -> Sequence[MessageHandle]:
+        """What comes before it in a view: the public root, if that says anything."""
+        return root if self._has_root else ()
+
+    async def lease(self) -> Leases:
+        """Bring its modules to the device, or encode them, and take a lease of each for one call.
+
+        If the awaiting task is cancelled, the leases are given back.
+        """
+        done: Future[Leases] = Future()
+        working = asyncio.to_thread(lambda: done.set_result(self._modules.lease(self._keys)))
+        try:
+            await working
+        except asyncio.CancelledError:
+            # Its thread goes on.
+            done.add_done_callback(lambda ready: ready.result().release())
+            raise
+        return done.result()
+
+    async def place(self, view: PlacedView, modules: Sequence[MessageHandle], owner: str, ask_for: AskFor) -> None:
+        """Append it to a view, and encode what no module holds: each text with what stands before it in sight.
+
+        Args:
+            view: With nothing but the public root in it.
+            modules: As `lease` gives them.
+            owner: The name of the private context that arguments and words of the prompt belong to.
+            ask_for: Encodes them.
+        """
+        start, before = view.end, view.copy()
+        placed = [(piece.offset, handle) for piece, handle in zip(self._assembly.cached, modules, strict=True)]
+        for text in self._assembly.fresh:
+            seen = before.copy()
+            for offset, handle in placed:
+                if offset < text.offset:
+                    seen.add(handle, start + offset)
+            author = owner if text.kind != "module" else name_of(self._schema, text.module)
+            [made] = await ask_for([_prefill(text, seen, start + text.offset, author)])
+            placed = sorted([*placed, (text.offset, made)], key=lambda each: each[0])
+        for offset, handle in placed:
+            view.add(handle, start + offset)
+        # Where an argument is shorter than its slot, the rest of it stays free.
+        view.resume_at(start + self._assembly.end)
+
+
+def _prefill(text: FreshText, seen: PlacedView, start: int, author: str) -> Prefill:
+    role = text.role or "system"
+    return Prefill(
+        text.tokens, seen.handles, list(seen.offsets), start, author, role=role, confidential=text.confidential
+    )
+
+
+class _Modules:
+    """The modules that a tenant's agents import on one engine. May be used from any thread.
+
+    A schema that says something else under a known name is another schema: graphs of both may run.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._shelf = Shelf(engine, None, Budgets())
+        self._schemas: dict[SchemaTree, tuple[int, CompiledSchema]] = {}
+        self._lock = threading.Lock()
+
+    def known(self, tree: SchemaTree) -> tuple[int, CompiledSchema]:
+        """A schema's number, by which the shelf calls its pieces, and what it is to the model.
+
+        Raises:
+            PMLError: It is longer than the model's context.
+        """
+        with self._lock:
+            if tree not in self._schemas:
+                number, schema = len(self._schemas), compile_schema(Schema(tree), self._engine.model)
+                self._shelf.add(_recipes(number, schema))
+                self._schemas[tree] = number, schema
+            return self._schemas[tree]
+
+    def lease(self, keys: Iterable[str]) -> Leases:
+        """Have pieces ready to be read, each leased once more in the scope of the caller."""
+        wanted = list(keys)
+        with self._shelf.brought(wanted) as handles:
+            return self._engine.lease([handles[key] for key in wanted])
+
+
+def _recipes(number: int, schema: CompiledSchema) -> Iterator[Recipe]:
+    """What is to be encoded once, parents first."""
+    for piece in schema.cached_pieces():
+        parents = tuple(_key(number, parent) for parent in piece.parents)
+        author = name_of(schema.schema.name, piece.module)
+        yield Recipe(_key(number, piece.key), piece.tokens, piece.start, parents, author, piece.confidential)
+
+
+def _key(number: int, piece: str) -> str:
+    return f"{number}:{piece}"
+
+
+def name_of(schema: str, module: Path) -> str:
+    """What lineage and audits call a module: `travel/plan/miami`."""
+    return "/".join([schema, *module])
+
+
+def confidential_modules(prompt: Prompt) -> tuple[str, ...]:
+    """The names of the confidential modules that a prompt imports, and of all modules that it imports inside them."""
+    marked = [path for path, module in modules_of(prompt.schema) if module.confidential]
+    return tuple(
+        name_of(prompt.schema.name, path)
+        for path in prompt.imports
+        if any(path[: len(each)] == each for each in marked)
+    )
+
+
+def has_own_words(prompt: Prompt) -> bool:
+    """Whether a prompt says anything that stands in no module: arguments, text or turns."""
+    return _says(prompt.tree)
+
+
+def _says(tree: PromptTree | Import) -> bool:
+    return bool(tree.arguments) or any(not isinstance(each, Import) or _says(each) for each in tree.children)

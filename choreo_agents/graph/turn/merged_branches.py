@@ -1,0 +1,136 @@
+"""What stands in a synthesizer's view for the messages that it merges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
+
+from choreo_agents.engine import Prefill
+from choreo_agents.errors import HandleError
+from choreo_agents.graph.turn.bound_engine import BoundEngine
+from choreo_agents.graph.turn.placed_view import PlacedView
+from choreo_agents.graph.turn.view import SeenEntry
+from choreo_agents.graph.visibility import source_of_author
+from choreo_agents.kv.handle import MessageHandle
+
+
+@dataclass(frozen=True)
+class MergeSpec:
+    """Whose messages a synthesizer merges, and what becomes of their encodings first."""
+
+    sources: frozenset[str]
+    summary: str | None = None
+    """What each of their speakers is asked to say it shorter; None: they are read as they are."""
+
+
+class MergedBranches:
+    """The messages that one call of one reader merges.
+
+    Args:
+        engine: The reader's.
+        reader: Whose view they are in.
+        merging: None: nothing is merged.
+        adapter: The reader's.
+    """
+
+    def __init__(self, engine: BoundEngine, reader: str, merging: MergeSpec | None, adapter: str | None) -> None:
+        self._engine = engine
+        self._reader = reader
+        self._merging = merging
+        self._adapter = adapter
+        self.stands_for: dict[str, MessageHandle] = {}
+        """What stands in the view for merged messages, by their handles' ids."""
+        self._fans: list[int | None] = []
+        """For each place of the view, which branches it came together with; None: it is no branch."""
+        self._fan = 0
+        """The latest of them, which a branch that comes late belongs to."""
+
+    def _is_from(self, seen: SeenEntry) -> bool:
+        """Whether a message's words or encoding belong to a branch."""
+        return self._merging is not None and source_of_author(seen.entry["author"], self._reader) in (
+            self._merging.sources
+        )
+
+    async def stand_in(self, seen: Sequence[SeenEntry]) -> list[MessageHandle]:
+        """Make shorter messages, or copies by the adapter's cache mapper, to be shown for those that are merged.
+
+        Args:
+            seen: The messages of the view; those whose own encodings are to be merged are replaced.
+
+        Returns:
+            Those of them that have a lease, to be released.
+        """
+        merged = [
+            MessageHandle.model_validate(each.entry["handle"])
+            for each in seen
+            if each.rule.mode.hands_on_encodings and self._is_from(each)
+        ]
+        if self._merging is None or not merged:
+            return []
+        engine, summary = self._engine.engine, self._merging.summary
+        made = [] if summary is None else await engine.asummaries(merged, summary)
+        shown = made or list(merged)
+        try:
+            if engine.maps(self._adapter):
+                shown = await engine.amap(shown, self._adapter)
+        except BaseException:
+            with suppress(HandleError):  # a scope may have ended meanwhile
+                for handle in made:
+                    engine.release(handle)
+            raise
+        self.stands_for |= {handle.id: stand for handle, stand in zip(merged, shown, strict=True)}
+        return made
+
+    def appended(self, view: PlacedView, seen: Sequence[SeenEntry] = (), *, ends: bool = False) -> None:
+        """Say what was appended to the view.
+
+        Args:
+            view: With it.
+            seen: The messages; none: what stands before all messages.
+            ends: Whether branches that follow do not belong to those before: something was written, or answered.
+        """
+        self._fan += ends
+        branches = [each for each in seen if self._is_from(each)]
+        whole = len(branches) == len(seen)
+        said = [MessageHandle.model_validate(each.entry["handle"]) for each in branches]
+        ids = {self.stands_for.get(handle.id, handle).id for handle in said}
+        for handle in view.handles[len(self._fans) :]:
+            self._fans.append(self._fan if branches and (whole or handle.id in ids) else None)
+
+    def _before(self, place: int) -> tuple[int, ...]:
+        """The places that a boundary sees: all before its branch but those of branches that came together with it."""
+        known = place < len(self._fans)
+        mine = self._fans[place] if known else self._fan
+        return tuple(at for at, fan in enumerate(self._fans[:place]) if fan is None or fan != mine)
+
+    async def read_behind(self, view: PlacedView, first: int = 0) -> list[MessageHandle]:
+        """Show what the adapter reads behind each branch (see `Engine.boundaries`), if it reads that.
+
+        It sees the branch and what stood before it, but no branch that came together with it. Nothing moves for it:
+        what follows starts where it would have started.
+
+        Args:
+            view: With the branches in it.
+            first: The place in it of the first branch to read behind; all before it have been.
+
+        Returns:
+            What was encoded, each with a lease.
+        """
+        shown = {handle.id for handle in self.stands_for.values()}
+        fans = [*self._fans, *[self._fan] * (len(view.handles) - len(self._fans))]
+        behind = [at for at in range(first, len(fans)) if fans[at] is not None and view.handles[at].id in shown]
+        calls: list[Prefill] = []
+        places: list[int] = []
+        for before, together in groupby(behind, key=self._before):
+            alike = list(together)
+            branches, anchors = [view.handles[at] for at in alike], [view.offsets[at] for at in alike]
+            trunk, offsets = [view.handles[at] for at in before], [view.offsets[at] for at in before]
+            made = self._engine.engine.boundaries(branches, trunk, offsets, anchors, self._adapter)
+            calls += made
+            places += alike[: len(made)]
+        handles = await self._engine.aprefill(calls) if calls else []
+        for handle, place in zip(handles, places, strict=True):
+            view.add_beside(handle, view.offsets[place] + view.handles[place].length)
+        return handles

@@ -1,0 +1,371 @@
+"""One execution of an agent: find what is new, build its view, decode, say what it cost."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing, suppress
+from typing import Any, Protocol, TypeVar
+
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.runnables import RunnableConfig
+from langgraph.config import get_stream_writer
+
+from choreo_agents.engine import Engine, Joining
+from choreo_agents.errors import ContextLengthError, HandleError, InvalidRequestError
+from choreo_agents.graph.sending import sent_at
+from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.turn.entries import entry_of
+from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
+from choreo_agents.graph.turn.inputs import digest_of, with_ids, writer_of
+from choreo_agents.graph.turn.merged_branches import MergeSpec
+from choreo_agents.graph.turn.placed_view import PlacedView
+from choreo_agents.graph.turn.reader_rules import ReaderRules
+from choreo_agents.graph.turn.reading import CallReader, Reading
+from choreo_agents.graph.turn.run_place import RunPlace
+from choreo_agents.graph.turn.streaming import DecodeRun
+from choreo_agents.graph.visibility import START_SOURCE
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.sampling import Sampling
+
+T = TypeVar("T")
+
+Prompt = str | Callable[[Any], str | Awaitable[str | None] | None]
+"""What an agent is asked before it speaks: always the same, or made of the graph's state; None: nothing."""
+
+Choices = Sequence[str] | Callable[[Any], Sequence[str]]
+"""The answers that an agent may give: always the same, or made of the graph's state."""
+
+
+class Speaker(Protocol):
+    """What a turn needs of its agent."""
+
+    name: str
+    persona: str | None
+    system: str | None
+    imported: ImportedPrompt | None
+    prompt: Prompt | None
+    header: str | None
+    choices: Choices | None
+    lead: str
+    adapter: str | None
+    merging: MergeSpec | None
+    confidential: bool
+    sampling: Sampling
+    n: int
+
+    def speaker(self, state: Any, /) -> str:
+        """Whose name stands in the header."""
+        ...
+
+    def reader_rules(self) -> ReaderRules:
+        """How its views are made."""
+        ...
+
+
+class JoiningBranches(Protocol):
+    """Branches that come into a turn's view while it speaks."""
+
+    def make_room(self, reading: Reading, view: PlacedView, most: int, /) -> None:
+        """Leave room in a view for those that are to stand behind the others; `most` positions are left over."""
+        ...
+
+    async def along(self, reading: Reading, view: PlacedView, joining: Joining, decode: Coroutine[Any, Any, T], /) -> T:
+        """Run a decode, and show it what comes meanwhile."""
+        ...
+
+    def said_of(self, reading: Reading, joined: Sequence[tuple[MessageHandle, int]], /) -> list[dict[str, Any]]:
+        """The branches that a message saw, and how many of its tokens came before each."""
+        ...
+
+
+class AgentTurn:
+    """Lives for one call of the agent's node.
+
+    Args:
+        agent: Who speaks.
+        engine: Encodes and decodes.
+        state: The graph's.
+        config: The node's.
+        late: Branches that come while it speaks, if it does not wait for all.
+    """
+
+    def __init__(
+        self,
+        agent: Speaker,
+        engine: Engine,
+        state: Any,
+        config: RunnableConfig,
+        late: JoiningBranches | None = None,
+    ) -> None:
+        self.started_s = time.perf_counter()
+        self.agent = agent
+        self.engine = engine
+        self.state = state
+        self.config = config
+        self.place = RunPlace.of(config, agent.name)
+        home = self.place.author.rpartition("|")[0]
+        self.persona = f"{home}|{agent.persona}" if home and agent.persona else agent.persona or self.place.author
+        messages = with_ids(_channel(state, "messages"))
+        entries = _still_said(_channel(state, "handles"), messages, state)
+        reader = CallReader(
+            place=self.place,
+            persona=self.persona,
+            rules=agent.reader_rules(),
+            adapter=agent.adapter,
+            imported=agent.imported,
+            merging=agent.merging,
+            standing_prompt=agent.prompt if isinstance(agent.prompt, str) else None,
+        )
+        self.reading = Reading(engine, reader, messages, entries, sent_at(state))
+        self._late = late
+        self._joining: Joining | None = None
+
+    async def speak(self) -> dict[str, Any]:
+        """Decode one message, or as many as the agent says at a time, and return the update of the graph's state."""
+        reading = self.reading
+        try:
+            view = await reading.view(self.agent.system)
+            prompt: Any = self.agent.prompt(self.state) if callable(self.agent.prompt) else self.agent.prompt
+            prompt = await prompt if inspect.isawaitable(prompt) else prompt
+            sampling = self._chosen()
+            if self._late is not None:
+                self._joining = self.engine.joining()
+                self._late.make_room(reading, view, self._left_over(view, prompt, sampling))
+            asked = None if prompt is None else await reading.ask(view, prompt)
+            decode = self._decode_all(view, sampling)
+            if self._late is None or self._joining is None:
+                told = await decode
+            else:
+                told = await self._late.along(reading, view, self._joining, decode)
+            reading.keep_prompt()
+        except ContextLengthError as error:
+            raise reading.outgrown(error) from error
+        finally:
+            reading.release()
+        entries = [
+            entry_of(
+                handle,
+                place.author,
+                reading.superstep,
+                message,
+                branch=place.branch,
+                call=place.call,
+                persona=self.persona,
+                confidential=self.agent.confidential,
+                prompt=asked,
+            )
+            for place, message, handle in told
+        ]
+        return {"handles": [*reading.inputs, *entries], "messages": [message for _, message, _ in told]}
+
+    async def _decode_all(
+        self, view: PlacedView, sampling: Sampling
+    ) -> list[tuple[RunPlace, AIMessage, MessageHandle]]:
+        """The messages over one view, each a call of its own, and where in the run each stands."""
+        if self.agent.n == 1:
+            return [await self._decode(view, sampling, self.place)]
+        places = [self.place, *(RunPlace.of(self.config, self.agent.name) for _ in range(self.agent.n - 1))]
+        tasks: list[asyncio.Task[tuple[RunPlace, AIMessage, MessageHandle]]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks += [group.create_task(self._decode(view, sampling, place)) for place in places]
+        except BaseException as failed:
+            for task in tasks:
+                if task.done() and not task.cancelled() and task.exception() is None:
+                    with suppress(HandleError):
+                        self.engine.release(task.result()[2])  # nobody will ever name it
+            if isinstance(failed, BaseExceptionGroup):
+                raise failed.exceptions[0] from None
+            raise
+        return [task.result() for task in tasks]
+
+    async def _decode(
+        self, view: PlacedView, sampling: Sampling, place: RunPlace
+    ) -> tuple[RunPlace, AIMessage, MessageHandle]:
+        engine, superstep = self.engine, self.reading.superstep
+        message_id = self._message_id(place, superstep)
+        run = await DecodeRun.start(self.config, engine.model.name, self.reading.seen, message_id, place.node)
+        header = engine.model.encode(self._header())
+        stream = self.reading.bound.astream(
+            header,
+            view.handles,
+            offsets=view.offsets,
+            new_offset=view.end,
+            sampling=self._sampling(sampling, place, superstep),
+            author=place.author,
+            confidential=self.agent.confidential,
+            closing=engine.chat.turn_end,
+            memo=place.call_name(),
+            joining=self._joining,
+            adapter=self.agent.adapter,
+            watch=place.watch and place.watch(place.author, superstep, place.branch, place.call),
+        )
+        handle, shown, first_token_s = None, "", None
+        try:
+            async with aclosing(stream):
+                async for item in stream:
+                    if isinstance(item, MessageHandle):
+                        handle = item
+                        continue
+                    first_token_s = first_token_s or time.perf_counter()
+                    if item.text:
+                        shown += item.text
+                        await run.token(item.text)
+        except BaseException as error:
+            await run.fail(error)
+            raise
+        assert handle is not None
+        said = engine.model.decode(engine.tokens(handle)[len(header) :], special=False)
+        if said.startswith(shown) and said != shown:
+            await run.token(said.removeprefix(shown))  # a character that was never completed
+        words = said.removesuffix(engine.chat.turn_end).strip()
+        joined = self._joined(handle, len(view.handles))
+        seen = sum(each.length for each in (*view.handles, *(late for late, _ in joined)))
+        message = self._message(words, handle, message_id, seen, len(header))
+        if self._late is not None:
+            message.response_metadata["choreo"]["branches"] = self._late.said_of(self.reading, joined)
+        await run.end(message)
+        self._report(handle, words, first_token_s or time.perf_counter())
+        return place, message, handle
+
+    def _joined(self, handle: MessageHandle, present: int) -> list[tuple[MessageHandle, int]]:
+        """What came into a message's view behind so many that were in it, and after how many of its tokens."""
+        if self._late is None:
+            return []
+        made = self.engine.records([handle])[-1]
+        return list(zip(made.parents[present:], made.since[present:], strict=True))
+
+    def _left_over(self, view: PlacedView, prompt: str | None, sampling: Sampling) -> int:
+        """Positions of the context that the view and the agent's own turn do not need."""
+        engine, chat = self.engine, self.engine.chat
+        own = (self._header(), chat.turn_end, "" if prompt is None else chat.turn("user", prompt))
+        needed = view.end + sampling.longest + sum(len(engine.model.encode(text)) for text in own)
+        return engine.model.adapter.max_positions - needed
+
+    def _header(self) -> str:
+        chat, agent = self.engine.chat, self.agent
+        return (
+            chat.header(agent.speaker(self.state))
+            if agent.header is None
+            else chat.assistant.opening(None) + agent.header
+        )
+
+    def _chosen(self) -> Sampling:
+        """The agent's sampling, with the answers that it may give now."""
+        choices = self.agent.choices(self.state) if callable(self.agent.choices) else self.agent.choices
+        if not choices:
+            return self.agent.sampling
+        if isinstance(choices, str) or not all(isinstance(choice, str) and choice.strip() for choice in choices):
+            raise InvalidRequestError(
+                f"the choices of {self.agent.name!r} must be texts that say something, in a list, not {choices!r}"
+            )
+        # Words in graph state have no spaces around them: what is chosen is compared with what is said.
+        stripped = tuple(dict.fromkeys(choice.strip() for choice in choices))
+        return self.agent.sampling.model_copy(update={"choices": stripped, "lead": self.agent.lead})
+
+    def _sampling(self, sampling: Sampling, place: RunPlace, superstep: int) -> Sampling:
+        """With a seed of this very call, or with the tokens that the run replays."""
+        at = (place.author, superstep, place.branch, place.call)
+        forced = None if place.replay is None else place.replay[at]
+        if forced is not None:
+            return sampling.model_copy(update={"forced": forced})
+        if sampling.seed is None:
+            return sampling.model_copy(update={"seed": place.call_seed(self.engine.seed, superstep)})
+        return sampling
+
+    def _message(self, words: str, handle: MessageHandle, message_id: str, seen: int, header: int) -> AIMessage:
+        usage = self.engine.usage(handle)
+        noted = {
+            "handle": handle.id,
+            "model": handle.model,
+            "length": handle.length,
+            "author": self.place.author,
+            "persona": self.persona,
+            "confidential": self.agent.confidential,
+            # With what it would start if its words had to be encoded again.
+            **(
+                {"speaker": self.agent.speaker(self.state)} if self.agent.header is None else {"header": self._header()}
+            ),
+        }
+        return AIMessage(
+            content=words,
+            name=self.place.node,
+            id=message_id,
+            response_metadata={"model_name": self.engine.model.name, "choreo": noted},
+            usage_metadata=UsageMetadata(
+                input_tokens=seen + header,
+                output_tokens=handle.length - header,
+                total_tokens=seen + handle.length,
+                input_token_details=InputTokenDetails(cache_read=usage.tokens_reused),
+            ),
+        )
+
+    def _report(self, handle: MessageHandle, words: str, first_token_s: float) -> None:
+        """Tell `stream_mode="custom"` what this decode cost.
+
+        Times count from the node's start: what it had to prefill before is part of them.
+        """
+        try:
+            writer = get_stream_writer()
+        except (RuntimeError, KeyError):
+            return  # outside a graph, or inside a runnable that hides it, there is no stream
+        usage = self.engine.usage(handle)
+        writer(
+            {
+                "type": "choreo.decode",
+                "agent": self.place.node,
+                "handle": handle.id,
+                "words": words,
+                "tokens_encoded": usage.tokens_encoded,
+                "tokens_reused": usage.tokens_reused,
+                "tokens_recomputed": usage.tokens_recomputed,
+                "tokens_beyond": usage.tokens_beyond,
+                "ttft_s": first_token_s - self.started_s,
+                "duration_s": time.perf_counter() - self.started_s,
+            }
+        )
+
+    def _message_id(self, place: RunPlace, superstep: int) -> str:
+        """The same again if LangGraph reruns the node; never shared by two branches or two calls."""
+        name = place.call_name() or str(uuid.uuid4())
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{name} {superstep} {place.branch}"))
+
+
+def _channel(state: Any, name: str) -> list[Any]:
+    value = state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
+    return value or []
+
+
+def _still_said(entries: list[HandleEntry], messages: list[BaseMessage], state: Any) -> list[HandleEntry]:
+    """Entries whose message was not removed since. A `Send` may leave the channel out: then all of them stand.
+
+    A stock graph shows its input to a route from START under other ids than the channel gives it. What branches have
+    encoded of it stands for it, where the order of messages allows that.
+    """
+    if isinstance(state, Mapping) and "messages" not in state:
+        return list(entries)
+    by_id = {entry["message_id"]: entry for entry in entries}
+    present = {message.id for message in messages}
+    unnamed: dict[str, deque[HandleEntry]] = {}
+    for each in entries:
+        if each["author"] == START_SOURCE and each["message_id"] not in present:
+            unnamed.setdefault(each.get("digest", ""), deque()).append(each)
+    stand_ins: dict[str, str] = {}
+    latest = -1
+    for message in messages:
+        entry = by_id.get(str(message.id))
+        alike = unnamed.get(digest_of(message)) if entry is None and writer_of(message) == START_SOURCE else None
+        if alike and alike[0]["superstep"] >= latest:
+            entry = alike.popleft()
+        if entry is not None and entry["superstep"] >= latest:
+            stand_ins.setdefault(entry["message_id"], str(message.id))
+            latest = entry["superstep"]
+    present |= stand_ins.keys()
+    named = [(e, stand_ins.get(e["message_id"], e["message_id"])) for e in entries if e["message_id"] in present]
+    return [HandleEntry(**{**entry, "message_id": name}) for entry, name in named]

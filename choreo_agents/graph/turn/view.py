@@ -1,0 +1,97 @@
+"""Which entries one reader sees, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from choreo_agents.errors import VisibilityError
+from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.visibility import START_SOURCE, Rule, mode_of, source_of_author
+
+_OWN = "|own"
+"""The source of what a reader's own persona said; no node can be named so."""
+
+
+class SeenEntry(NamedTuple):
+    """An entry of a view, and how its reader sees it."""
+
+    entry: HandleEntry
+    rule: Rule
+
+
+def visible(
+    entries: Sequence[HandleEntry], reader: str, rules: Mapping[str, Rule], persona: str | None = None
+) -> list[SeenEntry]:
+    """A reader's view: by superstep; within one, input first, then its own, then sources in declared order.
+
+    The messages of its own persona are always there, shared; those of undeclared and private sources never are. The
+    order of `entries` does not matter.
+
+    Args:
+        entries: All that was said.
+        reader: The node that reads, behind its subgraphs, and `persona` whose node it is; by default its own.
+        rules: Its sources.
+
+    Raises:
+        VisibilityError: A `send` hands on more than the reader may see.
+    """
+    rank = {source: i for i, source in enumerate(rules, start=1)}
+    rank[START_SOURCE] = -1
+    by_source: dict[str | None, list[HandleEntry]] = {}
+    for entry in entries:
+        source = _OWN if is_own(entry, reader, persona or reader) else source_of_author(entry["author"], reader)
+        by_source.setdefault(source, []).append(entry)
+    rank[_OWN] = 0
+    seen: list[tuple[int, SeenEntry]] = []
+    for source, said in by_source.items():
+        rule = Rule() if source == _OWN else rules.get(source or "")
+        shown = set() if rule is None or not rule.mode.shows else {id(entry) for entry in _recent(said, rule)}
+        shown = {id(entry) for entry in said if id(entry) in shown and _kept(entry, rule)}
+        for entry in said:
+            if id(entry) in shown or entry.get("select"):
+                narrowed = _narrowed(entry, rule if id(entry) in shown else None, source, reader)
+                seen.append((rank[str(source)], SeenEntry(entry, narrowed)))
+    seen.sort(key=_place)
+    return [item for _, item in seen]
+
+
+def is_own(entry: HandleEntry, reader: str, persona: str) -> bool:
+    """Whether a reader's own persona said it."""
+    return entry["author"] == reader or entry.get("persona") == persona
+
+
+def _kept(entry: HandleEntry, rule: Rule | None) -> bool:
+    """Whether a rule's history keeps an entry that a `send` has selected, for all that the branch was not sent."""
+    most = {"all": None, "last": 1}.get(str(rule.history), rule.history) if rule is not None else None
+    return not isinstance(most, int) or entry.get("behind", 0) < most
+
+
+def _narrowed(entry: HandleEntry, rule: Rule | None, source: str | None, reader: str) -> Rule:
+    """The rule for an entry that a `send` may have selected: never more than the source's."""
+    selected = entry.get("select")
+    mode = None if rule is None else rule.mode.narrowed(mode_of(selected)) if selected else rule.mode
+    if rule is None or mode is None:
+        node = reader.rsplit("|", maxsplit=1)[-1]
+        allowed = "nothing" if rule is None else rule.words()
+        raise VisibilityError(
+            f"a send hands a message of {source or entry['author']!r} to {node!r} as {selected!r}, which may see "
+            f"{allowed} of it: declare {source or entry['author']!r} to {node!r} {selected!r}, or send less"
+        )
+    return replace(rule, mode=mode)
+
+
+def _recent(said: list[HandleEntry], rule: Rule) -> list[HandleEntry]:
+    """The entries of the last supersteps in which a source spoke, as many as the rule's history keeps."""
+    if rule.history == "all":
+        return said
+    keep = 1 if rule.history == "last" else rule.history
+    supersteps = sorted({entry["superstep"] for entry in said})[-keep:]
+    return [entry for entry in said if entry["superstep"] in supersteps]
+
+
+def _place(item: tuple[int, SeenEntry]) -> tuple[int, int, str, int, int, str]:
+    """What decides where an entry stands; the message id only between what nothing else tells apart."""
+    rank, (entry, _) = item
+    return entry["superstep"], rank, entry["author"], entry["branch"], entry.get("call", 0), entry["message_id"]

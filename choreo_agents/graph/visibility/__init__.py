@@ -1,0 +1,50 @@
+"""Who may see what of whom: modes, rules of them, and the table of all rules."""
+
+from choreo_agents.graph.visibility.modes import (
+    PRIVATE,
+    REENCODED,
+    SHARED,
+    Channel,
+    Mode,
+    ModeName,
+    Presence,
+    VisibilityMode,
+    mode_of,
+)
+from choreo_agents.graph.visibility.rule import (
+    History,
+    Positions,
+    Reads,
+    Rule,
+    Scope,
+    hidden_sources,
+    rule_of,
+    rules_of,
+    with_input,
+)
+from choreo_agents.graph.visibility.sources import START_SOURCE, source_of_author
+from choreo_agents.graph.visibility.table import VisibilityTable
+
+__all__ = [
+    "PRIVATE",
+    "REENCODED",
+    "SHARED",
+    "START_SOURCE",
+    "Channel",
+    "History",
+    "Mode",
+    "ModeName",
+    "Positions",
+    "Presence",
+    "Reads",
+    "Rule",
+    "Scope",
+    "VisibilityMode",
+    "VisibilityTable",
+    "hidden_sources",
+    "mode_of",
+    "rule_of",
+    "rules_of",
+    "source_of_author",
+    "with_input",
+]

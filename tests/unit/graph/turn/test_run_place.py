@@ -1,0 +1,64 @@
+"""Where a node's call stands in a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from choreo_agents.graph.turn.run_place import RunPlace
+
+
+def place(agent: str = "pro", **metadata: object) -> RunPlace:
+    return RunPlace.of({"metadata": metadata, "configurable": {"thread_id": "t"}}, agent)
+
+
+def test_a_place_is_read_from_langgraphs_config() -> None:
+    found = place(langgraph_node="pro", langgraph_path=("__pregel_push", 3, False), langgraph_checkpoint_ns="pro:1")
+    assert (found.author, found.branch, found.thread, found.task) == ("pro", 3, "t", "pro:1")
+    pulled = place(langgraph_node="pro", langgraph_path=("__pregel_pull", "pro"))
+    assert pulled.branch == 0
+
+
+def test_a_node_of_a_subgraph_knows_the_nodes_around_it() -> None:
+    found = place(langgraph_node="judge", langgraph_checkpoint_ns="team:1|2|judge:3")
+    assert (found.author, found.node) == ("team|judge", "judge")
+
+
+def test_outside_langgraph_everything_is_default() -> None:
+    found = RunPlace.of({}, "alone")
+    assert (found.author, found.branch, found.call, found.seed, found.call_name()) == ("alone", 0, 0, None, None)
+
+
+def test_call_seeds_depend_on_all_that_names_a_call() -> None:
+    one = place(langgraph_node="pro", langgraph_path=("__pregel_push", 3, False))
+    others = [
+        place(langgraph_node="pro", langgraph_path=("__pregel_push", 4, False)),
+        place(langgraph_node="con", langgraph_path=("__pregel_push", 3, False)),
+        place("beta", langgraph_node="pro", langgraph_path=("__pregel_push", 3, False)),
+        replace(one, call=1),
+        place(langgraph_node="pro", langgraph_path=("__pregel_push", 3, False), langgraph_checkpoint_ns="a:1|pro:2"),
+        place(langgraph_node="pro", langgraph_path=("__pregel_push", 3, False), langgraph_checkpoint_ns="a:9|pro:2"),
+    ]
+    seeds = [one.call_seed(0, 1), one.call_seed(1, 1), one.call_seed(0, 2), *(o.call_seed(0, 1) for o in others)]
+    assert len(set(seeds)) == len(seeds)
+    assert one.call_seed(0, 1) == seeds[0]
+
+
+def test_call_names_depend_on_thread_task_agent_and_call() -> None:
+    one = place(langgraph_checkpoint_ns="pro:1")
+    others = [replace(one, thread="u"), replace(one, task="pro:2"), replace(one, agent="x"), replace(one, call=1)]
+    assert len({one.call_name(), *(other.call_name() for other in others)}) == 5
+
+
+def test_a_runs_own_seed_replaces_the_engines() -> None:
+    with_seed = RunPlace.of({"configurable": {"seed": 5}}, "alone")
+    assert with_seed.call_seed(0, 1) == with_seed.call_seed(99, 1)
+
+
+def test_calls_of_one_task_are_counted_and_start_again_with_the_next() -> None:
+    def read() -> None: ...
+
+    def read_again() -> None: ...
+
+    config = {"configurable": {"__pregel_read": read}}
+    assert [RunPlace.of(config, "alone").call for _ in range(3)] == [0, 1, 2]
+    assert RunPlace.of({"configurable": {"__pregel_read": read_again}}, "alone").call == 0
