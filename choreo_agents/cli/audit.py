@@ -16,14 +16,14 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from choreo_agents.bench.edges import EdgeFigures, measure_edges, read_inputs, shared_edges
-from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph import START, AuditReport, ChoreoGraph, CompiledChoreoGraph, Policy
 from choreo_agents.graph.audit import Finding
 from choreo_agents.graph.drawing import draw_audit
 from choreo_agents.graph.visibility import Mode
+from choreo_agents.lab.experiments.audit_edges.measure import EdgeFigures, measure_edges, read_inputs, shared_edges
 from choreo_agents.models import LoadedModel
+from choreo_agents.terminal.options import DeviceOption, ModelOption, errors_as_lines, load
 
 _CHANNELS = {"encoding": "[red]encoding[/]", "words": "[yellow]words[/]"}
 

@@ -26,14 +26,16 @@ _RUN = Group(
     {
         # First in the list, and not as the other workflows are: it also compares what the methods cost.
         "debate": Command(
-            "choreo_agents.cli.run:debate",
+            "choreo_agents.cli.run.debate:debate",
             "Agents with system prompts of their own debate over one record in parallel rounds (MADpar).",
         ),
         **{
-            name: each for name, each in _of_workflows("choreo_agents.cli.run:run_workflow").items() if name != "debate"
+            name: each
+            for name, each in _of_workflows("choreo_agents.cli.run.debate:run_workflow").items()
+            if name != "debate"
         },
         "dilemma": Command(
-            "choreo_agents.cli.dilemma:run_dilemma",
+            "choreo_agents.lab.experiments.eval_dilemma.command:run_dilemma",
             "Alice and Bob plan in private, talk, and decide: how much of her plan does he see?",
         ),
     },
@@ -42,30 +44,30 @@ _EVAL = Group(
     "Score answers, with intervals.",
     {
         "language": Command(
-            "choreo_agents.cli.evaluate:language",
+            "choreo_agents.lab.experiments.eval_language.command:language",
             "How well a model speaks the embedded language: accuracy by task, with 95 % intervals.",
         ),
-        **_of_workflows("choreo_agents.cli.evaluate:eval_workflow"),
+        **_of_workflows("choreo_agents.lab.experiments.eval_language.command:eval_workflow"),
         "dilemma": Command(
-            "choreo_agents.cli.dilemma:eval_dilemma",
+            "choreo_agents.lab.experiments.eval_dilemma.command:eval_dilemma",
             "How often Bob cooperates, by what he sees of Alice, on the same games (table 3 and figure 8 of the "
             "paper).",
         ),
         "untuned": Command(
-            "choreo_agents.cli.untuned:untuned",
+            "choreo_agents.lab.experiments.eval_untuned.command:untuned",
             "All workflows on the embedded language, untuned: tables 1, 2 and 4 of Prompt Choreography.",
         ),
         "tuned": Command(
-            "choreo_agents.cli.tuned:tuned",
+            "choreo_agents.lab.experiments.eval_tuned.command:tuned",
             "All workflows before and after distillation: tables 1 to 4 of Prompt Choreography.",
         ),
         "synthesis": Command(
-            "choreo_agents.cli.eval_synthesis:synthesis",
+            "choreo_agents.lab.experiments.eval_synthesis.command:synthesis",
             "Merge branches on eleven tasks: what re-anchoring, cache mapper and adapter are each worth "
             "(Parallel-Synthesis).",
         ),
         "pml": Command(
-            "choreo_agents.cli.eval_pml:pml",
+            "choreo_agents.lab.experiments.eval_pml.command:pml",
             "What encoding documents apart costs: fourteen kinds of questions about several documents (Prompt "
             "Cache, table 1).",
         ),
@@ -75,23 +77,23 @@ _BENCH = Group(
     "Measure, with counts and intervals.",
     {
         "debate": Command(
-            "choreo_agents.cli.bench:debate",
+            "choreo_agents.lab.experiments.bench_debate.command:debate",
             "How often debates end in the right answer: agents that share caches, and agents that pass text.",
         ),
         "engine": Command(
-            "choreo_agents.cli.bench_engine:engine",
+            "choreo_agents.lab.experiments.bench_engine.command:engine",
             "First tokens and decode steps, beside every other engine that is installed, on the same weights.",
         ),
         "workflows": Command(
-            "choreo_agents.cli.bench_workflows:workflows",
+            "choreo_agents.lab.experiments.bench_workflows.command:workflows",
             "The paper's workflows, word for word the same under every method (tables 4 and 5, figures 5 and 7).",
         ),
         "synthesis": Command(
-            "choreo_agents.cli.bench_synthesis:synthesis",
+            "choreo_agents.lab.experiments.bench_synthesis.command:synthesis",
             "The first token about branches: merged from their caches, and from their words put one after the other.",
         ),
         "pml": Command(
-            "choreo_agents.cli.bench_pml:pml",
+            "choreo_agents.lab.experiments.bench_pml.command:pml",
             "The first token of a prompt: its modules in every memory, and everything encoded from text (Prompt "
             "Cache, 5.4).",
         ),
@@ -101,17 +103,17 @@ _TRAIN = Group(
     "Train, resumably.",
     {
         "embedded": Command(
-            "choreo_agents.cli.train:embedded",
+            "choreo_agents.lab.experiments.train_embedded.command:embedded",
             "Train the embedded model from nothing: about 75 minutes on two CPU cores.",
         ),
         "synthesizer": Command(
-            "choreo_agents.cli.train_synthesizer:synthesizer",
+            "choreo_agents.lab.experiments.train_synthesizer.command:synthesizer",
             "Teach a model to merge branches from their caches: an adapter for the synthesizer, a mapper for "
             "what it reads.",
         ),
         "distill": Group(
             "Teach a model to read the caches of a workflow: an adapter, from the workflow's own ordinary runs.",
-            _of_workflows("choreo_agents.cli.distill:distill_workflow"),
+            _of_workflows("choreo_agents.lab.experiments.train_distill.command:distill_workflow"),
         ),
     },
 )

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from choreo_agents.bench.debate import DebateSetting, hold
-from choreo_agents.cli.options import AgentsOption, DeviceOption, ModelOption, RoundsOption, errors_as_lines, load
 from choreo_agents.engine.memory_map import TIERS, MemoryMap
-from choreo_agents.language.tasks.debate import debate_problem
+from choreo_agents.lab.language.tasks.debate import debate_problem
+from choreo_agents.terminal.options import AgentsOption, DeviceOption, ModelOption, RoundsOption, errors_as_lines, load
+from choreo_agents.workflows.debating import DebateSetting, hold
 
 _WHERE = {"device": "pool", "host": "host", "disk": "disk", "lineage": "lineage"}
 

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
-from choreo_agents.cli.waiting import waiting
+from choreo_agents.terminal.waiting import waiting
 
 HELP_OPTION = "--help"
 

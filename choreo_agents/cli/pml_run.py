@@ -13,12 +13,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from choreo_agents.bench.prompts import SOURCES, FirstToken, PromptTimer, token_memory
-from choreo_agents.cli.options import SMALL_MODEL, DeviceOption, ModelOption, bar, errors_as_lines, load
 from choreo_agents.engine import StreamedToken
+from choreo_agents.lab.timing.prompts import SOURCES, FirstToken, PromptTimer, token_memory
 from choreo_agents.models import LoadedModel
 from choreo_agents.pml import Prompt, Schema, compile_schema
 from choreo_agents.sampling import Sampling
+from choreo_agents.terminal.options import SMALL_MODEL, DeviceOption, ModelOption, bar, errors_as_lines, load
 
 _NAMES = {
     "text": "all from text",

@@ -13,11 +13,11 @@ import torch
 from safetensors import SafetensorError
 
 from choreo_agents.errors import InvalidRequestError, UnsupportedModelError
+from choreo_agents.lab.embedded.tokenizer import build_tokenizer
 from choreo_agents.models.adapter import ModelAdapter, max_positions
 from choreo_agents.models.chat import ChatFormat, Role
 from choreo_agents.models.discovery import discover_attention
 from choreo_agents.models.embedded import WEIGHTS
-from choreo_agents.models.embedded.tokenizer import build_tokenizer
 from choreo_agents.models.located import located
 from choreo_agents.models.prepacked import prepack
 from choreo_agents.models.support import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from choreo_agents.models.embedded.tokenizer import build_tokenizer
+from choreo_agents.lab.embedded.tokenizer import build_tokenizer
 
 
 @dataclass(frozen=True)

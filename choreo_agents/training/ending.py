@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from choreo_agents.lab.embedded.card import CARD_FILE
 from choreo_agents.models.files import write_text
-from choreo_agents.training.card import CARD_FILE
 from choreo_agents.training.settings import as_now
 from choreo_agents.training.tuning import Outcome, Passage, Tuning
 

@@ -13,9 +13,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from choreo_agents.errors import InvalidRequestError, TrainingError
-from choreo_agents.evaluation.placing import SynthesisLayout
+from choreo_agents.lab.synthesizers.examples import QUESTIONS, Views
 from choreo_agents.models import LoadedModel
-from choreo_agents.training.synthesis_data import QUESTIONS, Views
+from choreo_agents.synthesis.placing import SynthesisLayout
 from choreo_agents.training.synthesis_traces import (
     ROOT,
     Fan,

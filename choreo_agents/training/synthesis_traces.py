@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from choreo_agents.errors import TrainingError
-from choreo_agents.evaluation.placing import SynthesisLayout, place_branches
-from choreo_agents.language import Message, Problem
-from choreo_agents.language.synthesis import Parts
+from choreo_agents.lab.language import Message, Problem
+from choreo_agents.lab.language.synthesis import Parts
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.chat import Role
+from choreo_agents.synthesis.placing import SynthesisLayout, place_branches
 from choreo_agents.training.trace import Trace, TraceMessage
 
 ROOT = "begin of sequence"

@@ -17,16 +17,9 @@ from statistics import mean
 from typing import Any
 
 from choreo_agents.engine import Engine
-from choreo_agents.evaluation.placing import SynthesisLayout
-from choreo_agents.evaluation.synthesis import evaluate_synthesis, solved_by_task
-from choreo_agents.language.synthesis import SYNTHESIS_TASKS
-from choreo_agents.models import LoadedModel
-from choreo_agents.training.checkpoints import Checkpoints, reserved
-from choreo_agents.training.ending import run_and_keep
-from choreo_agents.training.forward import TraceForward
-from choreo_agents.training.own_merges import OwnExamples, OwnMerges
-from choreo_agents.training.settings import TuneSettings
-from choreo_agents.training.synthesis_data import (
+from choreo_agents.lab.evaluation.synthesis import evaluate_synthesis, solved_by_task
+from choreo_agents.lab.language.synthesis import SYNTHESIS_TASKS
+from choreo_agents.lab.synthesizers.examples import (
     LEARNT_TASKS,
     OFTENER,
     QUESTIONS,
@@ -36,6 +29,13 @@ from choreo_agents.training.synthesis_data import (
     distilled,
     tasks,
 )
+from choreo_agents.models import LoadedModel
+from choreo_agents.synthesis.placing import SynthesisLayout
+from choreo_agents.training.checkpoints import Checkpoints, reserved
+from choreo_agents.training.ending import run_and_keep
+from choreo_agents.training.forward import TraceForward
+from choreo_agents.training.own_merges import OwnExamples, OwnMerges
+from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.tuned import TUNED, Tuned
 from choreo_agents.training.tuning import Example, Held, Outcome, Passage, Source, Tuning
 

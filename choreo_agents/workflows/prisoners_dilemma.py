@@ -12,7 +12,7 @@ from typing import Any
 
 from choreo_agents.graph import START, Agent, ChoreoGraph, Policy, Rule
 from choreo_agents.graph.visibility import Mode
-from choreo_agents.language.tasks.dilemma import GAME, STRATEGIES
+from choreo_agents.lab.language.tasks.dilemma import GAME, STRATEGIES
 from choreo_agents.sampling import Sampling
 
 ASKS = ("What is your plan?", "Tell the other what you will do.", "What do you do?")

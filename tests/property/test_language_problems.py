@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from choreo_agents.language import TASKS, Draft, Message, Problem, Task, draw_problem, siblings, vocabulary
-from choreo_agents.language.tasks import (
+from choreo_agents.lab.language import TASKS, Draft, Message, Problem, Task, draw_problem, siblings, vocabulary
+from choreo_agents.lab.language.tasks import (
     Arithmetic,
     BestSupported,
     BranchSolveMerge,

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from choreo_agents.cli import app
 from choreo_agents.cli.commands import CHOREO, WORKFLOWS
 from choreo_agents.cli.lazy import Command, Group, click_command, typer_app
-from choreo_agents.workflows.cases import CASES
+from choreo_agents.lab.cases import CASES
 
 runner = CliRunner()
 

@@ -11,9 +11,9 @@ from support.chatty import save_chatty
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, TrainingError
+from choreo_agents.lab.embedded.card import CARD_FILE
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import Sampling
-from choreo_agents.training.card import CARD_FILE
 from choreo_agents.training.own_merges import Merge, OwnExamples, OwnMerges, fan_of_merge, read_merges
 from choreo_agents.training.recording import record
 from choreo_agents.training.settings import TuneSettings

@@ -15,14 +15,14 @@ from support.tiny import save_tiny_llama
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import TrainingError
-from choreo_agents.evaluation import play
-from choreo_agents.evaluation.merging import play_synthesis
-from choreo_agents.evaluation.placing import SYNTHESIS_LAYOUTS, SynthesisLayout
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.language import Problem, draw_problem, draw_problems
-from choreo_agents.language.synthesis import SYNTHESIS_TASKS, Parts
+from choreo_agents.lab.evaluation import play
+from choreo_agents.lab.evaluation.merging import play_synthesis
+from choreo_agents.lab.language import Problem, draw_problem, draw_problems
+from choreo_agents.lab.language.synthesis import SYNTHESIS_TASKS, Parts
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import Sampling
+from choreo_agents.synthesis.placing import SYNTHESIS_LAYOUTS, SynthesisLayout
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.synthesis_traces import ROOT, asked_together, cache_trace, fan_of, span, text_trace
 from choreo_agents.training.trace import Trace

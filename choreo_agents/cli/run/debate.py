@@ -1,0 +1,146 @@
+"""`choreo run`: one instance of a workflow, live."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from choreo_agents.cli.run.debate_display import DebateDisplay, cost_object, cost_table, opening, summary, verdict
+from choreo_agents.engine.methods import MethodName
+from choreo_agents.lab.cases import CASES, Case
+from choreo_agents.lab.cases.debate import DebateOptions
+from choreo_agents.lab.cases.drawn_debates import ReportsOption, debate_drawn
+from choreo_agents.lab.experiments.eval_workflow.command import (
+    InputsOption,
+    MaxTokensOption,
+    OutOption,
+    PromptsOption,
+    run_case,
+)
+from choreo_agents.lab.language.tasks.record_debate import REPORTS
+from choreo_agents.terminal.case_options import command_of
+from choreo_agents.terminal.options import AgentsOption, DeviceOption, ModelOption, RoundsOption, errors_as_lines, load
+from choreo_agents.workflows.comparing import TWINS, Comparison, compare, runs
+from choreo_agents.workflows.debating import DebateRun, DebateSetting, hold
+
+
+def debate(
+    model: ModelOption = "embedded",
+    method: Annotated[
+        MethodName,
+        typer.Option(
+            help="[b]choreo[/b]: agents read each other's KV cache. [b]baseline[/b]: they re-encode each other's text, "
+            "with a prefix cache. [b]naive[/b]: without one."
+        ),
+    ] = "choreo",
+    agents: AgentsOption = 3,
+    rounds: RoundsOption = 2,
+    reports: ReportsOption = REPORTS,
+    seed: Annotated[int, typer.Option(max=2**62, help="Draws the record, the question and the agents' notes.")] = 6,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method in the comparison.")] = 5,
+    inputs: InputsOption = None,
+    out: OutOption = None,
+    prompts: PromptsOption = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Of all that is said about --inputs.")] = 0.7,
+    max_tokens: MaxTokensOption = None,
+    no_compare: Annotated[bool, typer.Option("--no-compare", help="Only hold the debate.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
+    device: DeviceOption = "cpu",
+) -> None:
+    """Agents with system prompts of their own debate over one record in parallel rounds (MADpar).
+
+    All read the same reports. Each agent also has notes of its own, as a private system prompt: one knows the answer, a
+    minority is wrong (of two agents, nobody), and the others have to find it in the record. In every round all of them
+    speak at once, seeing what the others said last. Then the debate as the baseline holds it is repeated, word for
+    word, under all three methods, and a table shows what each had to encode. A prefix cache cannot share the record: it
+    stands behind each agent's own prompt.
+
+    [dim]The embedded model was never trained to read caches, so sharing them costs it accuracy: compare
+    the two final answers, or run [b]choreo bench debate[/b].[/dim]
+
+    [b]Examples[/b]
+
+      choreo run debate --seed 1
+      choreo run debate --method baseline --no-compare
+      choreo run debate --agents 5 --rounds 3 --json
+      choreo run debate --reports 0
+      choreo run debate --inputs questions.jsonl --out answers.jsonl
+    """
+    if inputs is not None or out is not None:
+        options = DebateOptions(agents=agents, rounds=rounds)
+        sampling: Any = {"temperature": temperature, "max_tokens": max_tokens}
+        kept: Any = {"inputs": inputs, "out": out, "prompts": prompts, "as_json": as_json, "device": device}
+        run_case(CASES["debate"], lambda: options, model, method, seed, **kept, **sampling)
+        return
+    console = Console(stderr=as_json, highlight=False)
+    with errors_as_lines(console):
+        problem = debate_drawn(seed, agents=agents, reports=reports)
+        setting = DebateSetting(load(console, model, device), problem, rounds, seed=seed)
+        run = _hold_live(console, setting, method, model)
+        comparison = None if no_compare else _compare(console, setting, repeats)
+        if as_json:
+            typer.echo(json.dumps(_json(setting, run, method, comparison), indent=2))
+        elif comparison is not None:
+            if method != "baseline":
+                console.print(verdict(comparison.baseline, problem, "baseline"))
+                console.print("[dim]One debate proves little: choreo bench debate counts a hundred.[/]")
+            console.print()
+            console.print(cost_table(comparison))
+            console.print()
+            console.print(summary(comparison))
+
+
+def _hold_live(console: Console, setting: DebateSetting, method: MethodName, model: str) -> DebateRun:
+    problem = setting.problem
+    console.print(opening(problem, _record_tokens(setting), model, method))
+    with DebateDisplay(console, problem, setting.rounds) as display:
+        run = hold(setting, method, on_token=display.add, on_decode=display.told)
+    console.print(verdict(run, problem, method))
+    return run
+
+
+def _record_tokens(setting: DebateSetting) -> int:
+    model = setting.model
+    return sum(len(model.encode(model.chat.turn("user", report))) for report in setting.problem.record)
+
+
+def _compare(console: Console, setting: DebateSetting, repeats: int) -> Comparison:
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("the same words under three methods", total=runs(repeats))
+        return compare(setting, repeats=repeats, on_progress=lambda: progress.advance(task))
+
+
+def _json(setting: DebateSetting, run: DebateRun, method: MethodName, comparison: Comparison | None) -> dict[str, Any]:
+    costs = {method: run.cost} if comparison is None else comparison.costs
+    ratios = {} if comparison is None else {twin: asdict(comparison.ratios(twin)) for twin in TWINS}
+    return {
+        "question": setting.problem.question,
+        "record_tokens": _record_tokens(setting),
+        "answer": run.answer,
+        "correct": run.correct,
+        "messages": [{"round": u.round, "agent": u.agent, "words": u.words} for u in run.utterances],
+        "methods": {name: cost_object(cost) for name, cost in costs.items()},
+        "ratios": ratios,
+    }
+
+
+def run_doc(case: Case) -> str:
+    """What `--help` says of a workflow."""
+    spelled = case.name.replace("_", "-")
+    return (
+        f"{case.summary}\n\nThe task is drawn from the embedded language, and shown as it is worked on. With --inputs "
+        "every line of a file is worked on, many at a time, and results go to --out.\n\n"
+        f"Methods: {', '.join(case.variants)}.\n\n[b]Examples[/b]\n\n  choreo run {spelled} --seed 7\n"
+        f"  choreo run {spelled} --model path/or/hub-name --inputs items.jsonl --out results.jsonl"
+    )
+
+
+def run_workflow(name: str) -> Callable[..., None]:
+    """The command that runs a workflow."""
+    return command_of(CASES[name], run_case, run_doc(CASES[name]))
