@@ -15,9 +15,9 @@ from choreo_agents.lab.embedded.pretrain import Pretraining, recipe_object
 from choreo_agents.lab.evaluation import Evaluation, evaluate
 from choreo_agents.lab.language import Task
 from choreo_agents.models.files import write_tensors
+from choreo_agents.training.ending import CARD_FILE
 
 WEIGHTS_FILE = "model.safetensors"
-CARD_FILE = "card.json"
 KV_BUDGET_BYTES = 1 << 29
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import count, pairwise
 
@@ -22,20 +21,19 @@ from choreo_agents.lab.language import Problem, draw_problems
 from choreo_agents.lab.language.sentences import draw_facts, notes_text
 from choreo_agents.lab.language.synthesis import HELD_OUT, SYNTHESIS_TASKS, Parts, SynthesisTask
 from choreo_agents.lab.language.synthesis.tasks import MOST_IN_TRAINING
+from choreo_agents.lab.synthesizers.fans import fan_of
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.chat import Role
 from choreo_agents.sampling import Sampling
-from choreo_agents.synthesis.placing import SynthesisLayout
 from choreo_agents.training.synthesis_traces import (
+    QUESTIONS,
     Fan,
     Span,
+    Views,
     asked_together,
     boundaries_of,
-    cache_trace,
-    fan_of,
     root_of,
     span,
-    text_trace,
 )
 from choreo_agents.training.tuning import Example
 
@@ -48,34 +46,10 @@ WEIGHTS: Mapping[str, float] = {"dialogue": 0.1, "tasks": 0.75, "distilled": 0.1
 """The share of each source among the examples."""
 OFTENER: Mapping[str, float] = {"sum": 5.0, "union": 5.0, "vote": 5.0, "monitors": 3.0, "hops": 1.5}
 """How much oftener than others tasks are drawn that take longest to learn."""
-QUESTIONS = 6
-"""That are asked at most of one set of branches. Branches are long and answers short: six answers teach six times as
-much as one, and cost little more."""
 NOTED = 0.5
 """Share of a dialogue's branches that have private notes."""
 MOST_NOTED = 5
 """Facts in them."""
-
-
-@dataclass(frozen=True)
-class Views:
-    """How examples are shown."""
-
-    layouts: Sequence[SynthesisLayout] = ("parallel",)
-    """Each example has one of these."""
-    mapped: bool = False
-    """As for `cache_trace`, which says of `adapter` too."""
-    adapter: str | None = None
-    boundaries: bool = False
-    """As for `cache_trace`."""
-    text: bool = True
-    """Whether the text trace is made as well."""
-
-    def example(self, fan: Fan, rng: random.Random) -> Example:
-        """Show one."""
-        layout = rng.choice(self.layouts)
-        cache = cache_trace(fan, layout, mapped=self.mapped, adapter=self.adapter, boundaries=self.boundaries)
-        return Example(cache, text_trace(fan) if self.text else None)
 
 
 def dialogue(

@@ -46,16 +46,16 @@ from choreo_agents.lab.experiments.eval_synthesis.sweeps import (
 from choreo_agents.lab.experiments.train_synthesizer import command as trained
 from choreo_agents.lab.language import draw_problem
 from choreo_agents.lab.language.synthesis import SYNTHESIS_TASKS, Parts
+from choreo_agents.lab.synthesizers import curriculum as curricula
+from choreo_agents.lab.synthesizers.curriculum import DrawnCurriculum
 from choreo_agents.models import LoadedModel
 from choreo_agents.synthesis.calibration import TEMPERATURES, tempered
-from choreo_agents.training import synthesizer
 from choreo_agents.training.settings import TuneSettings
-from choreo_agents.training.synthesizer import Curriculum
 from choreo_agents.training.tuning import Tuning
 
 TINY = Course(
     TuneSettings(rank=4, mapper_rank=4, epochs=1, batch_tokens=512),
-    Curriculum(layouts=("sequential",), weights={"tasks": 1.0}, examples=4, judged=1, hardness=0.2, ramp=1),
+    DrawnCurriculum(layouts=("sequential",), weights={"tasks": 1.0}, examples=4, judged=1, hardness=0.2, ramp=1),
 )
 FEW = {name: SYNTHESIS_TASKS[name].with_branches(2) for name in ("vote", "best")}
 ASKED = [Asked(name, task) for name, task in FEW.items()]
@@ -67,7 +67,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda _: None)
     monkeypatch.setattr(measure, "courses", lambda seed: dict.fromkeys(courses(seed), TINY))
     monkeypatch.setattr(measure, "CALIBRATED_ON", 1)
-    monkeypatch.setattr(synthesizer, "LEARNT_TASKS", FEW)
+    monkeypatch.setattr(curricula, "LEARNT_TASKS", FEW)
 
 
 def refereed(model: LoadedModel, folder: Path, who: Sequence[Contender], **options: Any) -> dict[tuple[str, str], Any]:
@@ -134,7 +134,7 @@ def test_what_is_trained_needs_no_checkpoints(
             refereed(embedded, tmp_path, who)
     monkeypatch.setattr(measure, "courses", lambda seed: {"native": TINY})
     with monkeypatch.context() as other, pytest.raises(AssertionError, match="trained again"):
-        other.setattr(synthesizer, "QUESTIONS", 1)
+        other.setattr(curricula, "QUESTIONS", 1)
         refereed(embedded, tmp_path, who)
     for spoilt in ("", "[]", card.read_text().replace(embedded.adapter.weights, "another")):
         card.write_text(spoilt)

@@ -35,10 +35,11 @@ SYNTHESIZER = (
 )
 BEFORE = """
 from choreo_agents.lab.distilling import traces as distilling
-from choreo_agents.training import synthesizer, tuning
+from choreo_agents.lab.synthesizers import curriculum
+from choreo_agents.training import tuning
 distilling.CHUNK, tuning.CHECKPOINT_EVERY_S = 2, 0.0
 tuning.Tuning.run.__kwdefaults__["checkpoint_every_s"] = 0.0
-synthesizer.LEARNT_TASKS = {name: synthesizer.SYNTHESIS_TASKS[name] for name in ("vote", "hops")}
+curriculum.LEARNT_TASKS = {name: curriculum.SYNTHESIS_TASKS[name] for name in ("vote", "hops")}
 """
 """Checkpoints after every batch, traces in small chunks, few tasks to be judged by."""
 

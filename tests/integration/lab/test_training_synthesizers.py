@@ -22,17 +22,18 @@ from choreo_agents.lab.evaluation.merging import play_synthesis
 from choreo_agents.lab.evaluation.synthesis import evaluate_synthesis
 from choreo_agents.lab.language import draw_problem
 from choreo_agents.lab.language.synthesis import HELD_OUT, SYNTHESIS_TASKS, Parts
+from choreo_agents.lab.synthesizers import curriculum as curricula
+from choreo_agents.lab.synthesizers.curriculum import DrawnCurriculum, DrawnExamples, held_out
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.timetable import Timetable
 from choreo_agents.sampling import Sampling
 from choreo_agents.synthesis.mapper import load_mapper
 from choreo_agents.synthesis.placing import SYNTHESIS_LAYOUTS
-from choreo_agents.training import synthesizer
 from choreo_agents.training.checkpoints import reserved
 from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.synthesis_traces import cache_trace, fan_of
-from choreo_agents.training.synthesizer import Curriculum, DrawnExamples, Trained, held_out, train_synthesizer
+from choreo_agents.training.synthesizer import Trained, train_synthesizer
 from choreo_agents.training.tuned import TUNED, Tuned
 from choreo_agents.training.tuning import Passage
 
@@ -40,17 +41,17 @@ GREEDY = Sampling(max_tokens=96)
 SMALL = TuneSettings(
     rank=16, mapper_rank=None, learning_rate=5e-3, mapper_learning_rate=6e-3, epochs=1, batch_tokens=1024, dropout=0.0
 )
-ONCE = Curriculum(layouts=("parallel",), weights={"tasks": 1.0}, examples=64, judged=5, ramp=1, hardness=0.3)
+ONCE = DrawnCurriculum(layouts=("parallel",), weights={"tasks": 1.0}, examples=64, judged=5, ramp=1, hardness=0.3)
 
 
 @pytest.fixture(autouse=True)
 def few_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Judged by tasks that the model does not know beforehand where branches stand side by side."""
     monkeypatch.setattr("os.fsync", lambda _: None)
-    monkeypatch.setattr(synthesizer, "LEARNT_TASKS", {name: SYNTHESIS_TASKS[name] for name in ("hops", "assembly")})
+    monkeypatch.setattr(curricula, "LEARNT_TASKS", {name: SYNTHESIS_TASKS[name] for name in ("hops", "assembly")})
 
 
-def trained(model: LoadedModel, folder: Path, curriculum: Curriculum = ONCE, **options: Any) -> Trained:
+def trained(model: LoadedModel, folder: Path, curriculum: DrawnCurriculum = ONCE, **options: Any) -> Trained:
     settings = options.pop("settings", SMALL)
     return train_synthesizer(model, settings, curriculum, run=folder, out=folder / "out", **options)
 
@@ -158,11 +159,12 @@ def test_an_adapter_or_a_mapper_alone_is_trained_and_loads(
     assert (found.out / "adapter_config.json").exists() == bool(rank)
 
 
-def drawn(model: LoadedModel, curriculum: Curriculum, *, taught: bool = True, **changes: Any) -> DrawnExamples:
-    return DrawnExamples(model, curriculum, Tuned(model, SMALL.model_copy(update=changes)), taught=taught)
+def drawn(model: LoadedModel, curriculum: DrawnCurriculum, *, taught: bool = True, **changes: Any) -> DrawnExamples:
+    changed = SMALL.model_copy(update={"imitation": float(taught), **changes})
+    return DrawnExamples(curriculum, Tuned(model, changed))
 
 
-MIXED = Curriculum(layouts=SYNTHESIS_LAYOUTS, examples=20, ramp=2, hardness=0.5)
+MIXED = DrawnCurriculum(layouts=SYNTHESIS_LAYOUTS, examples=20, ramp=2, hardness=0.5)
 
 
 def test_an_epoch_depends_on_seed_and_number_only(embedded: LoadedModel) -> None:
@@ -203,7 +205,7 @@ def test_layouts_and_parts_are_those_that_are_asked_for(embedded: LoadedModel) -
 
 
 def test_it_gets_harder(embedded: LoadedModel) -> None:
-    tasks = Curriculum(weights={"tasks": 1.0}, examples=40, ramp=4)
+    tasks = DrawnCurriculum(weights={"tasks": 1.0}, examples=40, ramp=4)
     branches = [
         mean(sum(m.mapped for m in example.trace.messages) for example in drawn(embedded, tasks).epoch(number))
         for number in (0, 3)
@@ -220,7 +222,7 @@ def test_a_teacher_that_is_never_right_does_not_keep_it_waiting(tiny: LoadedMode
 
 
 def test_a_killed_training_ends_with_the_same_bits(embedded: LoadedModel, tmp_path: Path) -> None:
-    few = Curriculum(layouts=("sequential",), examples=10, judged=1, ramp=1, hardness=0.2)
+    few = DrawnCurriculum(layouts=("sequential",), examples=10, judged=1, ramp=1, hardness=0.2)
     settings = SMALL.model_copy(update={"epochs": 2, "dropout": 0.1, "imitation": 0.5, "batch_tokens": 512})
     whole = trained(embedded, tmp_path / "whole", few, settings=settings)
 

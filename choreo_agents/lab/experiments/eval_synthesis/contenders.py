@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from choreo_agents.kv.tiers import Stored
+from choreo_agents.lab.synthesizers.curriculum import DrawnCurriculum
 from choreo_agents.synthesis.placing import SynthesisLayout
 from choreo_agents.training.settings import TuneSettings
-from choreo_agents.training.synthesizer import Curriculum
 
 Kind = Literal["text", "untrained", "calibrated", "full", "no mapper", "no adapter", "native"]
 
@@ -68,7 +68,7 @@ class Course:
     """What is trained for a contender."""
 
     settings: TuneSettings
-    curriculum: Curriculum
+    curriculum: DrawnCurriculum
 
 
 _LEFT_OUT: Mapping[Kind, Mapping[str, int]] = {
@@ -85,7 +85,7 @@ def courses(seed: int = 0) -> Mapping[str, Course]:
     return {
         one.training: Course(
             full.model_copy(update=_LEFT_OUT[one.kind]),
-            Curriculum(layouts=(one.layout,), examples=2048, judged=12, seed=seed),
+            DrawnCurriculum(layouts=(one.layout,), examples=2048, judged=12, seed=seed),
         )
         for one in CONTENDERS
         if one.training

@@ -12,17 +12,18 @@ from typing import Any
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.lab.embedded.card import CARD_FILE
 from choreo_agents.lab.evaluation.merging import Late
 from choreo_agents.lab.evaluation.synthesis import evaluate_synthesis
 from choreo_agents.lab.experiments.eval_synthesis.contenders import Contender, Course, courses
 from choreo_agents.lab.language import Split
 from choreo_agents.lab.language.synthesis import SynthesisTask
+from choreo_agents.lab.synthesizers.curriculum import drawn_digest
 from choreo_agents.models import LoadedModel
 from choreo_agents.synthesis.calibration import TEMPERATURES, tempered
 from choreo_agents.synthesis.placing import SynthesisLayout
+from choreo_agents.training.ending import CARD_FILE
 from choreo_agents.training.journal import Journal
-from choreo_agents.training.synthesizer import drawn_digest, train_synthesizer
+from choreo_agents.training.synthesizer import train_synthesizer
 from choreo_agents.training.tuning import Passage
 
 KV_BUDGET_BYTES = 1 << 30

@@ -12,13 +12,13 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.lab.cases import CASES
 from choreo_agents.lab.distilling.teaching import Amounts, Taught, Watcher, teach
 from choreo_agents.lab.distilling.traces import Lesson
-from choreo_agents.lab.embedded.card import CARD_FILE
 from choreo_agents.lab.experiments.eval_dilemma.measure import DilemmaReport, measure_dilemma
 from choreo_agents.lab.experiments.eval_untuned.measure import Trial, UntunedReport
 from choreo_agents.lab.playing.many_items import TUNED_SUFFIX, Progress, Setup, draw_items, play_all, seeds_of
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.files import write_text
 from choreo_agents.sampling import Sampling
+from choreo_agents.training.ending import CARD_FILE
 from choreo_agents.training.journal import Journal, Record
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.workflows.phrasing import load_prompts

@@ -12,12 +12,13 @@ from rich.markup import escape
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.lab.showing.training import TrainingDisplay
+from choreo_agents.lab.synthesizers.curriculum import DrawnCurriculum
 from choreo_agents.lab.synthesizers.examples import WEIGHTS
 from choreo_agents.synthesis.placing import SYNTHESIS_LAYOUTS, SynthesisLayout
 from choreo_agents.terminal.options import DeviceOption, ModelOption, errors_as_lines, load, typed_command
-from choreo_agents.training.own_merges import read_merges
+from choreo_agents.training.own_merges import OwnCurriculum, read_merges
 from choreo_agents.training.settings import TuneSettings
-from choreo_agents.training.synthesizer import Curriculum, train_synthesizer
+from choreo_agents.training.synthesizer import train_synthesizer
 
 RUNS = Path("runs")
 EPOCHS, EXAMPLES = 16, 2048
@@ -113,7 +114,7 @@ def synthesizer(
         usual_layouts = "parallel" if quick else "parallel,sequential"
         chosen = require_layouts(usual_layouts if layouts is None else layouts)
         folder = run or RUNS / f"synthesizer-{'-'.join(chosen)}-{'quick-' if quick else ''}{seed}"
-        curriculum = Curriculum(
+        drawn = DrawnCurriculum(
             layouts=chosen,
             weights=_shares(USUAL_SOURCES if sources is None else sources),
             examples=examples or (QUICK_EXAMPLES if quick else EXAMPLES),
@@ -127,6 +128,7 @@ def synthesizer(
                 "with --inputs (docs/how-to/train-adapters.md)"
             )
         own = None if inputs is None else read_merges(inputs, loaded, chosen, held_out or 64, taught=imitation > 0)
+        curriculum = drawn if own is None else OwnCurriculum(own, chosen, seed)
         usual = EMBEDDED_RATE if loaded.speaks_embedded else USUAL_RATE
         rate = usual if learning_rate is None else learning_rate
         settings = TuneSettings(
@@ -140,7 +142,7 @@ def synthesizer(
         with TrainingDisplay(console) as display:
             trained = train_synthesizer(
                 loaded, settings, curriculum, run=folder, out=target, on_progress=display.training,
-                on_score=display.scored, command=typed_command(), own=own,
+                on_score=display.scored, command=typed_command(),
             )  # fmt: skip
         first, best = trained.untrained.score, trained.best.score
         parts = ", ".join(name for name, there in (("adapter", rank), ("mapper", mapper_rank != 0)) if there)

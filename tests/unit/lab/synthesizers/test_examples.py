@@ -24,9 +24,10 @@ from choreo_agents.lab.synthesizers.examples import (
     draw_training_problems,
     tasks,
 )
+from choreo_agents.lab.synthesizers.fans import fan_of
 from choreo_agents.models import LoadedModel
 from choreo_agents.synthesis.placing import SYNTHESIS_LAYOUTS
-from choreo_agents.training.synthesis_traces import fan_of, text_trace
+from choreo_agents.training.synthesis_traces import text_trace
 from choreo_agents.training.trace import Trace
 
 EVERY = Views(SYNTHESIS_LAYOUTS, mapped=True, adapter="merge")

@@ -20,11 +20,12 @@ from choreo_agents.lab.evaluation import play
 from choreo_agents.lab.evaluation.merging import play_synthesis
 from choreo_agents.lab.language import Problem, draw_problem, draw_problems
 from choreo_agents.lab.language.synthesis import SYNTHESIS_TASKS, Parts
+from choreo_agents.lab.synthesizers.fans import fan_of
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import Sampling
 from choreo_agents.synthesis.placing import SYNTHESIS_LAYOUTS, SynthesisLayout
 from choreo_agents.training.settings import TuneSettings
-from choreo_agents.training.synthesis_traces import ROOT, asked_together, cache_trace, fan_of, span, text_trace
+from choreo_agents.training.synthesis_traces import ROOT, asked_together, cache_trace, span, text_trace
 from choreo_agents.training.trace import Trace
 from choreo_agents.training.tuned import Tuned
 
