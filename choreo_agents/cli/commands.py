@@ -5,8 +5,8 @@ from __future__ import annotations
 from choreo_agents.cli.lazy import Command, Group
 
 WORKFLOWS = {
-    "direct": "One agent answers at once.",
     "debate": "Agents answer in parallel rounds, each hearing the others' last answers (MADpar).",
+    "direct": "One agent answers at once.",
     "iterative_debate": "Two sides speak in turns until a moderator ends it (MADiter).",
     "tree_of_thoughts": "Candidates side by side, votes, and an answer from the best (ToT).",
     "branch_solve_merge": "A plan in parts, parallel solvers, and a merge (BSM).",
@@ -15,31 +15,25 @@ WORKFLOWS = {
 }
 """What each case says of itself, without importing it."""
 
+# What the product takes from the lab: by name, as its commands are found, and not before it is wanted.
+CASES = "choreo_agents.lab.cases:CASES"
+"""What each workflow is given, and what its result is worth."""
+SCORE_ITEMS = "choreo_agents.lab.experiments.eval_workflow.command:score_items"
+"""Plays a file of items, and shows what they are worth."""
+DRAW_DEBATE = "choreo_agents.lab.language.tasks.record_debate:debate_drawn"
+"""What a debate is about."""
+MOST_REPORTS = "choreo_agents.lab.language.tasks.record_debate:REPORTS"
+SHOW_EDGES = "choreo_agents.lab.experiments.audit_edges.report:show_edges"
+"""Measures what each shared edge of a graph saves and changes."""
+FROM_LAB = (CASES, SCORE_ITEMS, DRAW_DEBATE, MOST_REPORTS, SHOW_EDGES)
+
 
 def _of_workflows(place: str) -> dict[str, Command]:
     """A command for each workflow."""
     return {name.replace("_", "-"): Command(place, summary, workflow=name) for name, summary in WORKFLOWS.items()}
 
 
-_RUN = Group(
-    "Run a workflow and watch it.",
-    {
-        # First in the list, and not as the other workflows are: it also compares what the methods cost.
-        "debate": Command(
-            "choreo_agents.cli.run.debate:debate",
-            "Agents with system prompts of their own debate over one record in parallel rounds (MADpar).",
-        ),
-        **{
-            name: each
-            for name, each in _of_workflows("choreo_agents.cli.run.debate:run_workflow").items()
-            if name != "debate"
-        },
-        "dilemma": Command(
-            "choreo_agents.lab.experiments.eval_dilemma.command:run_dilemma",
-            "Alice and Bob plan in private, talk, and decide: how much of her plan does he see?",
-        ),
-    },
-)
+_RUN = Group("Run a workflow and watch it.", _of_workflows("choreo_agents.cli.run.workflow:run_workflow"))
 _EVAL = Group(
     "Score answers, with intervals.",
     {
@@ -47,7 +41,7 @@ _EVAL = Group(
             "choreo_agents.lab.experiments.eval_language.command:language",
             "How well a model speaks the embedded language: accuracy by task, with 95 % intervals.",
         ),
-        **_of_workflows("choreo_agents.lab.experiments.eval_language.command:eval_workflow"),
+        **_of_workflows("choreo_agents.lab.experiments.eval_workflow.command:eval_workflow"),
         "dilemma": Command(
             "choreo_agents.lab.experiments.eval_dilemma.command:eval_dilemma",
             "How often Bob cooperates, by what he sees of Alice, on the same games (table 3 and figure 8 of the "
@@ -150,10 +144,11 @@ _PML = Group(
             "Show the positions of a schema's texts, slots, modules and unions, as a model's tokenizer counts them.",
         ),
         "run": Command(
-            "choreo_agents.cli.pml_run:run_prompt", "Answer a prompt over encoded modules; then show what that saves."
+            "choreo_agents.lab.experiments.pml_run.command:run_prompt",
+            "Answer a prompt over encoded modules; then show what that saves.",
         ),
         "memory": Command(
-            "choreo_agents.cli.pml_run:memory",
+            "choreo_agents.lab.experiments.pml_memory.command:memory",
             "Show what a cached token takes in each memory: measured, for the embedded model and any others.",
         ),
     },

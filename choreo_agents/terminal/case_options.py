@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -12,7 +13,31 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.lab.cases import Case
+from choreo_agents.workflows.case import Case, Options
+from choreo_agents.workflows.playing import CHAT_TOKENS, EMBEDDED_TOKENS
+
+MakeOptions = Callable[[], Options]
+InputsOption = Annotated[
+    Path | None, typer.Option("--inputs", help="Items of your own, a JSON object on each line; see the docs.")
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", help="Write each result to this JSONL file as it comes; started again, it goes on there."),
+]
+PromptsOption = Annotated[
+    Path | None,
+    typer.Option("--prompts", help="A TOML file of other texts for agents: see the docs."),
+]
+TemperatureOption = Annotated[float, typer.Option(min=0.0, help="Of all that is said.")]
+TopPOption = Annotated[float, typer.Option("--top-p", min=0.01, max=1.0, help="Of all that is said.")]
+MaxTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens", min=1, help=f"Of a message; by default {EMBEDDED_TOKENS}, or {CHAT_TOKENS} for other models."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")]
+BudgetOption = Annotated[float, typer.Option("--kv-gib", min=0.01, help="KV memory of an engine, in GiB.")]
 
 
 def command_of(case: Case, run: Callable[..., None], doc: str) -> Callable[..., None]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
 from choreo_agents.engine.methods import MethodName
 from choreo_agents.graph import ChoreoGraph
-from choreo_agents.lab.language import Split
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.phrasing import Prompts
 
@@ -86,8 +85,8 @@ class Case(Protocol):
     higher_is_better: ClassVar[bool]
     """Whether a higher score is a better one."""
 
-    def draw(self, options: Any, split: Split, number: int) -> Item:
-        """An item of the embedded language; the same arguments draw the same one."""
+    def draw(self, options: Any, split: Literal["train", "dev", "test"], number: int) -> Item:
+        """An item that nobody else gave; the same arguments draw the same one, and no two splits share one."""
         ...
 
     def play(self, item: Any, options: Any, prompts: Prompts, sampling: Sampling) -> Play:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, Protocol
 
 from langchain_core.messages import AIMessage, BaseMessage
 
@@ -14,11 +14,44 @@ from choreo_agents.engine.memory_map import MemoryMap
 from choreo_agents.engine.methods import MethodName
 from choreo_agents.graph.run import Replay, run_coroutine
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.lab.language.tasks.debate import DEBATE_RULES, DebateProblem
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
-from choreo_agents.workflows import debate, final_answer
+from choreo_agents.workflows.debate import debate, final_answer
 from choreo_agents.workflows.running import OnDecode, OnToken, run_graph
+
+
+class Debated(Protocol):
+    """What a debate is about, and what each agent knows of it."""
+
+    @property
+    def rules(self) -> str:
+        """The public root."""
+        ...
+
+    @property
+    def question(self) -> str: ...
+
+    @property
+    def answer(self) -> str:
+        """The right one."""
+        ...
+
+    @property
+    def agents(self) -> tuple[str, ...]: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Each agent's private system prompt."""
+        ...
+
+    @property
+    def record(self) -> tuple[str, ...]:
+        """What all of them read before they are asked; nothing, if their notes say all there is to know."""
+        ...
+
+    def is_correct(self, reply: str) -> bool:
+        """Whether a reply states the answer."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -62,7 +95,7 @@ class DebateSetting:
     """A debate to be held."""
 
     model: LoadedModel
-    problem: DebateProblem
+    problem: Debated
     rounds: int
     seed: int = 0
     sampling: Sampling = Sampling(max_tokens=32)
@@ -94,7 +127,7 @@ def hold(
     graph = debate(
         dict(zip(problem.agents, problem.notes, strict=True)),
         rounds=setting.rounds,
-        system=DEBATE_RULES,
+        system=problem.rules,
         question=problem.question if problem.record else None,
         sampling=setting.sampling,
     )

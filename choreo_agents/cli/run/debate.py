@@ -1,9 +1,8 @@
-"""`choreo run`: one instance of a workflow, live."""
+"""`choreo run debate`: a debate live, and what it costs under every method."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -11,23 +10,26 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from choreo_agents.cli.commands import CASES, DRAW_DEBATE, MOST_REPORTS
+from choreo_agents.cli.lazy import found
 from choreo_agents.cli.run.debate_display import DebateDisplay, cost_object, cost_table, opening, summary, verdict
+from choreo_agents.cli.run.workflow import run_case
 from choreo_agents.engine.methods import MethodName
-from choreo_agents.lab.cases import CASES, Case
-from choreo_agents.lab.cases.debate import DebateOptions
-from choreo_agents.lab.cases.drawn_debates import ReportsOption, debate_drawn
-from choreo_agents.lab.experiments.eval_workflow.command import (
-    InputsOption,
-    MaxTokensOption,
-    OutOption,
-    PromptsOption,
-    run_case,
+from choreo_agents.terminal.case_options import InputsOption, MaxTokensOption, OutOption, PromptsOption
+from choreo_agents.terminal.options import (
+    AgentsOption,
+    DeviceOption,
+    ModelOption,
+    RoundsOption,
+    errors_as_lines,
+    load,
+    reports_option,
 )
-from choreo_agents.lab.language.tasks.record_debate import REPORTS
-from choreo_agents.terminal.case_options import command_of
-from choreo_agents.terminal.options import AgentsOption, DeviceOption, ModelOption, RoundsOption, errors_as_lines, load
+from choreo_agents.workflows.case import Case
 from choreo_agents.workflows.comparing import TWINS, Comparison, compare, runs
-from choreo_agents.workflows.debating import DebateRun, DebateSetting, hold
+from choreo_agents.workflows.debating import Debated, DebateRun, DebateSetting, hold
+
+REPORTS: int = found(MOST_REPORTS)
 
 
 def debate(
@@ -41,7 +43,7 @@ def debate(
     ] = "choreo",
     agents: AgentsOption = 3,
     rounds: RoundsOption = 2,
-    reports: ReportsOption = REPORTS,
+    reports: Annotated[int, reports_option(REPORTS)] = REPORTS,
     seed: Annotated[int, typer.Option(max=2**62, help="Draws the record, the question and the agents' notes.")] = 6,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method in the comparison.")] = 5,
     inputs: InputsOption = None,
@@ -53,13 +55,13 @@ def debate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Agents with system prompts of their own debate over one record in parallel rounds (MADpar).
+    """Agents answer in parallel rounds, each hearing the others' last answers (MADpar).
 
-    All read the same reports. Each agent also has notes of its own, as a private system prompt: one knows the answer, a
-    minority is wrong (of two agents, nobody), and the others have to find it in the record. In every round all of them
-    speak at once, seeing what the others said last. Then the debate as the baseline holds it is repeated, word for
-    word, under all three methods, and a table shows what each had to encode. A prefix cache cannot share the record: it
-    stands behind each agent's own prompt.
+    They debate over one record. All read the same reports; each agent also has notes of its own, as a private system
+    prompt: one knows the answer, a minority is wrong (of two agents, nobody), and the others have to find it in the
+    record. In every round all of them speak at once, seeing what the others said last. Then the debate as the baseline
+    holds it is repeated, word for word, under all three methods, and a table shows what each had to encode. A prefix
+    cache cannot share the record: it stands behind each agent's own prompt.
 
     [dim]The embedded model was never trained to read caches, so sharing them costs it accuracy: compare
     the two final answers, or run [b]choreo bench debate[/b].[/dim]
@@ -73,14 +75,15 @@ def debate(
       choreo run debate --inputs questions.jsonl --out answers.jsonl
     """
     if inputs is not None or out is not None:
-        options = DebateOptions(agents=agents, rounds=rounds)
+        case: Case = found(CASES)["debate"]
+        options = case.options.model_validate({"agents": agents, "rounds": rounds})
         sampling: Any = {"temperature": temperature, "max_tokens": max_tokens}
         kept: Any = {"inputs": inputs, "out": out, "prompts": prompts, "as_json": as_json, "device": device}
-        run_case(CASES["debate"], lambda: options, model, method, seed, **kept, **sampling)
+        run_case(case, lambda: options, model, method, seed, **kept, **sampling)
         return
     console = Console(stderr=as_json, highlight=False)
     with errors_as_lines(console):
-        problem = debate_drawn(seed, agents=agents, reports=reports)
+        problem: Debated = found(DRAW_DEBATE)(seed, agents=agents, reports=reports)
         setting = DebateSetting(load(console, model, device), problem, rounds, seed=seed)
         run = _hold_live(console, setting, method, model)
         comparison = None if no_compare else _compare(console, setting, repeats)
@@ -128,19 +131,3 @@ def _json(setting: DebateSetting, run: DebateRun, method: MethodName, comparison
         "methods": {name: cost_object(cost) for name, cost in costs.items()},
         "ratios": ratios,
     }
-
-
-def run_doc(case: Case) -> str:
-    """What `--help` says of a workflow."""
-    spelled = case.name.replace("_", "-")
-    return (
-        f"{case.summary}\n\nThe task is drawn from the embedded language, and shown as it is worked on. With --inputs "
-        "every line of a file is worked on, many at a time, and results go to --out.\n\n"
-        f"Methods: {', '.join(case.variants)}.\n\n[b]Examples[/b]\n\n  choreo run {spelled} --seed 7\n"
-        f"  choreo run {spelled} --model path/or/hub-name --inputs items.jsonl --out results.jsonl"
-    )
-
-
-def run_workflow(name: str) -> Callable[..., None]:
-    """The command that runs a workflow."""
-    return command_of(CASES[name], run_case, run_doc(CASES[name]))

@@ -12,16 +12,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from choreo_agents.lab.language.scoring import first_sentence
-from choreo_agents.lab.language.tasks.debate import DebateProblem
 from choreo_agents.workflows.comparing import TWINS, Comparison
-from choreo_agents.workflows.debating import Cost, DebateRun
+from choreo_agents.workflows.debating import Cost, Debated, DebateRun
 
 
 class DebateDisplay:
     """One column an agent, one row a round; cells fill while the agents speak."""
 
-    def __init__(self, console: Console, problem: DebateProblem, rounds: int) -> None:
+    def __init__(self, console: Console, problem: Debated, rounds: int) -> None:
         self._problem = problem
         self._words: dict[str, dict[str, str]] = {agent: {} for agent in problem.agents}
         self._costs: dict[str, list[str]] = {agent: [] for agent in problem.agents}
@@ -66,14 +64,14 @@ class DebateDisplay:
         if number >= len(words):
             heard = all(len(done) >= number for done in self._costs.values())
             return Text("reads ..." if heard else "", style="dim")
-        right = first_sentence(words[number]) == self._problem.answer
+        right = self._problem.is_correct(words[number])
         over = number < len(costs)
         shown = Text(words[number].strip(), style="green" if right else "yellow" if over else "")
         shown.append(f"\n{costs[number]}" if over else " ...", style="not bold dim default")
         return shown
 
 
-def opening(problem: DebateProblem, record_tokens: int, model: str, method: str) -> RenderableType:
+def opening(problem: Debated, record_tokens: int, model: str, method: str) -> RenderableType:
     """The question, what all agents read, and what each was told alone."""
     lines = Table.grid(padding=(0, 1))
     lines.add_column(style="bold")
@@ -88,7 +86,7 @@ def opening(problem: DebateProblem, record_tokens: int, model: str, method: str)
     return Panel(lines, title=f"a debate on {model}, method {method}", title_align="left", expand=False)
 
 
-def verdict(run: DebateRun, problem: DebateProblem, method: str) -> Text:
+def verdict(run: DebateRun, problem: Debated, method: str) -> Text:
     """The final answer, and whether it is right."""
     mark = ("right", "bold green") if run.correct else (f"wrong: {problem.answer}", "bold red")
     return Text.assemble(f"final answer ({method}): ", (run.answer, "bold"), "  ", mark)

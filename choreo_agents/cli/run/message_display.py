@@ -10,8 +10,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from choreo_agents.lab.cases import Case, Item, Result
-from choreo_agents.lab.playing.many_items import item_words
+from choreo_agents.workflows.case import Case, Item, Result
+from choreo_agents.workflows.playing import item_words
 from choreo_agents.workflows.running import RunCost
 
 

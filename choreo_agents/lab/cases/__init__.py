@@ -9,11 +9,11 @@ from choreo_agents.lab.cases.iterative_debate import IterativeDebateCase
 from choreo_agents.lab.cases.multi_qa import MultiQACase
 from choreo_agents.lab.cases.prisoners_dilemma import DilemmaCase
 from choreo_agents.lab.cases.tree_of_thoughts import TreeCase
-from choreo_agents.workflows.case import Case, Item, Options, Play, Result, Variant
+from choreo_agents.workflows.case import Case
 
 _ALL: tuple[Case, ...] = (
-    DirectCase(),
     DebateCase(),
+    DirectCase(),
     IterativeDebateCase(),
     TreeCase(),
     MergeCase(),
@@ -23,4 +23,4 @@ _ALL: tuple[Case, ...] = (
 CASES: Mapping[str, Case] = {case.name: case for case in _ALL}
 """By the name of the workflow's function."""
 
-__all__ = ["CASES", "Case", "Item", "Options", "Play", "Result", "Variant"]
+__all__ = ["CASES"]

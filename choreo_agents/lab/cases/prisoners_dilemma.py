@@ -11,7 +11,7 @@ from pydantic import Field
 from choreo_agents.graph import ChoreoGraph, Rule
 from choreo_agents.lab.language import Split
 from choreo_agents.lab.language.problem import split_of
-from choreo_agents.lab.language.tasks.dilemma import GAME, Strategy
+from choreo_agents.lab.language.tasks.dilemma import GAME, Strategy, decided
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.case import Item, Options, Play, Result, Variant, said
 from choreo_agents.workflows.phrasing import Prompts
@@ -19,6 +19,8 @@ from choreo_agents.workflows.prisoners_dilemma import prisoners_dilemma
 
 AliceStrategy = Literal["cooperate", "defect", "follow", "opposite", "free", "any"]
 STRATEGY_NAMES: tuple[Strategy, ...] = ("free", "cooperate", "defect")
+DECISIONS = "decisions"
+"""The list of what players may decide, among their texts; without it they say what they like."""
 RULES: Mapping[str, Rule] = {
     "baseline": Rule(),
     "naive": Rule(),
@@ -80,15 +82,21 @@ class DilemmaCase:
             game=prompts("game", both=item.both, neither=item.none),
             talks=options.talks,
             asks=(prompts("plan"), prompts("talk"), prompts("decide")),
-            decisions=prompts.names("decisions", 2),
+            decisions=_decisions(prompts),
             sampling=sampling,
         )
         return Play(seen_by_bob(graph, options.leak))
 
     def judge(self, item: Stakes, options: DilemmaOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
-        cooperate = prompts.names("decisions", 2)[0]
         bob, alice = (said(state, player)[-1] for player in ("bob", "alice"))
-        return Result(bob, float(bob == cooperate), {"Alice cooperates": float(alice == cooperate)})
+        among = _decisions(prompts)
+        together = [made == among[0] if among else decided(made) == "cooperate" for made in (bob, alice)]
+        return Result(bob, float(together[0]), {"Alice cooperates": float(together[1])})
+
+
+def _decisions(prompts: Prompts) -> tuple[str, ...]:
+    """What players may decide, to cooperate first; nothing, if they say what they like."""
+    return prompts.names(DECISIONS, 2) if DECISIONS in prompts.texts else ()
 
 
 def seen_by_bob(graph: ChoreoGraph, leak: str) -> ChoreoGraph:

@@ -20,18 +20,19 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, KVBudgetError
 from choreo_agents.graph.run import Replay
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.lab.cases import Item, Variant
 from choreo_agents.lab.cases.answers import read_answer
 from choreo_agents.lab.evaluation.evaluate import at_once, room
 from choreo_agents.lab.language import Split
-from choreo_agents.lab.playing.many_items import Setup, draw_items, play, seeds_of
+from choreo_agents.lab.playing.many_items import draw_items, seeds_of
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.recording import handles_in, record, text_twin
 from choreo_agents.training.trace import Trace
 from choreo_agents.training.trace_store import TraceStore, digest_of
 from choreo_agents.training.tuned import TUNED
 from choreo_agents.training.tuning import Example
+from choreo_agents.workflows.case import Item, Variant
 from choreo_agents.workflows.phrasing import Prompts
+from choreo_agents.workflows.playing import Setup, play
 from choreo_agents.workflows.running import run_graph
 
 CHUNK = 64

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from choreo_agents.engine import Engine
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, KVBudgetError, TrainingError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.lab.cases import CASES, Result
+from choreo_agents.lab.cases import CASES
 from choreo_agents.lab.distilling import traces as distilling
 from choreo_agents.lab.distilling.teaching import Amounts, Taught, teach
 from choreo_agents.lab.distilling.traces import (
@@ -38,7 +38,7 @@ from choreo_agents.lab.experiments.eval_dilemma.measure import measure_dilemma
 from choreo_agents.lab.experiments.eval_tuned import measure as tuned
 from choreo_agents.lab.experiments.eval_tuned.measure import Course, measure_tuned
 from choreo_agents.lab.experiments.eval_untuned.measure import Trial
-from choreo_agents.lab.playing.many_items import Setup, draw_items, play, play_all, seeds_of
+from choreo_agents.lab.playing.many_items import draw_items, play_all, seeds_of
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.adapter_files import WEIGHTS_FILE
 from choreo_agents.models.loader import WEIGHTS
@@ -49,7 +49,9 @@ from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.trace import Trace
 from choreo_agents.training.trace_store import TraceStore, read_traces
 from choreo_agents.training.tuned import TUNED, Tuned
+from choreo_agents.workflows.case import Result
 from choreo_agents.workflows.phrasing import load_prompts
+from choreo_agents.workflows.playing import Setup, play
 from choreo_agents.workflows.running import run_graph
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.95, max_tokens=40)

@@ -24,6 +24,7 @@ from choreo_agents.lab.language import draw_problem
 from choreo_agents.lab.language.synthesis import HELD_OUT, SYNTHESIS_TASKS, Parts
 from choreo_agents.lab.synthesizers import curriculum as curricula
 from choreo_agents.lab.synthesizers.curriculum import DrawnCurriculum, DrawnExamples, held_out
+from choreo_agents.lab.synthesizers.fans import fan_of
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.timetable import Timetable
 from choreo_agents.sampling import Sampling
@@ -32,7 +33,7 @@ from choreo_agents.synthesis.placing import SYNTHESIS_LAYOUTS
 from choreo_agents.training.checkpoints import reserved
 from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.settings import TuneSettings
-from choreo_agents.training.synthesis_traces import cache_trace, fan_of
+from choreo_agents.training.synthesis_traces import cache_trace
 from choreo_agents.training.synthesizer import Trained, train_synthesizer
 from choreo_agents.training.tuned import TUNED, Tuned
 from choreo_agents.training.tuning import Passage

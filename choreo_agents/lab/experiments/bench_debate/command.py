@@ -14,11 +14,18 @@ from rich.progress import Progress
 from rich.table import Table
 
 from choreo_agents.engine.methods import MethodName
-from choreo_agents.lab.cases.drawn_debates import ReportsOption, debate_drawn
 from choreo_agents.lab.evaluation import Difference, Score
 from choreo_agents.lab.experiments.bench_debate.measure import Accuracy, score_debates
-from choreo_agents.lab.language.tasks.record_debate import REPORTS
-from choreo_agents.terminal.options import AgentsOption, DeviceOption, ModelOption, RoundsOption, errors_as_lines, load
+from choreo_agents.lab.language.tasks.record_debate import REPORTS, debate_drawn
+from choreo_agents.terminal.options import (
+    AgentsOption,
+    DeviceOption,
+    ModelOption,
+    RoundsOption,
+    errors_as_lines,
+    load,
+    reports_option,
+)
 from choreo_agents.workflows.comparing import METHODS
 
 
@@ -27,7 +34,7 @@ def debate(
     n: Annotated[int, typer.Option("--n", min=1, help="Debates per method.")] = 100,
     agents: AgentsOption = 3,
     rounds: RoundsOption = 2,
-    reports: ReportsOption = REPORTS,
+    reports: Annotated[int, reports_option(REPORTS)] = REPORTS,
     seed: Annotated[int, typer.Option(max=2**62, help="Seed of the first debate; the others follow.")] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
     device: DeviceOption = "cpu",

@@ -1,11 +1,10 @@
-"""`choreo run dilemma` and `choreo eval dilemma`."""
+"""`choreo eval dilemma`."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich import box
@@ -13,75 +12,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from choreo_agents.engine import Engine
-from choreo_agents.errors import InvalidRequestError
-from choreo_agents.lab.cases.prisoners_dilemma import RULES
 from choreo_agents.lab.experiments.bench_engine.plot import require_plots
 from choreo_agents.lab.experiments.eval_dilemma.measure import (
     ALICES,
     VARIANTS,
     DilemmaReport,
-    Game,
-    Variant,
     measure_dilemma,
-    play,
 )
 from choreo_agents.lab.experiments.eval_dilemma.plot import save_shifts
-from choreo_agents.lab.language.tasks.dilemma import STRATEGIES, Strategy
-from choreo_agents.sampling import Sampling
 from choreo_agents.terminal.options import DeviceOption, ModelOption, errors_as_lines, load, require_writable
 
 _WORDS = {"free": "no explicit strategy", "cooperate": "always cooperate", "defect": "always defect"}
-
-
-def run_dilemma(
-    model: ModelOption = "embedded",
-    variant: Annotated[
-        str,
-        typer.Option(
-            help="What Bob sees of Alice. [b]choreo[/b]: her own encodings. [b]reencoded[/b]: fresh ones of her words. "
-            "[b]leak system[/b], [b]leak plan[/b]: such that attended to that alone. [b]baseline[/b]: ordinary prompts."
-        ),
-    ] = "choreo",
-    alice: Annotated[str, typer.Option(help=f"Alice's strategy: {', '.join(STRATEGIES)}.")] = "defect",
-    bob: Annotated[str, typer.Option(help="Bob's strategy.")] = "free",
-    seed: Annotated[int, typer.Option(max=2**62, help="Draws the stakes, who speaks first, and what is said.")] = 0,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Of all that is said.")] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
-    device: DeviceOption = "cpu",
-) -> None:
-    """Alice and Bob plan in private, talk, and decide: how much of her plan does he see?
-
-    [b]choreo audit choreo_agents.workflows.prisoners_dilemma:graph[/b] says beforehand what can reach whom, and
-    [b]choreo eval dilemma[/b] counts what it changes.
-
-    [b]Examples[/b]
-
-      choreo run dilemma --seed 4
-      choreo run dilemma --variant reencoded --alice cooperate
-    """
-    console = Console(stderr=as_json, highlight=False)
-    with errors_as_lines(console):
-        chosen: Any = _one_of("variant", variant, VARIANTS)
-        game = Game(seed, *(_strategy(name) for name in (alice, bob)))
-        loaded = load(console, model, device)
-        console.print(f"[b]The prisoner's dilemma[/b]: {game.rules()}")
-        for name, strategy in game.strategies().items():
-            console.print(f"[dim]{name} alone is told:[/] {strategy}")
-        console.print(
-            f"[dim]Bob sees what Alice says: {RULES[chosen].words() if variant != 'baseline' else 'text'}[/]\n"
-        )
-
-        def show(node: str, words: str) -> None:
-            console.print(f"  {node:<12}{'[dim]' if '.' in node else '[b]'}{words}[/]")
-
-        method: Any = "baseline" if variant == "baseline" else "choreo"
-        with Engine.load(loaded, method=method) as engine:
-            sampling = Sampling(temperature=temperature, max_tokens=24)
-            played = asyncio.run(play(engine, game, chosen, sampling, show))
-        if as_json:
-            typer.echo(json.dumps({"said": played.said, "alice": played.alice, "bob": played.bob}, indent=2))
-        console.print(f"\nAlice: [b]{played.alice or 'unclear'}[/b], Bob: [b]{played.bob or 'unclear'}[/b]")
 
 
 def eval_dilemma(
@@ -173,14 +114,3 @@ def as_markdown(report: DilemmaReport, command: str) -> str:
             "",
         ]
     )
-
-
-def _strategy(name: str) -> Strategy:
-    _one_of("strategy", name, tuple(STRATEGIES))
-    return next(strategy for strategy in STRATEGIES if strategy == name)
-
-
-def _one_of(what: str, name: str, known: tuple[str, ...] | tuple[Variant, ...]) -> str:
-    if name not in known:
-        raise InvalidRequestError(f"there is no {what} {name!r}: there are {', '.join(known)}")
-    return name

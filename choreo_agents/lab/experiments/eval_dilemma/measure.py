@@ -6,53 +6,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from langchain_core.messages import AIMessage
-
 from choreo_agents.engine import Engine
-from choreo_agents.lab.cases.prisoners_dilemma import seen_by_bob, stakes
+from choreo_agents.lab.cases import CASES
+from choreo_agents.lab.cases.prisoners_dilemma import DECISIONS, AliceStrategy, DilemmaOptions
 from choreo_agents.lab.evaluation import Difference, Score
-from choreo_agents.lab.language.tasks.dilemma import GAME, STRATEGIES, Strategy, decided
+from choreo_agents.lab.evaluation.evaluate import at_once
+from choreo_agents.lab.language.tasks.dilemma import decided
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
-from choreo_agents.workflows.prisoners_dilemma import prisoners_dilemma
+from choreo_agents.workflows.phrasing import Prompts, load_prompts
+from choreo_agents.workflows.playing import Setup, play
 
 Variant = Literal["baseline", "choreo", "leak system", "leak plan", "reencoded"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 TUNED = "choreo + tuned"
 """As `choreo`, on an engine with an adapter."""
-ALICES: tuple[Strategy, ...] = ("free", "cooperate", "defect")
+ALICES: tuple[AliceStrategy, ...] = ("free", "cooperate", "defect")
 AT_ONCE = 64
 """Games that are played concurrently."""
-
-
-@dataclass(frozen=True)
-class Game:
-    """One game of the test split: drawn by its number, the same for every variant."""
-
-    number: int
-    alice: Strategy
-    bob: Strategy = "free"
-
-    def rules(self) -> str:
-        both, none = stakes("test", self.number)
-        return GAME.format(both=both, none=none)
-
-    def strategies(self) -> dict[str, str]:
-        """By player; in every other game Bob speaks first."""
-        players = {"Alice": STRATEGIES[self.alice], "Bob": STRATEGIES[self.bob]}
-        return dict(reversed(players.items())) if self.number % 2 else players
-
-
-@dataclass(frozen=True)
-class Played:
-    """What was said in a game: node and words, in order, and what both decided; None where that cannot be read."""
-
-    said: tuple[tuple[str, str], ...]
-    alice: str | None
-    bob: str | None
 
 
 @dataclass
@@ -82,45 +57,12 @@ class DilemmaReport:
         return asdict(self)
 
 
-async def play(
-    engine: Engine,
-    game: Game,
-    variant: Variant,
-    sampling: Sampling,
-    on_message: Callable[[str, str], None] | None = None,
-) -> Played:
-    """Play one game.
-
-    Args:
-        engine: With the method `baseline` for that variant, else `choreo`.
-        game: Which.
-        variant: What Bob sees of Alice.
-        sampling: How they choose tokens; the seed of every call is made of the game's number and its place, so that
-            the plans are the same in all variants.
-        on_message: Told of every message, with the node that said it.
-    """
-    graph = seen_by_bob(prisoners_dilemma(game.strategies(), game=game.rules(), sampling=sampling), variant)
-    with engine.scope():
-        app = graph.compile(engine=engine)
-        config: Any = {"configurable": {"seed": game.number}}
-        said: list[tuple[str, str]] = []
-        async for update in app.astream({"messages": []}, config, stream_mode="updates"):
-            for node, change in update.items():
-                words = [str(message.text) for message in change["messages"] if isinstance(message, AIMessage)]
-                said += [(node, each) for each in words]
-                for each in words if on_message is not None else ():
-                    assert on_message is not None
-                    on_message(node, each)
-    last = dict(said)
-    return Played(tuple(said), decided(last["alice"]), decided(last["bob"]))
-
-
 def measure_dilemma(
     model: LoadedModel,
     *,
     games: int,
     seed: int = 0,
-    alices: Sequence[Strategy] = ALICES,
+    alices: Sequence[AliceStrategy] = ALICES,
     variants: Sequence[Variant] = VARIANTS,
     temperature: float = 1.0,
     kv_budget_bytes: int = 1 << 29,
@@ -141,31 +83,30 @@ def measure_dilemma(
         on_progress: Told of every game that is over.
     """
     report = DilemmaReport(model.name, games, seed, temperature)
+    case = CASES["prisoners_dilemma"]
     sampling = Sampling(temperature=temperature, max_tokens=24)
     served: list[tuple[str, Variant, Path | None]] = [(variant, variant, None) for variant in variants]
     for name, variant, tuned in [*served, *([(TUNED, VARIANTS[1], adapter)] if adapter is not None else [])]:
-        method: Any = "baseline" if variant == "baseline" else "choreo"
+        method = case.variants[variant].method
         with Engine.load(model, method=method, kv_budget_bytes=kv_budget_bytes, adapter=tuned) as engine:
             for alice in alices:
-                numbers = range(seed, seed + games)
-                played = asyncio.run(
-                    _play_all(engine, [Game(n, alice) for n in numbers], variant, sampling, on_progress)
-                )
-                report.cooperated.setdefault(alice, {})[name] = [game.bob == "cooperate" for game in played]
-                unread = sum(game.bob is None for game in played)
-                report.unread[name] = report.unread.get(name, 0) + unread
+                options = DilemmaOptions(alice=alice, leak=variant)
+                setup = Setup(case, options, _free_to_decide(), sampling)
+
+                async def game(number: int, engine: Engine = engine, setup: Setup = setup, name: str = variant) -> str:
+                    drawn = case.draw(setup.options, "test", number)
+                    result, _, _ = await play(engine, setup, drawn, seed=number)
+                    on_progress(name)
+                    return result.answer
+
+                jobs = [partial(game, number) for number in range(seed, seed + games)]
+                decisions = [decided(words) for words in asyncio.run(at_once(jobs, AT_ONCE))]
+                report.cooperated.setdefault(alice, {})[name] = [made == "cooperate" for made in decisions]
+                report.unread[name] = report.unread.get(name, 0) + decisions.count(None)
     return report
 
 
-async def _play_all(
-    engine: Engine, games: Sequence[Game], variant: Variant, sampling: Sampling, on_progress: Callable[[str], None]
-) -> list[Played]:
-    turn = asyncio.Semaphore(AT_ONCE)
-
-    async def one(game: Game) -> Played:
-        async with turn:
-            played = await play(engine, game, variant, sampling)
-        on_progress(variant)
-        return played
-
-    return await asyncio.gather(*(one(game) for game in games))
+def _free_to_decide() -> Prompts:
+    """The embedded language's texts, without a list of decisions to choose from: players say what they like."""
+    texts = load_prompts("prisoners_dilemma", "embedded").texts
+    return Prompts({name: text for name, text in texts.items() if name != DECISIONS})

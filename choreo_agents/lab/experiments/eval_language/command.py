@@ -1,4 +1,4 @@
-"""`choreo eval`: how often answers are right."""
+"""`choreo eval language`: how often answers are right."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from choreo_agents.lab.cases import CASES, Case
 from choreo_agents.lab.experiments.eval_language.measure import (
     SAMPLED,
     SAMPLES,
@@ -24,9 +23,7 @@ from choreo_agents.lab.experiments.eval_language.measure import (
     require_views,
 )
 from choreo_agents.lab.experiments.eval_language.report import as_markdown, as_tables
-from choreo_agents.lab.experiments.eval_workflow.command import eval_case
 from choreo_agents.lab.language import Split
-from choreo_agents.terminal.case_options import command_of
 from choreo_agents.terminal.options import DeviceOption, ModelOption, errors_as_lines, load, require_writable
 
 
@@ -108,19 +105,3 @@ def _command(model: str, tasks: list[str], views: list[View], n: int, seed: int,
     words += [f"--model {model}"] if model != "embedded" else []
     words += [f"--task {name}" for name in tasks]
     return " ".join([*words, f"--views {','.join(views)}"])
-
-
-def eval_doc(case: Case) -> str:
-    """What `--help` says of a workflow."""
-    spelled = case.name.replace("_", "-")
-    return (
-        f"{case.summary}\n\nPlays many items under several methods, the same items and seeds for each, and says how "
-        f"many are {case.scored}. Killed and started again with the same --out, it finishes the rest.\n\n"
-        f"Methods: {', '.join(case.variants)}.\n\n[b]Examples[/b]\n\n  choreo eval {spelled} --n 100\n"
-        f"  choreo eval {spelled} --method choreo,baseline --out results.jsonl --report {spelled}.md"
-    )
-
-
-def eval_workflow(name: str) -> Callable[..., None]:
-    """The command that scores a workflow."""
-    return command_of(CASES[name], eval_case, eval_doc(CASES[name]))

@@ -14,7 +14,7 @@ from choreo_agents.lab.distilling.teaching import Amounts, Taught, Watcher, teac
 from choreo_agents.lab.distilling.traces import Lesson
 from choreo_agents.lab.experiments.eval_dilemma.measure import DilemmaReport, measure_dilemma
 from choreo_agents.lab.experiments.eval_untuned.measure import Trial, UntunedReport
-from choreo_agents.lab.playing.many_items import TUNED_SUFFIX, Progress, Setup, draw_items, play_all, seeds_of
+from choreo_agents.lab.playing.many_items import TUNED_SUFFIX, Progress, draw_items, play_all, seeds_of
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.files import write_text
 from choreo_agents.sampling import Sampling
@@ -22,6 +22,7 @@ from choreo_agents.training.ending import CARD_FILE
 from choreo_agents.training.journal import Journal, Record
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.workflows.phrasing import load_prompts
+from choreo_agents.workflows.playing import Setup
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.95, max_tokens=96)
 SETTINGS = TuneSettings(learning_rate=5e-3, batch_tokens=1024, epochs=16, patience=6)

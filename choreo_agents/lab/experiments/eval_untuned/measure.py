@@ -11,12 +11,13 @@ from typing import Any
 from choreo_agents.lab.cases import CASES
 from choreo_agents.lab.evaluation.intervals import Interval
 from choreo_agents.lab.language import Split
-from choreo_agents.lab.playing.many_items import Progress, Setup, draw_items, play_all, seeds_of
+from choreo_agents.lab.playing.many_items import Progress, draw_items, play_all, seeds_of
 from choreo_agents.lab.playing.outcome import PlayReport, VariantOutcome
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 from choreo_agents.training.journal import Journal, Record
 from choreo_agents.workflows.phrasing import load_prompts
+from choreo_agents.workflows.playing import Setup
 
 
 @dataclass(frozen=True)

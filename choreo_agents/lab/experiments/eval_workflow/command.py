@@ -1,8 +1,7 @@
-"""`choreo run WORKFLOW` and `choreo eval WORKFLOW`, for every workflow."""
+"""`choreo eval WORKFLOW`, for every workflow, and `choreo run WORKFLOW` for a file of items."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -15,89 +14,28 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from choreo_agents.cli.run.message_display import PlayDisplay, ending, opening
-from choreo_agents.engine import Engine
-from choreo_agents.errors import InvalidRequestError
-from choreo_agents.lab.cases import Case, Item, Options
+from choreo_agents.lab.cases import CASES
 from choreo_agents.lab.experiments.eval_workflow.report import as_markdown, as_table
 from choreo_agents.lab.language import Split
 from choreo_agents.lab.playing.many_items import Progress as PlayProgress
-from choreo_agents.lab.playing.many_items import Setup, draw_items, play, play_all, read_items, seeds_of
+from choreo_agents.lab.playing.many_items import draw_items, play_all, seeds_of
 from choreo_agents.lab.playing.outcome import PlayReport
-from choreo_agents.models import LoadedModel
-from choreo_agents.sampling import Sampling
+from choreo_agents.terminal.case_options import (
+    BudgetOption,
+    InputsOption,
+    JsonOption,
+    MakeOptions,
+    MaxTokensOption,
+    OutOption,
+    PromptsOption,
+    TemperatureOption,
+    TopPOption,
+    command_of,
+)
 from choreo_agents.terminal.options import DeviceOption, ModelOption, errors_as_lines, load, require_writable
 from choreo_agents.training.journal import Journal
-from choreo_agents.workflows.phrasing import load_prompts
-
-EMBEDDED_TOKENS, CHAT_TOKENS = 96, 512
-"""A message's tokens at most, unless told otherwise."""
-
-MakeOptions = Callable[[], Options]
-InputsOption = Annotated[
-    Path | None, typer.Option("--inputs", help="Items of your own, a JSON object on each line; see the docs.")
-]
-OutOption = Annotated[
-    Path | None,
-    typer.Option("--out", help="Write each result to this JSONL file as it comes; started again, it goes on there."),
-]
-PromptsOption = Annotated[
-    Path | None,
-    typer.Option("--prompts", help="A TOML file of other texts for agents: see the docs."),
-]
-TemperatureOption = Annotated[float, typer.Option(min=0.0, help="Of all that is said.")]
-TopPOption = Annotated[float, typer.Option("--top-p", min=0.01, max=1.0, help="Of all that is said.")]
-MaxTokensOption = Annotated[
-    int | None,
-    typer.Option(
-        "--max-tokens", min=1, help=f"Of a message; by default {EMBEDDED_TOKENS}, or {CHAT_TOKENS} for other models."
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")]
-BudgetOption = Annotated[float, typer.Option("--kv-gib", min=0.01, help="KV memory of an engine, in GiB.")]
-
-
-def run_case(
-    case: Case,
-    make_options: MakeOptions,
-    model: ModelOption = "embedded",
-    method: Annotated[str, typer.Option(help="How it is served; [b]choreo eval[/b] compares them.")] = "choreo",
-    seed: Annotated[int, typer.Option(max=2**62, help="Draws the task and what is sampled.")] = 0,
-    inputs: InputsOption = None,
-    out: OutOption = None,
-    prompts: PromptsOption = None,
-    temperature: TemperatureOption = 0.7,
-    top_p: TopPOption = 0.95,
-    max_tokens: MaxTokensOption = None,
-    kv_gib: BudgetOption = 1.0,
-    as_json: JsonOption = False,
-    device: DeviceOption = "cpu",
-) -> None:
-    console = Console(stderr=as_json, highlight=False)
-    with errors_as_lines(console):
-        if inputs is not None or out is not None:
-            items = None if inputs is None else read_items(case, inputs)
-            _score(
-                console, case, make_options(), [method], items, 1, seed, out, None, as_json=as_json, split="test",
-                setup=(model, device, prompts, temperature, top_p, max_tokens, kv_gib),
-            )  # fmt: skip
-            return
-        [variant] = require_variants(case, method)
-        options = make_options()
-        loaded = load(console, model, device)
-        setup = make_setup(case, options, loaded, prompts, temperature, top_p, max_tokens).changed(
-            case.variants[variant]
-        )
-        item = case.draw(setup.options, "test", seed)
-        console.print(opening(case, item, model, variant))
-        served = case.variants[variant].method
-        budget = int(kv_gib * (1 << 30))
-        with Engine.load(loaded, method=served, kv_budget_bytes=budget) as engine, PlayDisplay(console) as display:
-            result, spoken, cost = asyncio.run(play(engine, setup, item, seed=seed, on_token=display.add))
-        console.print(ending(case, result, cost))
-        if as_json:
-            found = {"item": item.model_dump(), "result": asdict(result), "messages": spoken, "cost": asdict(cost)}
-            typer.echo(json.dumps(found, indent=2))
+from choreo_agents.workflows.case import Case, Item, Options
+from choreo_agents.workflows.playing import make_setup, read_items, require_variants
 
 
 def eval_case(
@@ -122,13 +60,13 @@ def eval_case(
     console = Console(stderr=as_json, highlight=False)
     with errors_as_lines(console):
         items = None if inputs is None else read_items(case, inputs)
-        _score(
+        score_items(
             console, case, make_options(), method.split(","), items, n, seed, out, report, as_json=as_json, split=split,
             setup=(model, device, prompts, temperature, top_p, max_tokens, kv_gib),
         )  # fmt: skip
 
 
-def _score(
+def score_items(
     console: Console,
     case: Case,
     options: Options,
@@ -185,31 +123,6 @@ def _score(
         raise typer.Exit(1)
 
 
-def make_setup(
-    case: Case,
-    options: Options,
-    loaded: LoadedModel,
-    prompts: Path | None,
-    temperature: float,
-    top_p: float,
-    max_tokens: int | None,
-) -> Setup:
-    """What is played, with the prompts and the message length that suit the model."""
-    embedded = loaded.speaks_embedded
-    most = max_tokens or (EMBEDDED_TOKENS if embedded else CHAT_TOKENS)
-    texts = load_prompts(case.name, "embedded" if embedded else "chat", prompts)
-    return Setup(case, options, texts, Sampling(temperature=temperature, top_p=top_p, max_tokens=most))
-
-
-def require_variants(case: Case, names: str) -> list[str]:
-    """Variants by name, each once, in the order in which they are named."""
-    chosen = list(dict.fromkeys(name.strip() for name in names.split(",")))
-    for name in chosen:
-        if name not in case.variants:
-            raise InvalidRequestError(f"{case.name} has no method {name!r}: it has {', '.join(case.variants)}")
-    return chosen
-
-
 @contextmanager
 def _bars(console: Console, variants: Sequence[str], total: int) -> Any:
     """A bar for each variant, with live throughput."""
@@ -222,3 +135,19 @@ def _bars(console: Console, variants: Sequence[str], total: int) -> Any:
             progress.update(bars[so_far.variant], completed=so_far.finished, rate=rate)
 
         yield advance
+
+
+def eval_doc(case: Case) -> str:
+    """What `--help` says of a workflow."""
+    spelled = case.name.replace("_", "-")
+    return (
+        f"{case.summary}\n\nPlays many items under several methods, the same items and seeds for each, and says how "
+        f"many are {case.scored}. Killed and started again with the same --out, it finishes the rest.\n\n"
+        f"Methods: {', '.join(case.variants)}.\n\n[b]Examples[/b]\n\n  choreo eval {spelled} --n 100\n"
+        f"  choreo eval {spelled} --method choreo,baseline --out results.jsonl --report {spelled}.md"
+    )
+
+
+def eval_workflow(name: str) -> Callable[..., None]:
+    """The command that scores a workflow."""
+    return command_of(CASES[name], eval_case, eval_doc(CASES[name]))

@@ -7,11 +7,11 @@ import shlex
 from rich import box
 from rich.table import Table
 
-from choreo_agents.lab.cases import Case
 from choreo_agents.lab.evaluation.intervals import Interval
 from choreo_agents.lab.language import Split
-from choreo_agents.lab.playing.many_items import Setup
 from choreo_agents.lab.playing.outcome import PlayReport, VariantOutcome
+from choreo_agents.workflows.case import Case
+from choreo_agents.workflows.playing import Setup
 
 
 def as_table(case: Case, report: PlayReport) -> Table:

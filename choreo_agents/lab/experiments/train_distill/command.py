@@ -10,21 +10,15 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from choreo_agents.lab.cases import CASES, Case
+from choreo_agents.lab.cases import CASES
 from choreo_agents.lab.distilling.teaching import Amounts, Taught, teach
 from choreo_agents.lab.distilling.traces import Lesson, divided
-from choreo_agents.lab.experiments.eval_workflow.command import (
-    InputsOption,
-    MakeOptions,
-    MaxTokensOption,
-    PromptsOption,
-    make_setup,
-)
-from choreo_agents.lab.playing.many_items import read_items
 from choreo_agents.lab.showing.training import TrainingDisplay
-from choreo_agents.terminal.case_options import command_of
+from choreo_agents.terminal.case_options import InputsOption, MakeOptions, MaxTokensOption, PromptsOption, command_of
 from choreo_agents.terminal.options import DeviceOption, ModelOption, errors_as_lines, load, typed_command
 from choreo_agents.training.settings import TuneSettings
+from choreo_agents.workflows.case import Case
+from choreo_agents.workflows.playing import make_setup, read_items
 
 EMBEDDED_RATE, USUAL_RATE = 5e-3, 2e-4
 """Learning rates, unless told otherwise: a very small model takes far more."""

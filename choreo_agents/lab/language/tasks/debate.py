@@ -43,6 +43,11 @@ class DebateProblem:
     record: tuple[str, ...] = ()
     """Reports that all agents read before they are asked (see `record_debate_problem`)."""
 
+    @property
+    def rules(self) -> str:
+        """What all agents are told."""
+        return DEBATE_RULES
+
     def is_correct(self, reply: str) -> bool:
         """Whether the reply's first sentence is the true answer."""
         return first_sentence(reply) == self.answer

@@ -1,4 +1,4 @@
-"""`choreo pml run` and `choreo pml memory`: an answer over encoded modules, and what they take."""
+"""`choreo pml run`: an answer over encoded modules, and what they save."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from choreo_agents.engine import StreamedToken
-from choreo_agents.lab.timing.prompts import SOURCES, FirstToken, PromptTimer, token_memory
+from choreo_agents.lab.timing.prompts import SOURCES, FirstToken, PromptTimer
 from choreo_agents.models import LoadedModel
 from choreo_agents.pml import Prompt, Schema, compile_schema
 from choreo_agents.sampling import Sampling
@@ -26,7 +26,6 @@ _NAMES = {
     "host": "modules in host memory",
     "device": "modules on the device",
 }
-_GIB = 1 << 30
 _SMALL = (
     "[dim]So small a model encodes a hundred tokens in the time of ten, less than it takes to put a prompt together: "
     "what is saved here is tokens. A larger one saves time: [b]choreo models random[/b] makes one to measure with.[/]"
@@ -81,40 +80,6 @@ def run_prompt(
         seconds = {each.source: each.seconds for each in found}
         if loaded.adapter.parameters < SMALL_MODEL and seconds["device"] > seconds["text"]:
             console.print(_SMALL)
-
-
-def memory(
-    model: Annotated[
-        list[str] | None, typer.Option("--model", help="A folder or hub name, besides the embedded model; repeatable.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
-    device: DeviceOption = "cpu",
-) -> None:
-    """Show what a cached token takes in each memory: measured, for the embedded model and any others.
-
-    [b]Example[/b]
-
-      choreo pml memory --model path/or/hub-name
-    """
-    console = Console(stderr=as_json, highlight=False)
-    rows: dict[str, dict[str, Any]] = {}
-    with errors_as_lines(console):
-        for name in dict.fromkeys(["embedded", *(model or [])]):
-            loaded = load(console, name, device)
-            taken, kept = token_memory(loaded), str(loaded.adapter.geometry.dtype).removeprefix("torch.")
-            rows[name] = {"dtype": kept, "device": taken.device, "host": taken.host, "disk": taken.disk}
-    if as_json:
-        typer.echo(json.dumps(rows, indent=2))
-        return
-    table = Table(box=box.SIMPLE_HEAD, title="KiB that a cached token takes", title_justify="left")
-    table.add_column("model")
-    for column in ("kept as", "device", "host", "disk", "tokens in 1 GiB"):
-        table.add_column(column, justify="right")
-    for name, row in rows.items():
-        sizes = [f"{row[place] / 1024:,.2f}" for place in ("device", "host", "disk")]
-        table.add_row(escape(name), row["dtype"], *sizes, f"{_GIB / row['device']:,.0f}")
-    console.print(table)
-    console.print("[dim]In 16 bits a Llama 7B takes 512 KiB (Prompt Cache, table 2).[/]")
 
 
 def _timer(
