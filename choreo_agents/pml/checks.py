@@ -7,12 +7,12 @@ import re
 from choreo_agents.pml.problems import Problems, nearest
 from choreo_agents.pml.syntax import (
     ROLES,
+    ChatTurn,
     Module,
     Path,
-    Place,
     SchemaNode,
     SchemaTree,
-    Turn,
+    SourcePlace,
     Union,
     modules_of,
     scope_of,
@@ -43,7 +43,7 @@ def _named(name: str) -> bool:
     return _NAME.fullmatch(name) is not None and not _XML.match(name)
 
 
-def _add_name(problems: Problems, place: Place, what: str, name: str) -> None:
+def _add_name(problems: Problems, place: SourcePlace, what: str, name: str) -> None:
     message = f"{name!r} cannot name a {what}" if name else f"the {what} has an empty name"
     problems.add(place, message, "letters, digits, '_', '-' and '.', first a letter or '_', and not 'xml' first")
 
@@ -51,7 +51,7 @@ def _add_name(problems: Problems, place: Place, what: str, name: str) -> None:
 def _check_names(parent: SchemaTree | Module, problems: Problems, what: str) -> None:
     scope = scope_of(parent)
     for kind, nodes in (("module", scope.modules), ("parameter", scope.parameters)):
-        seen: dict[str, Place] = {}
+        seen: dict[str, SourcePlace] = {}
         for node in nodes:
             if not node.name:
                 continue
@@ -71,7 +71,7 @@ def _check_names(parent: SchemaTree | Module, problems: Problems, what: str) -> 
 
 def _check_turns(children: tuple[SchemaNode, ...], problems: Problems, inside: str | None) -> None:
     for child in children:
-        if isinstance(child, Turn):
+        if isinstance(child, ChatTurn):
             if inside is not None:
                 message = f"there is a <{child.role}> in a <{inside}>"
                 problems.add(child.place, message, "a turn in no other")

@@ -12,17 +12,17 @@ from choreo_agents.pml.sources import Folder
 from choreo_agents.pml.syntax import (
     ROLES,
     Argument,
+    ChatTurn,
     Import,
     Module,
     Parameter,
-    Place,
     PromptNode,
     PromptTree,
     Role,
     SchemaNode,
     SchemaTree,
+    SourcePlace,
     Text,
-    Turn,
     Union,
 )
 from choreo_agents.pml.whitespace import Flow, append_text
@@ -200,12 +200,12 @@ class _SchemaParser(_Reader):
         size = int(length) if _LENGTH.fullmatch(length) else 1
         nodes.append(Parameter(name, size, self.flow.lead(nodes, raw.place), raw.place))
 
-    def turn(self, raw: RawElement) -> Turn:
+    def turn(self, raw: RawElement) -> ChatTurn:
         attributes = self.attributes(raw, "src")
         self.flow.turn()
         children = self.included(raw) if "src" in attributes else self.children(raw)
         self.flow.turn()
-        return Turn(_role(raw.tag), children, raw.place)
+        return ChatTurn(_role(raw.tag), children, raw.place)
 
     def included(self, raw: RawElement) -> tuple[SchemaNode, ...]:
         """The text of the file that an element names."""
@@ -257,7 +257,7 @@ class _PromptParser(_Reader):
         self.leave()
         return tuple(nodes)
 
-    def turn(self, raw: RawElement) -> Turn:
+    def turn(self, raw: RawElement) -> ChatTurn:
         self.attributes(raw)
         self.flow.turn()
         self.enter(raw)
@@ -270,9 +270,9 @@ class _PromptParser(_Reader):
                 self.problems.add(child.place, message, "text: what is imported stands where the schema has it")
         self.leave()
         self.flow.turn()
-        return Turn(_role(raw.tag), tuple(node for node in nodes if isinstance(node, Text)), raw.place)
+        return ChatTurn(_role(raw.tag), tuple(node for node in nodes if isinstance(node, Text)), raw.place)
 
-    def add_text(self, nodes: list[PromptNode], text: str, place: Place) -> None:
+    def add_text(self, nodes: list[PromptNode], text: str, place: SourcePlace) -> None:
         if not text:
             return
         last = nodes[-1] if nodes else None

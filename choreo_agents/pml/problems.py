@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from choreo_agents.errors import PMLError, PMLProblem
-from choreo_agents.pml.syntax import Place
+from choreo_agents.pml.syntax import SourcePlace
 
 
 class Problems:
@@ -15,7 +15,7 @@ class Problems:
     def __init__(self) -> None:
         self.found: list[PMLProblem] = []
 
-    def add(self, place: Place, message: str, expected: str = "") -> None:
+    def add(self, place: SourcePlace, message: str, expected: str = "") -> None:
         self.found.append(problem(place, message, expected))
 
     def require_none(self) -> None:
@@ -24,7 +24,7 @@ class Problems:
             raise PMLError(dict.fromkeys(self.found))
 
 
-def problem(place: Place, message: str, expected: str = "") -> PMLProblem:
+def problem(place: SourcePlace, message: str, expected: str = "") -> PMLProblem:
     return PMLProblem(place.file, place.line, place.column, message, expected)
 
 

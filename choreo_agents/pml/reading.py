@@ -16,7 +16,7 @@ from defusedxml import DefusedXmlException
 from defusedxml.expatreader import DefusedExpatParser
 
 from choreo_agents.pml.problems import Problems
-from choreo_agents.pml.syntax import Place
+from choreo_agents.pml.syntax import SourcePlace
 
 MOST_NESTED = 100
 """Elements inside each other."""
@@ -32,7 +32,7 @@ class RawText:
 
     text: str
     verbatim: bool
-    place: Place
+    place: SourcePlace
 
 
 @dataclass
@@ -40,9 +40,9 @@ class RawElement:
     """An element as it is written."""
 
     tag: str
-    place: Place
+    place: SourcePlace
     attributes: dict[str, str]
-    places: dict[str, Place]
+    places: dict[str, SourcePlace]
     """Where each attribute stands."""
     children: list[RawElement | RawText] = field(default_factory=list)
 
@@ -121,17 +121,17 @@ class _Places:
     def index(self, line: int, column: int) -> int:
         return self.starts[min(line, len(self.starts)) - 1] + column
 
-    def of(self, line: int, column: int) -> Place:
+    def of(self, line: int, column: int) -> SourcePlace:
         return self.at(self.index(line, column))
 
-    def at(self, index: int) -> Place:
+    def at(self, index: int) -> SourcePlace:
         index = min(max(index, self.prefix), len(self.text))
         low, high = 0, len(self.starts)
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self.starts[middle] <= index else (low, middle)
         start = max(self.starts[low], self.prefix if low == 0 else 0)
-        return Place(self.source, low + 1, index - start + 1)
+        return SourcePlace(self.source, low + 1, index - start + 1)
 
 
 class _Handler(ContentHandler, LexicalHandler):
@@ -147,7 +147,7 @@ class _Handler(ContentHandler, LexicalHandler):
         self.text_from = 0
         """The index after the last tag, from which the next text is looked for."""
 
-    def here(self) -> Place:
+    def here(self) -> SourcePlace:
         return self.places.at(self._index())
 
     def expected(self) -> str:
@@ -209,10 +209,10 @@ class _Handler(ContentHandler, LexicalHandler):
         assert match is not None
         self.open[-1].children.append(RawText(text, self.in_cdata, self.places.at(match.end())))
 
-    def _attributes(self, index: int, tag: str) -> tuple[int, dict[str, Place]]:
+    def _attributes(self, index: int, tag: str) -> tuple[int, dict[str, SourcePlace]]:
         """Where a start tag ends, and where its attributes stand."""
         at = index + 1 + len(tag)
-        where: dict[str, Place] = {}
+        where: dict[str, SourcePlace] = {}
         while (match := _ATTRIBUTE.match(self.places.text, at)) is not None:
             where[match.group(1)] = self.places.at(match.start(1))
             at = match.end()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from choreo_agents.pml.problems import Problems
 from choreo_agents.pml.reading import forbidden_character
-from choreo_agents.pml.syntax import Place
+from choreo_agents.pml.syntax import SourcePlace
 
 MOST_BYTES = 1 << 26
 """Of an included file."""
@@ -23,7 +23,7 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def read(self, name: str, place: Place, problems: Problems) -> str | None:
+    def read(self, name: str, place: SourcePlace, problems: Problems) -> str | None:
         """The text of a file, to the letter but for a line break at its end.
 
         None, and a problem, if it may not or cannot be read.
@@ -63,6 +63,6 @@ def _decoded(content: bytes, name: str, problems: Problems) -> str:
         return ""
 
 
-def _at(text: str, index: int, name: str) -> Place:
+def _at(text: str, index: int, name: str) -> SourcePlace:
     line = text.count("\n", 0, index) + 1
-    return Place(name, line, index - (text.rfind("\n", 0, index) + 1) + 1)
+    return SourcePlace(name, line, index - (text.rfind("\n", 0, index) + 1) + 1)

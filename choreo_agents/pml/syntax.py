@@ -23,7 +23,7 @@ Path = tuple[str, ...]
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class SourcePlace:
     """Where something is written; lines and columns count from 1, columns in characters."""
 
     file: str
@@ -36,7 +36,7 @@ class Text:
     """Words, with the whitespace that belongs to them (see `whitespace`)."""
 
     text: str
-    place: Place = field(compare=False)
+    place: SourcePlace = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Parameter:
     length: int
     lead: str
     """The blank before it, or nothing: it belongs to the argument, whose first word is encoded with it."""
-    place: Place = field(compare=False)
+    place: SourcePlace = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Module:
 
     name: str
     children: tuple[SchemaNode, ...]
-    place: Place = field(compare=False)
+    place: SourcePlace = field(compare=False)
     cache: bool = True
     """False: it, and all in it, is encoded anew with every prompt."""
     confidential: bool = False
@@ -67,36 +67,36 @@ class Union:
     """Modules of which a prompt imports one at most; they start at the same position."""
 
     members: tuple[Module, ...]
-    place: Place = field(compare=False)
+    place: SourcePlace = field(compare=False)
 
 
 @dataclass(frozen=True)
-class Turn:
+class ChatTurn:
     """A chat turn: the model's own template says what stands around it."""
 
     role: Role
     children: tuple[SchemaNode, ...]
-    place: Place = field(compare=False)
+    place: SourcePlace = field(compare=False)
 
 
-SchemaNode = Text | Parameter | Module | Union | Turn
+SchemaNode = Text | Parameter | Module | Union | ChatTurn
 
 
 @dataclass(frozen=True)
 class SchemaTree:
     name: str
     children: tuple[SchemaNode, ...]
-    place: Place = field(compare=False)
+    place: SourcePlace = field(compare=False)
     scaffolds: tuple[tuple[str, ...], ...] = ()
     """Sets of modules that are encoded together, each as its names with `/` between."""
-    scaffold_place: Place | None = field(default=None, compare=False)
+    scaffold_place: SourcePlace | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class Argument:
     name: str
     value: str
-    place: Place = field(compare=False)
+    place: SourcePlace = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,10 @@ class Import:
     name: str
     arguments: tuple[Argument, ...]
     children: tuple[PromptNode, ...]
-    place: Place = field(compare=False)
+    place: SourcePlace = field(compare=False)
 
 
-PromptNode = Text | Import | Turn
+PromptNode = Text | Import | ChatTurn
 
 
 @dataclass(frozen=True)
@@ -118,11 +118,11 @@ class PromptTree:
     arguments: tuple[Argument, ...]
     """For parameters that stand in no module."""
     children: tuple[PromptNode, ...]
-    place: Place = field(compare=False)
+    place: SourcePlace = field(compare=False)
 
 
 @dataclass(frozen=True)
-class Scope:
+class NameScope:
     """What can be named inside a module: turns and unions are no scopes of their own."""
 
     modules: tuple[Module, ...]
@@ -130,10 +130,10 @@ class Scope:
     unions: tuple[Union, ...]
 
 
-def scope_of(parent: SchemaTree | Module) -> Scope:
+def scope_of(parent: SchemaTree | Module) -> NameScope:
     """All modules, parameters and unions that stand in a schema or module, but in no module inside it."""
     nodes = list(_in_scope(parent.children))
-    return Scope(
+    return NameScope(
         tuple(node for node in nodes if isinstance(node, Module)),
         tuple(node for node in nodes if isinstance(node, Parameter)),
         tuple(node for node in nodes if isinstance(node, Union)),
@@ -153,5 +153,5 @@ def _in_scope(children: tuple[SchemaNode, ...]) -> Iterator[SchemaNode]:
         yield child
         if isinstance(child, Union):
             yield from child.members
-        elif isinstance(child, Turn):
+        elif isinstance(child, ChatTurn):
             yield from _in_scope(child.children)

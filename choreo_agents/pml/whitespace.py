@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from choreo_agents.pml.syntax import Place, SchemaNode, Text
+from choreo_agents.pml.syntax import SchemaNode, SourcePlace, Text
 
 BLANKS = " \t\n"
 """A carriage return is a character like others: XML makes line breaks of those that are not written as `&#13;`."""
@@ -53,7 +53,7 @@ class Flow:
         self._owe(_break(text[before + len(words) :]))
         return settled
 
-    def lead(self, before: list[SchemaNode], place: Place) -> str:
+    def lead(self, before: list[SchemaNode], place: SourcePlace) -> str:
         """The blank that belongs to a parameter which comes after these nodes."""
         owed = self._take()
         if owed:
@@ -101,7 +101,7 @@ class Choosing:
         self._flow._owe(_break(blank))
 
 
-def append_text(nodes: list[SchemaNode], text: str, place: Place) -> None:
+def append_text(nodes: list[SchemaNode], text: str, place: SourcePlace) -> None:
     """Add text to that which stands right before, if any does."""
     if not text:
         return

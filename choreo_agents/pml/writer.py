@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.sax.saxutils import escape, quoteattr
 
-from choreo_agents.pml.syntax import Module, Parameter, SchemaNode, SchemaTree, Text, Turn, Union
+from choreo_agents.pml.syntax import ChatTurn, Module, Parameter, SchemaNode, SchemaTree, Text, Union
 from choreo_agents.pml.whitespace import is_settled
 
 _INDENT = "  "
@@ -42,7 +42,7 @@ class _Writer:
     def children(self, children: tuple[SchemaNode, ...], depth: int) -> None:
         after: SchemaNode | None = None
         for child in children:
-            if self.loose or isinstance(child, Turn):
+            if self.loose or isinstance(child, ChatTurn):
                 self.line(depth)
             elif not self.led and _is_led(child) and _is_block(child, after):
                 self.line(depth)
@@ -60,7 +60,7 @@ class _Writer:
                 self.module(child, depth)
             case Union():
                 self.union(child, depth)
-            case Turn():
+            case ChatTurn():
                 self.turn(child, depth)
 
     def text(self, text: str) -> None:
@@ -100,7 +100,7 @@ class _Writer:
             self.line(depth)
         self.out.append("</union>")
 
-    def turn(self, turn: Turn, depth: int) -> None:
+    def turn(self, turn: ChatTurn, depth: int) -> None:
         self.out.append(f"<{turn.role}>")
         self.loose = True
         self.children(turn.children, depth + 1)
@@ -120,7 +120,7 @@ def _is_led(node: SchemaNode) -> bool:
             return bool(node.children) and _is_led(node.children[0])
         case Union():
             return bool(node.members) and all(_is_led(member) for member in node.members)
-        case Turn():
+        case ChatTurn():
             return False
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from choreo_agents.lab.embedded.recipe import Recipe
+from choreo_agents.lab.embedded.recipe import TrainingRecipe
 from choreo_agents.lab.embedded.transcripts import IGNORED, Encoded, draw_transcripts, encode
 
 
@@ -25,7 +25,7 @@ class Batch:
     """[rows, tokens]; `IGNORED` where nothing is learnt."""
 
 
-def bucket_batches(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, bucket: int) -> list[Batch]:
+def bucket_batches(recipe: TrainingRecipe, tokenizer: PreTrainedTokenizerFast, bucket: int) -> list[Batch]:
     """The batches of a bucket: rows of like lengths side by side, the batches in random order."""
     batches = as_batches(encode(tokenizer, draw_transcripts(recipe, bucket)), recipe.phase(bucket).batch_tokens)
     random.Random(f"order {recipe.seed} {bucket}").shuffle(batches)

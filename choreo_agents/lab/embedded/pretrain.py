@@ -23,8 +23,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from choreo_agents.errors import TrainingError
 from choreo_agents.lab.embedded.batches import Batch, bucket_batches
-from choreo_agents.lab.embedded.progress import Progress, Report, first_choices
-from choreo_agents.lab.embedded.recipe import Recipe
+from choreo_agents.lab.embedded.progress import BucketProgress, ProgressListener, first_choices
+from choreo_agents.lab.embedded.recipe import TrainingRecipe
 from choreo_agents.lab.embedded.team import Team, teamed
 from choreo_agents.lab.embedded.tokenizer import build_tokenizer
 from choreo_agents.models.loader import usable_device
@@ -36,7 +36,7 @@ CHECKPOINT_EVERY_S = 60.0
 class Pretraining:
     """One training run: its model, optimisers and how far it has come."""
 
-    def __init__(self, recipe: Recipe, *, device: str = "cpu", compiled: bool = False) -> None:
+    def __init__(self, recipe: TrainingRecipe, *, device: str = "cpu", compiled: bool = False) -> None:
         """Start from random weights.
 
         Args:
@@ -67,7 +67,7 @@ class Pretraining:
     def run(
         self,
         checkpoints: Checkpoints,
-        report: Report,
+        report: ProgressListener,
         *,
         processes: int = 1,
         checkpoint_every_s: float = CHECKPOINT_EVERY_S,
@@ -99,7 +99,7 @@ class Pretraining:
                 now = time.perf_counter()
                 self.seconds = now - started
                 done = self.bucket == self.recipe.buckets
-                report.advance(Progress(self.bucket, self.recipe.buckets, self.tokens, self.seconds, loss))
+                report.advance(BucketProgress(self.bucket, self.recipe.buckets, self.tokens, self.seconds, loss))
                 if done or now - written >= checkpoint_every_s:
                     checkpoints.write(self.bucket, self._state())
                     written = now
@@ -197,7 +197,7 @@ class Pretraining:
             raise TrainingError(f"checkpoint {str(path)!r} cannot be read: remove it to go on without it") from error
 
 
-def _help(recipe: Recipe, saved: Path | None, compiled: bool, team: Team) -> None:
+def _help(recipe: TrainingRecipe, saved: Path | None, compiled: bool, team: Team) -> None:
     """What the other processes of a run do; they end with it."""
     torch.set_num_threads(1)
     try:
@@ -214,7 +214,7 @@ def vocabulary_digest(tokenizer: PreTrainedTokenizerFast) -> str:
     return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
 
-def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def build_model(recipe: TrainingRecipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """A Llama of the recipe's shape with random weights, its vocabulary padded to a multiple of 16."""
     torch.manual_seed(recipe.seed)
     shape = recipe.shape
@@ -236,12 +236,12 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForC
     return LlamaForCausalLM(config)
 
 
-def recipe_object(recipe: Recipe) -> dict[str, Any]:
+def recipe_object(recipe: TrainingRecipe) -> dict[str, Any]:
     """The settings as plain JSON."""
     return asdict(recipe)
 
 
-def recipe_json(recipe: Recipe) -> str:
+def recipe_json(recipe: TrainingRecipe) -> str:
     """The settings as one line, by which checkpoints are told apart."""
     return json.dumps(recipe_object(recipe), sort_keys=True)
 

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from choreo_agents.lab.embedded.batches import as_batches
-from choreo_agents.lab.embedded.recipe import Recipe
+from choreo_agents.lab.embedded.recipe import TrainingRecipe
 from choreo_agents.lab.embedded.transcripts import IGNORED, encode, transcripts
 from choreo_agents.lab.language import TASKS, draw_problem
 
@@ -21,7 +21,7 @@ SCORED_TOKENS = 8192
 
 
 @dataclass(frozen=True)
-class Progress:
+class BucketProgress:
     """How far a run has come."""
 
     bucket: int
@@ -32,10 +32,10 @@ class Progress:
     """Mean over the last bucket, in nats per learnt token."""
 
 
-class Report(Protocol):
+class ProgressListener(Protocol):
     """Hears of a run's progress."""
 
-    def advance(self, progress: Progress) -> None:
+    def advance(self, progress: BucketProgress) -> None:
         """Another bucket is done."""
         ...
 
@@ -49,7 +49,9 @@ class Report(Protocol):
 
 
 @torch.no_grad()
-def first_choices(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> dict[str, float]:
+def first_choices(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: TrainingRecipe
+) -> dict[str, float]:
     """By task, the share of development transcripts whose every learnt token is the model's first choice.
 
     Quick and a little severe: the gold words are forced, and where several are right only one counts.

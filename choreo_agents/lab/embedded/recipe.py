@@ -82,7 +82,7 @@ POLISH: Mapping[str, float] = {**MIX, "rules": 2.5, "reports": 1.0, "multi_docum
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """Model size, data, optimisers and phases. The same recipe draws the same batches in the same order."""
 
     seed: int = 0
@@ -112,7 +112,7 @@ class Recipe:
         )
     )
 
-    def with_seed(self, seed: int) -> Recipe:
+    def with_seed(self, seed: int) -> TrainingRecipe:
         """The same recipe with other random numbers."""
         return replace(self, seed=seed)
 
@@ -142,7 +142,7 @@ class Recipe:
         return (bucket - ends[cycle]) / (ends[cycle + 1] - ends[cycle])
 
 
-QUICK = Recipe(
+QUICK = TrainingRecipe(
     shape=Shape(hidden_size=64, intermediate_size=192, layers=3, heads=4, kv_heads=2, head_dim=16),
     step_batches=1,
     warmup_steps=40,

@@ -9,7 +9,7 @@ from itertools import combinations, product
 
 from transformers import PreTrainedTokenizerFast
 
-from choreo_agents.lab.embedded.recipe import Recipe
+from choreo_agents.lab.embedded.recipe import TrainingRecipe
 from choreo_agents.lab.language import TASKS, Problem, Task, draw_problem, vocabulary
 from choreo_agents.lab.language.tasks.recall import MultiDocument
 
@@ -17,7 +17,7 @@ IGNORED = -100
 
 
 @dataclass(frozen=True)
-class Turn:
+class TranscriptTurn:
     """One message of a transcript; the model learns the words of `learn` turns only."""
 
     name: str
@@ -27,7 +27,7 @@ class Turn:
     learn: bool = False
 
 
-Transcript = list[Turn]
+Transcript = list[TranscriptTurn]
 Encoded = tuple[list[int], list[int]]
 """Token ids and labels of one transcript."""
 
@@ -38,7 +38,7 @@ def transcripts(problem: Problem) -> list[Transcript]:
     for message in problem.messages:
         if not message.said:
             continue
-        last = Turn(message.name, message.role, message.text, message.author, learn=True)
+        last = TranscriptTurn(message.name, message.role, message.text, message.author, learn=True)
         view = [_given(problem, parent) for parent in message.parents]
         names = [turn.name for turn in view]
         for transcript in made:
@@ -63,7 +63,7 @@ def varied(rng: random.Random, transcript: Transcript) -> Transcript:
     return turns
 
 
-def draw_transcripts(recipe: Recipe, bucket: int) -> list[Transcript]:
+def draw_transcripts(recipe: TrainingRecipe, bucket: int) -> list[Transcript]:
     """The transcripts of a bucket: enough for its batches, give or take a problem."""
     rng = random.Random(f"train {recipe.seed} {bucket}")
     phase, hardness = recipe.phase(bucket), recipe.hardness(bucket)
@@ -99,7 +99,10 @@ def induction(rng: random.Random) -> Transcript:
     for _ in range(rng.randint(2, 4)):
         start = rng.randrange(len(words) - 2)
         repeats.extend(words[start : start + rng.randint(3, len(words))])
-    return [Turn("words", "user", " ".join(words)), Turn("repeats", "assistant", " ".join(repeats), learn=True)]
+    return [
+        TranscriptTurn("words", "user", " ".join(words)),
+        TranscriptTurn("repeats", "assistant", " ".join(repeats), learn=True),
+    ]
 
 
 def confusion(rng: random.Random) -> Transcript:
@@ -114,7 +117,10 @@ def confusion(rng: random.Random) -> Transcript:
         length = rng.randint(5, len(words))
         start = rng.randrange(len(words) - length + 1)
         repeats.extend(words[start : start + length])
-    return [Turn("words", "user", " ".join(words)), Turn("repeats", "assistant", " ".join(repeats), learn=True)]
+    return [
+        TranscriptTurn("words", "user", " ".join(words)),
+        TranscriptTurn("repeats", "assistant", " ".join(repeats), learn=True),
+    ]
 
 
 def sums(rng: random.Random) -> Transcript:
@@ -126,7 +132,10 @@ def sums(rng: random.Random) -> Transcript:
         made = one - other if sign == "minus" else one + other
         asked.append(f"{one} {sign} {other}")
         worked.append(f"{one} {sign} {other} {'make' if sign == 'and' else 'is'} {made}.")
-    return [Turn("sums", "user", f"{', '.join(asked)}?"), Turn("results", "assistant", " ".join(worked), learn=True)]
+    return [
+        TranscriptTurn("sums", "user", f"{', '.join(asked)}?"),
+        TranscriptTurn("results", "assistant", " ".join(worked), learn=True),
+    ]
 
 
 def orders(rng: random.Random) -> Transcript:
@@ -135,8 +144,8 @@ def orders(rng: random.Random) -> Transcript:
     for number in range(rng.randint(1, 4)):
         kinds = rng.sample(vocabulary.OBJECTS, rng.randint(2, 10))
         listed = rng.choices(kinds, k=rng.randint(2, 10))
-        turns.append(Turn(f"list {number}", "user", f"{', '.join(listed)} in order?"))
-        turns.append(Turn(f"order {number}", "assistant", f"{', '.join(sorted(set(listed)))}.", learn=True))
+        turns.append(TranscriptTurn(f"list {number}", "user", f"{', '.join(listed)} in order?"))
+        turns.append(TranscriptTurn(f"order {number}", "assistant", f"{', '.join(sorted(set(listed)))}.", learn=True))
     return turns
 
 
@@ -145,8 +154,8 @@ def largest(rng: random.Random) -> Transcript:
     turns: Transcript = []
     for number in range(rng.randint(1, 6)):
         numbers = rng.sample(range(2, 21), rng.randint(2, 6))
-        turns.append(Turn(f"numbers {number}", "user", f"{', '.join(map(str, numbers))}: which is most?"))
-        turns.append(Turn(f"most {number}", "assistant", f"{max(numbers)}.", learn=True))
+        turns.append(TranscriptTurn(f"numbers {number}", "user", f"{', '.join(map(str, numbers))}: which is most?"))
+        turns.append(TranscriptTurn(f"most {number}", "assistant", f"{max(numbers)}.", learn=True))
     return turns
 
 
@@ -170,9 +179,9 @@ def rules(rng: random.Random) -> Transcript:
     seen = ", ".join(known[index] for index in asked)
     answers = " ".join(told[index] for index in asked)
     return [
-        Turn("rules", "system", f"Rules: {' '.join(told)}"),
-        Turn("seen", "user", f"{seen}?"),
-        Turn("answers", "assistant", answers, learn=True),
+        TranscriptTurn("rules", "system", f"Rules: {' '.join(told)}"),
+        TranscriptTurn("seen", "user", f"{seen}?"),
+        TranscriptTurn("answers", "assistant", answers, learn=True),
     ]
 
 
@@ -218,9 +227,9 @@ def encode(tokenizer: PreTrainedTokenizerFast, transcripts: Sequence[Transcript]
     return made
 
 
-def _given(problem: Problem, name: str) -> Turn:
+def _given(problem: Problem, name: str) -> TranscriptTurn:
     message = problem.by_name[name]
-    return Turn(name, message.role, message.text, message.author)
+    return TranscriptTurn(name, message.role, message.text, message.author)
 
 
 def _length(transcript: Transcript) -> int:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 OnProgress = Callable[[str], None]
 
 
-class Options(TypedDict, total=False):
+class EvaluationOptions(TypedDict, total=False):
     """What `aevaluate` may be told."""
 
     count: Required[int]
@@ -113,7 +113,7 @@ async def aevaluate(
     return Evaluation(results)
 
 
-def evaluate(engine: Engine, tasks: Iterable[Task], **options: Unpack[Options]) -> Evaluation:
+def evaluate(engine: Engine, tasks: Iterable[Task], **options: Unpack[EvaluationOptions]) -> Evaluation:
     """The sync form of `aevaluate`, for threads without a running event loop."""
     return asyncio.run(aevaluate(engine, tasks, **options))
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from choreo_agents.engine import Engine
 from choreo_agents.engine.calls import Decode
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.lab.language import Message, Problem
-from choreo_agents.lab.language.synthesis import Branch, Parts
+from choreo_agents.lab.language import Problem, ProblemMessage
+from choreo_agents.lab.language.synthesis import Parts, SpokenBranch
 from choreo_agents.sampling import Sampling
 from choreo_agents.synthesis.placing import SynthesisLayout, place_branches, require_synthesis_layout
 
@@ -133,7 +133,7 @@ class _Play:
 
     async def prefill(
         self,
-        message: Message,
+        message: ProblemMessage,
         view: Sequence[MessageHandle],
         offsets: Sequence[int] | None = None,
         start: int | None = None,
@@ -148,7 +148,7 @@ class _Play:
         )
 
     async def branches(
-        self, branches: Sequence[Branch], trunk: Sequence[MessageHandle], workers: Workers
+        self, branches: Sequence[SpokenBranch], trunk: Sequence[MessageHandle], workers: Workers
     ) -> tuple[list[int], list[MessageHandle]]:
         """Every branch, and where its worker encoded it; those that are said are said together."""
         starts: list[int] = []
@@ -187,7 +187,7 @@ class _Play:
 
     def decode(
         self,
-        message: Message,
+        message: ProblemMessage,
         view: Sequence[MessageHandle],
         offsets: Sequence[int] | None = None,
         start: int | None = None,
@@ -223,12 +223,12 @@ class _Play:
             come()
         return replace(call, joining=joining, watch=watch)
 
-    def words(self, message: Message, handle: MessageHandle) -> str:
+    def words(self, message: ProblemMessage, handle: MessageHandle) -> str:
         """What was said, without what its turn starts and ends with."""
         opening = self.engine.model.encode(self._around(message)[0])
         return self.engine.model.decode(self.engine.tokens(handle)[len(opening) :], special=False).strip()
 
-    def _around(self, message: Message) -> tuple[str, str]:
+    def _around(self, message: ProblemMessage) -> tuple[str, str]:
         """What a turn starts and ends with; a report is said in a user's turn."""
         chat = self.engine.chat
         if message.role == "assistant":

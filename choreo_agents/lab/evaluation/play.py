@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from choreo_agents.engine import Engine
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.lab.language import Message, Problem, siblings
+from choreo_agents.lab.language import Problem, ProblemMessage, siblings
 from choreo_agents.sampling import Sampling
 
 Layout = Literal["sequential", "parallel"]
@@ -84,7 +84,7 @@ def _words(engine: Engine, handle: MessageHandle, author: str | None) -> str:
 def _offsets(
     engine: Engine,
     problem: Problem,
-    message: Message,
+    message: ProblemMessage,
     root: Sequence[MessageHandle],
     handles: dict[str, MessageHandle],
     layout: Layout,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from choreo_agents.lab.language.problem import Message, Problem, Said, Scorer, Split, siblings
+from choreo_agents.lab.language.problem import Problem, ProblemMessage, Said, Scorer, Split, siblings
 from choreo_agents.lab.language.tasks import TASKS, Draft, Task
-from choreo_agents.lab.language.tasks.base import SeveralQuestions
+from choreo_agents.lab.language.tasks.base import AsksSeveral
 
 MOST_DRAWS = 10_000
 
@@ -32,7 +32,7 @@ def draw_problems(task: Task, split: Split, seed: int, questions: int = 1) -> li
     """
     rng = random.Random(f"{task.name} {split} {seed}")
     for _ in range(MOST_DRAWS):
-        first, *others = task.draw_several(rng, questions) if isinstance(task, SeveralQuestions) else [task.draw(rng)]
+        first, *others = task.draw_several(rng, questions) if isinstance(task, AsksSeveral) else [task.draw(rng)]
         if first.split == split:
             return [first, *(other for other in others if other.split == split)]
     raise ValueError(f"{task.name!r} drew {MOST_DRAWS} problems and none of them is of the {split!r} split")
@@ -40,12 +40,12 @@ def draw_problems(task: Task, split: Split, seed: int, questions: int = 1) -> li
 
 __all__ = [
     "TASKS",
+    "AsksSeveral",
     "Draft",
-    "Message",
     "Problem",
+    "ProblemMessage",
     "Said",
     "Scorer",
-    "SeveralQuestions",
     "Split",
     "Task",
     "draw_problem",

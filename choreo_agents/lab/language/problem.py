@@ -14,7 +14,7 @@ Said = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Message:
+class ProblemMessage:
     """One message of a problem: given to the model, or to be said by it."""
 
     name: str
@@ -51,7 +51,7 @@ class Problem:
     """Messages in an order in which parents come first, what would be right, and how answers are scored."""
 
     task: str
-    messages: tuple[Message, ...]
+    messages: tuple[ProblemMessage, ...]
     gold: str
     scorer: Scorer
     key: tuple[str, ...] | None = None
@@ -60,10 +60,10 @@ class Problem:
     """When the rest need not be said."""
     branches: tuple[str, ...] = ()
     """Messages that workers say side by side, for the answer to be made from (see `language.synthesis`)."""
-    by_name: Mapping[str, Message] = field(init=False, repr=False, compare=False)
+    by_name: Mapping[str, ProblemMessage] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        known: dict[str, Message] = {}
+        known: dict[str, ProblemMessage] = {}
         for message in self.messages:
             if message.name in known:
                 raise ValueError(f"two messages of {self.task!r} are named {message.name!r}")

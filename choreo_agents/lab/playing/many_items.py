@@ -27,7 +27,7 @@ TUNED_SUFFIX = " + tuned"
 
 
 @dataclass(frozen=True)
-class Progress:
+class PlayProgress:
     """How far a variant has come."""
 
     variant: str
@@ -59,7 +59,7 @@ def play_all(
     *,
     seeds: Sequence[int],
     kv_budget_bytes: int = 1 << 30,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[PlayProgress], None] = lambda progress: None,
     adapter: Path | None = None,
 ) -> None:
     """Play what the journal does not hold yet; one engine for each variant, many items at a time.
@@ -102,7 +102,7 @@ def play_all(
         contents, served = contents_of[name], adapter if name.endswith(TUNED_SUFFIX) else None
         keys = [f"{name} | {item.id}" for item in items]
         left = [place for place, key in enumerate(keys) if key not in journal]
-        progress = Progress(name, len(items) - len(left))
+        progress = PlayProgress(name, len(items) - len(left))
         on_progress(progress)
         if not left:
             continue
@@ -135,7 +135,7 @@ def play_all(
                 over += 1
                 stats = engine.stats()
                 tokens = stats.tokens_encoded + stats.tokens_reused
-                on_progress(Progress(name, over, tokens, time.perf_counter() - started))
+                on_progress(PlayProgress(name, over, tokens, time.perf_counter() - started))
 
             asyncio.run(_all([partial(one, place) for place in left], room(engine)))
 

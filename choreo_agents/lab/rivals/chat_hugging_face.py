@@ -26,7 +26,7 @@ Said = Callable[[str, int], Sequence[int]]
 """The tokens that an agent must say in a round; the first round is 0."""
 
 
-class DebateState(TypedDict, total=False):
+class ChatDebateState(TypedDict, total=False):
     """A debate's channels."""
 
     messages: Annotated[list[AnyMessage], add_messages]
@@ -86,7 +86,7 @@ class ChatHuggingFaceDebate:
         """
         calls = {(turn, name): ForcedCall(said(name, turn)) for turn in range(rounds) for name in agents}
         app = self._graph(agents, rounds, calls)
-        inputs: DebateState = {"messages": [SystemMessage(system), HumanMessage(question)], "rounds_over": 0}
+        inputs: ChatDebateState = {"messages": [SystemMessage(system), HumanMessage(question)], "rounds_over": 0}
         with absent_on_failure("ChatHuggingFace"), _quietly():
             started = time.perf_counter()
             app.invoke(inputs, {"max_concurrency": 1, "recursion_limit": 2 * rounds + 1})
@@ -104,19 +104,19 @@ class ChatHuggingFaceDebate:
 
     def _graph(self, agents: Sequence[str], rounds: int, calls: Mapping[tuple[int, str], ForcedCall]) -> Any:
         def agent(name: str) -> Any:
-            def node(state: DebateState) -> DebateState:
+            def node(state: ChatDebateState) -> ChatDebateState:
                 words = calls[state["rounds_over"], name].make(self._chat, _chat_of(name, state["messages"]))
                 return {"messages": [AIMessage(words, name=name)]}
 
             return node
 
-        def count_round(state: DebateState) -> DebateState:
+        def count_round(state: ChatDebateState) -> ChatDebateState:
             return {"rounds_over": state["rounds_over"] + 1}
 
-        def next_round(state: DebateState) -> Sequence[str] | Literal["__end__"]:
+        def next_round(state: ChatDebateState) -> Sequence[str] | Literal["__end__"]:
             return "__end__" if state["rounds_over"] == rounds else list(agents)
 
-        graph = StateGraph(DebateState)
+        graph = StateGraph(ChatDebateState)
         graph.add_node("join", count_round)
         for name in agents:
             graph.add_node(name, agent(name))

@@ -14,7 +14,7 @@ from itertools import count, pairwise
 
 from choreo_agents.engine import Engine
 from choreo_agents.lab.embedded.recipe import MIX
-from choreo_agents.lab.embedded.transcripts import Transcript, Turn, draw_made
+from choreo_agents.lab.embedded.transcripts import Transcript, TranscriptTurn, draw_made
 from choreo_agents.lab.evaluation.evaluate import LONGEST_ANSWER, at_once, room
 from choreo_agents.lab.evaluation.merging import Merged, play_synthesis
 from choreo_agents.lab.language import Problem, draw_problems
@@ -237,6 +237,6 @@ def _notes(model: LoadedModel, rng: random.Random, number: int) -> tuple[Span, .
     return (span(model, f"notes {number}", "system", notes_text(facts)),)
 
 
-def _span(model: LoadedModel, name: str, turn: Turn, learn: bool = False) -> Span:
+def _span(model: LoadedModel, name: str, turn: TranscriptTurn, learn: bool = False) -> Span:
     role: Role = "system" if turn.role == "system" else "user" if turn.role == "user" else "assistant"
     return span(model, name, role, turn.text, turn.author, learn=learn)

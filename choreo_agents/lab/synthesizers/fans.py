@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from choreo_agents.lab.language import Message, Problem
+from choreo_agents.lab.language import Problem, ProblemMessage
 from choreo_agents.lab.language.synthesis import Parts
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.synthesis_traces import Fan, Span, boundaries_of, root_of, span
@@ -39,5 +39,5 @@ def fan_of(model: LoadedModel, problem: Problem, *, id: str, answer: Sequence[in
     )
 
 
-def _given(model: LoadedModel, message: Message) -> Span:
+def _given(model: LoadedModel, message: ProblemMessage) -> Span:
     return span(model, message.name, message.role, message.text, message.author)

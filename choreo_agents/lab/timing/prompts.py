@@ -26,7 +26,7 @@ _ROOM = 1.5
 
 
 @dataclass(frozen=True)
-class FirstToken:
+class FirstTokenTime:
     """What lay between a prompt and the first token of its answer."""
 
     source: Source
@@ -102,21 +102,21 @@ class PromptTimer:
         with self.library.assemble(self.prompt) as view:
             return [token for handle in view.handles for token in self.engine.tokens(handle)]
 
-    def measure(self, repeats: int, on_progress: Callable[[], None] = lambda: None) -> list[FirstToken]:
+    def measure(self, repeats: int, on_progress: Callable[[], None] = lambda: None) -> list[FirstTokenTime]:
         """First tokens from every source, taken in turn; the first round of each is not counted."""
-        found: dict[Source, list[FirstToken]] = {source: [] for source in SOURCES}
+        found: dict[Source, list[FirstTokenTime]] = {source: [] for source in SOURCES}
         for _ in range(repeats + 1):
             for source in SOURCES:
                 found[source].append(self.first_token(source))
                 on_progress()
         return [replace(each[-1], seconds=median(one.seconds for one in each[1:])) for each in found.values()]
 
-    def first_token(self, source: Source) -> FirstToken:
+    def first_token(self, source: Source) -> FirstTokenTime:
         """One first token, with the modules where they are said to be."""
         fresh, cached = self._assembly.fresh_tokens + self._header, self._assembly.cached_tokens
         if source == "text":
-            return FirstToken(source, self._text(self._tokens), fresh + cached, 0)
-        return FirstToken(source, self._cached(source), fresh, cached)
+            return FirstTokenTime(source, self._text(self._tokens), fresh + cached, 0)
+        return FirstTokenTime(source, self._cached(source), fresh, cached)
 
     def copied(self) -> float:
         """Seconds that all that the prompt imports takes from host memory to the device, with nothing beside it."""

@@ -23,8 +23,14 @@ from choreo_agents.lab.evaluation.synthesis import evaluate_synthesis
 from choreo_agents.lab.experiments.eval_synthesis import command as evaluated
 from choreo_agents.lab.experiments.eval_synthesis import measure
 from choreo_agents.lab.experiments.eval_synthesis.command import _chosen
-from choreo_agents.lab.experiments.eval_synthesis.contenders import CONTENDERS, STORED, Contender, Course, courses
-from choreo_agents.lab.experiments.eval_synthesis.measure import Asked, Referee
+from choreo_agents.lab.experiments.eval_synthesis.contenders import (
+    CONTENDERS,
+    STORED,
+    Contender,
+    ContenderTraining,
+    courses,
+)
+from choreo_agents.lab.experiments.eval_synthesis.measure import AskedTask, Referee
 from choreo_agents.lab.experiments.eval_synthesis.plot import save_sweeps
 from choreo_agents.lab.experiments.eval_synthesis.report import (
     ablation_lines,
@@ -53,12 +59,12 @@ from choreo_agents.synthesis.calibration import TEMPERATURES, tempered
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.tuning import Tuning
 
-TINY = Course(
+TINY = ContenderTraining(
     TuneSettings(rank=4, mapper_rank=4, epochs=1, batch_tokens=512),
     DrawnCurriculum(layouts=("sequential",), weights={"tasks": 1.0}, examples=4, judged=1, hardness=0.2, ramp=1),
 )
 FEW = {name: SYNTHESIS_TASKS[name].with_branches(2) for name in ("vote", "best")}
-ASKED = [Asked(name, task) for name, task in FEW.items()]
+ASKED = [AskedTask(name, task) for name, task in FEW.items()]
 
 
 @pytest.fixture(autouse=True)
@@ -335,7 +341,7 @@ def test_copies_are_rounded_for_contenders_that_store_them_so(
     with Referee(embedded, tmp_path) as referee:
         folder = referee._trained("full-sequential")
         tempered(embedded.adapter.geometry, embedded.adapter.kinds, 1.0).save(folder, embedded.adapter.weights)
-        late = Asked("vote late never", FEW["vote"], Late(1, None))
+        late = AskedTask("vote late never", FEW["vote"], Late(1, None))
         referee.play([Contender("full"), Contender("full", stored="int8")], [late], 1)
     assert asked == [("full", late.late), ("int8", late.late)]
 
@@ -361,9 +367,9 @@ def test_the_command_writes_tables_and_goes_on(
     pytest.importorskip("matplotlib")
     monkeypatch.setattr("choreo_agents.terminal.options.load_model", lambda name, **options: embedded)
     monkeypatch.setattr(evaluated, "SYNTHESIS_TASKS", FEW)
-    sweep = {2: ASKED[:1], 4: [Asked("vote of 4", FEW["vote"].with_branches(4))]}
-    orders = {0: ASKED, 1: [Asked(f"{one.name} in order 1", Shuffled(one.task, 1)) for one in ASKED]}  # type: ignore[arg-type]
-    late = {"in time": ASKED, "after 1": [Asked("vote late after 1", FEW["vote"], Late(1, 1))]}
+    sweep = {2: ASKED[:1], 4: [AskedTask("vote of 4", FEW["vote"].with_branches(4))]}
+    orders = {0: ASKED, 1: [AskedTask(f"{one.name} in order 1", Shuffled(one.task, 1)) for one in ASKED]}  # type: ignore[arg-type]
+    late = {"in time": ASKED, "after 1": [AskedTask("vote late after 1", FEW["vote"], Late(1, 1))]}
     for name, asked in (
         ("by_branches", sweep), ("by_length", sweep), ("by_order", orders), ("by_lateness", late)
     ):  # fmt: skip

@@ -11,7 +11,16 @@ import torch
 from typer.testing import CliRunner
 
 from choreo_agents.cli import app
-from choreo_agents.lab.experiments.bench_synthesis.measure import MERGES, PLAIN, TEXT, WAYS, Bench, Sizes, Words, key_of
+from choreo_agents.lab.experiments.bench_synthesis.measure import (
+    MERGES,
+    PLAIN,
+    TEXT,
+    WAYS,
+    BranchWords,
+    Sizes,
+    SynthesisBench,
+    key_of,
+)
 from choreo_agents.lab.experiments.bench_synthesis.report import SynthesisReport
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.journal import Journal
@@ -25,8 +34,8 @@ def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def bench(tiny: LoadedModel, tiny_path: Path) -> Bench:
-    return Bench(tiny, tiny_path, torch.float32, repeats=2)
+def bench(tiny: LoadedModel, tiny_path: Path) -> SynthesisBench:
+    return SynthesisBench(tiny, tiny_path, torch.float32, repeats=2)
 
 
 def run(*arguments: str) -> str:
@@ -35,7 +44,7 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
-def test_what_each_way_encodes_and_maps(bench: Bench) -> None:
+def test_what_each_way_encodes_and_maps(bench: SynthesisBench) -> None:
     journal, told = Journal(None, {}), list[str]()
     bench.measure(SIZES, journal, on_progress=told.append)
     assert sorted(told) == sorted(WAYS)
@@ -50,15 +59,17 @@ def test_what_each_way_encodes_and_maps(bench: Bench) -> None:
     assert all(len(r["first_token_s"]) == 2 and min(r["first_token_s"]) > 0 for r in journal.records.values())
 
 
-def test_only_what_is_not_known_is_timed(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_is_not_known_is_timed(
+    bench: SynthesisBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "runs.jsonl"
     with Journal(path, {}) as journal:
         bench.measure(SIZES, journal, [WAYS[1], TEXT])
         assert set(journal.records) == {key_of(SIZES, WAYS[1]), key_of(SIZES, TEXT)}
     known = path.read_bytes()
     engines: list[Any] = []
-    measured = Bench._engine
-    monkeypatch.setattr(Bench, "_engine", lambda *args: engines.append(args[-1]) or measured(*args))
+    measured = SynthesisBench._engine
+    monkeypatch.setattr(SynthesisBench, "_engine", lambda *args: engines.append(args[-1]) or measured(*args))
     with Journal(path, {}) as journal:
         bench.measure(SIZES, journal)
         assert len(journal.records) == len(WAYS) and engines == ["choreo"]
@@ -66,7 +77,7 @@ def test_only_what_is_not_known_is_timed(bench: Bench, tmp_path: Path, monkeypat
     assert engines == ["choreo"] and path.read_bytes().startswith(known)
 
 
-def test_dear_ways_are_timed_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dear_ways_are_timed_once(bench: SynthesisBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("choreo_agents.lab.experiments.bench_synthesis.measure.DEAR_TOKENS", 10)
     journal = Journal(None, {})
     bench.measure(SIZES, journal, [WAYS[0], TEXT, PLAIN])
@@ -74,8 +85,8 @@ def test_dear_ways_are_timed_once(bench: Bench, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_words_are_others_for_each_run_and_the_same_for_each_bench() -> None:
-    words = Words(SIZES, 300)
-    assert words.branches(1) == Words(SIZES, 300).branches(1) != words.branches(2)
+    words = BranchWords(SIZES, 300)
+    assert words.branches(1) == BranchWords(SIZES, 300).branches(1) != words.branches(2)
     assert [len(branch) for branch in words.branches(1)] == [20, 20, 20]
 
 
@@ -129,6 +140,6 @@ def test_a_quick_run_measures_the_lengths_that_are_given(tmp_path: Path) -> None
     ],
 )
 def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch, arguments: list[str], reason: str) -> None:
-    monkeypatch.setattr(Bench, "measure", None)
+    monkeypatch.setattr(SynthesisBench, "measure", None)
     result = CliRunner().invoke(app, ["bench", "synthesis", "--model", "embedded", *arguments], env={"COLUMNS": "200"})
     assert result.exit_code == 1 and reason in result.output

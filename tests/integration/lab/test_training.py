@@ -21,8 +21,8 @@ from choreo_agents.lab.embedded import progress, transcripts
 from choreo_agents.lab.embedded.batches import Batch, as_batches, bucket_batches
 from choreo_agents.lab.embedded.card import save_model, score_model, weights_sha256, write_card
 from choreo_agents.lab.embedded.pretrain import Pretraining
-from choreo_agents.lab.embedded.progress import Progress, first_choices
-from choreo_agents.lab.embedded.recipe import QUICK, Phase, Recipe, Shape
+from choreo_agents.lab.embedded.progress import BucketProgress, first_choices
+from choreo_agents.lab.embedded.recipe import QUICK, Phase, Shape, TrainingRecipe
 from choreo_agents.lab.embedded.transcripts import PRACTICE, WARM_UPS, rules
 from choreo_agents.lab.experiments.train_embedded import command as train_command
 from choreo_agents.lab.language import TASKS, draw_problem, vocabulary
@@ -30,7 +30,7 @@ from choreo_agents.lab.language.tasks import DebateTurn
 from choreo_agents.lab.language.tasks.arithmetic import SLIP
 from choreo_agents.training.checkpoints import Checkpoints
 
-SMALL = Recipe(
+SMALL = TrainingRecipe(
     shape=Shape(hidden_size=32, intermediate_size=64, layers=2, heads=2, kv_heads=1, head_dim=16),
     warmup_steps=3,
     phases=(
@@ -49,10 +49,10 @@ class Log:
 
     def __init__(self, killed_at: int | None = None) -> None:
         self.killed_at = killed_at
-        self.heard: list[Progress] = []
+        self.heard: list[BucketProgress] = []
         self.shares: dict[int, Mapping[str, float]] = {}
 
-    def advance(self, step: Progress) -> None:
+    def advance(self, step: BucketProgress) -> None:
         self.heard.append(step)
         if step.bucket == self.killed_at:
             raise KilledError
@@ -64,7 +64,7 @@ class Log:
         self.shares[bucket] = shares
 
 
-def trained(folder: Path, log: Log | None = None, recipe: Recipe = SMALL) -> Pretraining:
+def trained(folder: Path, log: Log | None = None, recipe: TrainingRecipe = SMALL) -> Pretraining:
     run = Pretraining(recipe)
     run.run(Checkpoints(folder), log or Log(), checkpoint_every_s=0)
     return run
@@ -312,7 +312,7 @@ def test_a_bucket_is_drawn_alike_every_time_and_unlike_others() -> None:
 
 
 def test_the_mix_names_tasks_and_the_phases_follow_each_other() -> None:
-    recipe = Recipe()
+    recipe = TrainingRecipe()
     for phase in recipe.phases:
         assert set(phase.mix) <= set(TASKS) | set(WARM_UPS) | set(PRACTICE)
     firsts = [sum(phase.buckets for phase in recipe.phases[:index]) for index in range(len(recipe.phases))]
@@ -343,7 +343,7 @@ def test_training_follows_the_cycles(tmp_path: Path, monkeypatch: pytest.MonkeyP
     Pretraining(replace(SMALL, restarts=(3,), warmup_steps=1)).run(Checkpoints(tmp_path), Log())
     before, after = ([rate for bucket, rate in rates if bucket == wanted] for wanted in (2, 3))
     assert before == sorted(before, reverse=True) and after[0] == SMALL.muon_learning_rate > before[-1]
-    recipe = Recipe()
+    recipe = TrainingRecipe()
     firsts = {sum(phase.buckets for phase in recipe.phases[:index]) for index in range(len(recipe.phases))}
     assert set(recipe.restarts) <= firsts
 
@@ -419,4 +419,4 @@ def test_weights_never_stand_beside_the_card_of_others(tmp_path: Path) -> None:
 
 def test_a_quick_run_is_held_to_far_more_than_chance() -> None:
     assert 1 / train_command.QUICK_TASK.facts <= train_command.QUICK_BAR / 3 + 0.01
-    assert QUICK.shape.hidden_size < Recipe().shape.hidden_size
+    assert QUICK.shape.hidden_size < TrainingRecipe().shape.hidden_size

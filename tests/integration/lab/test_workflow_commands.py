@@ -373,7 +373,7 @@ def test_workflows_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("run again")
 
-    monkeypatch.setattr("choreo_agents.lab.experiments.bench_workflows.measure.Bench.run", never)
+    monkeypatch.setattr("choreo_agents.lab.experiments.bench_workflows.measure.WorkflowBench.run", never)
     whole = path.read_bytes()
     assert run(*command)[0] == out and path.read_bytes() == whole
     found = json.loads(run(*command, "--json")[0])
@@ -426,7 +426,7 @@ def test_what_cannot_be_measured_is_one_line(
     monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.setattr(
-        "choreo_agents.lab.experiments.bench_workflows.measure.Bench.run", None
+        "choreo_agents.lab.experiments.bench_workflows.measure.WorkflowBench.run", None
     )  # before anything is measured
     assert message in refused(*BENCH, *arguments)
 

@@ -13,8 +13,8 @@ from choreo_agents.graph import START
 from choreo_agents.lab.experiments.bench_workflows.scenarios import (
     Instance,
     Lengths,
-    Scenario,
-    Words,
+    ScenarioWords,
+    WorkflowScenario,
     debate_in_turns,
     parallel_debate,
     tree,
@@ -29,11 +29,11 @@ METHODS = ("choreo", "baseline", "naive")
 Runs = Mapping[str, tuple[Instance, Mapping[str, Any], RunCost]]
 
 
-def runs(model: LoadedModel, scenario: Scenario, lengths: Lengths = LENGTHS) -> Runs:
+def runs(model: LoadedModel, scenario: WorkflowScenario, lengths: Lengths = LENGTHS) -> Runs:
     """By method: what was to be said, the end state, and the cost."""
     found = {}
     for method in METHODS:
-        instance = scenario.build(Words(vocabulary_of(model), lengths, 0))
+        instance = scenario.build(ScenarioWords(vocabulary_of(model), lengths, 0))
         with Engine.load(model, method=method, kv_budget_bytes=1 << 27) as engine:
             question = [("user", instance.question)]
             state, cost = asyncio.run(run_graph(engine, instance.graph, question, replay=instance.said))
@@ -87,8 +87,8 @@ def test_all_methods_say_what_they_are_told(played: Runs, embedded: LoadedModel)
     ],
     ids=lambda each: getattr(each, "name", str(each)),
 )
-def test_as_many_calls_as_the_size_says(embedded: LoadedModel, scenario: Scenario, calls: int) -> None:
-    instance = scenario.build(Words(vocabulary_of(embedded), LENGTHS, 0))
+def test_as_many_calls_as_the_size_says(embedded: LoadedModel, scenario: WorkflowScenario, calls: int) -> None:
+    instance = scenario.build(ScenarioWords(vocabulary_of(embedded), LENGTHS, 0))
     with Engine.load(embedded, kv_budget_bytes=1 << 27) as engine:
         question = [("user", instance.question)]
         _, cost = asyncio.run(run_graph(engine, instance.graph, question, replay=instance.said))
@@ -113,12 +113,12 @@ def test_choreo_encodes_every_turn_of_a_parallel_debate_once(embedded: LoadedMod
 
 def test_texts_have_the_length_that_is_asked_for(embedded: LoadedModel) -> None:
     known = vocabulary_of(embedded)
-    words = Words(known, LENGTHS, 3)
+    words = ScenarioWords(known, LENGTHS, 3)
     for tokens in (1, 2, 17, 64):
         text = words.text("name", tokens)
         assert len(embedded.encode(f" {text}")) == tokens
-        assert text == Words(known, LENGTHS, 3).text("name", tokens)
+        assert text == ScenarioWords(known, LENGTHS, 3).text("name", tokens)
         if tokens > 2:
-            assert text not in (words.text("other", tokens), Words(known, LENGTHS, 4).text("name", tokens))
+            assert text not in (words.text("other", tokens), ScenarioWords(known, LENGTHS, 4).text("name", tokens))
     assert len(embedded.encode(f" {words.problem()}")) == LENGTHS.problem
     assert len(embedded.encode(f" {words.system('x')}")) == LENGTHS.system

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from choreo_agents.pml import Schema
-from choreo_agents.pml.syntax import Import, Module, Parameter, Text, Turn, Union
+from choreo_agents.pml.syntax import ChatTurn, Import, Module, Parameter, Text, Union
 
 
 def children(inside: str) -> tuple[object, ...]:
@@ -26,7 +26,7 @@ def said(inside: str) -> list[str]:
                 found.append(f"[{node.lead}]")
             elif isinstance(node, Union):
                 walk(node.members)
-            elif isinstance(node, Module | Turn):
+            elif isinstance(node, Module | ChatTurn):
                 walk(node.children)
 
     walk(children(inside))
@@ -76,8 +76,8 @@ def test_a_schema_of_everything() -> None:
     assert tree.name == "travel"
     assert tree.scaffolds == (("plan", "tips"), ("plan", "x/y"))
     system, user, tips, x = tree.children
-    assert isinstance(system, Turn)
-    assert isinstance(user, Turn)
+    assert isinstance(system, ChatTurn)
+    assert isinstance(user, ChatTurn)
     assert (system.role, user.role) == ("system", "user")
     [plan] = user.children
     assert isinstance(plan, Module)
@@ -100,7 +100,7 @@ def test_a_file_below_the_schemas_folder_is_included_to_the_letter(tmp_path: Pat
     schema = Schema.from_file(tmp_path / "travel.pml")
     _, module, user = schema.tree.children
     assert isinstance(module, Module)
-    assert isinstance(user, Turn)
+    assert isinstance(user, ChatTurn)
     assert [child.text for child in module.children if isinstance(child, Text)] == [" if a < b:\n    return &amp;"]
     assert [child.text for child in user.children if isinstance(child, Text)] == ["if a < b:\n    return &amp;"]
     assert Schema.from_text(schema.to_pml()) == schema
@@ -128,7 +128,7 @@ def test_prompts_with_and_without_their_element(pml: str) -> None:
     hi, plan, user, end = prompt.tree.children
     assert isinstance(hi, Text)
     assert isinstance(plan, Import)
-    assert isinstance(user, Turn)
+    assert isinstance(user, ChatTurn)
     assert isinstance(end, Text)
     assert hi.text == "Hi"
     assert [child.text for child in plan.children if isinstance(child, Text)] == [" in"]

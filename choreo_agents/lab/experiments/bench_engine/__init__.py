@@ -1,6 +1,6 @@
 """`choreo bench engine`: the same work on the same weights, by this engine and by others."""
 
-from choreo_agents.lab.experiments.bench_engine.measure import Measured, Report, measure_all
-from choreo_agents.lab.experiments.bench_engine.scenarios import SCENARIOS, Scenario, scaled
+from choreo_agents.lab.experiments.bench_engine.measure import Measured, SpeedReport, measure_all
+from choreo_agents.lab.experiments.bench_engine.scenarios import SCENARIOS, SpeedScenario, scaled
 
-__all__ = ["SCENARIOS", "Measured", "Report", "Scenario", "measure_all", "scaled"]
+__all__ = ["SCENARIOS", "Measured", "SpeedReport", "SpeedScenario", "measure_all", "scaled"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from choreo_agents.lab.experiments.bench_engine.measure import MATMUL_RATE, NO_ATTENTION, PARTS, Report
+from choreo_agents.lab.experiments.bench_engine.measure import MATMUL_RATE, NO_ATTENTION, PARTS, SpeedReport
 from choreo_agents.lab.experiments.bench_engine.scenarios import SCENARIOS
 
 REORDERED, _, EIGHT, _, SHORT, LONG, _ = (scenario.name for scenario in SCENARIOS)
@@ -12,7 +12,7 @@ OURS, SUM = "choreo", "the sum of parts"
 
 
 @dataclass(frozen=True)
-class Bar:
+class SpeedBar:
     """A ratio of two times, and what it has to be."""
 
     what: str
@@ -36,18 +36,18 @@ class Loss:
     share: float
 
 
-def bars(report: Report) -> list[Bar]:
+def bars(report: SpeedReport) -> list[SpeedBar]:
     """Every bar, those that nothing was measured for included."""
     return [
-        Bar(f"{REORDERED}: HF dynamic / choreo", 60, True, _ratio(report, REORDERED, "HF dynamic", OURS)),
-        Bar(f"{REORDERED}: choreo / the sum", 1.25, False, _ratio(report, REORDERED, OURS, SUM)),
-        Bar(f"{EIGHT}: choreo / HF static", 0.6, False, _ratio(report, EIGHT, OURS, "HF static")),
-        Bar(f"{EIGHT}: choreo / vLLM", 1.1, False, _ratio(report, EIGHT, OURS, "vLLM")),
-        Bar(f"{LONG}: choreo / the sum", 1.3, False, _ratio(report, LONG, OURS, SUM)),
+        SpeedBar(f"{REORDERED}: HF dynamic / choreo", 60, True, _ratio(report, REORDERED, "HF dynamic", OURS)),
+        SpeedBar(f"{REORDERED}: choreo / the sum", 1.25, False, _ratio(report, REORDERED, OURS, SUM)),
+        SpeedBar(f"{EIGHT}: choreo / HF static", 0.6, False, _ratio(report, EIGHT, OURS, "HF static")),
+        SpeedBar(f"{EIGHT}: choreo / vLLM", 1.1, False, _ratio(report, EIGHT, OURS, "vLLM")),
+        SpeedBar(f"{LONG}: choreo / the sum", 1.3, False, _ratio(report, LONG, OURS, SUM)),
     ]
 
 
-def losses(report: Report) -> list[Loss]:
+def losses(report: SpeedReport) -> list[Loss]:
     """Throughput lost from 1k to 16k shared tokens; last the bound, at the rate of this machine's products."""
     found: list[Loss] = []
     for rival in report.results.get(LONG, {}):
@@ -62,7 +62,7 @@ def losses(report: Report) -> list[Loss]:
     return found
 
 
-def _ratio(report: Report, scenario: str, above: str, below: str) -> float | None:
+def _ratio(report: SpeedReport, scenario: str, above: str, below: str) -> float | None:
     times = [
         report.sum_of_parts(scenario) if name == SUM and scenario in report.results else report.seconds(scenario, name)
         for name in (above, below)

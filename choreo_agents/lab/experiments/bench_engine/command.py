@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.lab.experiments.bench_engine import SCENARIOS, Report, Scenario, measure_all, scaled
+from choreo_agents.lab.experiments.bench_engine import SCENARIOS, SpeedReport, SpeedScenario, measure_all, scaled
 from choreo_agents.lab.experiments.bench_engine.bars import bars, losses
 from choreo_agents.lab.experiments.bench_engine.measure import PARTS
 from choreo_agents.lab.experiments.bench_engine.plot import require_plots, save_plot
@@ -88,7 +88,7 @@ def engine(
             console.print(f"[dim]written to {out}[/]")
 
 
-def _rows(report: Report, scenario: Scenario) -> list[tuple[str, str, str, str, str]]:
+def _rows(report: SpeedReport, scenario: SpeedScenario) -> list[tuple[str, str, str, str, str]]:
     """Rival, milliseconds, spread, against choreo, against the sum of parts."""
     found = report.results[scenario.name]
     ours, floor = found["choreo"].middle, report.sum_of_parts(scenario.name)
@@ -105,7 +105,7 @@ def _rows(report: Report, scenario: Scenario) -> list[tuple[str, str, str, str, 
     return rows
 
 
-def _summary(report: Report, scale: float) -> list[str]:
+def _summary(report: SpeedReport, scale: float) -> list[str]:
     """The bars, and what is lost when what is shared grows; nothing for shorter messages than they are meant for."""
     if scale != 1.0:
         return []
@@ -126,7 +126,7 @@ def _summary(report: Report, scale: float) -> list[str]:
 _COLUMNS = ("", "ms", "spread", "time / choreo's", "time / sum")
 
 
-def _table(report: Report, scenario: Scenario) -> Table:
+def _table(report: SpeedReport, scenario: SpeedScenario) -> Table:
     what = "a decode step" if scenario.is_decode else "to the first token"
     title = f"{scenario.name}: ms {what}, {report.model}, {report.dtype}, {report.threads} threads"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
@@ -137,7 +137,7 @@ def _table(report: Report, scenario: Scenario) -> Table:
     return table
 
 
-def as_markdown(report: Report, scenarios: list[Scenario], command: str, scale: float) -> str:
+def as_markdown(report: SpeedReport, scenarios: list[SpeedScenario], command: str, scale: float) -> str:
     """All tables, with what it takes to measure them again."""
     lines = [
         f"`{command}`",

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from choreo_agents.lab.experiments.bench_engine.parts import Parts
-from choreo_agents.lab.experiments.bench_engine.scenarios import Scenario
+from choreo_agents.lab.experiments.bench_engine.parts import StepParts
+from choreo_agents.lab.experiments.bench_engine.scenarios import SpeedScenario
 from choreo_agents.lab.rivals import (
     Absent,
     ContinuousBatching,
@@ -54,7 +54,7 @@ class Measured:
 
 
 @dataclass
-class Report:
+class SpeedReport:
     """A whole run."""
 
     model: str
@@ -84,11 +84,11 @@ class Report:
 def measure_all(
     path: Path,
     dtype: torch.dtype,
-    scenarios: Sequence[Scenario],
+    scenarios: Sequence[SpeedScenario],
     *,
     repeats: int,
     on_progress: Callable[[str, str], None] = lambda scenario, rival: None,
-) -> Report:
+) -> SpeedReport:
     """Time every scenario on every rival that can do it.
 
     Args:
@@ -98,7 +98,9 @@ def measure_all(
         repeats: Timed runs of each, after one that is not counted; the rivals take turns.
         on_progress: Told before each rival is made ready for a scenario.
     """
-    report = Report(path.name, str(dtype).removeprefix("torch."), torch.get_num_threads(), torch.__version__, repeats)
+    report = SpeedReport(
+        path.name, str(dtype).removeprefix("torch."), torch.get_num_threads(), torch.__version__, repeats
+    )
     for scenario in scenarios:
         timers: dict[str, Timer] = {}
         absent: dict[str, str] = {}
@@ -137,9 +139,9 @@ def _interleaved(
     return {name: found[name] for name in order}
 
 
-def _makers(path: Path, dtype: torch.dtype, scenario: Scenario) -> dict[str, Callable[[list[Rival]], Timer]]:
+def _makers(path: Path, dtype: torch.dtype, scenario: SpeedScenario) -> dict[str, Callable[[list[Rival]], Timer]]:
     model = load_model(path, dtype=dtype)
-    parts = Parts(model)
+    parts = StepParts(model)
     copied = scenario.copied_tokens() * model.adapter.geometry.bytes_per_token
     levels = scenario.drawn()
     new = [3 + number % 250 for number in range(scenario.new)]

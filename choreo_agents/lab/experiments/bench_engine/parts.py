@@ -14,7 +14,7 @@ from torch import Tensor
 
 from choreo_agents.attention.backends.partial import attend_run
 from choreo_agents.attention.step import StepAttention
-from choreo_agents.lab.experiments.bench_engine.scenarios import Scenario
+from choreo_agents.lab.experiments.bench_engine.scenarios import SpeedScenario
 from choreo_agents.lab.rivals.base import Timer
 from choreo_agents.models import LoadedModel
 
@@ -26,13 +26,13 @@ class _NoAttention:
         return query
 
 
-class Parts:
+class StepParts:
     """Timers of a step's parts."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._adapter = model.adapter
 
-    def without_attention(self, scenario: Scenario) -> Timer:
+    def without_attention(self, scenario: SpeedScenario) -> Timer:
         """The model's other operations on the scenario's rows, as transformers runs them."""
         rows = scenario.branches if scenario.is_decode else scenario.new
         wanted = range(rows) if scenario.is_decode else [rows - 1]
@@ -47,7 +47,7 @@ class Parts:
 
         return timer
 
-    def at_matmul_rate(self, scenario: Scenario) -> Timer:
+    def at_matmul_rate(self, scenario: SpeedScenario) -> Timer:
         """What attention to the segments would take if its two products ran as fast as a large square one."""
         geometry = self._adapter.geometry
         pairs = sum(length * readers for length, readers in _work(scenario))
@@ -63,7 +63,7 @@ class Parts:
 
         return timer
 
-    def attention(self, scenario: Scenario) -> Timer:
+    def attention(self, scenario: SpeedScenario) -> Timer:
         """One folded call for each segment of the scenario, in every layer."""
         geometry = self._adapter.geometry
         work = _work(scenario)
@@ -93,7 +93,7 @@ class Parts:
         return timer
 
 
-def _work(scenario: Scenario) -> list[tuple[int, int]]:
+def _work(scenario: SpeedScenario) -> list[tuple[int, int]]:
     """For each segment its tokens, and the queries that read it."""
     queries = scenario.branches if scenario.is_decode else scenario.new
     work: list[tuple[int, int]] = []

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.lab.experiments.bench_engine.measure import ATTENTION, NO_ATTENTION, PARTS, Report
+from choreo_agents.lab.experiments.bench_engine.measure import ATTENTION, NO_ATTENTION, PARTS, SpeedReport
 
 
 def require_plots() -> None:
@@ -15,7 +15,7 @@ def require_plots() -> None:
         raise InvalidRequestError("a plot needs matplotlib: pip install 'choreo-agents[plots]'")
 
 
-def save_plot(report: Report, path: Path) -> None:
+def save_plot(report: SpeedReport, path: Path) -> None:
     """Draw a report to a PNG file.
 
     Raises:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Scenario:
+class SpeedScenario:
     """A first token after messages that were encoded before, or the decode steps of branches over a tree."""
 
     name: str
@@ -45,18 +45,18 @@ class Scenario:
         return [[[rng.randrange(3, 300) for _ in range(length)] for length in level] for level in self.levels]
 
 
-SCENARIOS: Sequence[Scenario] = (
-    Scenario("first token, reordered reuse", ((1024,) * 4,), order=(2, 0, 3, 1)),
-    Scenario("first token, same order", ((1024,) * 4,), order=(0, 1, 2, 3)),
-    Scenario("decode, 8 branches over 4k", ((4096,),), branches=8),
-    Scenario("decode, 32 branches over 4k", ((4096,),), branches=32),
-    Scenario("decode, 32 branches over 1k", ((1024,),), branches=32),
-    Scenario("decode, 32 branches over 16k", ((16384,),), branches=32),
-    Scenario("decode, 32 branches, tree 2k + 4 x 512", ((2048,), (512,) * 4), branches=32),
+SCENARIOS: Sequence[SpeedScenario] = (
+    SpeedScenario("first token, reordered reuse", ((1024,) * 4,), order=(2, 0, 3, 1)),
+    SpeedScenario("first token, same order", ((1024,) * 4,), order=(0, 1, 2, 3)),
+    SpeedScenario("decode, 8 branches over 4k", ((4096,),), branches=8),
+    SpeedScenario("decode, 32 branches over 4k", ((4096,),), branches=32),
+    SpeedScenario("decode, 32 branches over 1k", ((1024,),), branches=32),
+    SpeedScenario("decode, 32 branches over 16k", ((16384,),), branches=32),
+    SpeedScenario("decode, 32 branches, tree 2k + 4 x 512", ((2048,), (512,) * 4), branches=32),
 )
 
 
-def scaled(scenario: Scenario, share: float) -> Scenario:
+def scaled(scenario: SpeedScenario, share: float) -> SpeedScenario:
     """The same with shorter messages, for a quick look."""
     levels = tuple(tuple(max(8, round(length * share)) for length in level) for level in scenario.levels)
     return replace(scenario, levels=levels)

@@ -19,7 +19,7 @@ _SUFFIX, _PROMPT = ".pml", ".prompt.pml"
 
 
 @dataclass(frozen=True)
-class Case:
+class PromptCase:
     """A prompt of a schema."""
 
     name: str
@@ -36,7 +36,7 @@ class Case:
         return assembly.cached_tokens, assembly.fresh_tokens + header
 
 
-def case_of_length(model: LoadedModel, length: int, new: int = NEW_TOKENS) -> Case:
+def case_of_length(model: LoadedModel, length: int, new: int = NEW_TOKENS) -> PromptCase:
     """A prompt of so many cached tokens in modules, and so many new ones; exactly so where a word is one token.
 
     Raises:
@@ -58,10 +58,10 @@ def case_of_length(model: LoadedModel, length: int, new: int = NEW_TOKENS) -> Ca
     schema = Schema.from_python(f"random-{length}", modules)
     imports = "".join(f"<{module.name}/>" for module in modules)
     prompt = schema.prompt(f"{imports}<user>{_words(model, asked, rng).strip()}</user>")
-    return Case(f"{length:,} tokens", schema, prompt, length)
+    return PromptCase(f"{length:,} tokens", schema, prompt, length)
 
 
-def example_cases(folder: Path) -> list[Case]:
+def example_cases(folder: Path) -> list[PromptCase]:
     """The schemas of a folder, each with the prompt beside it: `NAME.pml` and `NAME.prompt.pml`.
 
     Raises:
@@ -70,7 +70,7 @@ def example_cases(folder: Path) -> list[Case]:
     found = []
     for path in sorted(folder.glob(f"*{_PROMPT}")):
         schema = Schema.from_file(path.with_name(path.name.removesuffix(_PROMPT) + _SUFFIX))
-        found.append(Case(schema.name, schema, schema.prompt_file(path)))
+        found.append(PromptCase(schema.name, schema, schema.prompt_file(path)))
     return found
 
 

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from choreo_agents.errors import PMLError
 from choreo_agents.lab.experiments.bench_engine.plot import require_plots
-from choreo_agents.lab.experiments.bench_pml.cases import NEW_TOKENS, Case, case_of_length, example_cases
+from choreo_agents.lab.experiments.bench_pml.cases import NEW_TOKENS, PromptCase, case_of_length, example_cases
 from choreo_agents.lab.experiments.bench_pml.measure import DEAR_TOKENS, REPEATS, ModuleBench
 from choreo_agents.lab.experiments.bench_pml.plot import save_plot
 from choreo_agents.lab.experiments.bench_pml.report import COLUMNS, ModuleReport, as_markdown
@@ -131,7 +131,7 @@ def pml(
             console.print(f"[dim]drawn to {escape(str(plot))}[/]")
 
 
-def _fits(console: Console, case: Case, model: LoadedModel) -> bool:
+def _fits(console: Console, case: PromptCase, model: LoadedModel) -> bool:
     """Whether a schema fits into the model's context; says which does not."""
     try:
         case.sizes(model)
@@ -141,7 +141,7 @@ def _fits(console: Console, case: Case, model: LoadedModel) -> bool:
     return True
 
 
-def _measure(console: Console, bench: ModuleBench, cases: Sequence[Case], journal: Journal) -> None:
+def _measure(console: Console, bench: ModuleBench, cases: Sequence[PromptCase], journal: Journal) -> None:
     """Under a progress bar."""
     with bar(console) as progress:
         task = progress.add_task("", total=sum(len(bench.runs(case)) for case in cases))

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import torch
 
-from choreo_agents.lab.experiments.bench_pml.cases import Case
+from choreo_agents.lab.experiments.bench_pml.cases import PromptCase
 from choreo_agents.lab.rivals import PlainGenerate
 from choreo_agents.lab.timing.prompts import PromptTimer, Source
 from choreo_agents.models import LoadedModel
@@ -33,7 +33,7 @@ REST_S = 0.2
 OnProgress = Callable[[str, Way], None]
 
 
-def key_of(case: Case, way: Way, number: int) -> str:
+def key_of(case: PromptCase, way: Way, number: int) -> str:
     """Names a run in a journal."""
     return f"{case.name} | {way} | {number}"
 
@@ -67,18 +67,18 @@ class ModuleBench:
         rival.first_token_s([3] * 64)
         return rival
 
-    def runs(self, case: Case) -> list[tuple[Way, int]]:
+    def runs(self, case: PromptCase) -> list[tuple[Way, int]]:
         """All that is timed of a case, in this order; those of round 0 are not counted."""
         whole = sum(case.sizes(self.model))
         few = [way for way in self.ways if way in WHOLE and whole > DEAR_TOKENS]
         rounds = range(self.repeats + 1)
         return [(way, number) for number in rounds for way in self.ways if way not in few or number == 1]
 
-    def counted(self, case: Case) -> list[str]:
+    def counted(self, case: PromptCase) -> list[str]:
         """The keys of its runs in a journal."""
         return [key_of(case, way, number) for way, number in self.runs(case) if number]
 
-    def measure(self, case: Case, journal: Journal, on_progress: OnProgress = lambda name, way: None) -> None:
+    def measure(self, case: PromptCase, journal: Journal, on_progress: OnProgress = lambda name, way: None) -> None:
         """Time what the journal does not hold yet; each run is written when it is over.
 
         Args:
@@ -109,7 +109,7 @@ class _Timers:
         stack: Closes it.
     """
 
-    def __init__(self, bench: ModuleBench, case: Case, stack: ExitStack) -> None:
+    def __init__(self, bench: ModuleBench, case: PromptCase, stack: ExitStack) -> None:
         self._bench = bench
         self._timer = stack.enter_context(PromptTimer(bench.model, case.schema, case.prompt, added=1))
         self._cached, _ = case.sizes(bench.model)

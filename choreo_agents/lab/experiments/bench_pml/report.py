@@ -36,7 +36,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Bar:
+class PromptBar:
     """What a median has to be."""
 
     what: str
@@ -101,16 +101,20 @@ class ModuleReport:
         timed = [way for way in WHOLE if self.seconds(case, way)]
         return min(timed, key=lambda way: median(self.seconds(case, way)), default="text")
 
-    def bars(self) -> list[Bar]:
+    def bars(self) -> list[PromptBar]:
         """Every bar, those that nothing was measured for included; the faster full encoding is what counts."""
         lengths = self.lengths()
         found = []
         for length, wanted in LENGTH_BARS.items():
             ratio = self.ratio(lengths[length], self.whole(lengths[length]), "device") if length in lengths else None
-            found.append(Bar(f"everything encoded / on the device, {length:,} cached tokens", wanted, True, ratio))
+            found.append(
+                PromptBar(f"everything encoded / on the device, {length:,} cached tokens", wanted, True, ratio)
+            )
         for length, case in lengths.items():
             share = self.ratio(case, HOST_COPY, "host")
-            found.append(Bar(f"host copy / first token from host memory, {length:,} cached", COPY_BAR, False, share))
+            found.append(
+                PromptBar(f"host copy / first token from host memory, {length:,} cached", COPY_BAR, False, share)
+            )
         return found
 
     def rows(self) -> Iterator[tuple[str, ...]]:

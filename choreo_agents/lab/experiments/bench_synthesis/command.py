@@ -19,7 +19,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from choreo_agents.lab.experiments.bench_engine.plot import require_plots
-from choreo_agents.lab.experiments.bench_synthesis.measure import DEAR_TOKENS, REPEATS, WAYS, Bench, Sizes, key_of
+from choreo_agents.lab.experiments.bench_synthesis.measure import (
+    DEAR_TOKENS,
+    REPEATS,
+    WAYS,
+    Sizes,
+    SynthesisBench,
+    key_of,
+)
 from choreo_agents.lab.experiments.bench_synthesis.report import COLUMNS, SynthesisReport, as_markdown, save_plot
 from choreo_agents.lab.timing.model import timed_model
 from choreo_agents.models.random_llama import SHAPES
@@ -124,11 +131,11 @@ def synthesis(
 @contextmanager
 def _bench(
     console: Console, name: str, dtype: str, device: str, sizes: list[Sizes], *, repeats: int
-) -> Iterator[Bench]:
+) -> Iterator[SynthesisBench]:
     """A model by name, random weights drawn anew, with a context that is long enough."""
     longest = max(each.prompt + each.context for each in sizes)
     with timed_model(console, name, dtype, device, longest, "shorter --lengths, or fewer --branches") as (loaded, path):
-        yield Bench(loaded, path, DTYPES[dtype], repeats)
+        yield SynthesisBench(loaded, path, DTYPES[dtype], repeats)
 
 
 _LEFT_OUT = ("spread", "runs")

@@ -81,7 +81,7 @@ def key_of(sizes: Sizes, way: Way) -> str:
     return f"{sizes.branches} x {sizes.length} | {way}"
 
 
-class Words:
+class BranchWords:
     """Random tokens; those of branches are others for each run, so that no prefix cache knows them.
 
     Args:
@@ -105,7 +105,7 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Bench:
+class SynthesisBench:
     """What is timed, and on what.
 
     Args:
@@ -130,7 +130,7 @@ class Bench:
             ways: In which order.
             on_progress: Told of every way that is over, or was before.
         """
-        words = Words(sizes, self.model.adapter.vocabulary_size)
+        words = BranchWords(sizes, self.model.adapter.vocabulary_size)
         todo = [way for way in ways if key_of(sizes, way) not in journal]
         for way in ways:
             if way not in todo:
@@ -142,7 +142,7 @@ class Bench:
                 journal.add(key_of(sizes, way), {**said, "prompt_tokens": sizes.prompt, **record})
                 on_progress(way)
 
-    def _merges(self, words: Words, ways: Sequence[Way]) -> Iterator[tuple[Way, Record]]:
+    def _merges(self, words: BranchWords, ways: Sequence[Way]) -> Iterator[tuple[Way, Record]]:
         """All from the same branches, which were encoded before the clock starts."""
         with self._engine(words.sizes, "choreo") as engine, tempfile.TemporaryDirectory() as folder:
             adapter = engine.model.adapter
@@ -152,7 +152,7 @@ class Bench:
             for way in ways:
                 yield way, _repeated(partial(_merged, engine, branches, words, way), self.repeats)
 
-    def _text(self, words: Words, ways: Sequence[Way]) -> Iterator[tuple[Way, Record]]:
+    def _text(self, words: BranchWords, ways: Sequence[Way]) -> Iterator[tuple[Way, Record]]:
         """One prompt, whose trunk alone the prefix cache holds: what workers said came after their own contexts."""
         with self._engine(words.sizes, "baseline") as engine:
             trunk = engine.prefill(words.trunk)
@@ -164,7 +164,7 @@ class Bench:
             for way in ways:
                 yield way, _repeated(run, self._few(words.sizes), warm_up=self._warms_up(words.sizes))
 
-    def _plain(self, words: Words, ways: Sequence[Way]) -> Iterator[tuple[Way, Record]]:
+    def _plain(self, words: BranchWords, ways: Sequence[Way]) -> Iterator[tuple[Way, Record]]:
         rival = PlainGenerate(self.path, self.dtype, str(self.model.adapter.device))
         rival.first_token_s(words.trunk)
 
@@ -192,7 +192,7 @@ class Bench:
 _ONE = Sampling(max_tokens=1, stop_tokens=())
 
 
-def _workers(engine: Engine, words: Words, run: int) -> list[MessageHandle]:
+def _workers(engine: Engine, words: BranchWords, run: int) -> list[MessageHandle]:
     """What workers said, each after the trunk and its own context."""
     trunk = engine.prefill(words.trunk)
     own = [words.draw(f"context {i}", words.sizes.context) for i in range(words.sizes.branches)]
@@ -203,7 +203,7 @@ def _workers(engine: Engine, words: Words, run: int) -> list[MessageHandle]:
     ]
 
 
-def _merged(engine: Engine, branches: Sequence[MessageHandle], words: Words, way: Way, _: int) -> Record:
+def _merged(engine: Engine, branches: Sequence[MessageHandle], words: BranchWords, way: Way, _: int) -> Record:
     """One merge from caches."""
     strategy: Strategy = "parallel" if way.startswith("parallel") else "sequential"
     name = MAPPER if "mapped" in way else BASE
@@ -215,7 +215,7 @@ def _merged(engine: Engine, branches: Sequence[MessageHandle], words: Words, way
 
 
 def _first_token(
-    engine: Engine, branches: Sequence[MessageHandle], words: Words, strategy: Strategy, adapter: str
+    engine: Engine, branches: Sequence[MessageHandle], words: BranchWords, strategy: Strategy, adapter: str
 ) -> Record:
     """Seconds from the call to the first token, the question's encoding included; and what the whole merge cost."""
 

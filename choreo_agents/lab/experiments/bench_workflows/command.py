@@ -21,12 +21,12 @@ from rich.table import Table
 from choreo_agents.engine.methods import MethodName
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.lab.experiments.bench_engine.plot import require_plots
-from choreo_agents.lab.experiments.bench_workflows.measure import METHODS, Bench, key_of, measure_workflows
+from choreo_agents.lab.experiments.bench_workflows.measure import METHODS, WorkflowBench, key_of, measure_workflows
 from choreo_agents.lab.experiments.bench_workflows.plot import save_lengths, save_sweep
 from choreo_agents.lab.experiments.bench_workflows.report import COLUMNS, WorkflowReport, as_markdown
 from choreo_agents.lab.experiments.bench_workflows.scenarios import (
     Lengths,
-    Scenario,
+    WorkflowScenario,
     debate_in_turns,
     parallel_debate,
     tree,
@@ -109,7 +109,7 @@ def workflows(
         require_writable(plot)
         torch.set_num_threads(threads)
         with _loaded(console, model, dtype, device, chat) as (loaded, rival):
-            bench = Bench(loaded, named, int(kv_gib * (1 << 30)), naive, rival, chat)
+            bench = WorkflowBench(loaded, named, int(kv_gib * (1 << 30)), naive, rival, chat)
             settings = {
                 "model": model,
                 "weights": loaded.adapter.fingerprint if model not in SHAPES else "random",
@@ -154,7 +154,7 @@ def workflows(
             console.print(f"[dim]drawn to {escape(str(plot))}[/]")
 
 
-def _scenarios(only: list[str] | None, *, sweep: bool, critics: bool) -> list[Scenario]:
+def _scenarios(only: list[str] | None, *, sweep: bool, critics: bool) -> list[WorkflowScenario]:
     if critics and not sweep:
         raise InvalidRequestError("--critics is for --sweep: the workflows of the paper have voters that are all alike")
     found = [tree(b, v, critics=critics) for b in SWEEP_BRANCHES for v in SWEEP_VOTERS] if sweep else list(PAPER)

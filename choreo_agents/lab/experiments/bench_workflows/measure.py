@@ -10,7 +10,13 @@ from typing import Any
 
 from choreo_agents.engine import Engine
 from choreo_agents.engine.methods import MethodName
-from choreo_agents.lab.experiments.bench_workflows.scenarios import Instance, Lengths, Scenario, Words, vocabulary_of
+from choreo_agents.lab.experiments.bench_workflows.scenarios import (
+    Instance,
+    Lengths,
+    ScenarioWords,
+    WorkflowScenario,
+    vocabulary_of,
+)
 from choreo_agents.lab.rivals import ChatHuggingFaceDebate
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.journal import Journal, Record
@@ -31,7 +37,7 @@ def key_of(scenario: str, lengths: Lengths, problem: int, method: str) -> str:
 
 
 @dataclass(frozen=True)
-class Bench:
+class WorkflowBench:
     """What runs, and on what.
 
     Args:
@@ -49,7 +55,7 @@ class Bench:
     chat: ChatHuggingFaceDebate | None = None
     chat_problems: int = 0
 
-    def of(self, scenario: Scenario, problem: int) -> list[str]:
+    def of(self, scenario: WorkflowScenario, problem: int) -> list[str]:
         """The methods of a problem, in the order of their turns."""
         turns = [self.methods[(place + problem) % len(self.methods)] for place in range(len(self.methods))]
         few = self.naive_problems is not None and problem >= self.naive_problems
@@ -85,8 +91,8 @@ class Bench:
 
 
 def measure_workflows(
-    bench: Bench,
-    scenarios: Sequence[Scenario],
+    bench: WorkflowBench,
+    scenarios: Sequence[WorkflowScenario],
     journal: Journal,
     *,
     problems: int,
@@ -111,9 +117,9 @@ def measure_workflows(
                 key = key_of(scenario.name, lengths, problem, method)
                 if key not in journal:
                     if (scenario.name, method) not in warm:
-                        bench.run(method, scenario.build(Words(vocabulary, WARM_UP, problem)))
+                        bench.run(method, scenario.build(ScenarioWords(vocabulary, WARM_UP, problem)))
                         warm.add((scenario.name, method))
-                    figures = bench.run(method, scenario.build(Words(vocabulary, lengths, problem)))
+                    figures = bench.run(method, scenario.build(ScenarioWords(vocabulary, lengths, problem)))
                     named = {"scenario": scenario.name, "problem": problem, "method": method}
                     journal.add(key, {**named, "lengths": asdict(lengths), **figures})
                 on_progress(key)

@@ -47,7 +47,7 @@ def vocabulary_of(model: LoadedModel) -> Vocabulary:
     return found
 
 
-class Words:
+class ScenarioWords:
     """Texts of so many tokens, always the same for one name and problem."""
 
     def __init__(self, vocabulary: Vocabulary, lengths: Lengths, problem: int) -> None:
@@ -78,7 +78,7 @@ class Utterances(Mapping[tuple[str, int, int, int], tuple[int, ...]]):
         fixed: Names of texts that authors always say.
     """
 
-    def __init__(self, words: Words, fixed: Mapping[str, str] | None = None) -> None:
+    def __init__(self, words: ScenarioWords, fixed: Mapping[str, str] | None = None) -> None:
         self._words, self._fixed = words, fixed or {}
         self._said: dict[tuple[str, int, int, int], tuple[int, ...]] = {}
 
@@ -119,46 +119,46 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class Scenario:
+class WorkflowScenario:
     """One workflow of a given size."""
 
     name: str
     what: str
     """Its size in words."""
-    build: Callable[[Words], Instance]
+    build: Callable[[ScenarioWords], Instance]
     has_chat: bool = False
     """Whether its instances are parallel debates."""
 
 
-def parallel_debate(agents: int = 3, rounds: int = 3) -> Scenario:
+def parallel_debate(agents: int = 3, rounds: int = 3) -> WorkflowScenario:
     """MADpar: one system prompt and question for all."""
 
-    def build(words: Words) -> Instance:
+    def build(words: ScenarioWords) -> Instance:
         names = vocabulary.AGENTS[:agents]
         chat = ChatDebate(names, rounds, words.system("all"))
         graph = debate(dict.fromkeys(names), rounds=rounds, system=chat.system)
         return Instance(graph, words.problem(), Utterances(words), chat)
 
-    return Scenario("MADpar", f"{agents} agents, {rounds} rounds", build, has_chat=True)
+    return WorkflowScenario("MADpar", f"{agents} agents, {rounds} rounds", build, has_chat=True)
 
 
-def debate_in_turns(rounds: int = 3) -> Scenario:
+def debate_in_turns(rounds: int = 3) -> WorkflowScenario:
     """MADiter: a system prompt for each role; the moderator never ends it early."""
 
-    def build(words: Words) -> Instance:
+    def build(words: ScenarioWords) -> Instance:
         names = (AFFIRMATIVE, NEGATIVE, MODERATOR)
         roles = {name: Role(who, words.system(name)) for name, who in zip(names, vocabulary.AGENTS, strict=False)}
         go_on = words.text("go on", words.lengths.utterance)
         graph = iterative_debate(roles, verdicts=lambda _: [], go_on=go_on, rounds=rounds)
         return Instance(graph, words.problem(), Utterances(words, {MODERATOR: "go on"}))
 
-    return Scenario("MADiter", f"{rounds} rounds", build)
+    return WorkflowScenario("MADiter", f"{rounds} rounds", build)
 
 
-def tree(branches: int = 8, voters: int = 4, *, critics: bool = False) -> Scenario:
+def tree(branches: int = 8, voters: int = 4, *, critics: bool = False) -> WorkflowScenario:
     """ToT of one level; all voters are told the same, or each is a critic with a system prompt of its own."""
 
-    def build(words: Words) -> Instance:
+    def build(words: ScenarioWords) -> Instance:
         graph = tree_of_thoughts(
             branches=branches,
             voters=voters,
@@ -171,4 +171,4 @@ def tree(branches: int = 8, voters: int = 4, *, critics: bool = False) -> Scenar
         return Instance(graph, words.problem(), Utterances(words))
 
     name = f"ToT {branches}x{voters}" + (" critics" if critics else "")
-    return Scenario(name, f"{branches} branches, {voters} {'critics' if critics else 'voters'}", build)
+    return WorkflowScenario(name, f"{branches} branches, {voters} {'critics' if critics else 'voters'}", build)

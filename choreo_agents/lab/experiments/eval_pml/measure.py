@@ -16,8 +16,8 @@ from choreo_agents.engine import Decode, Engine, Prefill
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.lab.evaluation.evaluate import GREEDY, at_once, room
-from choreo_agents.lab.experiments.eval_pml.tasks import Asked, written
-from choreo_agents.lab.language import Message, Split, Task, draw_problem
+from choreo_agents.lab.experiments.eval_pml.tasks import DocumentQuestion, written
+from choreo_agents.lab.language import ProblemMessage, Split, Task, draw_problem
 from choreo_agents.models import LoadedModel
 from choreo_agents.pml import SchemaLibrary
 from choreo_agents.training.journal import Journal, Record
@@ -89,7 +89,7 @@ class Exam:
 
                 async def ask(task: Task, number: int) -> None:
                     problem = draw_problem(task, self.split, number)
-                    asked = Asked.of(problem, self.model.chat, f"{task.name}-{number}")
+                    asked = DocumentQuestion.of(problem, self.model.chat, f"{task.name}-{number}")
                     record = await answering.answer(asked)
                     score = problem.score({asked.parts.answer.name: record["answer"]})
                     journal.add(keys[task.name, number], {"score": score, **record})
@@ -105,19 +105,19 @@ async def _all(jobs: Sequence[Callable[[], Awaitable[None]]], most: int) -> None
     await at_once(jobs, most)
 
 
-class Answering(Protocol):
+class Answerer(Protocol):
     """Answers a problem's question in one way."""
 
     engine: Engine
 
     @abstractmethod
-    async def answer(self, asked: Asked) -> Record:
+    async def answer(self, asked: DocumentQuestion) -> Record:
         """The words, and how many tokens of the prompt were encoded beforehand and with it."""
         ...
 
 
 @contextmanager
-def _answering(model: LoadedModel, way: Way) -> Iterator[Answering]:
+def _answering(model: LoadedModel, way: Way) -> Iterator[Answerer]:
     method: Any = "naive" if way.name == BASELINE else "choreo"
     with Engine.load(model, method=method, kv_budget_bytes=KV_BUDGET_BYTES) as engine:
         if way.name == BASELINE:
@@ -134,7 +134,7 @@ class FromText:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    async def answer(self, asked: Asked) -> Record:
+    async def answer(self, asked: DocumentQuestion) -> Record:
         """As there."""
         [prompt] = await self.engine.aprefill([Prefill(asked.as_text(self.engine.chat))])
         [said] = await self.engine.adecode([_decode(self.engine, asked.parts.answer, [prompt])])
@@ -151,7 +151,7 @@ class FromModules:
     def __init__(self, library: SchemaLibrary) -> None:
         self.library, self.engine = library, library.engine
 
-    async def answer(self, asked: Asked) -> Record:
+    async def answer(self, asked: DocumentQuestion) -> Record:
         """As there."""
         self.library.register(asked.schema)
         try:
@@ -174,7 +174,7 @@ class FromAdaptedModules:
     def __init__(self, library: SchemaLibrary, adapter: str) -> None:
         self.library, self.engine, self.adapter = library, library.engine, adapter
 
-    async def answer(self, asked: Asked) -> Record:
+    async def answer(self, asked: DocumentQuestion) -> Record:
         """As there."""
         self.library.register(asked.schema)
         made: list[MessageHandle] = []
@@ -205,7 +205,7 @@ class FromAdaptedModules:
             self.library.forget(asked.schema.name)
 
 
-def _decode(engine: Engine, answer: Message, handles: Sequence[MessageHandle], *places: Any) -> Decode:
+def _decode(engine: Engine, answer: ProblemMessage, handles: Sequence[MessageHandle], *places: Any) -> Decode:
     """A call that says the answer after a view: its offsets, its end, and the adapter, as far as there are any."""
     offsets, end, adapter = (*places, None, None, None)[:3]
     chat = engine.chat
@@ -215,7 +215,9 @@ def _decode(engine: Engine, answer: Message, handles: Sequence[MessageHandle], *
     )  # fmt: skip
 
 
-def _record(engine: Engine, asked: Asked, handles: Sequence[MessageHandle], cached: int, fresh: int) -> Record:
+def _record(
+    engine: Engine, asked: DocumentQuestion, handles: Sequence[MessageHandle], cached: int, fresh: int
+) -> Record:
     """What the last message says; all of them are given back."""
     header = len(engine.model.encode(engine.chat.header(asked.parts.answer.author)))
     words = engine.model.decode(engine.tokens(handles[-1])[header:], special=False).strip()

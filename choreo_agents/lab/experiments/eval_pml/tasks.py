@@ -9,7 +9,7 @@ from typing import Self
 from xml.sax.saxutils import escape
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.lab.language import Message, Problem, Task
+from choreo_agents.lab.language import Problem, ProblemMessage, Task
 from choreo_agents.lab.language.synthesis import SYNTHESIS_TASKS, Parts, Synthesis
 from choreo_agents.lab.language.tasks import MultiDocument, TwoHop
 from choreo_agents.models.chat import ChatFormat
@@ -48,7 +48,7 @@ GIVEN_AWAY = ("assembly", "candidates")
 
 
 @dataclass(frozen=True)
-class Asked:
+class DocumentQuestion:
     """A problem as a schema with a module for each document, and as a prompt that imports all of them.
 
     rules, question of all | document-1 | document-2 | ... | question      answer
@@ -63,7 +63,7 @@ class Asked:
     """The same without the question."""
 
     @classmethod
-    def of(cls, problem: Problem, chat: ChatFormat, name: str) -> Asked:
+    def of(cls, problem: Problem, chat: ChatFormat, name: str) -> DocumentQuestion:
         """Write a problem down.
 
         Args:
@@ -88,7 +88,7 @@ class Asked:
         return chat.bos + written(chat, [*self.parts.trunk, *documents, *self.parts.asks])
 
 
-def written(chat: ChatFormat, messages: Sequence[Message]) -> str:
+def written(chat: ChatFormat, messages: Sequence[ProblemMessage]) -> str:
     """Turns one after the other."""
     return "".join(chat.turn(message.role, message.text, message.author) for message in messages)
 

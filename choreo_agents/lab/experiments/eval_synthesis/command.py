@@ -18,7 +18,7 @@ from rich.table import Table
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.lab.experiments.bench_engine.plot import require_plots
 from choreo_agents.lab.experiments.eval_synthesis.contenders import CONTENDERS, STORED, Contender
-from choreo_agents.lab.experiments.eval_synthesis.measure import Asked, Referee
+from choreo_agents.lab.experiments.eval_synthesis.measure import AskedTask, Referee
 from choreo_agents.lab.experiments.eval_synthesis.plot import save_sweeps
 from choreo_agents.lab.experiments.eval_synthesis.report import (
     Scores,
@@ -90,9 +90,9 @@ def synthesis(
             raise InvalidRequestError(f"{model!r} does not speak the embedded language, which the tasks are in")
         require_writable(report)
         require_writable(plot)
-        usual = [Asked(name, task) for name, task in SYNTHESIS_TASKS.items()]
+        usual = [AskedTask(name, task) for name, task in SYNTHESIS_TASKS.items()]
         trained = {contender.training for contender in chosen}
-        sweeps: dict[str, Mapping[Any, Sequence[Asked]]] = {}
+        sweeps: dict[str, Mapping[Any, Sequence[AskedTask]]] = {}
         if sweepers:
             sweeps = {"branches": by_branches(), "length": by_length(), "order": by_order(), "late": by_lateness()}
         with Referee(loaded, out, seed=seed) as referee, TrainingDisplay(console) as display:
@@ -104,7 +104,7 @@ def synthesis(
             )
             tasks = [one.task for one in usual]
 
-            def play(title: str, players: Sequence[Contender], asked: Sequence[Asked], count: int) -> Scores:
+            def play(title: str, players: Sequence[Contender], asked: Sequence[AskedTask], count: int) -> Scores:
                 display.named(title).cleared()
                 wanted = len(asked) * count
                 return referee.play(players, asked, count, lambda who, more: display.played(who, more, wanted), tasks)

@@ -64,7 +64,7 @@ nothing, the weights are better than a score of few problems can tell."""
 
 
 @dataclass(frozen=True)
-class Course:
+class ContenderTraining:
     """What is trained for a contender."""
 
     settings: TuneSettings
@@ -79,11 +79,11 @@ _LEFT_OUT: Mapping[Kind, Mapping[str, int]] = {
 }
 
 
-def courses(seed: int = 0) -> Mapping[str, Course]:
+def courses(seed: int = 0) -> Mapping[str, ContenderTraining]:
     """The trainings, by name: one for each layout, all equally long."""
     full = FULL.model_copy(update={"seed": seed})
     return {
-        one.training: Course(
+        one.training: ContenderTraining(
             full.model_copy(update=_LEFT_OUT[one.kind]),
             DrawnCurriculum(layouts=(one.layout,), examples=2048, judged=12, seed=seed),
         )

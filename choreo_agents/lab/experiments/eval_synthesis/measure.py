@@ -14,7 +14,7 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.lab.evaluation.merging import Late
 from choreo_agents.lab.evaluation.synthesis import evaluate_synthesis
-from choreo_agents.lab.experiments.eval_synthesis.contenders import Contender, Course, courses
+from choreo_agents.lab.experiments.eval_synthesis.contenders import Contender, ContenderTraining, courses
 from choreo_agents.lab.language import Split
 from choreo_agents.lab.language.synthesis import SynthesisTask
 from choreo_agents.lab.synthesizers.curriculum import drawn_digest
@@ -32,7 +32,7 @@ CALIBRATED_ON = 12
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedTask:
     """Problems to be played: a task as it is played, under the name that it has in the journal."""
 
     name: str
@@ -84,7 +84,7 @@ class Referee:
     def play(
         self,
         contenders: Sequence[Contender],
-        asked: Sequence[Asked],
+        asked: Sequence[AskedTask],
         count: int,
         on_progress: Callable[[str, int], None] = lambda name, done: None,
         tasks_of_calibration: Sequence[SynthesisTask] = (),
@@ -145,7 +145,7 @@ class Referee:
         self,
         engine: Engine,
         layout: SynthesisLayout,
-        asked: Asked,
+        asked: AskedTask,
         count: int,
         on_progress: Callable[[str, int], None],
         name: str,
@@ -176,7 +176,7 @@ class Referee:
     def _trained(self, training: str) -> Path:
         return self._folder / training / "synthesizer"
 
-    def _is_trained(self, training: str, course: Course) -> bool:
+    def _is_trained(self, training: str, course: ContenderTraining) -> bool:
         """Whether the folder holds what this training ends with, be its checkpoints there or not."""
         try:
             card = json.loads((self._trained(training) / CARD_FILE).read_text())
@@ -193,7 +193,7 @@ class Referee:
     def _train(
         self,
         training: str,
-        course: Course,
+        course: ContenderTraining,
         on_progress: Callable[[str, Passage], None],
         on_score: Callable[[str, int, Mapping[str, float]], None],
         command: str,

@@ -9,7 +9,7 @@ from typing import Self
 
 from choreo_agents.lab.evaluation.merging import Late
 from choreo_agents.lab.experiments.eval_synthesis.contenders import Contender
-from choreo_agents.lab.experiments.eval_synthesis.measure import Asked
+from choreo_agents.lab.experiments.eval_synthesis.measure import AskedTask
 from choreo_agents.lab.language import Problem
 from choreo_agents.lab.language.synthesis import SYNTHESIS_TASKS, Synthesis, SynthesisTask
 
@@ -63,11 +63,11 @@ class Shuffled:
         return replace(self, task=self.task.with_branches(branches))
 
 
-def by_branches() -> dict[int, list[Asked]]:
+def by_branches() -> dict[int, list[AskedTask]]:
     """Every task with so many branches, as far as it has words for them."""
     return {
         count: [
-            Asked(f"{name} of {count}", task.with_branches(count))
+            AskedTask(f"{name} of {count}", task.with_branches(count))
             for name, task in SYNTHESIS_TASKS.items()
             if count <= task.most_branches
         ]
@@ -75,31 +75,33 @@ def by_branches() -> dict[int, list[Asked]]:
     }
 
 
-def by_length() -> dict[int, list[Asked]]:
+def by_length() -> dict[int, list[AskedTask]]:
     """Tasks whose branches may be longer, with four of them."""
     tasks = [task for task in SYNTHESIS_TASKS.values() if isinstance(task, Synthesis) and task.lengths[1] > 1]
     return {
-        length: [Asked(f"{task.name} of length {length}", replace(task, branches=4, length=length)) for task in tasks]
+        length: [
+            AskedTask(f"{task.name} of length {length}", replace(task, branches=4, length=length)) for task in tasks
+        ]
         for length in LENGTHS
     }
 
 
-def by_order() -> dict[int, list[Asked]]:
+def by_order() -> dict[int, list[AskedTask]]:
     """Every task, its branches in their own order and in random ones."""
-    usual = {0: [Asked(name, task) for name, task in SYNTHESIS_TASKS.items()]}
+    usual = {0: [AskedTask(name, task) for name, task in SYNTHESIS_TASKS.items()]}
     return usual | {
-        order: [Asked(f"{name} in order {order}", Shuffled(task, order)) for name, task in SYNTHESIS_TASKS.items()]
+        order: [AskedTask(f"{name} in order {order}", Shuffled(task, order)) for name, task in SYNTHESIS_TASKS.items()]
         for order in range(1, ORDERS + 1)
     }
 
 
-def by_lateness() -> dict[str, list[Asked]]:
+def by_lateness() -> dict[str, list[AskedTask]]:
     """Every task, all branches in time, and with the last quarter of them after so many tokens of the answer."""
-    found = {"in time": [Asked(name, task) for name, task in SYNTHESIS_TASKS.items()]}
+    found = {"in time": [AskedTask(name, task) for name, task in SYNTHESIS_TASKS.items()]}
     for after in LATE:
         title = "never" if after is None else f"after {after}"
         found[title] = [
-            Asked(f"{name} late {title}", task, Late(task.branches // 4, after))
+            AskedTask(f"{name} late {title}", task, Late(task.branches // 4, after))
             for name, task in SYNTHESIS_TASKS.items()
         ]
     return found

@@ -17,7 +17,7 @@ from choreo_agents.lab.experiments.eval_dilemma.measure import ALICES, TUNED, Di
 from choreo_agents.lab.experiments.eval_tuned.measure import COURSES, TunedReport, measure_tuned
 from choreo_agents.lab.experiments.eval_untuned.command import table_lines, untuned_table
 from choreo_agents.lab.experiments.eval_untuned.measure import TITLES
-from choreo_agents.lab.playing.many_items import Progress as PlayProgress
+from choreo_agents.lab.playing.many_items import PlayProgress
 from choreo_agents.lab.showing.training import TrainingDisplay
 from choreo_agents.terminal.options import (
     DeviceOption,

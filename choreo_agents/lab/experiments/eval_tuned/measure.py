@@ -14,7 +14,7 @@ from choreo_agents.lab.distilling.teaching import Amounts, Taught, Watcher, teac
 from choreo_agents.lab.distilling.traces import Lesson
 from choreo_agents.lab.experiments.eval_dilemma.measure import DilemmaReport, measure_dilemma
 from choreo_agents.lab.experiments.eval_untuned.measure import Trial, UntunedReport
-from choreo_agents.lab.playing.many_items import TUNED_SUFFIX, Progress, draw_items, play_all, seeds_of
+from choreo_agents.lab.playing.many_items import TUNED_SUFFIX, PlayProgress, draw_items, play_all, seeds_of
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.files import write_text
 from choreo_agents.sampling import Sampling
@@ -116,7 +116,7 @@ def measure_tuned(
     seed: int = 0,
     only: Collection[str] | None = None,
     watcher: Callable[[str], Watcher],
-    on_progress: Callable[[str, Progress], None] = lambda trial, progress: None,
+    on_progress: Callable[[str, PlayProgress], None] = lambda trial, progress: None,
     on_game: Callable[[str], None] = lambda variant: None,
     command: str = "",
 ) -> TunedReport:
@@ -146,7 +146,7 @@ def measure_tuned(
                 plain = variant.removesuffix(TUNED_SUFFIX)
                 adapter = taught[_COURSE_OF[trial.name, plain]].out if plain != variant else None
 
-                def advance(progress: Progress, name: str = trial.name) -> None:
+                def advance(progress: PlayProgress, name: str = trial.name) -> None:
                     on_progress(name, progress)
 
                 play_all(

@@ -19,7 +19,7 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.lab.evaluation.intervals import Interval
 from choreo_agents.lab.experiments.eval_untuned.measure import TITLES, TRIALS, Line, UntunedReport, measure_untuned
 from choreo_agents.lab.language import Split
-from choreo_agents.lab.playing.many_items import Progress as PlayProgress
+from choreo_agents.lab.playing.many_items import PlayProgress
 from choreo_agents.sampling import Sampling
 from choreo_agents.terminal.options import DeviceOption, ModelOption, errors_as_lines, load, require_writable
 

@@ -11,7 +11,7 @@ from typing import Any
 from choreo_agents.lab.cases import CASES
 from choreo_agents.lab.evaluation.intervals import Interval
 from choreo_agents.lab.language import Split
-from choreo_agents.lab.playing.many_items import Progress, draw_items, play_all, seeds_of
+from choreo_agents.lab.playing.many_items import PlayProgress, draw_items, play_all, seeds_of
 from choreo_agents.lab.playing.outcome import PlayReport, VariantOutcome
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
@@ -97,7 +97,7 @@ def measure_untuned(
     split: Split = "test",
     seed: int = 0,
     sampling: Sampling = Sampling(temperature=0.7, top_p=0.95, max_tokens=96),
-    on_progress: Callable[[str, Progress], None] = lambda trial, progress: None,
+    on_progress: Callable[[str, PlayProgress], None] = lambda trial, progress: None,
 ) -> UntunedReport:
     """Play every trial; one journal each in the folder, in which what is known already is not played again.
 
@@ -120,7 +120,7 @@ def measure_untuned(
         path = None if folder is None else folder / f"{'-'.join([trial.case, *trial.changes.values()])}.jsonl"
         with Journal(path, setup.as_settings(model) | {"seed": seed}) as journal:
 
-            def advance(progress: Progress, name: str = trial.name) -> None:
+            def advance(progress: PlayProgress, name: str = trial.name) -> None:
                 on_progress(name, progress)
 
             play_all(

@@ -17,8 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from choreo_agents.lab.cases import CASES
 from choreo_agents.lab.experiments.eval_workflow.report import as_markdown, as_table
 from choreo_agents.lab.language import Split
-from choreo_agents.lab.playing.many_items import Progress as PlayProgress
-from choreo_agents.lab.playing.many_items import draw_items, play_all, seeds_of
+from choreo_agents.lab.playing.many_items import PlayProgress, draw_items, play_all, seeds_of
 from choreo_agents.lab.playing.outcome import PlayReport
 from choreo_agents.terminal.case_options import (
     BudgetOption,

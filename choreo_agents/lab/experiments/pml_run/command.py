@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from choreo_agents.engine import StreamedToken
-from choreo_agents.lab.timing.prompts import SOURCES, FirstToken, PromptTimer
+from choreo_agents.lab.timing.prompts import SOURCES, FirstTokenTime, PromptTimer
 from choreo_agents.models import LoadedModel
 from choreo_agents.pml import Prompt, Schema, compile_schema
 from choreo_agents.sampling import Sampling
@@ -117,7 +117,7 @@ def _bare(timer: PromptTimer, words: str) -> str:
     return words.removesuffix(timer.engine.chat.turn_end).strip()
 
 
-def _table(found: list[FirstToken], repeats: int) -> Table:
+def _table(found: list[FirstTokenTime], repeats: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title="before the first token", title_justify="left")
     table.add_column("")
     for column in ("tokens encoded", "from the cache", "ms", "faster"):
@@ -133,6 +133,6 @@ def _table(found: list[FirstToken], repeats: int) -> Table:
     return table
 
 
-def _object(schema: Schema, answer: str, ordinary: str, found: list[FirstToken]) -> dict[str, Any]:
+def _object(schema: Schema, answer: str, ordinary: str, found: list[FirstTokenTime]) -> dict[str, Any]:
     rows = {each.source: {"seconds": each.seconds, "encoded": each.encoded, "reused": each.reused} for each in found}
     return {"schema": schema.name, "answer": answer, "answer_from_text": ordinary, "first_token": rows}

@@ -18,8 +18,8 @@ from rich.table import Table
 from choreo_agents.errors import TrainingError
 from choreo_agents.lab.embedded.card import save_model, score_model, write_card
 from choreo_agents.lab.embedded.pretrain import Pretraining
-from choreo_agents.lab.embedded.progress import Progress as Step
-from choreo_agents.lab.embedded.recipe import QUICK, Recipe
+from choreo_agents.lab.embedded.progress import BucketProgress
+from choreo_agents.lab.embedded.recipe import QUICK, TrainingRecipe
 from choreo_agents.lab.evaluation import Evaluation
 from choreo_agents.lab.experiments.eval_language.measure import NOT_SCORED
 from choreo_agents.lab.language import TASKS, Task
@@ -71,7 +71,7 @@ def embedded(
       choreo eval language --model my-weights
     """
     console = Console(highlight=False)
-    recipe = Recipe(seed=seed) if not quick else QUICK.with_seed(seed)
+    recipe = TrainingRecipe(seed=seed) if not quick else QUICK.with_seed(seed)
     folder = run or RUNS / f"embedded-{'quick-' if quick else ''}{seed}"
     weights = out or folder / "weights"
     with errors_as_lines(console):
@@ -118,7 +118,7 @@ class _Display:
     ) -> None:
         self._progress.stop()
 
-    def advance(self, progress: Step) -> None:
+    def advance(self, progress: BucketProgress) -> None:
         """Another bucket is done."""
         rate = progress.tokens / progress.seconds / 1e3
         self._progress.update(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from choreo_agents.lab.language.synthesis.parts import Branch, Parts
+from choreo_agents.lab.language.synthesis.parts import Parts, SpokenBranch
 from choreo_agents.lab.language.synthesis.tasks import FROM_TRUNK, HELD_OUT, SYNTHESIS_TASKS, Synthesis, SynthesisTask
 
-__all__ = ["FROM_TRUNK", "HELD_OUT", "SYNTHESIS_TASKS", "Branch", "Parts", "Synthesis", "SynthesisTask"]
+__all__ = ["FROM_TRUNK", "HELD_OUT", "SYNTHESIS_TASKS", "Parts", "SpokenBranch", "Synthesis", "SynthesisTask"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from choreo_agents.lab.language import vocabulary
-from choreo_agents.lab.language.problem import Message, Problem
+from choreo_agents.lab.language.problem import Problem, ProblemMessage
 from choreo_agents.lab.language.scoring import sentences
 from choreo_agents.lab.language.sentences import Fact, Has, Likes, Visits, draw_about
 from choreo_agents.lab.language.tasks.recall import READ
@@ -15,11 +15,11 @@ from choreo_agents.lab.language.tasks.recall import READ
 OWN_TURN = 0.3
 """Share of workers with notes that are also asked to use them."""
 
-Told = Callable[[Problem, Message], list[str]]
+Told = Callable[[Problem, ProblemMessage], list[str]]
 """The sentences that a worker's notes must hold for its words to follow from them."""
 
 
-def own_words(_problem: Problem, words: Message) -> list[str]:
+def own_words(_problem: Problem, words: ProblemMessage) -> list[str]:
     """The sentences that the worker will say; of a report, without its number."""
     return sentences(words.text.partition(": ")[2] if words.role == "user" else words.text)
 
@@ -48,10 +48,10 @@ def with_notes(rng: random.Random, problem: Problem, branches: Sequence[str], to
         notes = told(problem, words)
         for fact in _draw_facts(rng, strangers, length - 1):
             notes.insert(rng.randint(0, len(notes)), fact.sentence())
-        made = [Message(f"notes {number}", "system", f"Notes: {' '.join(notes)}", parents=trunk)]
+        made = [ProblemMessage(f"notes {number}", "system", f"Notes: {' '.join(notes)}", parents=trunk)]
         own = [parent for parent in words.parents if parent not in trunk]
         if not own and rng.random() < OWN_TURN:
-            made.append(Message(f"turn {number}", "user", READ, parents=(*trunk, made[0].name)))
+            made.append(ProblemMessage(f"turn {number}", "user", READ, parents=(*trunk, made[0].name)))
         messages = _told_first(messages, {name, *own}, trunk, made)
     key = problem.key or tuple(message.text for message in problem.messages if not message.said)
     return replace(problem, messages=tuple(messages), key=key, branches=tuple(branches))
@@ -64,11 +64,11 @@ def _trunk(problem: Problem, branches: Sequence[str]) -> tuple[str, ...]:
 
 
 def _told_first(
-    messages: list[Message], readers: set[str], trunk: tuple[str, ...], made: Sequence[Message]
-) -> list[Message]:
+    messages: list[ProblemMessage], readers: set[str], trunk: tuple[str, ...], made: Sequence[ProblemMessage]
+) -> list[ProblemMessage]:
     """The messages with new ones before the first of their readers, who see them right after the trunk."""
     names = tuple(message.name for message in made)
-    changed: list[Message] = []
+    changed: list[ProblemMessage] = []
     for message in messages:
         if message.name not in readers:
             changed.append(message)

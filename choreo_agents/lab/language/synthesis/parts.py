@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from choreo_agents.lab.language.problem import Message, Problem
+from choreo_agents.lab.language.problem import Problem, ProblemMessage
 
 
 @dataclass(frozen=True)
-class Branch:
+class SpokenBranch:
     """What one worker was told alone, and what it says."""
 
-    private: tuple[Message, ...]
+    private: tuple[ProblemMessage, ...]
     """In the order in which the worker reads them, after the trunk; the synthesizer never sees them."""
-    words: Message
+    words: ProblemMessage
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Parts:
     answer      trunk + words of every branch + asks -> answer
     """
 
-    trunk: tuple[Message, ...]
-    branches: tuple[Branch, ...]
-    asks: tuple[Message, ...]
-    answer: Message
+    trunk: tuple[ProblemMessage, ...]
+    branches: tuple[SpokenBranch, ...]
+    asks: tuple[ProblemMessage, ...]
+    answer: ProblemMessage
 
     @classmethod
     def of(cls, problem: Problem) -> Parts:
@@ -60,12 +60,12 @@ class Parts:
         return cls(_messages(problem, trunk), branches, _messages(problem, asks), answer)
 
 
-def _branch(problem: Problem, name: str, trunk: tuple[str, ...]) -> Branch:
+def _branch(problem: Problem, name: str, trunk: tuple[str, ...]) -> SpokenBranch:
     words = problem.by_name[name]
     if words.parents[: len(trunk)] != trunk or set(words.parents) & set(problem.branches):
         raise ValueError(f"the branch {name!r} of {problem.task!r} does not see the trunk, or sees another branch")
-    return Branch(_messages(problem, words.parents[len(trunk) :]), words)
+    return SpokenBranch(_messages(problem, words.parents[len(trunk) :]), words)
 
 
-def _messages(problem: Problem, names: tuple[str, ...]) -> tuple[Message, ...]:
+def _messages(problem: Problem, names: tuple[str, ...]) -> tuple[ProblemMessage, ...]:
     return tuple(problem.by_name[name] for name in names)

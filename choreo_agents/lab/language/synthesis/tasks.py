@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, Self, runtime_checkable
 
 from choreo_agents.lab.language import vocabulary
-from choreo_agents.lab.language.problem import Message, Problem, siblings
+from choreo_agents.lab.language.problem import Problem, ProblemMessage, siblings
 from choreo_agents.lab.language.synthesis.notes import Told, own_words, with_notes
 from choreo_agents.lab.language.synthesis.spoken import SpokenHops, SpokenParts, SpokenReports
 from choreo_agents.lab.language.tasks import (
@@ -22,7 +22,7 @@ from choreo_agents.lab.language.tasks import (
     Task,
     Trajectories,
 )
-from choreo_agents.lab.language.tasks.base import SeveralQuestions, up_to
+from choreo_agents.lab.language.tasks.base import AsksSeveral, up_to
 
 MOST_IN_TRAINING = 8
 """Branches."""
@@ -78,9 +78,9 @@ class Synthesis:
         return self.draw_several(rng, 1)[0]
 
     def draw_several(self, rng: random.Random, questions: int) -> list[Problem]:
-        """As for `SeveralQuestions`; of a task that has no others, one problem."""
+        """As for `AsksSeveral`; of a task that has no others, one problem."""
         task = self.words(self.branches, self.length)
-        first, *others = task.draw_several(rng, questions) if isinstance(task, SeveralQuestions) else [task.draw(rng)]
+        first, *others = task.draw_several(rng, questions) if isinstance(task, AsksSeveral) else [task.draw(rng)]
         view = first.messages[-1].parents
         [branches] = [group for group in siblings(first, view) if len(group) > 1]
         noted = replace(with_notes(rng, first, branches, self.told, self.private), task=self.name)
@@ -154,7 +154,7 @@ def _reports(branches: int, length: int) -> Task:
     return SpokenReports(branches, min(length, 3 * len(vocabulary.PEOPLE) // branches))
 
 
-def _whose(problem: Problem, words: Message) -> list[str]:
+def _whose(problem: Problem, words: ProblemMessage) -> list[str]:
     """What is said of nobody, of the person who is asked about."""
     person = problem.by_name["problem"].text.split()[2]
     return [f"{person} has {words.text}"]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, Self, runtime_checkable
 
 from choreo_agents.lab.language import vocabulary
-from choreo_agents.lab.language.problem import Message, Problem, Role, Scorer, Stop
+from choreo_agents.lab.language.problem import Problem, ProblemMessage, Role, Scorer, Stop
 
 
 @runtime_checkable
@@ -32,7 +32,7 @@ class Task(Protocol):
 
 
 @runtime_checkable
-class SeveralQuestions(Protocol):
+class AsksSeveral(Protocol):
     """A task that asks one thing of many that its messages tell."""
 
     def draw_several(self, rng: random.Random, questions: int) -> list[Problem]:
@@ -53,7 +53,7 @@ class Draft:
             root: The public system turn.
             name: `rules` if it only says what the task is, which training text leaves out now and then.
         """
-        self._messages: list[Message] = []
+        self._messages: list[ProblemMessage] = []
         self.add(name, "system", root)
 
     @property
@@ -77,7 +77,7 @@ class Draft:
     ) -> str:
         """Append a message and return its name."""
         parents = self.names if sees is None else tuple(sees)
-        self._messages.append(Message(name, role, text, author, parents, said))
+        self._messages.append(ProblemMessage(name, role, text, author, parents, said))
         return name
 
     def say(self, name: str, text: str, author: str | None = None, sees: Iterable[str] | None = None) -> str:

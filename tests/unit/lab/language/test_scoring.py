@@ -3,7 +3,7 @@
 import pytest
 
 from choreo_agents.lab.language import draw_problem
-from choreo_agents.lab.language.problem import Message, Problem, siblings
+from choreo_agents.lab.language.problem import Problem, ProblemMessage, siblings
 from choreo_agents.lab.language.scoring import (
     AllSentences,
     Coverage,
@@ -90,11 +90,11 @@ def test_lists_read_back_as_they_were_written() -> None:
 
 def test_siblings_are_neighbours_that_have_not_seen_each_other() -> None:
     messages = (
-        Message("rules", "system", "Answer."),
-        Message("notes", "system", A, parents=("rules",)),
-        Message("q1", "user", "Ann?", parents=("rules", "notes")),
-        Message("q2", "user", "Bob?", parents=("rules", "notes")),
-        Message("said", "assistant", A, parents=("rules", "notes", "q1", "q2"), said=True),
+        ProblemMessage("rules", "system", "Answer."),
+        ProblemMessage("notes", "system", A, parents=("rules",)),
+        ProblemMessage("q1", "user", "Ann?", parents=("rules", "notes")),
+        ProblemMessage("q2", "user", "Bob?", parents=("rules", "notes")),
+        ProblemMessage("said", "assistant", A, parents=("rules", "notes", "q1", "q2"), said=True),
     )
     problem = Problem("two", messages, A, FirstSentence("said", A))
     assert siblings(problem, problem.by_name["said"].parents) == [["rules"], ["notes"], ["q1", "q2"]]

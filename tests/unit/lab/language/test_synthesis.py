@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from choreo_agents.lab.language import TASKS, Draft, Message, Problem, draw_problem, vocabulary
+from choreo_agents.lab.language import TASKS, Draft, Problem, ProblemMessage, draw_problem, vocabulary
 from choreo_agents.lab.language.synthesis import HELD_OUT, SYNTHESIS_TASKS, Parts, Synthesis, SynthesisTask
 from choreo_agents.lab.language.tasks import MajorityVote
 from choreo_agents.lab.language.tasks.base import draw_agents
@@ -16,14 +16,14 @@ A, B = "Ann has 3 red kites.", "Ann has 5 red kites."
 def merge(**changes: dict[str, object]) -> Problem:
     """Two workers, the first of whom has notes and a turn of its own."""
     messages = [
-        Message("rules", "system", "Answer."),
-        Message("problem", "user", "What does Ann have?", parents=("rules",)),
-        Message("notes 1", "system", f"Notes: {A}", parents=("rules", "problem")),
-        Message("turn 1", "user", "Go on.", parents=("rules", "problem", "notes 1")),
-        Message("one", "assistant", A, "Alice", ("rules", "problem", "notes 1", "turn 1")),
-        Message("two", "assistant", B, "Bruno", ("rules", "problem")),
-        Message("ask", "user", "What do most say?", parents=("rules", "problem", "one", "two")),
-        Message("answer", "assistant", A, "Clara", ("rules", "problem", "one", "two", "ask"), said=True),
+        ProblemMessage("rules", "system", "Answer."),
+        ProblemMessage("problem", "user", "What does Ann have?", parents=("rules",)),
+        ProblemMessage("notes 1", "system", f"Notes: {A}", parents=("rules", "problem")),
+        ProblemMessage("turn 1", "user", "Go on.", parents=("rules", "problem", "notes 1")),
+        ProblemMessage("one", "assistant", A, "Alice", ("rules", "problem", "notes 1", "turn 1")),
+        ProblemMessage("two", "assistant", B, "Bruno", ("rules", "problem")),
+        ProblemMessage("ask", "user", "What do most say?", parents=("rules", "problem", "one", "two")),
+        ProblemMessage("answer", "assistant", A, "Clara", ("rules", "problem", "one", "two", "ask"), said=True),
     ]
     changed = tuple(replace(m, **changes.get(m.name, {})) for m in messages)  # type: ignore[arg-type]
     return Problem("merge", changed, A, lambda said: float(said["answer"] == A), branches=("one", "two"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import MakeEngine
 
-from choreo_agents.lab.embedded.transcripts import Turn
+from choreo_agents.lab.embedded.transcripts import TranscriptTurn
 from choreo_agents.lab.language.synthesis import HELD_OUT, SYNTHESIS_TASKS, Parts
 from choreo_agents.lab.synthesizers.examples import (
     DIALOGUE,
@@ -90,11 +90,11 @@ def test_branches_with_several_questions_are_encoded_once(tiny: LoadedModel) -> 
 
 
 TURNS = [
-    Turn("a", "system", "Answer."),
-    Turn("b", "user", "What does Ann have?"),
-    Turn("c", "assistant", "Ann has 3 red kites.", "Alice", learn=True),
-    Turn("d", "user", "What does Bob have?"),
-    Turn("e", "assistant", "Bob has 5 blue boats.", "Alice", learn=True),
+    TranscriptTurn("a", "system", "Answer."),
+    TranscriptTurn("b", "user", "What does Ann have?"),
+    TranscriptTurn("c", "assistant", "Ann has 3 red kites.", "Alice", learn=True),
+    TranscriptTurn("d", "user", "What does Bob have?"),
+    TranscriptTurn("e", "assistant", "Bob has 5 blue boats.", "Alice", learn=True),
 ]
 
 
@@ -114,7 +114,7 @@ def test_a_dialogue_is_cut_into_trunk_branches_and_a_rest_that_is_learnt(tiny: L
 
 
 @pytest.mark.parametrize("turns", [TURNS[:2], TURNS[1:3], TURNS[:2] + TURNS[3:4], []], ids=len)
-def test_too_short_a_dialogue_is_not_cut(tiny: LoadedModel, turns: list[Turn]) -> None:
+def test_too_short_a_dialogue_is_not_cut(tiny: LoadedModel, turns: list[TranscriptTurn]) -> None:
     assert all(cut(tiny, Random(seed), turns, id="t") is None for seed in range(20))
 
 

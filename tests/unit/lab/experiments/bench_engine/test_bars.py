@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.lab.experiments.bench_engine import SCENARIOS, Measured, Report
+from choreo_agents.lab.experiments.bench_engine import SCENARIOS, Measured, SpeedReport
 from choreo_agents.lab.experiments.bench_engine import plot as plots
 from choreo_agents.lab.experiments.bench_engine.bars import EIGHT, LONG, REORDERED, SHORT, bars, losses
 from choreo_agents.lab.experiments.bench_engine.measure import ATTENTION, MATMUL_RATE, NO_ATTENTION
@@ -17,8 +17,8 @@ def measured(**seconds: float) -> dict[str, Measured]:
     return {name: Measured((each, each / 2, 2 * each)) for name, each in seconds.items()}
 
 
-def report(**scenarios: dict[str, Measured]) -> Report:
-    return Report("tiny", "float32", 1, "2.13", 3, results=scenarios)
+def report(**scenarios: dict[str, Measured]) -> SpeedReport:
+    return SpeedReport("tiny", "float32", 1, "2.13", 3, results=scenarios)
 
 
 def parts(rest: float, calls: float, bound: float) -> dict[str, float]:
