@@ -11,9 +11,9 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel
 from choreo_agents.pml.compiler import CompiledSchema, PieceKey, Scaffold, too_long
 from choreo_agents.pml.layout import ModuleSpan, SlotSpan, TextSpan
-from choreo_agents.pml.problems import Problems
+from choreo_agents.pml.markup.problems import Problems
+from choreo_agents.pml.markup.syntax import Argument, ChatTurn, Import, Path, PromptTree, Role, Text
 from choreo_agents.pml.prompt import Prompt
-from choreo_agents.pml.syntax import Argument, ChatTurn, Import, Path, PromptTree, Role, Text
 
 
 @dataclass(frozen=True)

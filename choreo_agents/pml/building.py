@@ -18,11 +18,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
-from choreo_agents.pml.checks import check_schema
-from choreo_agents.pml.problems import Problems
-from choreo_agents.pml.reading import MOST_NESTED, forbidden_character
-from choreo_agents.pml.syntax import ChatTurn, Module, Parameter, Role, SchemaNode, SchemaTree, SourcePlace, Union
-from choreo_agents.pml.whitespace import append_text, lead_of
+from choreo_agents.pml.markup.checks import check_schema
+from choreo_agents.pml.markup.problems import Problems
+from choreo_agents.pml.markup.reading import MOST_NESTED, forbidden_character
+from choreo_agents.pml.markup.syntax import (
+    ChatTurn,
+    Module,
+    Parameter,
+    Role,
+    SchemaNode,
+    SchemaTree,
+    SourcePlace,
+    Union,
+)
+from choreo_agents.pml.markup.whitespace import append_text, lead_of
 
 _HERE = SourcePlace("<python>", 1, 1)
 _MARK = re.compile("\0([^\0]*)\0")

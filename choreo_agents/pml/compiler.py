@@ -19,8 +19,8 @@ from choreo_agents.errors import PMLError, PMLProblem
 from choreo_agents.models import LoadedModel
 from choreo_agents.pml.flow import written_by
 from choreo_agents.pml.layout import ModuleSpan, SlotSpan, TextSpan, UnionSpan, lay_out
+from choreo_agents.pml.markup.syntax import Path, SourcePlace
 from choreo_agents.pml.schema import Schema
-from choreo_agents.pml.syntax import Path, SourcePlace
 
 PieceKey = str
 """`plan/miami#0`: the first piece of a module, texts and slots counted; `#0`: of the schema. In a scaffold, its

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from choreo_agents.models import ChatFormat
-from choreo_agents.pml.syntax import ChatTurn, Module, Parameter, Path, SchemaNode, SchemaTree, SourcePlace, Text, Union
+from choreo_agents.pml.markup.syntax import (
+    ChatTurn,
+    Module,
+    Parameter,
+    Path,
+    SchemaNode,
+    SchemaTree,
+    SourcePlace,
+    Text,
+    Union,
+)
 
 
 @dataclass(frozen=True)

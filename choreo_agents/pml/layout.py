@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from choreo_agents.pml.flow import ArgumentSlot, Choice, Section, Words
-from choreo_agents.pml.syntax import Path, SourcePlace
+from choreo_agents.pml.markup.syntax import Path, SourcePlace
 
 Encode = Callable[[str], list[int]]
 

@@ -16,7 +16,16 @@ from choreo_agents.models import ChatFormat, LoadedModel
 from choreo_agents.models.chat import TurnFormat
 from choreo_agents.pml import Schema, Slot
 from choreo_agents.pml.building import ModulePart, Part, TurnPart, UnionPart
-from choreo_agents.pml.syntax import ChatTurn, Module, Parameter, SchemaNode, SchemaTree, SourcePlace, Text, Union
+from choreo_agents.pml.markup.syntax import (
+    ChatTurn,
+    Module,
+    Parameter,
+    SchemaNode,
+    SchemaTree,
+    SourcePlace,
+    Text,
+    Union,
+)
 
 HERE = SourcePlace("<test>", 1, 1)
 CHAT = ChatFormat("<s>", *(TurnFormat(f"<|{role}|> ", None, "<|end|>") for role in ("system", "user", "assistant")))

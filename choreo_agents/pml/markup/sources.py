@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from choreo_agents.pml.problems import Problems
-from choreo_agents.pml.reading import forbidden_character
-from choreo_agents.pml.syntax import SourcePlace
+from choreo_agents.pml.markup.problems import Problems
+from choreo_agents.pml.markup.reading import forbidden_character
+from choreo_agents.pml.markup.syntax import SourcePlace
 
 MOST_BYTES = 1 << 26
 """Of an included file."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from xml.sax.saxutils import escape, quoteattr
 
-from choreo_agents.pml.syntax import ChatTurn, Module, Parameter, SchemaNode, SchemaTree, Text, Union
-from choreo_agents.pml.whitespace import is_settled
+from choreo_agents.pml.markup.syntax import ChatTurn, Module, Parameter, SchemaNode, SchemaTree, Text, Union
+from choreo_agents.pml.markup.whitespace import is_settled
 
 _INDENT = "  "
 

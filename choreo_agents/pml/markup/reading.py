@@ -15,8 +15,8 @@ from xml.sax.handler import ContentHandler, LexicalHandler, feature_external_ges
 from defusedxml import DefusedXmlException
 from defusedxml.expatreader import DefusedExpatParser
 
-from choreo_agents.pml.problems import Problems
-from choreo_agents.pml.syntax import SourcePlace
+from choreo_agents.pml.markup.problems import Problems
+from choreo_agents.pml.markup.syntax import SourcePlace
 
 MOST_NESTED = 100
 """Elements inside each other."""

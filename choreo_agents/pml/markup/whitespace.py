@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from choreo_agents.pml.syntax import SchemaNode, SourcePlace, Text
+from choreo_agents.pml.markup.syntax import SchemaNode, SourcePlace, Text
 
 BLANKS = " \t\n"
 """A carriage return is a character like others: XML makes line breaks of those that are not written as `&#13;`."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from choreo_agents.errors import PMLError, PMLProblem
-from choreo_agents.pml.syntax import SourcePlace
+from choreo_agents.pml.markup.syntax import SourcePlace
 
 
 class Problems:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from xml.sax.saxutils import quoteattr
 
-from choreo_agents.pml.checks import check_schema
-from choreo_agents.pml.problems import Problems, nearest
-from choreo_agents.pml.reading import RawElement, RawText, read_xml
-from choreo_agents.pml.sources import Folder
-from choreo_agents.pml.syntax import (
+from choreo_agents.pml.markup.checks import check_schema
+from choreo_agents.pml.markup.problems import Problems, nearest
+from choreo_agents.pml.markup.reading import RawElement, RawText, read_xml
+from choreo_agents.pml.markup.sources import Folder
+from choreo_agents.pml.markup.syntax import (
     ROLES,
     Argument,
     ChatTurn,
@@ -25,7 +25,7 @@ from choreo_agents.pml.syntax import (
     Text,
     Union,
 )
-from choreo_agents.pml.whitespace import Flow, append_text
+from choreo_agents.pml.markup.whitespace import Flow, append_text
 
 _TAGS = ("module", "union", "parameter", "param", "system", "user", "assistant")
 _SPACE = "xml:space"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from choreo_agents.pml import Schema
-from choreo_agents.pml.syntax import ChatTurn, Import, Module, Parameter, Text, Union
+from choreo_agents.pml.markup.syntax import ChatTurn, Import, Module, Parameter, Text, Union
 
 
 def children(inside: str) -> tuple[object, ...]:

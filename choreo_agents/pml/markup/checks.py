@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from choreo_agents.pml.problems import Problems, nearest
-from choreo_agents.pml.syntax import (
+from choreo_agents.pml.markup.problems import Problems, nearest
+from choreo_agents.pml.markup.syntax import (
     ROLES,
     ChatTurn,
     Module,
