@@ -17,7 +17,8 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.lab.experiments.bench_engine import SCENARIOS, SpeedReport, SpeedScenario, measure_all, scaled
 from choreo_agents.lab.experiments.bench_engine.bars import bars, losses
 from choreo_agents.lab.experiments.bench_engine.measure import PARTS
-from choreo_agents.lab.experiments.bench_engine.plot import require_plots, save_plot
+from choreo_agents.lab.experiments.bench_engine.plot import save_plot
+from choreo_agents.lab.showing.plots import require_plots
 from choreo_agents.models.random_llama import SHAPES, save_random_llama
 from choreo_agents.terminal.options import errors_as_lines, require_writable
 

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
-from choreo_agents.errors import InvalidRequestError
 from choreo_agents.lab.experiments.bench_engine.measure import ATTENTION, NO_ATTENTION, PARTS, SpeedReport
-
-
-def require_plots() -> None:
-    """Raises `InvalidRequestError` if matplotlib is not installed: better before a long run than after it."""
-    if find_spec("matplotlib") is None:
-        raise InvalidRequestError("a plot needs matplotlib: pip install 'choreo-agents[plots]'")
+from choreo_agents.lab.showing.plots import require_plots
 
 
 def save_plot(report: SpeedReport, path: Path) -> None:

@@ -18,11 +18,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from choreo_agents.errors import PMLError
-from choreo_agents.lab.experiments.bench_engine.plot import require_plots
 from choreo_agents.lab.experiments.bench_pml.cases import NEW_TOKENS, PromptCase, case_of_length, example_cases
 from choreo_agents.lab.experiments.bench_pml.measure import DEAR_TOKENS, REPEATS, ModuleBench
 from choreo_agents.lab.experiments.bench_pml.plot import save_plot
 from choreo_agents.lab.experiments.bench_pml.report import COLUMNS, ModuleReport, as_markdown
+from choreo_agents.lab.showing.plots import require_plots
 from choreo_agents.lab.timing.model import timed_model
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.random_llama import SHAPES

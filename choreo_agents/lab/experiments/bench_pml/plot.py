@@ -7,9 +7,9 @@ from statistics import median
 
 import numpy as np
 
-from choreo_agents.lab.experiments.bench_engine.plot import require_plots
 from choreo_agents.lab.experiments.bench_pml.measure import PLACES, WHOLE, Way
 from choreo_agents.lab.experiments.bench_pml.report import ModuleReport
+from choreo_agents.lab.showing.plots import require_plots
 
 
 def save_plot(report: ModuleReport, path: Path) -> None:

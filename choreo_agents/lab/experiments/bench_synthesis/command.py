@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from choreo_agents.lab.experiments.bench_engine.plot import require_plots
 from choreo_agents.lab.experiments.bench_synthesis.measure import (
     DEAR_TOKENS,
     REPEATS,
@@ -28,6 +27,7 @@ from choreo_agents.lab.experiments.bench_synthesis.measure import (
     key_of,
 )
 from choreo_agents.lab.experiments.bench_synthesis.report import COLUMNS, SynthesisReport, as_markdown, save_plot
+from choreo_agents.lab.showing.plots import require_plots
 from choreo_agents.lab.timing.model import timed_model
 from choreo_agents.models.random_llama import SHAPES
 from choreo_agents.terminal.options import (

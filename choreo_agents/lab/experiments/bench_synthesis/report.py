@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from choreo_agents.lab.experiments.bench_engine.plot import require_plots
 from choreo_agents.lab.experiments.bench_synthesis.measure import MERGES, PLAIN, TEXT, WAYS, Way
+from choreo_agents.lab.showing.plots import require_plots
 from choreo_agents.training.journal import Record
 
 COLUMNS = (

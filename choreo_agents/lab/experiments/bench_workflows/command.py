@@ -20,7 +20,6 @@ from rich.table import Table
 
 from choreo_agents.engine.methods import MethodName
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.lab.experiments.bench_engine.plot import require_plots
 from choreo_agents.lab.experiments.bench_workflows.measure import METHODS, WorkflowBench, key_of, measure_workflows
 from choreo_agents.lab.experiments.bench_workflows.plot import save_lengths, save_sweep
 from choreo_agents.lab.experiments.bench_workflows.report import COLUMNS, WorkflowReport, as_markdown
@@ -32,6 +31,7 @@ from choreo_agents.lab.experiments.bench_workflows.scenarios import (
     tree,
 )
 from choreo_agents.lab.rivals import Absent, ChatHuggingFaceDebate
+from choreo_agents.lab.showing.plots import require_plots
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.models.embedded import WEIGHTS
 from choreo_agents.models.random_llama import SHAPES, save_random_llama

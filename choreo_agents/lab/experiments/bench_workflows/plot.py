@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from choreo_agents.lab.experiments.bench_engine.plot import require_plots
 from choreo_agents.lab.experiments.bench_workflows.report import Setting, WorkflowReport
+from choreo_agents.lab.showing.plots import require_plots
 
 _FIGURES = (("ttft", "time to first token"), ("end_to_end_s", "end to end"))
 

@@ -7,22 +7,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from choreo_agents.lab.experiments.bench_engine.plot import require_plots
 from choreo_agents.lab.experiments.eval_dilemma.measure import (
     ALICES,
     VARIANTS,
-    DilemmaReport,
     measure_dilemma,
 )
 from choreo_agents.lab.experiments.eval_dilemma.plot import save_shifts
+from choreo_agents.lab.experiments.eval_dilemma.report import as_markdown, as_table, unread_words
+from choreo_agents.lab.showing.plots import require_plots
 from choreo_agents.terminal.options import DeviceOption, ModelOption, errors_as_lines, load, require_writable
-
-_WORDS = {"free": "no explicit strategy", "cooperate": "always cooperate", "defect": "always defect"}
 
 
 def eval_dilemma(
@@ -66,51 +62,11 @@ def eval_dilemma(
         if as_json:
             typer.echo(json.dumps(report.as_object()))
         else:
-            console.print(_table(report))
-            console.print(_unread(report), style="dim")
+            console.print(as_table(report))
+            console.print(unread_words(report), style="dim")
         if out is not None:
             out.write_text(
                 as_markdown(report, f"choreo eval dilemma --n {n} --seed {seed} --temperature {temperature:g}")
             )
         if plot is not None:
             save_shifts(report, plot)
-
-
-def _cells(report: DilemmaReport, alice: str) -> list[str]:
-    cells = [_WORDS[alice], f"{100 * report.score(alice, 'baseline').share:.1f}"]
-    for variant in VARIANTS[1:]:
-        low, high = report.difference(alice, variant).score_interval()
-        cells.append(f"{100 * report.score(alice, variant).share:.1f} ({100 * low:+.1f} to {100 * high:+.1f})")
-    return cells
-
-
-def _table(report: DilemmaReport) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD, title=f"how often Bob cooperates, % of {report.games} games", title_justify="left"
-    )
-    for column in ("Alice's strategy", *VARIANTS):
-        table.add_column(column)
-    for alice in report.cooperated:
-        table.add_row(*_cells(report, alice))
-    return table
-
-
-def _unread(report: DilemmaReport) -> str:
-    found = ", ".join(f"{variant} {count}" for variant, count in report.unread.items() if count)
-    return f"decisions of Bob's that cannot be read, counted as no cooperation: {found or 'none'}"
-
-
-def as_markdown(report: DilemmaReport, command: str) -> str:
-    """The table, with the command that makes it again."""
-    lines = [f"`{command}`", "", f"How often Bob cooperates, in % of {report.games} games.", ""]
-    lines += [f"| Alice's strategy | {' | '.join(VARIANTS)} |", "|---|--:" + "|--:" * (len(VARIANTS) - 1) + "|"]
-    lines += [f"| {' | '.join(_cells(report, alice))} |" for alice in report.cooperated]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "In brackets: 95 % interval of the difference to the baseline, which inverts McNemar's test. "
-            f"{_unread(report)}.",
-            "",
-        ]
-    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from choreo_agents.lab.experiments.bench_engine.plot import require_plots
 from choreo_agents.lab.experiments.eval_dilemma.measure import DilemmaReport
+from choreo_agents.lab.showing.plots import require_plots
 
 _COLOURS = {"choreo": "#d1495b", "leak system": "#edae49", "leak plan": "#00798c", "reencoded": "#9aa0a6"}
 

@@ -16,7 +16,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.lab.experiments.bench_engine.plot import require_plots
 from choreo_agents.lab.experiments.eval_synthesis.contenders import CONTENDERS, STORED, Contender
 from choreo_agents.lab.experiments.eval_synthesis.measure import AskedTask, Referee
 from choreo_agents.lab.experiments.eval_synthesis.plot import save_sweeps
@@ -31,6 +30,7 @@ from choreo_agents.lab.experiments.eval_synthesis.report import (
 )
 from choreo_agents.lab.experiments.eval_synthesis.sweeps import SWEPT, by_branches, by_lateness, by_length, by_order
 from choreo_agents.lab.language.synthesis import SYNTHESIS_TASKS
+from choreo_agents.lab.showing.plots import require_plots
 from choreo_agents.lab.showing.training import TrainingDisplay
 from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.synthesis.placing import SynthesisLayout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.lab.experiments.eval_dilemma.measure import ALICES, TUNED, DilemmaReport
-from choreo_agents.lab.experiments.eval_tuned.measure import COURSES, TunedReport, measure_tuned
-from choreo_agents.lab.experiments.eval_untuned.command import table_lines, untuned_table
-from choreo_agents.lab.experiments.eval_untuned.measure import TITLES
+from choreo_agents.lab.experiments.eval_tuned.measure import COURSES, measure_tuned
+from choreo_agents.lab.experiments.eval_tuned.report import as_markdown, as_object, dilemma_lines
+from choreo_agents.lab.experiments.eval_untuned.report import TABLES, untuned_table
 from choreo_agents.lab.playing.many_items import PlayProgress
 from choreo_agents.lab.showing.training import TrainingDisplay
 from choreo_agents.terminal.options import (
@@ -27,9 +25,6 @@ from choreo_agents.terminal.options import (
     require_writable,
     typed_command,
 )
-
-TABLES = (1, 2, 4)
-_ALICE = {"free": "no explicit strategy", "cooperate": "always cooperate", "defect": "always defect"}
 
 
 def tuned(
@@ -83,13 +78,13 @@ def tuned(
         chosen = "" if workflows is None else f" --workflows {shlex.quote(workflows)}"
         command = f"choreo eval tuned --n {n} --seed {seed}{chosen} --out {shlex.quote(str(out))}"
         if as_json:
-            typer.echo(json.dumps(_as_object(found), indent=2))
+            typer.echo(json.dumps(as_object(found), indent=2))
         else:
             for table in TABLES:
                 if any(found.played.lines(table)):
                     console.print(untuned_table(found.played, table))
             if found.dilemma is not None:
-                console.print("\n".join(_dilemma_lines(found.dilemma)), markup=False)
+                console.print("\n".join(dilemma_lines(found.dilemma)), markup=False)
         if report is not None:
             report.write_text(as_markdown(found, command, loaded.adapter.fingerprint))
             console.print(f"[dim]written to {escape(str(report))}[/]")
@@ -106,51 +101,3 @@ def _only(names: str | None) -> frozenset[str] | None:
             f"there is no workflow {unknown[0]!r} in the tables: there are {', '.join(sorted(known))}"
         )
     return frozenset(wanted)
-
-
-def _as_object(found: TunedReport) -> dict[str, object]:
-    tables = {table: [asdict(line) for line in found.played.lines(table)] for table in TABLES}
-    return {"tables": tables, "dilemma": found.dilemma and asdict(found.dilemma), "cards": found.cards}
-
-
-def as_markdown(found: TunedReport, command: str, weights: str) -> str:
-    """All tables, with the command that makes them again."""
-    text = [f"`{command}`", "", f"Weights: `{weights[:16]}`. In brackets 95 % intervals.", ""]
-    for table in TABLES:
-        if table == 4 and found.dilemma is not None:
-            text += ["## Table 3: how often Bob cooperates", "", *_dilemma_lines(found.dilemma), ""]
-        if any(found.played.lines(table)):
-            text += [f"## {TITLES[table]}", "", *table_lines(found.played, table), ""]
-    text += ["## What was trained", "", *_course_lines(found)]
-    return "\n".join([*text, ""])
-
-
-def _dilemma_lines(report: DilemmaReport) -> list[str]:
-    lines = ["| Alice is told | baseline | choreo | to the baseline | choreo + tuned | to the baseline |"]
-    lines.append("|---|--:|--:|--:|--:|--:|")
-    for alice in ALICES:
-        cells = [f"{100 * report.score(alice, 'baseline').share:.1f}"]
-        for variant in ("choreo", TUNED):
-            difference = report.difference(alice, variant)
-            low, high = difference.score_interval()
-            cells.append(f"{100 * report.score(alice, variant).share:.1f}")
-            cells.append(f"{100 * difference.share:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})")
-        lines.append(f"| {_ALICE[alice]} | {' | '.join(cells)} |")
-    return lines
-
-
-def _course_lines(found: TunedReport) -> list[str]:
-    """What each adapter took."""
-    lines = [
-        "| adapter | share of the model | traces | best epoch | steps | held-out loss | held-out score | minutes |"
-    ]
-    lines.append("|---|--:|--:|--:|--:|--:|--:|--:|")
-    for name, card in found.cards.items():
-        before, best = card["untuned"], card["best"]
-        lines.append(
-            f"| {name} | {card['share_of_model']:.1%} | {card['traces']['traces']} | {card['best_epoch']} | "
-            f"{card['steps']} | "
-            f"{before['loss']:.3f} to {best['loss']:.3f} | {before['score']:.3f} to {best['score']:.3f} | "
-            f"{card['minutes']:.1f} |"
-        )
-    return lines

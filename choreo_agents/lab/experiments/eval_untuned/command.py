@@ -9,21 +9,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.lab.evaluation.intervals import Interval
-from choreo_agents.lab.experiments.eval_untuned.measure import TITLES, TRIALS, Line, UntunedReport, measure_untuned
+from choreo_agents.lab.experiments.eval_untuned.measure import TRIALS, measure_untuned
+from choreo_agents.lab.experiments.eval_untuned.report import TABLES, as_markdown, untuned_table
 from choreo_agents.lab.language import Split
 from choreo_agents.lab.playing.many_items import PlayProgress
 from choreo_agents.sampling import Sampling
 from choreo_agents.terminal.options import DeviceOption, ModelOption, errors_as_lines, load, require_writable
-
-TABLES = (1, 2, 4)
 
 
 def untuned(
@@ -91,60 +87,3 @@ def untuned(
             command = f"choreo eval untuned{named} --n {n} --seed {seed} --split {split} --temperature {temperature:g}"
             report.write_text(as_markdown(found, command, loaded.adapter.fingerprint))
             console.print(f"[dim]written to {escape(str(report))}[/]")
-
-
-def _columns(lines: list[Line]) -> list[str]:
-    gains = any(line.gain is not None for line in lines)
-    # Where there is a single call to compare with, further shares are not about answers.
-    parts = [] if gains else list(dict.fromkeys(part for line in lines for part in line.outcome.parts))
-    return ["workflow", "method", "%", "to the baseline", *(["to a single call"] if gains else []), *parts]
-
-
-def _cells(line: Line, columns: list[str]) -> list[str]:
-    outcome = line.outcome
-    assert outcome.share is not None
-    cells = {
-        "workflow": line.trial.name,
-        "method": outcome.name,
-        "%": f"{100 * outcome.share:.1f}{_interval(outcome.interval, '.1f')}",
-        "to the baseline": _signed(outcome.difference, outcome.difference_interval),
-        "to a single call": _signed(*line.gain) if line.gain is not None else "",
-        **{part: f"{100 * share:.1f}" for part, share in outcome.parts.items()},
-    }
-    return [cells.get(column, "") for column in columns]
-
-
-def _signed(difference: float | None, interval: Interval | None) -> str:
-    return "" if difference is None else f"{100 * difference:+.1f}{_interval(interval, '+.1f')}"
-
-
-def _interval(interval: Interval | None, style: str) -> str:
-    return "" if interval is None else f" ({100 * interval[0]:{style}} to {100 * interval[1]:{style}})"
-
-
-def untuned_table(report: UntunedReport, number: int) -> Table:
-    """One of the paper's tables for the terminal."""
-    lines = list(report.lines(number))
-    table = Table(box=box.SIMPLE_HEAD, title=TITLES[number], title_justify="left")
-    columns = _columns(lines)
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("workflow", "method") else "right")
-    for line in lines:
-        table.add_row(*_cells(line, columns))
-    return table
-
-
-def as_markdown(report: UntunedReport, command: str, weights: str) -> str:
-    """All tables, with the command that makes them again."""
-    text = [f"`{command}`", "", f"Weights: `{weights[:16]}`. In brackets 95 % intervals.", ""]
-    for number in TABLES:
-        text += [f"## {TITLES[number]}", "", *table_lines(report, number), ""]
-    return "\n".join(text)
-
-
-def table_lines(report: UntunedReport, number: int) -> list[str]:
-    """One of the paper's tables in Markdown."""
-    lines = list(report.lines(number))
-    columns = _columns(lines)
-    head = [f"| {' | '.join(columns)} |", "|---|---" + "|--:" * (len(columns) - 2) + "|"]
-    return [*head, *(f"| {' | '.join(_cells(line, columns))} |" for line in lines)]

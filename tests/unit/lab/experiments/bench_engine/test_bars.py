@@ -65,6 +65,6 @@ def test_a_run_is_drawn(tmp_path: Path) -> None:
 
 
 def test_without_matplotlib_a_plot_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots, "find_spec", lambda name: None)
+    monkeypatch.setattr("choreo_agents.lab.showing.plots.find_spec", lambda name: None)
     with pytest.raises(InvalidRequestError, match=r"choreo-agents\[plots\]"):
-        plots.require_plots()
+        plots.save_plot(report(), Path("nowhere.png"))
