@@ -109,7 +109,7 @@ def cache_trace(
     adapter: str | None = None,
     boundaries: bool = False,
 ) -> Trace:
-    """The answer from the workers' own encodings, placed as `play_synthesis` places them.
+    """The answer from the workers' own encodings, placed as `place_branches` says.
 
     Args:
         fan: What is said by whom.

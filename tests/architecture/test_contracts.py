@@ -30,6 +30,14 @@ PLANTED = {
 """By the contract that it breaks: a file, and what it imports."""
 
 
+def test_the_product_names_the_lab_in_the_table_of_commands_alone() -> None:
+    """Also where no import would show it."""
+    package = ROOT / "choreo_agents"
+    product = [path for path in package.rglob("*.py") if not path.is_relative_to(package / "lab")]
+    naming = [path.relative_to(package).as_posix() for path in product if "choreo_agents.lab" in path.read_text()]
+    assert naming == ["cli/commands.py"]
+
+
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package's Python files, and the contracts."""
