@@ -29,12 +29,13 @@ test-lowest: $(LOWEST)/.installed  ## Run all tests on the oldest torch and tran
 
 install: $(STAMP)  ## Create .venv and install the package with its development tools
 
-check: $(STAMP)  ## Format, lint, types, layers and size budget, without changing anything
+check: $(STAMP)  ## Format, lint, types, layers, size budget and rooms, without changing anything
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python tests/architecture/size_budget.py
+	@$(BIN)/python tests/architecture/rooms.py
 
 format: $(STAMP)  ## Format and fix what can be fixed
 	@$(BIN)/ruff format .

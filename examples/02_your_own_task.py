@@ -4,10 +4,10 @@ import random
 from dataclasses import dataclass, replace
 
 from choreo_agents import Engine
-from choreo_agents.evaluation import evaluate
-from choreo_agents.language import Draft, Problem
-from choreo_agents.language.scoring import FirstSentence
-from choreo_agents.language.sentences import draw_facts, notes_text
+from choreo_agents.lab.evaluation import evaluate
+from choreo_agents.lab.language import Draft, Problem
+from choreo_agents.lab.language.scoring import FirstSentence
+from choreo_agents.lab.language.sentences import draw_facts, notes_text
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@
 from collections import Counter
 
 from choreo_agents import END, START, Agent, ChoreoGraph, Engine, Sampling, Worker, send
-from choreo_agents.language.vocabulary import AGENTS
+from choreo_agents.lab.language.vocabulary import AGENTS
 
 *THINKERS, VOTER, CHECKER = AGENTS[:8]
 VOTE = "I vote for"

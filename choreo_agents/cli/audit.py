@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -13,17 +11,16 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from choreo_agents.bench.edges import EdgeFigures, measure_edges, read_inputs, shared_edges
-from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load
+from choreo_agents.cli.commands import SHOW_EDGES
+from choreo_agents.cli.lazy import found
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph import START, AuditReport, ChoreoGraph, CompiledChoreoGraph, Policy
 from choreo_agents.graph.audit import Finding
 from choreo_agents.graph.drawing import draw_audit
 from choreo_agents.graph.visibility import Mode, Rule
-from choreo_agents.models import LoadedModel
+from choreo_agents.terminal.options import DeviceOption, ModelOption, errors_as_lines, load
 
 _CHANNELS = {"encoding": "[red]encoding[/]", "words": "[yellow]words[/]"}
 
@@ -73,7 +70,7 @@ def audit(
     with errors_as_lines(console):
         graph = _changed(load_graph(target), rules or [], keep or [])
         if measure is not None:
-            _measured(console, graph, measure, out, load(console, model, device), as_json=as_json)
+            found(SHOW_EDGES)(console, graph, measure, out, load(console, model, device), as_json=as_json)
             return
         report = graph.audit()
         if as_json:
@@ -100,16 +97,16 @@ def load_graph(target: str) -> ChoreoGraph:
         module = importlib.import_module(module_name.removesuffix(".py").replace("/", "."))
     except ModuleNotFoundError as error:
         raise InvalidRequestError(f"there is no module {module_name!r}: {error}") from error
-    found: Any = module
+    named: Any = module
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if callable(found) and not isinstance(found, ChoreoGraph | CompiledChoreoGraph):
-        found = found()
-    if isinstance(found, CompiledChoreoGraph):
-        found = found.builder
-    if not isinstance(found, ChoreoGraph):
-        raise InvalidRequestError(f"{target!r} is no ChoreoGraph, and does not make one: it is {found!r}")
-    return found
+        named = getattr(named, part, None)
+    if callable(named) and not isinstance(named, ChoreoGraph | CompiledChoreoGraph):
+        named = named()
+    if isinstance(named, CompiledChoreoGraph):
+        named = named.builder
+    if not isinstance(named, ChoreoGraph):
+        raise InvalidRequestError(f"{target!r} is no ChoreoGraph, and does not make one: it is {named!r}")
+    return named
 
 
 def _changed(graph: ChoreoGraph, rules: list[str], keep: list[str]) -> ChoreoGraph:
@@ -162,46 +159,3 @@ def _cut(finding: Finding) -> str:
         return "[dim]no other rule[/]"
     how = Rule().without(finding.channel).words()
     return "\n".join(f"{source} -> {reader}: {how}" for source, reader in finding.cut)
-
-
-def _measured(
-    console: Console, graph: ChoreoGraph, path: Path, out: Path | None, model: LoadedModel, *, as_json: bool
-) -> None:
-    inputs = read_inputs(path)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("runs", total=len(inputs) * (1 + len(shared_edges(graph))))
-        found = measure_edges(graph, inputs, model=model, out=out, on_progress=lambda: progress.advance(bar))
-    if as_json:
-        typer.echo(json.dumps([asdict(each) for each in found], indent=2))
-        return
-    title = (
-        f"what each shared edge saves and changes, on {len(inputs)} inputs: the same words with that edge re-encoded"
-    )
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    probed = any(each.probe_shared is not None for each in found)
-    names = ["edge", "advice", "tokens saved", "first token", "KL, nats a token", "same choice", "probe"]
-    for column in names if probed else names[:-1]:
-        named = column in ("edge", "advice")
-        width = 11 if column.startswith("KL") else None
-        table.add_column(column, justify="left" if named else "right", no_wrap=named, min_width=width)
-    for each in found:
-        table.add_row(*_edge_cells(each)[: len(table.columns)])
-    console.print(table)
-    console.print("[dim]Below each: 95 % intervals over inputs.[/]")
-    if probed:
-        console.print("[dim]Probe: how often a linear map reads the label, shared and re-encoded.[/]")
-
-
-def _edge_cells(each: EdgeFigures) -> tuple[str, ...]:
-    source = "input" if each.source == START else each.source
-    probe = "" if each.probe_shared is None else f"{each.probe_shared:.2f}, {each.probe_reencoded:.2f}"
-    return (
-        f"{source} -> {each.reader}",
-        each.advice,
-        f"{each.tokens_saved:.0f} ({each.share_saved:.0%})",
-        f"{1000 * each.ttft_saved_s:+.1f} ms",
-        f"{each.kl:.3f}\n[dim]{each.kl_interval[0]:.3f}–{each.kl_interval[1]:.3f}[/]",
-        f"{each.agreement:.0%}\n[dim]{each.agreement_interval[0]:.0%}–{each.agreement_interval[1]:.0%}[/]",
-        probe,
-    )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from choreo_agents.cli.lazy import Command, Group
 
 WORKFLOWS = {
-    "direct": "One agent answers at once.",
     "debate": "Agents answer in parallel rounds, each hearing the others' last answers (MADpar).",
+    "direct": "One agent answers at once.",
     "iterative_debate": "Two sides speak in turns until a moderator ends it (MADiter).",
     "tree_of_thoughts": "Candidates side by side, votes, and an answer from the best (ToT).",
     "branch_solve_merge": "A plan in parts, parallel solvers, and a merge (BSM).",
@@ -15,57 +15,53 @@ WORKFLOWS = {
 }
 """What each case says of itself, without importing it."""
 
+# What the product takes from the lab: by name, as its commands are found, and not before it is wanted.
+CASES = "choreo_agents.lab.cases:CASES"
+"""What each workflow is given, and what its result is worth."""
+SCORE_ITEMS = "choreo_agents.lab.experiments.eval_workflow.command:score_items"
+"""Plays a file of items, and shows what they are worth."""
+DRAW_DEBATE = "choreo_agents.lab.language.tasks.record_debate:debate_drawn"
+"""What a debate is about."""
+MOST_REPORTS = "choreo_agents.lab.language.tasks.record_debate:REPORTS"
+SHOW_EDGES = "choreo_agents.lab.experiments.audit_edges.report:show_edges"
+"""Measures what each shared edge of a graph saves and changes."""
+FROM_LAB = (CASES, SCORE_ITEMS, DRAW_DEBATE, MOST_REPORTS, SHOW_EDGES)
+
 
 def _of_workflows(place: str) -> dict[str, Command]:
     """A command for each workflow."""
     return {name.replace("_", "-"): Command(place, summary, workflow=name) for name, summary in WORKFLOWS.items()}
 
 
-_RUN = Group(
-    "Run a workflow and watch it.",
-    {
-        # First in the list, and not as the other workflows are: it also compares what the methods cost.
-        "debate": Command(
-            "choreo_agents.cli.run:debate",
-            "Agents with system prompts of their own debate over one record in parallel rounds (MADpar).",
-        ),
-        **{
-            name: each for name, each in _of_workflows("choreo_agents.cli.run:run_workflow").items() if name != "debate"
-        },
-        "dilemma": Command(
-            "choreo_agents.cli.dilemma:run_dilemma",
-            "Alice and Bob plan in private, talk, and decide: how much of her plan does he see?",
-        ),
-    },
-)
+_RUN = Group("Run a workflow and watch it.", _of_workflows("choreo_agents.cli.run.workflow:run_workflow"))
 _EVAL = Group(
     "Score answers, with intervals.",
     {
         "language": Command(
-            "choreo_agents.cli.evaluate:language",
+            "choreo_agents.lab.experiments.eval_language.command:language",
             "How well a model speaks the embedded language: accuracy by task, with 95 % intervals.",
         ),
-        **_of_workflows("choreo_agents.cli.evaluate:eval_workflow"),
+        **_of_workflows("choreo_agents.lab.experiments.eval_workflow.command:eval_workflow"),
         "dilemma": Command(
-            "choreo_agents.cli.dilemma:eval_dilemma",
+            "choreo_agents.lab.experiments.eval_dilemma.command:eval_dilemma",
             "How often Bob cooperates, by what he sees of Alice, on the same games (table 3 and figure 8 of the "
             "paper).",
         ),
         "untuned": Command(
-            "choreo_agents.cli.untuned:untuned",
+            "choreo_agents.lab.experiments.eval_untuned.command:untuned",
             "All workflows on the embedded language, untuned: tables 1, 2 and 4 of Prompt Choreography.",
         ),
         "tuned": Command(
-            "choreo_agents.cli.tuned:tuned",
+            "choreo_agents.lab.experiments.eval_tuned.command:tuned",
             "All workflows before and after distillation: tables 1 to 4 of Prompt Choreography.",
         ),
         "synthesis": Command(
-            "choreo_agents.cli.eval_synthesis:synthesis",
+            "choreo_agents.lab.experiments.eval_synthesis.command:synthesis",
             "Merge branches on eleven tasks: what re-anchoring, cache mapper and adapter are each worth "
             "(Parallel-Synthesis).",
         ),
         "pml": Command(
-            "choreo_agents.cli.eval_pml:pml",
+            "choreo_agents.lab.experiments.eval_pml.command:pml",
             "What encoding documents apart costs: fourteen kinds of questions about several documents (Prompt "
             "Cache, table 1).",
         ),
@@ -75,23 +71,23 @@ _BENCH = Group(
     "Measure, with counts and intervals.",
     {
         "debate": Command(
-            "choreo_agents.cli.bench:debate",
+            "choreo_agents.lab.experiments.bench_debate.command:debate",
             "How often debates end in the right answer: agents that share caches, and agents that pass text.",
         ),
         "engine": Command(
-            "choreo_agents.cli.bench_engine:engine",
+            "choreo_agents.lab.experiments.bench_engine.command:engine",
             "First tokens and decode steps, beside every other engine that is installed, on the same weights.",
         ),
         "workflows": Command(
-            "choreo_agents.cli.bench_workflows:workflows",
+            "choreo_agents.lab.experiments.bench_workflows.command:workflows",
             "The paper's workflows, word for word the same under every method (tables 4 and 5, figures 5 and 7).",
         ),
         "synthesis": Command(
-            "choreo_agents.cli.bench_synthesis:synthesis",
+            "choreo_agents.lab.experiments.bench_synthesis.command:synthesis",
             "The first token about branches: merged from their caches, and from their words put one after the other.",
         ),
         "pml": Command(
-            "choreo_agents.cli.bench_pml:pml",
+            "choreo_agents.lab.experiments.bench_pml.command:pml",
             "The first token of a prompt: its modules in every memory, and everything encoded from text (Prompt "
             "Cache, 5.4).",
         ),
@@ -101,17 +97,17 @@ _TRAIN = Group(
     "Train, resumably.",
     {
         "embedded": Command(
-            "choreo_agents.cli.train:embedded",
+            "choreo_agents.lab.experiments.train_embedded.command:embedded",
             "Train the embedded model from nothing: about 75 minutes on two CPU cores.",
         ),
         "synthesizer": Command(
-            "choreo_agents.cli.train_synthesizer:synthesizer",
+            "choreo_agents.lab.experiments.train_synthesizer.command:synthesizer",
             "Teach a model to merge branches from their caches: an adapter for the synthesizer, a mapper for "
             "what it reads.",
         ),
         "distill": Group(
             "Teach a model to read the caches of a workflow: an adapter, from the workflow's own ordinary runs.",
-            _of_workflows("choreo_agents.cli.distill:distill_workflow"),
+            _of_workflows("choreo_agents.lab.experiments.train_distill.command:distill_workflow"),
         ),
     },
 )
@@ -148,10 +144,11 @@ _PML = Group(
             "Show the positions of a schema's texts, slots, modules and unions, as a model's tokenizer counts them.",
         ),
         "run": Command(
-            "choreo_agents.cli.pml_run:run_prompt", "Answer a prompt over encoded modules; then show what that saves."
+            "choreo_agents.lab.experiments.pml_run.command:run_prompt",
+            "Answer a prompt over encoded modules; then show what that saves.",
         ),
         "memory": Command(
-            "choreo_agents.cli.pml_run:memory",
+            "choreo_agents.lab.experiments.pml_memory.command:memory",
             "Show what a cached token takes in each memory: measured, for the embedded model and any others.",
         ),
     },

@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from choreo_agents.bench.debate import DebateSetting, hold
-from choreo_agents.cli.options import AgentsOption, DeviceOption, ModelOption, RoundsOption, errors_as_lines, load
+from choreo_agents.cli.commands import DRAW_DEBATE
+from choreo_agents.cli.lazy import found
 from choreo_agents.engine.memory_map import TIERS, MemoryMap
-from choreo_agents.language.tasks.debate import debate_problem
+from choreo_agents.terminal.options import AgentsOption, DeviceOption, ModelOption, RoundsOption, errors_as_lines, load
+from choreo_agents.workflows.debating import DebateSetting, hold
 
 _WHERE = {"device": "pool", "host": "host", "disk": "disk", "lineage": "lineage"}
 
@@ -48,7 +49,7 @@ def memory(
         token = loaded.adapter.geometry.bytes_per_token
         setting = DebateSetting(
             loaded,
-            debate_problem(seed, agents=agents),
+            found(DRAW_DEBATE)(seed, agents=agents, reports=0),
             rounds,
             seed=seed,
             kv_budget_bytes=pool_tokens * token,
@@ -56,17 +57,17 @@ def memory(
             disk=disk,
         )
         with console.status("holding the debate ..."):
-            found = hold(setting, "choreo").memory
+            memory_map = hold(setting, "choreo").memory
         if as_json:
-            typer.echo(json.dumps(found.as_object(), indent=2))
+            typer.echo(json.dumps(memory_map.as_object(), indent=2))
             return
-        console.print(_tiers(found))
-        console.print(_authors(found))
+        console.print(_tiers(memory_map))
+        console.print(_authors(memory_map))
         console.print(
-            f"{found.hit_rate:.0%} of the tokens that calls read or asked for were found encoded. Messages: "
-            f"{found.evicted} left the pool, {found.restored_from_host} came back from the host, "
-            f"{found.restored_from_disk} from the disk; {found.lost} left the last tier, "
-            f"{found.recomputed} were computed again."
+            f"{memory_map.hit_rate:.0%} of the tokens that calls read or asked for were found encoded. Messages: "
+            f"{memory_map.evicted} left the pool, {memory_map.restored_from_host} came back from the host, "
+            f"{memory_map.restored_from_disk} from the disk; {memory_map.lost} left the last tier, "
+            f"{memory_map.recomputed} were computed again."
         )
 
 

@@ -13,9 +13,15 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
-from choreo_agents.cli.waiting import waiting
+from choreo_agents.terminal.waiting import waiting
 
 HELP_OPTION = "--help"
+
+
+def found(place: str) -> Any:
+    """What `module:name` is, the module imported."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
 
 
 @dataclass(frozen=True)
@@ -35,8 +41,8 @@ class Command:
 
     def load(self) -> Callable[..., None]:
         """The function, its module imported."""
-        found: Callable[..., Any] = getattr(import_module(self.module), self.place.partition(":")[2])
-        made: Callable[..., None] = found if self.workflow is None else found(self.workflow)
+        named = found(self.place)
+        made: Callable[..., None] = named if self.workflow is None else named(self.workflow)
         return made
 
 

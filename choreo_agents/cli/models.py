@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from choreo_agents.attention.rope import PureRotation
-from choreo_agents.cli.options import DeviceOption, errors_as_lines, load
 from choreo_agents.models.random_llama import SHAPES, save_random_llama
+from choreo_agents.terminal.options import DeviceOption, errors_as_lines, load
 
 ShapeName = Literal["smollm2-135m", "six-layers", "llama-8b"]
 assert set(get_args(ShapeName)) == set(SHAPES)

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load
 from choreo_agents.pml import Schema, compile_schema
 from choreo_agents.pml.checking import check_files
 from choreo_agents.pml.layout import ModuleSpan, SlotSpan, Span, TextSpan, UnionSpan
+from choreo_agents.terminal.options import DeviceOption, ModelOption, errors_as_lines, load
 
 _SHOWN = 60
 """Characters of a text."""

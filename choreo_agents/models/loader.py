@@ -15,8 +15,7 @@ from choreo_agents.errors import InvalidRequestError, UnsupportedModelError
 from choreo_agents.models.adapter import ModelAdapter, max_positions
 from choreo_agents.models.chat import ChatFormat, Role
 from choreo_agents.models.discovery import discover_attention
-from choreo_agents.models.embedded import WEIGHTS
-from choreo_agents.models.embedded.tokenizer import build_tokenizer
+from choreo_agents.models.embedded import WEIGHTS, vocabulary
 from choreo_agents.models.located import located
 from choreo_agents.models.prepacked import prepack
 from choreo_agents.models.support import (
@@ -49,7 +48,7 @@ class LoadedModel:
     @property
     def speaks_embedded(self) -> bool:
         """Whether its words are those of the embedded language: the model that ships, or one that replaces it."""
-        return bool(self.tokenizer.get_vocab() == build_tokenizer().get_vocab())
+        return bool(self.tokenizer.get_vocab() == vocabulary())
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; none are added."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from choreo_agents.models.embedded.tokenizer import build_tokenizer
+from choreo_agents.models.embedded import TOKENIZER_FILES, WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -69,4 +70,5 @@ def save_random_llama(
         LlamaForCausalLM(config).save_pretrained(folder)
     finally:
         torch.set_default_dtype(usual)
-    build_tokenizer().save_pretrained(folder)
+    for name in TOKENIZER_FILES:
+        shutil.copy(WEIGHTS / name, folder / name)

@@ -2,7 +2,7 @@
 
 from choreo_agents.pml.assembling import Assembly, FreshText, PlacedPiece, compile_prompt
 from choreo_agents.pml.building import Slot, assistant, module, module_of, slot, system, union, user
-from choreo_agents.pml.compiler import CompiledSchema, Piece, PieceKey, SlotUse, compile_schema
+from choreo_agents.pml.compiler import CompiledSchema, PieceKey, SchemaPiece, SlotUse, compile_schema
 from choreo_agents.pml.library import EncodedModule, SchemaLibrary
 from choreo_agents.pml.prompt import Prompt
 from choreo_agents.pml.schema import Schema
@@ -13,13 +13,13 @@ __all__ = [
     "CompiledSchema",
     "EncodedModule",
     "FreshText",
-    "Piece",
     "PieceKey",
     "PlacedPiece",
     "Prompt",
     "PromptView",
     "Schema",
     "SchemaLibrary",
+    "SchemaPiece",
     "Slot",
     "SlotUse",
     "assistant",

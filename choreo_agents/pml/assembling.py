@@ -11,9 +11,9 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel
 from choreo_agents.pml.compiler import CompiledSchema, PieceKey, Scaffold, too_long
 from choreo_agents.pml.layout import ModuleSpan, SlotSpan, TextSpan
-from choreo_agents.pml.problems import Problems
+from choreo_agents.pml.markup.problems import Problems
+from choreo_agents.pml.markup.syntax import Argument, ChatTurn, Import, Path, PromptTree, Role, Text
 from choreo_agents.pml.prompt import Prompt
-from choreo_agents.pml.syntax import Argument, Import, Path, PromptTree, Role, Text, Turn
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class _Assembling:
             self.problems.add(argument.place, message, f"at most {span.length}")
         self._place(tokens, span.start, None, "argument", module)
 
-    def _encoded(self, node: Text | Turn) -> tuple[Role | None, tuple[int, ...]]:
+    def _encoded(self, node: Text | ChatTurn) -> tuple[Role | None, tuple[int, ...]]:
         if isinstance(node, Text):
             return None, tuple(self.model.encode(node.text))
         words = "".join(child.text for child in node.children if isinstance(child, Text))
@@ -198,7 +198,7 @@ class _Mark:
     event: Literal["open", "close", "text"]
     path: Path
     """Of the import, or of that which the text stands in."""
-    node: Text | Turn | None = None
+    node: Text | ChatTurn | None = None
 
 
 def _marks(tree: PromptTree | Import, path: Path) -> Iterator[_Mark]:

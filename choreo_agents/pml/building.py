@@ -18,13 +18,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
-from choreo_agents.pml.checks import check_schema
-from choreo_agents.pml.problems import Problems
-from choreo_agents.pml.reading import MOST_NESTED, forbidden_character
-from choreo_agents.pml.syntax import Module, Parameter, Place, Role, SchemaNode, SchemaTree, Turn, Union
-from choreo_agents.pml.whitespace import append_text, lead_of
+from choreo_agents.pml.markup.checks import check_schema
+from choreo_agents.pml.markup.problems import Problems
+from choreo_agents.pml.markup.reading import MOST_NESTED, forbidden_character
+from choreo_agents.pml.markup.syntax import (
+    ChatTurn,
+    Module,
+    Parameter,
+    Role,
+    SchemaNode,
+    SchemaTree,
+    SourcePlace,
+    Union,
+)
+from choreo_agents.pml.markup.whitespace import append_text, lead_of
 
-_HERE = Place("<python>", 1, 1)
+_HERE = SourcePlace("<python>", 1, 1)
 _MARK = re.compile("\0([^\0]*)\0")
 """Stands for a parameter in a text; XML could not hold it, so no text means it."""
 
@@ -56,7 +65,7 @@ class ModulePart:
     slots: Mapping[str, Slot]
     cache: bool
     confidential: bool
-    place: Place
+    place: SourcePlace
 
 
 @dataclass(frozen=True)
@@ -152,9 +161,9 @@ def build(name: str, content: Content | Writer, scaffolds: Iterable[Iterable[str
     return tree
 
 
-def _place(function: Writer) -> Place:
+def _place(function: Writer) -> SourcePlace:
     code = getattr(function, "__code__", None)
-    return _HERE if code is None else Place(Path(code.co_filename).name, code.co_firstlineno, 1)
+    return _HERE if code is None else SourcePlace(Path(code.co_filename).name, code.co_firstlineno, 1)
 
 
 def _called(function: Writer) -> tuple[Mapping[str, Slot], tuple[Part, ...]]:
@@ -176,7 +185,7 @@ class _Builder:
         self.problems = problems
 
     def nodes(
-        self, parts: Iterable[Part], slots: Mapping[str, Slot], place: Place, depth: int
+        self, parts: Iterable[Part], slots: Mapping[str, Slot], place: SourcePlace, depth: int
     ) -> tuple[SchemaNode, ...]:
         """The nodes of a module; of a schema; each of its slots must be there once."""
         nodes: list[SchemaNode] = []
@@ -191,7 +200,7 @@ class _Builder:
         nodes: list[SchemaNode],
         parts: Iterable[Part],
         slots: Mapping[str, Slot],
-        place: Place,
+        place: SourcePlace,
         used: list[str],
         depth: int,
     ) -> None:
@@ -209,7 +218,7 @@ class _Builder:
             elif isinstance(part, TurnPart):
                 inner: list[SchemaNode] = []
                 self._add(inner, part.parts, slots, place, used, depth + 1)
-                nodes.append(Turn(part.role, tuple(inner), place))
+                nodes.append(ChatTurn(part.role, tuple(inner), place))
             else:
                 self.problems.add(place, f"{part!r} is no part of a schema", "text, a module, a union or a turn")
 
@@ -220,7 +229,7 @@ class _Builder:
         return Module(part.name, children, part.place, part.cache, part.confidential)
 
     def _text(
-        self, nodes: list[SchemaNode], text: str, slots: Mapping[str, Slot], place: Place, used: list[str]
+        self, nodes: list[SchemaNode], text: str, slots: Mapping[str, Slot], place: SourcePlace, used: list[str]
     ) -> None:
         for number, piece in enumerate(_MARK.split(text)):
             if number % 2 == 0:

@@ -9,12 +9,12 @@ from choreo_agents.errors import PMLError, PMLProblem
 from choreo_agents.models import LoadedModel
 from choreo_agents.pml.assembling import compile_prompt
 from choreo_agents.pml.compiler import CompiledSchema, compile_schema
-from choreo_agents.pml.parser import parse_document
-from choreo_agents.pml.problems import Problems, nearest
+from choreo_agents.pml.markup.parser import parse_document
+from choreo_agents.pml.markup.problems import Problems, nearest
+from choreo_agents.pml.markup.sources import Folder, read_document
+from choreo_agents.pml.markup.syntax import PromptTree, SchemaTree
 from choreo_agents.pml.prompt import resolve
 from choreo_agents.pml.schema import Schema
-from choreo_agents.pml.sources import Folder, read_document
-from choreo_agents.pml.syntax import PromptTree, SchemaTree
 
 
 def check_files(paths: Sequence[Path], model: LoadedModel | None = None) -> tuple[PMLProblem, ...]:

@@ -19,8 +19,8 @@ from choreo_agents.errors import PMLError, PMLProblem
 from choreo_agents.models import LoadedModel
 from choreo_agents.pml.flow import written_by
 from choreo_agents.pml.layout import ModuleSpan, SlotSpan, TextSpan, UnionSpan, lay_out
+from choreo_agents.pml.markup.syntax import Path, SourcePlace
 from choreo_agents.pml.schema import Schema
-from choreo_agents.pml.syntax import Path, Place
 
 PieceKey = str
 """`plan/miami#0`: the first piece of a module, texts and slots counted; `#0`: of the schema. In a scaffold, its
@@ -41,7 +41,7 @@ class SlotUse:
 
 
 @dataclass(frozen=True)
-class Piece:
+class SchemaPiece:
     """One span of tokens that is encoded by one prefill."""
 
     key: PieceKey
@@ -72,7 +72,7 @@ class CompiledSchema:
     """A schema's pieces and positions for one model."""
 
     schema: Schema
-    pieces: Mapping[PieceKey, Piece]
+    pieces: Mapping[PieceKey, SchemaPiece]
     """Parents before what attends to them."""
     layout: ModuleSpan
     scaffolds: tuple[Scaffold, ...]
@@ -87,7 +87,7 @@ class CompiledSchema:
         """Positions that the whole schema takes."""
         return self.layout.length
 
-    def cached_pieces(self) -> Iterator[Piece]:
+    def cached_pieces(self) -> Iterator[SchemaPiece]:
         """All that can be encoded beforehand, parents first."""
         return (piece for piece in self.pieces.values() if piece.cached)
 
@@ -124,7 +124,7 @@ def placeholder_of(model: LoadedModel) -> int:
     return next((int(token) for token in known if token is not None), 0)
 
 
-def too_long(place: Place, what: str, length: int, limit: int) -> PMLProblem:
+def too_long(place: SourcePlace, what: str, length: int, limit: int) -> PMLProblem:
     message = f"{what} takes {length} positions, the model's context has {limit}"
     return PMLProblem(place.file, place.line, place.column, message, f"at most {limit} tokens")
 
@@ -140,7 +140,7 @@ class _Pieces:
 
     def __init__(self, fill: int) -> None:
         self.fill = fill
-        self.made: dict[PieceKey, Piece] = {}
+        self.made: dict[PieceKey, SchemaPiece] = {}
         self.own: dict[tuple[Path, Scaffold | None], tuple[PieceKey, ...]] = {}
         self.before: dict[Path, tuple[PieceKey, ...]] = {}
         """What a module's first piece attends to when no scaffold is used."""
@@ -187,7 +187,7 @@ class _Pieces:
         slot = SlotUse(span.name, span.length, span.lead) if isinstance(span, SlotSpan) else None
         tokens = span.tokens if isinstance(span, TextSpan) else (self.fill,) * span.length
         confidential = module.confidential or any(self.made[parent].confidential for parent in parents)
-        self.made[key] = Piece(
+        self.made[key] = SchemaPiece(
             key, module.path, tokens, span.start, parents, slot, module.cached, confidential, scaffold
         )
         return key

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from choreo_agents.models import ChatFormat
-from choreo_agents.pml.syntax import Module, Parameter, Path, Place, SchemaNode, SchemaTree, Text, Turn, Union
+from choreo_agents.pml.markup.syntax import (
+    ChatTurn,
+    Module,
+    Parameter,
+    Path,
+    SchemaNode,
+    SchemaTree,
+    SourcePlace,
+    Text,
+    Union,
+)
 
 
 @dataclass(frozen=True)
@@ -16,13 +26,13 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Slot:
+class ArgumentSlot:
     """Room for an argument; `lead` is encoded before its first word."""
 
     name: str
     length: int
     lead: str
-    place: Place
+    place: SourcePlace
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,7 @@ class Section:
 
     path: Path
     items: tuple[Item, ...]
-    place: Place
+    place: SourcePlace
     cached: bool
     confidential: bool
 
@@ -43,7 +53,7 @@ class Choice:
     members: tuple[Section, ...]
 
 
-Item = Words | Slot | Section | Choice
+Item = Words | ArgumentSlot | Section | Choice
 
 
 def written_by(chat: ChatFormat, tree: SchemaTree) -> Section:
@@ -62,7 +72,7 @@ class _Section:
     """Collects the items of one section."""
 
     def __init__(
-        self, chat: ChatFormat, path: Path, place: Place, *, cached: bool, confidential: bool, owed: str = ""
+        self, chat: ChatFormat, path: Path, place: SourcePlace, *, cached: bool, confidential: bool, owed: str = ""
     ) -> None:
         self.chat, self.path, self.place = chat, path, place
         self.cached, self.confidential = cached, confidential
@@ -80,14 +90,14 @@ class _Section:
                     self.write(child.text)
                 case Parameter():
                     lead, self.owed = child.lead or self.owed, ""
-                    self.items.append(Slot(child.name, child.length, lead, child.place))
+                    self.items.append(ArgumentSlot(child.name, child.length, lead, child.place))
                 case Module():
                     self.items.append(self._inner(child))
                     self.owed = ""
                 case Union():
                     self.items.append(Choice(tuple(self._inner(member) for member in child.members)))
                     self.owed = ""
-                case Turn():
+                case ChatTurn():
                     self._turn(child)
 
     def write(self, text: str) -> None:
@@ -102,7 +112,7 @@ class _Section:
             text = last.text + text
         self.items.append(Words(text))
 
-    def _turn(self, turn: Turn) -> None:
+    def _turn(self, turn: ChatTurn) -> None:
         form = {"system": self.chat.system, "user": self.chat.user, "assistant": self.chat.assistant}[turn.role]
         opening = form.opening(None)
         bare = opening.rstrip(" ")

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from choreo_agents.pml.flow import Choice, Section, Slot, Words
-from choreo_agents.pml.syntax import Path, Place
+from choreo_agents.pml.flow import ArgumentSlot, Choice, Section, Words
+from choreo_agents.pml.markup.syntax import Path, SourcePlace
 
 Encode = Callable[[str], list[int]]
 
@@ -47,7 +47,7 @@ class SlotSpan:
     length: int
     name: str
     lead: str
-    place: Place
+    place: SourcePlace
 
     @property
     def end(self) -> int:
@@ -62,7 +62,7 @@ class ModuleSpan:
     start: int
     length: int
     children: tuple[Span, ...]
-    place: Place
+    place: SourcePlace
     cached: bool
     confidential: bool
     """Both count for all that is inside."""
@@ -114,11 +114,11 @@ def lay_out(section: Section, encode: Encode, start: int = 0) -> ModuleSpan:
     )
 
 
-def _span(item: Words | Slot | Section | Choice, encode: Encode, at: int) -> Span:
+def _span(item: Words | ArgumentSlot | Section | Choice, encode: Encode, at: int) -> Span:
     match item:
         case Words():
             return TextSpan(at, item.text, tuple(encode(item.text)))
-        case Slot():
+        case ArgumentSlot():
             return SlotSpan(at, item.length, item.name, item.lead, item.place)
         case Choice():
             members = tuple(lay_out(member, encode, at) for member in item.members)

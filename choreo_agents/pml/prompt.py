@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from choreo_agents.pml.problems import Problems, nearest
-from choreo_agents.pml.syntax import (
+from choreo_agents.pml.markup.problems import Problems, nearest
+from choreo_agents.pml.markup.syntax import (
     Argument,
     Import,
     Module,

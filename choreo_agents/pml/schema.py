@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from choreo_agents.pml.building import Content, Writer, build
-from choreo_agents.pml.parser import parse_prompt, parse_schema
-from choreo_agents.pml.problems import Problems
+from choreo_agents.pml.markup.parser import parse_prompt, parse_schema
+from choreo_agents.pml.markup.problems import Problems
+from choreo_agents.pml.markup.sources import Folder, read_document
+from choreo_agents.pml.markup.syntax import SchemaTree
+from choreo_agents.pml.markup.writer import write_schema
 from choreo_agents.pml.prompt import Prompt, resolve
-from choreo_agents.pml.sources import Folder, read_document
-from choreo_agents.pml.syntax import SchemaTree
-from choreo_agents.pml.writer import write_schema
 
 
 @dataclass(frozen=True)

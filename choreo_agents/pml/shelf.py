@@ -19,7 +19,7 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import CapacityError, InvalidRequestError
 from choreo_agents.kv.archive import Archive
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.pml.slots import Place, Recipe, Slot, batches, levels, needed
+from choreo_agents.pml.slots import Place, Recipe, RecipeSlot, batches, levels, needed
 from choreo_agents.pml.writing import ArchiveWriter
 
 OnReady = Callable[[int], None]
@@ -56,7 +56,7 @@ class Shelf:
         self._token_bytes = engine.model.adapter.geometry.bytes_per_token
         self._together = min(_TOGETHER, engine.stats().kv_budget_bytes // self._token_bytes // 4)
         self._lock = threading.RLock()
-        self._slots: dict[str, Slot] = {}
+        self._slots: dict[str, RecipeSlot] = {}
         self._clock = itertools.count(1)
         self._reads = ThreadPoolExecutor(2, "choreo-library-read")
 
@@ -70,7 +70,7 @@ class Shelf:
                     self.remove([recipe.key])
                     seen = [(parent.entry, parent.recipe.start) for parent in parents]
                     entry = self._engine.entry_for(recipe.tokens, recipe.start, seen)
-                    self._slots[recipe.key] = Slot(recipe, parents, entry)
+                    self._slots[recipe.key] = RecipeSlot(recipe, parents, entry)
 
     def remove(self, keys: Iterable[str]) -> None:
         """Forget texts; their files stay."""
@@ -149,7 +149,7 @@ class Shelf:
         self.remove(list(self._slots))
 
     @contextmanager
-    def _using(self, keys: Iterable[str]) -> Iterator[tuple[dict[str, Slot], list[Slot]]]:
+    def _using(self, keys: Iterable[str]) -> Iterator[tuple[dict[str, RecipeSlot], list[RecipeSlot]]]:
         """Texts by key, and with all that they attend to, parents first; none is given up within the block."""
         with self._lock:
             asked = {key: self._slots[key] for key in keys}
@@ -166,14 +166,16 @@ class Shelf:
                     if slot.removed and not slot.users:
                         slot.give_up(self._engine)
 
-    def _ready_all(self, slots: Sequence[Slot], on_ready: OnReady = lambda _: None, *, patient: bool = False) -> None:
+    def _ready_all(
+        self, slots: Sequence[RecipeSlot], on_ready: OnReady = lambda _: None, *, patient: bool = False
+    ) -> None:
         for level in levels(slots):
             self._arrive(level, on_ready, patient=patient)
         self._make_room()
 
-    def _arrive(self, level: Sequence[Slot], on_ready: OnReady, *, patient: bool) -> None:
+    def _arrive(self, level: Sequence[RecipeSlot], on_ready: OnReady, *, patient: bool) -> None:
         """Have texts ready whose parents are; those that another call is at are waited for."""
-        mine, others = list[Slot](), dict[Slot, Future[None]]()
+        mine, others = list[RecipeSlot](), dict[RecipeSlot, Future[None]]()
         with self._lock:
             for slot in level:
                 if slot.arriving is not None:
@@ -184,7 +186,7 @@ class Shelf:
                     slot.arriving = Future()
                     mine.append(slot)
         failure: BaseException | None = None
-        reading: dict[Slot, Future[bool]] = {}
+        reading: dict[RecipeSlot, Future[bool]] = {}
         try:
             reading |= {slot: self._reads.submit(self._read, slot) for slot in mine if self._filed(slot)}
             self._encode([slot for slot in mine if slot not in reading], on_ready, patient=patient)
@@ -210,15 +212,15 @@ class Shelf:
             self._arrive(again, on_ready, patient=patient)
         on_ready(sum(slot.tokens for slot in others if slot not in again))
 
-    def _ready(self, slot: Slot) -> bool:
+    def _ready(self, slot: RecipeSlot) -> bool:
         """Whether it can be read as it is. What the engine would have to compute again is rather read from a file."""
         tier = slot.tier(self._engine)
         return tier is not None and (tier != "lineage" or not self._filed(slot))
 
-    def _filed(self, slot: Slot) -> bool:
+    def _filed(self, slot: RecipeSlot) -> bool:
         return self._archive is not None and self._archive.has(slot.entry.id)
 
-    def _read(self, slot: Slot) -> bool:
+    def _read(self, slot: RecipeSlot) -> bool:
         """Take a text in from its file; whether that was good."""
         assert self._archive is not None
         found = self._archive.load(slot.entry)
@@ -234,7 +236,7 @@ class Shelf:
             return False  # running calls need all memory: a prefill waits for it
         return True
 
-    def _encode(self, slots: Sequence[Slot], on_ready: OnReady, *, patient: bool) -> None:
+    def _encode(self, slots: Sequence[RecipeSlot], on_ready: OnReady, *, patient: bool) -> None:
         for together in batches(slots, self._together):
             with self._engine.unscoped():
                 handles = self._engine.prefill([slot.call() for slot in together])
@@ -247,7 +249,7 @@ class Shelf:
                 self._make_room()
             on_ready(sum(slot.tokens for slot in together))
 
-    def _place(self, slot: Slot) -> Place:
+    def _place(self, slot: RecipeSlot) -> Place:
         tier = slot.tier(self._engine)
         if tier is not None and tier != "lineage":
             return tier
@@ -264,7 +266,7 @@ class Shelf:
             for slot in self._over("host", self._budgets.host):
                 slot.give_up(self._engine)
 
-    def _over(self, place: Place, budget: int | None) -> Iterator[Slot]:
+    def _over(self, place: Place, budget: int | None) -> Iterator[RecipeSlot]:
         """What has to leave a memory, the longest unused first."""
         there = [] if budget is None else [slot for slot in self._slots.values() if self._place(slot) == place]
         used = sum(slot.tokens for slot in there) * self._token_bytes

@@ -32,11 +32,11 @@ class Recipe:
 
 
 @dataclass(eq=False)
-class Slot:
+class RecipeSlot:
     """A recipe and what became of it."""
 
     recipe: Recipe
-    parents: tuple[Slot, ...]
+    parents: tuple[RecipeSlot, ...]
     entry: Entry
     """Its name, known before it is encoded."""
     handle: MessageHandle | None = None
@@ -92,11 +92,11 @@ class Slot:
         return Prefill(recipe.tokens, handles, starts, recipe.start, recipe.author, confidential=recipe.confidential)
 
 
-def needed(slots: Iterable[Slot]) -> list[Slot]:
+def needed(slots: Iterable[RecipeSlot]) -> list[RecipeSlot]:
     """These and all that they attend to, each once, parents first."""
-    found: dict[Slot, None] = {}
+    found: dict[RecipeSlot, None] = {}
 
-    def collect(slot: Slot) -> None:
+    def collect(slot: RecipeSlot) -> None:
         if slot not in found:
             for parent in slot.parents:
                 collect(parent)
@@ -107,10 +107,10 @@ def needed(slots: Iterable[Slot]) -> list[Slot]:
     return list(found)
 
 
-def levels(slots: Iterable[Slot]) -> list[list[Slot]]:
+def levels(slots: Iterable[RecipeSlot]) -> list[list[RecipeSlot]]:
     """The same, parents in a level before."""
-    depths: dict[Slot, int] = {}
-    found: list[list[Slot]] = []
+    depths: dict[RecipeSlot, int] = {}
+    found: list[list[RecipeSlot]] = []
     for slot in slots:
         depth = 1 + max((depths[parent] for parent in slot.parents), default=-1)
         depths[slot] = depth
@@ -120,9 +120,9 @@ def levels(slots: Iterable[Slot]) -> list[list[Slot]]:
     return found
 
 
-def batches(slots: Sequence[Slot], most: int) -> Iterator[list[Slot]]:
+def batches(slots: Sequence[RecipeSlot], most: int) -> Iterator[list[RecipeSlot]]:
     """The same in parts of about so many tokens, or of one text."""
-    batch, tokens = list[Slot](), 0
+    batch, tokens = list[RecipeSlot](), 0
     for slot in slots:
         batch.append(slot)
         tokens += slot.tokens

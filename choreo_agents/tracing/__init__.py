@@ -1,4 +1,4 @@
-"""Events: everyone may emit them, only inspection and bench read them."""
+"""Events: everyone may emit them, only inspection and the lab read them."""
 
 from choreo_agents.tracing.events import Event, FirstToken, RequestFinished, RequestSubmitted, StepRan
 from choreo_agents.tracing.sink import EventList, EventSink, discard, guarded

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from choreo_agents.models.files import write_text
-from choreo_agents.training.card import CARD_FILE
 from choreo_agents.training.settings import as_now
 from choreo_agents.training.tuning import Outcome, Passage, Tuning
 
+CARD_FILE = "card.json"
 Card = dict[str, Any]
 _OF_THIS_TIME = {"command", "minutes", "torch", "device"}
 """What differs between two calls of one run."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -13,22 +13,25 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from choreo_agents.errors import InvalidRequestError, TrainingError
-from choreo_agents.evaluation.placing import SynthesisLayout
 from choreo_agents.models import LoadedModel
-from choreo_agents.training.synthesis_data import QUESTIONS, Views
+from choreo_agents.synthesis.placing import SynthesisLayout
+from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.synthesis_traces import (
+    QUESTIONS,
     ROOT,
     Fan,
     Span,
+    Views,
     asked_together,
     boundaries_of,
     cache_trace,
     span,
     text_trace,
 )
+from choreo_agents.training.synthesizer import Judged
 from choreo_agents.training.trace import Trace
 from choreo_agents.training.tuned import TUNED, Tuned
-from choreo_agents.training.tuning import Example
+from choreo_agents.training.tuning import Example, Held
 
 
 class _Turn(BaseModel):
@@ -193,25 +196,53 @@ def fan_of_merge(model: LoadedModel, merge: Merge, *, id: str) -> Fan:  # noqa: 
     return Fan(id, (*root, *trunk), tuple(branches), (*asked, answer), behind)
 
 
+@dataclass(frozen=True)
+class OwnCurriculum:
+    """To be trained on one's own merges, and judged by the loss of those that are held out, in every layout."""
+
+    merges: OwnMerges
+    layouts: tuple[SynthesisLayout, ...]
+    """Where branches stand, in equal shares."""
+    seed: int = 0
+    """Decides which example has which layout."""
+
+    @property
+    def judged_by(self) -> str:
+        return self.merges.held_out_digest
+
+    def source(self, tuned: Tuned) -> OwnExamples:
+        return OwnExamples(self, tuned)
+
+    def judge(self, tuned: Tuned, run: Path) -> Callable[[], Judged]:
+        adapters = {} if tuned.lora is None else {TUNED: tuned.lora}
+        forward = TraceForward(tuned.model, adapters=adapters, mapper=tuned.mapper)
+        traces = self.merges.held_out_traces(self.layouts, tuned)
+
+        def score() -> Judged:
+            loss = forward.mean_loss(traces, tuned.settings.batch_tokens)
+            return Held(-loss, loss), {"held-out loss": loss}
+
+        return score
+
+    def as_object(self) -> dict[str, Any]:
+        return self.merges.as_object(self.layouts)
+
+
 class OwnExamples:
     """The same merges in every epoch, each in a layout drawn anew.
 
     Args:
-        merges: To learn from.
-        layouts: In equal shares.
-        tuned: For which: mapped branches, adapted answers.
-        taught: Whether the model's own distributions over the words stand beside.
-        seed: Of the layouts.
+        curriculum: The merges, their layouts and the seed.
+        tuned: For which: mapped branches, adapted answers, and if it imitates, the model's own distributions over the
+            words beside them.
     """
 
-    def __init__(
-        self, merges: OwnMerges, layouts: Sequence[SynthesisLayout], tuned: Tuned, *, taught: bool, seed: int
-    ) -> None:
-        self._fans, self._seed = merges.train, seed
+    def __init__(self, curriculum: OwnCurriculum, tuned: Tuned) -> None:
+        self._fans, self._seed = curriculum.merges.train, curriculum.seed
         adapter = TUNED if tuned.lora is not None else None
-        behind = tuned.settings.boundaries
-        self._views = Views(layouts, tuned.mapper is not None, adapter, behind, taught)
-        said = repr([merges.train, layouts, self._views.mapped, adapter, behind])
+        behind, taught = tuned.settings.boundaries, tuned.settings.imitation > 0
+        self._views = Views(curriculum.layouts, tuned.mapper is not None, adapter, behind, taught)
+        said = repr([self._fans, curriculum.layouts, self._views.mapped, adapter, behind])
         self.digest = hashlib.sha256(said.encode()).hexdigest()
 
     def epoch(self, number: int) -> Sequence[Example]:

@@ -9,7 +9,7 @@ from choreo_agents.training.trace import Trace, TraceMessage
 
 
 @dataclass(frozen=True)
-class Piece:
+class SeenRows:
     """A message as another sees it: rows `first` to `first + count` of the bank, `shift` positions further.
 
     The bank holds the row's tokens in their order, then those of mapped messages, which the row does not hold.
@@ -29,7 +29,7 @@ class PackedMessage:
     first: int
     count: int
     position: int
-    view: tuple[Piece, ...]
+    view: tuple[SeenRows, ...]
     """Its parents, in order."""
 
 
@@ -111,7 +111,7 @@ class _Packing:
             firsts[message.name] = len(self._tokens)
             parents = [trace.by_name[parent] for parent in message.parents]
             view = tuple(
-                Piece(firsts[parent.name], len(parent.tokens), parent.new_offset, offset - parent.new_offset)
+                SeenRows(firsts[parent.name], len(parent.tokens), parent.new_offset, offset - parent.new_offset)
                 for parent, offset in zip(parents, message.offsets, strict=True)
             )
             self._encode(number, message, view)
@@ -122,7 +122,7 @@ class _Packing:
         self._bank += mapped.count
         return mapped.first
 
-    def _encode(self, number: int, message: TraceMessage, view: tuple[Piece, ...]) -> None:
+    def _encode(self, number: int, message: TraceMessage, view: tuple[SeenRows, ...]) -> None:
         first, count = len(self._tokens), len(message.tokens)
         self._messages.append(PackedMessage(first, count, message.new_offset, view))
         self._tokens.extend(message.tokens)

@@ -18,7 +18,7 @@ from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.rope import PureRotation
 from choreo_agents.synthesis.mapper import CacheMapper
 from choreo_agents.training.buckets import Bucket, bucketed
-from choreo_agents.training.packed import PackedTraces, Piece
+from choreo_agents.training.packed import PackedTraces, SeenRows
 
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
@@ -232,7 +232,7 @@ def _views(packed: PackedTraces) -> _Views:
     pieces = [
         (number, piece)
         for number, message in enumerate(packed.messages)
-        for piece in (*message.view, Piece(message.first, message.count, message.position, 0))
+        for piece in (*message.view, SeenRows(message.first, message.count, message.position, 0))
     ]
     lengths = np.bincount(
         [number for number, _ in pieces], weights=[piece.count for _, piece in pieces], minlength=len(packed.messages)

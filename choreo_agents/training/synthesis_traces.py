@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from choreo_agents.errors import TrainingError
-from choreo_agents.evaluation.placing import SynthesisLayout, place_branches
-from choreo_agents.language import Message, Problem
-from choreo_agents.language.synthesis import Parts
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.chat import Role
+from choreo_agents.synthesis.placing import SynthesisLayout, place_branches
 from choreo_agents.training.trace import Trace, TraceMessage
+from choreo_agents.training.tuning import Example
 
 ROOT = "begin of sequence"
+QUESTIONS = 6
+"""That are asked at most of one set of branches. Branches are long and answers short: six answers teach six times as
+much as one, and cost little more."""
 
 
 @dataclass(frozen=True)
@@ -43,35 +46,6 @@ class Fan:
     """What a synthesizer may read behind each branch, as tokens."""
     others: tuple[tuple[Span, ...], ...] = ()
     """Other calls of synthesizers over the same branches, none of which sees another's."""
-
-
-def fan_of(model: LoadedModel, problem: Problem, *, id: str, answer: Sequence[int] | None = None) -> Fan:  # noqa: A002
-    """A synthesis problem's messages as tokens, as an engine would encode them.
-
-    Args:
-        model: Its tokenizer and chat turns.
-        problem: A synthesis problem.
-        id: Of the traces that are made of it.
-        answer: All tokens of the answer's message, its header included; None: what would be right.
-
-    Raises:
-        ValueError: It is no synthesis problem.
-        TrainingError: The tokens do not start with the header that a decode starts with.
-    """
-    parts = Parts.of(problem)
-    last = parts.answer
-    said = span(model, last.name, last.role, last.text, last.author, learn=True, tokens=answer)
-    branches = tuple(
-        (tuple(_given(model, message) for message in branch.private), _given(model, branch.words))
-        for branch in parts.branches
-    )
-    return Fan(
-        id,
-        (*root_of(model), *(_given(model, message) for message in parts.trunk)),
-        branches,
-        (*(_given(model, message) for message in parts.asks), said),
-        boundaries_of(model, [words for _, words in branches]),
-    )
 
 
 def boundaries_of(model: LoadedModel, branches: Sequence[Span]) -> tuple[tuple[int, ...], ...]:
@@ -135,7 +109,7 @@ def cache_trace(
     adapter: str | None = None,
     boundaries: bool = False,
 ) -> Trace:
-    """The answer from the workers' own encodings, placed as `play_synthesis` places them.
+    """The answer from the workers' own encodings, placed as `place_branches` says.
 
     Args:
         fan: What is said by whom.
@@ -180,6 +154,27 @@ def text_trace(fan: Fan) -> Trace:
     for following in (fan.following, *fan.others):
         _chain(made, following, seen)
     return Trace(f"{fan.id} text", tuple(made))
+
+
+@dataclass(frozen=True)
+class Views:
+    """How examples are shown."""
+
+    layouts: Sequence[SynthesisLayout] = ("parallel",)
+    """Each example has one of these."""
+    mapped: bool = False
+    """As for `cache_trace`, which says of `adapter` too."""
+    adapter: str | None = None
+    boundaries: bool = False
+    """As for `cache_trace`."""
+    text: bool = True
+    """Whether the text trace is made as well."""
+
+    def example(self, fan: Fan, rng: random.Random) -> Example:
+        """Show one."""
+        layout = rng.choice(self.layouts)
+        cache = cache_trace(fan, layout, mapped=self.mapped, adapter=self.adapter, boundaries=self.boundaries)
+        return Example(cache, text_trace(fan) if self.text else None)
 
 
 def _chain(
@@ -227,7 +222,3 @@ def _mapped(words: Span, start: int) -> TraceMessage:
         author=words.author,
         role=words.role,
     )
-
-
-def _given(model: LoadedModel, message: Message) -> Span:
-    return span(model, message.name, message.role, message.text, message.author)

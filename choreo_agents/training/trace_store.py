@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from choreo_agents.errors import TrainingError
-from choreo_agents.evaluation.journal import Journal, Record, read_journal
 from choreo_agents.models.files import read_tensors, write_tensors
+from choreo_agents.training.journal import Journal, Record, read_journal
 from choreo_agents.training.trace import Trace, TraceMessage
 
 TRACES_FILE = "traces.jsonl"

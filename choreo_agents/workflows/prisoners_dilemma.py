@@ -12,8 +12,8 @@ from typing import Any
 
 from choreo_agents.graph import START, Agent, ChoreoGraph, Policy, Rule
 from choreo_agents.graph.visibility import Mode
-from choreo_agents.language.tasks.dilemma import GAME, STRATEGIES
 from choreo_agents.sampling import Sampling
+from choreo_agents.workflows.phrasing import load_prompts
 
 ASKS = ("What is your plan?", "Tell the other what you will do.", "What do you do?")
 """What players are asked: to plan, to talk, to decide."""
@@ -75,8 +75,9 @@ def prisoners_dilemma(
 
 def graph() -> ChoreoGraph:
     """A game between Alice, who always defects, and Bob, who does what she says: for the audit, and for Studio."""
-    strategies = {"Alice": STRATEGIES["defect"], "Bob": STRATEGIES["follow"]}
-    return prisoners_dilemma(strategies, game=GAME.format(both=20, none=7))
+    prompts = load_prompts("prisoners_dilemma", "embedded")
+    strategies = {"Alice": prompts("defect"), "Bob": prompts("follow")}
+    return prisoners_dilemma(strategies, game=prompts("game", both=20, neither=7))
 
 
 def _asking(node: str, talks: int, talk: str, decide: str) -> Callable[[Mapping[str, Any]], str | None]:

@@ -96,9 +96,9 @@ def test_edges_are_measured_from_the_command_line(tmp_path: Path) -> None:
 
 
 def test_the_dilemma_is_run_and_counted(tmp_path: Path) -> None:
-    out = run("run", "dilemma", "--variant", "reencoded", "--alice", "cooperate", "--seed", "3")
-    assert "Alice alone is told: Always cooperate." in out and "bob.plan" in out and "Bob: " in out
-    assert "there is no variant 'all'" in run("run", "dilemma", "--variant", "all", code=1)
+    out = run("run", "prisoners-dilemma", "--method", "reencoded", "--alice", "cooperate", "--seed", "3")
+    assert "prisoners dilemma on embedded, reencoded" in out and "bob.plan" in out and "Bob cooperates" in out
+    assert "prisoners_dilemma has no method 'all'" in run("run", "prisoners-dilemma", "--method", "all", code=1)
     table, plot = tmp_path / "dilemma.md", tmp_path / "dilemma.png"
     out = run("eval", "dilemma", "--n", "2", "--out", str(table), "--plot", str(plot))
     assert "no explicit strategy" in out and "leak plan" in out

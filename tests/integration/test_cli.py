@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from choreo_agents.bench.speed import measure
-from choreo_agents.bench.speed.measure import PARTS
 from choreo_agents.cli import app
+from choreo_agents.lab.experiments.bench_engine import measure
+from choreo_agents.lab.experiments.bench_engine.measure import PARTS
 from choreo_agents.models.random_llama import SHAPES, LlamaShape
 
 runner = CliRunner()
@@ -238,7 +238,7 @@ def test_engines_are_timed_side_by_side(tmp_path: Path, monkeypatch: pytest.Monk
     assert "met: " not in written and "missed: " not in written, "bars hold for whole lengths only"
     assert "choreo bench engine --like six-layers" in written and "| the sum: no attention + calls alone |" in written
     assert "no scenario is named so" in run("bench", "engine", "--only", "nothing", code=1)[0]
-    monkeypatch.setattr("choreo_agents.cli.bench_engine.measure_all", None)
+    monkeypatch.setattr("choreo_agents.lab.experiments.bench_engine.command.measure_all", None)
     for option in ("--out", "--plot"):
         assert "No such file" in run("bench", "engine", option, "/proc/nowhere/page", code=1)[0]
 

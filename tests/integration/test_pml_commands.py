@@ -10,8 +10,8 @@ from support.tiny import save_tiny_llama
 from typer.testing import CliRunner
 
 from choreo_agents import Schema
-from choreo_agents.bench.modules.cases import example_cases
 from choreo_agents.cli import app
+from choreo_agents.lab.experiments.bench_pml.cases import example_cases
 from choreo_agents.models import LoadedModel
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "pml"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from conftest import MakeEngine
 
-from choreo_agents.bench.comparison import METHODS, compare, runs
-from choreo_agents.bench.debate import DebateRun, DebateSetting, hold
 from choreo_agents.graph import START
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.language.tasks.debate import DEBATE_RULES
-from choreo_agents.language.tasks.record_debate import record_debate_problem
+from choreo_agents.lab.language.tasks.debate import DEBATE_RULES
+from choreo_agents.lab.language.tasks.record_debate import record_debate_problem
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows import debate
+from choreo_agents.workflows.comparing import METHODS, compare, runs
+from choreo_agents.workflows.debating import DebateRun, DebateSetting, hold
 
 SEEDS = (1, 2, 7)
 NOTES = {"alice": "Notes: Ann has 3 red kites.", "bruno": "Notes: Bob has 5 blue boats.", "clara": None}

@@ -90,7 +90,7 @@ def test_help_loads_nothing_heavy(group: Sequence[str]) -> None:
 
 def test_completing_a_name_loads_nothing_heavy() -> None:
     done = choreo(_CHOREO_COMPLETE="complete_bash", COMP_WORDS="choreo run ", COMP_CWORD="2")
-    assert {"debate", "tree-of-thoughts", "dilemma"} <= set(done.stdout.split())
+    assert {"debate", "tree-of-thoughts", "prisoners-dilemma"} <= set(done.stdout.split())
     assert done.stderr.split() == ["heavy:"]
 
 

@@ -5,13 +5,13 @@ from random import Random
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from choreo_agents.language import TASKS, draw_problem, vocabulary
-from choreo_agents.language.scoring import first_sentence
-from choreo_agents.language.sentences import plurality, revise
-from choreo_agents.language.tasks.debate import debate_problem
+from choreo_agents.lab.embedded.tokenizer import build_tokenizer
+from choreo_agents.lab.embedded.transcripts import IGNORED, WARM_UPS, Transcript, encode, transcripts, varied
+from choreo_agents.lab.language import TASKS, draw_problem, vocabulary
+from choreo_agents.lab.language.scoring import first_sentence
+from choreo_agents.lab.language.sentences import plurality, revise
+from choreo_agents.lab.language.tasks.debate import debate_problem
 from choreo_agents.models.chat import ChatFormat
-from choreo_agents.models.embedded.tokenizer import build_tokenizer
-from choreo_agents.training.transcripts import IGNORED, WARM_UPS, Transcript, encode, transcripts, varied
 
 TOKENIZER = build_tokenizer()
 CHAT = ChatFormat.of(TOKENIZER)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.solver import checked, last, solve
 
-from choreo_agents.language import TASKS, Problem, Task, draw_problem
-from choreo_agents.language.tasks import ModeratedDebate
+from choreo_agents.lab.language import TASKS, Problem, Task, draw_problem
+from choreo_agents.lab.language.tasks import ModeratedDebate
 
 NAMES = sorted(TASKS)
 CARELESS = ("arithmetic", "moderated_debate")

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from choreo_agents.language import TASKS, Draft, Message, Problem, Task, draw_problem, siblings, vocabulary
-from choreo_agents.language.tasks import (
+from choreo_agents.lab.language import TASKS, Draft, Problem, ProblemMessage, Task, draw_problem, siblings, vocabulary
+from choreo_agents.lab.language.tasks import (
     Arithmetic,
     BestSupported,
     BranchSolveMerge,
@@ -68,8 +68,8 @@ def spelt_out(problem: Problem) -> list[str]:
     return [word for word in re.sub(r"[.?:,]", "", texts).split() if word not in WORDS]
 
 
-def parallel(text: str, **more: Any) -> Message:
-    return Message(**{"name": text, "role": "user", "text": text} | more)
+def parallel(text: str, **more: Any) -> ProblemMessage:
+    return ProblemMessage(**{"name": text, "role": "user", "text": text} | more)
 
 
 @settings(max_examples=300)

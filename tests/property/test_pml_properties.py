@@ -28,9 +28,9 @@ from support.pml import (
 
 from choreo_agents.errors import PMLError, PMLProblem
 from choreo_agents.pml import Assembly, CompiledSchema, Schema, compile_prompt, compile_schema
-from choreo_agents.pml.checks import check_schema
-from choreo_agents.pml.problems import Problems
-from choreo_agents.pml.syntax import modules_of
+from choreo_agents.pml.markup.checks import check_schema
+from choreo_agents.pml.markup.problems import Problems
+from choreo_agents.pml.markup.syntax import modules_of
 
 FUZZ_SECONDS = float(os.environ.get("PML_FUZZ_SECONDS", "0"))
 FUZZ_DOCUMENTS = 400

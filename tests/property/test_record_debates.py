@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from choreo_agents.language.problem import split_of
-from choreo_agents.language.tasks.debate import DEBATE_RULES
-from choreo_agents.language.tasks.record_debate import REPORTS, record_debate_problem
+from choreo_agents.lab.embedded.tokenizer import build_tokenizer
+from choreo_agents.lab.language.problem import split_of
+from choreo_agents.lab.language.tasks.debate import DEBATE_RULES
+from choreo_agents.lab.language.tasks.record_debate import REPORTS, record_debate_problem
 from choreo_agents.models.chat import ChatFormat
-from choreo_agents.models.embedded.tokenizer import build_tokenizer
 
 TOKENIZER = build_tokenizer()
 CHAT = ChatFormat.of(TOKENIZER)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from choreo_agents.language import Problem, draw_problem, draw_problems, vocabulary
-from choreo_agents.language.scoring import sentences
-from choreo_agents.language.synthesis import FROM_TRUNK, SYNTHESIS_TASKS, Parts, Synthesis
-from choreo_agents.models.embedded.tokenizer import build_tokenizer
+from choreo_agents.lab.embedded.tokenizer import build_tokenizer
+from choreo_agents.lab.language import Problem, draw_problem, draw_problems, vocabulary
+from choreo_agents.lab.language.scoring import sentences
+from choreo_agents.lab.language.synthesis import FROM_TRUNK, SYNTHESIS_TASKS, Parts, Synthesis
 
 NAMES = sorted(SYNTHESIS_TASKS)
 SPLITS = ("train", "dev", "test")

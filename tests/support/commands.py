@@ -13,7 +13,9 @@ from collections.abc import Callable
 PROCESS = """
 import json, os, sys
 import transformers
-import choreo_agents.cli.distill, choreo_agents.cli.evaluate, choreo_agents.cli.train_synthesizer
+from choreo_agents.lab.experiments.eval_language import command
+from choreo_agents.lab.experiments.train_distill import command
+from choreo_agents.lab.experiments.train_synthesizer import command
 from choreo_agents.cli import main
 exec(os.environ.get("CHOREO_TEST_BEFORE", ""))
 for line in sys.stdin:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from choreo_agents.models.embedded.tokenizer import build_tokenizer
+from choreo_agents.lab.embedded.tokenizer import build_tokenizer
 
 Settings = Mapping[str, Any]
 _LLAMA3 = {

@@ -16,9 +16,18 @@ from choreo_agents.models import ChatFormat, LoadedModel
 from choreo_agents.models.chat import TurnFormat
 from choreo_agents.pml import Schema, Slot
 from choreo_agents.pml.building import ModulePart, Part, TurnPart, UnionPart
-from choreo_agents.pml.syntax import Module, Parameter, Place, SchemaNode, SchemaTree, Text, Turn, Union
+from choreo_agents.pml.markup.syntax import (
+    ChatTurn,
+    Module,
+    Parameter,
+    SchemaNode,
+    SchemaTree,
+    SourcePlace,
+    Text,
+    Union,
+)
 
-HERE = Place("<test>", 1, 1)
+HERE = SourcePlace("<test>", 1, 1)
 CHAT = ChatFormat("<s>", *(TurnFormat(f"<|{role}|> ", None, "<|end|>") for role in ("system", "user", "assistant")))
 _PIECES = re.compile(r"<\|?\w+\|?>| ?\w+| ?[^\s\w]|\s")
 
@@ -144,7 +153,7 @@ def imports(draw: st.DrawFn, parent: SchemaTree | Module, values: st.SearchStrat
 def every(children: tuple[SchemaNode, ...]) -> Iterator[SchemaNode]:
     """What stands in a module, turns taken apart."""
     for child in children:
-        if isinstance(child, Turn):
+        if isinstance(child, ChatTurn):
             yield from every(child.children)
         else:
             yield child
@@ -167,7 +176,7 @@ def written(tree: SchemaTree, model: WordModel, chosen: dict[int, int]) -> list[
                 out.append(child.text)
             elif isinstance(child, Parameter):
                 out.append(f"\1{child.name}\2{child.length}\1")
-            elif isinstance(child, Turn):
+            elif isinstance(child, ChatTurn):
                 out.extend([f"<|{child.role}|>", "\3"])
                 write(child.children, path)
                 out.extend(["\4", "<|end|>"])
@@ -225,7 +234,7 @@ def other_words(tree: SchemaTree, path: tuple[str, ...]) -> SchemaTree:
             return replace(node, text=node.text.replace("one", "six").replace("two", "ten"))
         if isinstance(node, Module):
             return replace(node, children=changed(node.children, (*here, node.name)))
-        if isinstance(node, Turn):
+        if isinstance(node, ChatTurn):
             return replace(node, children=changed(node.children, here))
         return replace(node, members=changed(node.members, here)) if isinstance(node, Union) else node
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partialmethod
 from itertools import chain
 
-from choreo_agents.language.problem import Problem
+from choreo_agents.lab.language.problem import Problem
 
 Said = Mapping[str, str]
 UNKNOWN = "I do not know."

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from choreo_agents.models.embedded.tokenizer import build_tokenizer
+from choreo_agents.lab.embedded.tokenizer import build_tokenizer
 
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default", "rope_theta": 10000.0},

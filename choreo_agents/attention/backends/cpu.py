@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from choreo_agents.attention.backends.merging import Merging
+from choreo_agents.attention.backends.merging import SoftmaxMerging
 from choreo_agents.attention.backends.packed import PackedRuns, packable
 from choreo_agents.attention.backends.partial import Partial, attend_lone, attend_run, takes_lone
 from choreo_agents.attention.kind import AttentionKind
@@ -64,7 +64,7 @@ class FoldedAttention:
             shifts = torch.repeat_interleave(torch.tensor([span.shift for span in spans]), counts)
             self.cos, self.sin = (part.to(backend.device) for part in kind.rotation.cos_sin(-shifts))
         whole = len(layout.reads) == 1 and tokens.tolist() == list(range(len(layout.positions)))
-        self.merging = None if whole else Merging(self.tokens, len(layout.positions))
+        self.merging = None if whole else SoftmaxMerging(self.tokens, len(layout.positions))
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
         pairs = query[self.tokens]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from choreo_agents.attention.backends.cpu import FoldedBackend, drained
-from choreo_agents.attention.backends.merging import Merging
+from choreo_agents.attention.backends.merging import SoftmaxMerging
 from choreo_agents.attention.backends.partial import Partial
 from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.kind import AttentionKind
@@ -108,7 +108,7 @@ class VarlenAttention:
         starts = torch.tensor([span.first for span in spans]) - (counts.cumsum(0) - counts)
         tokens = torch.repeat_interleave(starts, counts) + torch.arange(int(counts.sum()))
         self.tokens = tokens.to(backend.device)
-        self.merging = Merging(self.tokens, len(layout.positions))
+        self.merging = SoftmaxMerging(self.tokens, len(layout.positions))
         self.moved = kind.rotation is not None and any(span.shift for span in spans)
         if self.moved:
             assert kind.rotation is not None

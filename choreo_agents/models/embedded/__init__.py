@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 WEIGHTS = Path(__file__).parent / "weights"
 """The folder that `from_pretrained` reads: config, weights, tokenizer, chat template, card."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+"""Those of the folder that another model needs to be told things as this one is."""
+
+
+@lru_cache(maxsize=1)
+def vocabulary() -> Mapping[str, int]:
+    """Ids by token, as the folder has them: read, no tokenizer is built."""
+    written = json.loads((WEIGHTS / TOKENIZER_FILES[0]).read_text())
+    return {**written["model"]["vocab"], **{added["content"]: added["id"] for added in written["added_tokens"]}}

@@ -31,12 +31,12 @@ from choreo_agents import (
     Sampling,
     Send,
 )
-from choreo_agents.bench import comparison
-from choreo_agents.bench.debate import DebateRun, DebateSetting, hold
 from choreo_agents.errors import InvalidRequestError, VisibilityError
-from choreo_agents.language.tasks.debate import debate_problem
+from choreo_agents.lab.language.tasks.debate import debate_problem
 from choreo_agents.models import LoadedModel
+from choreo_agents.workflows import comparing as comparison
 from choreo_agents.workflows import debate, final_answer
+from choreo_agents.workflows.debating import DebateRun, DebateSetting, hold
 
 HOT = Sampling(max_tokens=12, stop_tokens=(), temperature=1.0)
 

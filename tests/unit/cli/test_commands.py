@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from choreo_agents.cli import app
-from choreo_agents.cli.commands import CHOREO, WORKFLOWS
-from choreo_agents.cli.lazy import Command, Group, click_command, typer_app
-from choreo_agents.workflows.cases import CASES
+from choreo_agents.cli.commands import CHOREO, FROM_LAB, WORKFLOWS
+from choreo_agents.cli.lazy import Command, Group, click_command, found, typer_app
+from choreo_agents.lab.cases import CASES
 
 runner = CliRunner()
 
@@ -41,6 +41,11 @@ def test_the_table_says_what_the_command_says(path: tuple[str, ...]) -> None:
 
 def test_no_two_commands_are_one() -> None:
     assert len({(each.place, each.workflow) for each in ALL.values()}) == len(ALL)
+
+
+@pytest.mark.parametrize("place", FROM_LAB)
+def test_what_is_taken_from_the_lab_is_there(place: str) -> None:
+    assert found(place)
 
 
 def test_every_workflow_is_run_scored_and_distilled() -> None:

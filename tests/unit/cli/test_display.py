@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.console import Console
 
-from choreo_agents.bench.comparison import Comparison
-from choreo_agents.bench.debate import Cost
-from choreo_agents.cli.display import DebateDisplay, summary
-from choreo_agents.language.tasks.record_debate import record_debate_problem
+from choreo_agents.cli.run.debate_display import DebateDisplay, summary
+from choreo_agents.lab.language.tasks.record_debate import record_debate_problem
+from choreo_agents.workflows.comparing import Comparison
+from choreo_agents.workflows.debating import Cost
 
 COST = Cost(tokens_encoded=100, tokens_reused=0, ttft_mean_s=1.0, end_to_end_s=2.0, rows_per_step=1.0)
 

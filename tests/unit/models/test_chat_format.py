@@ -4,8 +4,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from choreo_agents.errors import UnsupportedModelError
+from choreo_agents.lab.embedded.tokenizer import build_tokenizer
 from choreo_agents.models.chat import ChatFormat
-from choreo_agents.models.embedded.tokenizer import build_tokenizer
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"

@@ -10,7 +10,7 @@ from support.pml import WordModel
 
 from choreo_agents.errors import PMLError
 from choreo_agents.pml import Schema, compile_prompt, compile_schema
-from choreo_agents.pml.reading import MOST_NESTED
+from choreo_agents.pml.markup.reading import MOST_NESTED
 
 SCHEMA = Schema.from_text(
     """<schema name="travel"><module name="plan"><parameter name="days" length="3"/>

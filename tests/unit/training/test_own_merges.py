@@ -13,12 +13,12 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, TrainingError
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import Sampling
-from choreo_agents.training.card import CARD_FILE
-from choreo_agents.training.own_merges import Merge, OwnExamples, OwnMerges, fan_of_merge, read_merges
+from choreo_agents.training.ending import CARD_FILE
+from choreo_agents.training.own_merges import Merge, OwnCurriculum, OwnExamples, OwnMerges, fan_of_merge, read_merges
 from choreo_agents.training.recording import record
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.synthesis_traces import cache_trace, text_trace
-from choreo_agents.training.synthesizer import Curriculum, train_synthesizer
+from choreo_agents.training.synthesizer import train_synthesizer
 from choreo_agents.training.tuned import Tuned
 
 MERGE: dict[str, Any] = {
@@ -118,14 +118,14 @@ def test_epochs_are_the_same_each_time_and_mix_layouts(embedded: LoadedModel, tm
     others = [MERGE | {"branches": [{"content": f"I see {what}."}] * 2} for what in ("cups", "hats", "keys")]
     path = write(tmp_path / "own.jsonl", *others * 4)
     own = read_merges(path, embedded, ["parallel", "sequential"], 2)
-    tuned = Tuned(embedded, TuneSettings(rank=2, mapper_rank=2))
-    examples = OwnExamples(own, ["parallel", "sequential"], tuned, taught=True, seed=0)
+    tuned = Tuned(embedded, TuneSettings(rank=2, mapper_rank=2, imitation=0.5))
+    examples = OwnExamples(OwnCurriculum(own, ("parallel", "sequential")), tuned)
     first = examples.epoch(0)
     assert [each.trace for each in first] == [each.trace for each in examples.epoch(0)]
     starts = {each.trace.messages[-1].new_offset for each in first}
     assert len(starts) > 1, "some side by side, some in sequence"
     assert all(each.teacher is not None and each.teacher.learnt_tokens == each.trace.learnt_tokens for each in first)
-    other = OwnExamples(own, ["parallel"], tuned, taught=True, seed=0)
+    other = OwnExamples(OwnCurriculum(own, ("parallel",)), tuned)
     assert other.digest != examples.digest
 
 
@@ -181,7 +181,7 @@ def test_a_synthesizer_learns_ones_own_answers(embedded: LoadedModel, tmp_path: 
     own = read_merges(write(tmp_path / "own.jsonl", *odd), embedded, ["parallel"], 2)
     settings = TuneSettings(rank=4, mapper_rank=2, epochs=6, learning_rate=1e-2, batch_tokens=256)
     where = {"run": tmp_path / "run", "out": tmp_path / "out"}
-    trained = train_synthesizer(embedded, settings, Curriculum(layouts=("parallel",)), own=own, **where)
+    trained = train_synthesizer(embedded, settings, OwnCurriculum(own, ("parallel",)), **where)
     assert trained.untrained.score < trained.untrained.score / 2 < trained.best.score < 0, "losses with a minus"
     card = json.loads((tmp_path / "out" / CARD_FILE).read_text())
     assert card["curriculum"] == {"own merges": 4, "held_out": 2, "layouts": ["parallel"]}
@@ -189,4 +189,4 @@ def test_a_synthesizer_learns_ones_own_answers(embedded: LoadedModel, tmp_path: 
     assert len(shorter.held_out) == 1 and shorter.held_out_digest != own.held_out_digest
     other = OwnMerges(own.train, own.held_out[::-1])
     with pytest.raises(TrainingError, match="a run with other held-out data"):
-        train_synthesizer(embedded, settings, Curriculum(layouts=("parallel",)), own=other, **where)
+        train_synthesizer(embedded, settings, OwnCurriculum(other, ("parallel",)), **where)

@@ -30,9 +30,8 @@ from transformers import AutoModelForCausalLM
 from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.errors import AdapterError, InvalidRequestError, TrainingError
 from choreo_agents.models import LoadedModel, load_model
-from choreo_agents.training.card import CARD_FILE
 from choreo_agents.training.checkpoints import Checkpoints, reserved
-from choreo_agents.training.ending import run_and_keep
+from choreo_agents.training.ending import CARD_FILE, run_and_keep
 from choreo_agents.training.forward import TraceForward
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.trace import Trace, TraceMessage

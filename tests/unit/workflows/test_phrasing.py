@@ -12,8 +12,9 @@ import pytest
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph import ChoreoGraph
+from choreo_agents.lab.cases import CASES
 from choreo_agents.sampling import Sampling
-from choreo_agents.workflows.cases import CASES, Case
+from choreo_agents.workflows.case import Case
 from choreo_agents.workflows.phrasing import Dialect, Prompts, load_prompts
 
 DIALECTS = get_args(Dialect)

@@ -1,1 +1,0 @@
-"""Scenarios that report counts and times."""

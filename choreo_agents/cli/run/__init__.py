@@ -1,0 +1,1 @@
+"""`choreo run`: one instance of a workflow, live."""

@@ -1,0 +1,146 @@
+"""`choreo run debate`: a debate live, and what it costs under every method."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from choreo_agents.cli.commands import CASES, DRAW_DEBATE, MOST_REPORTS
+from choreo_agents.cli.lazy import found
+from choreo_agents.cli.run.debate_display import DebateDisplay, cost_object, cost_table, opening, summary, verdict
+from choreo_agents.cli.run.workflow import run_case
+from choreo_agents.engine.methods import MethodName
+from choreo_agents.terminal.case_options import InputsOption, MaxTokensOption, OutOption, PromptsOption
+from choreo_agents.terminal.options import (
+    AgentsOption,
+    DeviceOption,
+    ModelOption,
+    errors_as_lines,
+    load,
+    reports_option,
+)
+from choreo_agents.workflows.case import Case
+from choreo_agents.workflows.comparing import TWINS, Comparison, compare, runs
+from choreo_agents.workflows.debating import Debated, DebateRun, DebateSetting, hold
+
+REPORTS: int = found(MOST_REPORTS)
+
+_REPEATS = 5
+
+
+def debate(
+    model: ModelOption = "embedded",
+    method: Annotated[
+        MethodName,
+        typer.Option(
+            help="[b]choreo[/b]: agents read each other's KV cache. [b]baseline[/b]: they re-encode each other's text, "
+            "with a prefix cache. [b]naive[/b]: without one."
+        ),
+    ] = "choreo",
+    agents: AgentsOption = 3,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="How often each of them speaks: 2, with --inputs 3.", show_default=False)
+    ] = None,
+    reports: Annotated[int, reports_option(REPORTS)] = REPORTS,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            max=2**62, show_default=False, help="Draws the record, the question and the notes: 6, with --inputs 31."
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method in the comparison.")] = _REPEATS,
+    inputs: InputsOption = None,
+    out: OutOption = None,
+    prompts: PromptsOption = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Of all that is said about --inputs.")] = 0.7,
+    max_tokens: MaxTokensOption = None,
+    no_compare: Annotated[bool, typer.Option("--no-compare", help="Only hold the debate.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
+    device: DeviceOption = "cpu",
+) -> None:
+    """Agents answer in parallel rounds, each hearing the others' last answers (MADpar).
+
+    They debate over one record. All read the same reports; each agent also has notes of its own, as a private system
+    prompt: one knows the answer, a minority is wrong (of two agents, nobody), and the others have to find it in the
+    record. In every round all of them speak at once, seeing what the others said last. Then the debate as the baseline
+    holds it is repeated, word for word, under all three methods, and a table shows what each had to encode. A prefix
+    cache cannot share the record: it stands behind each agent's own prompt.
+
+    [dim]The embedded model was never trained to read caches, so sharing them costs it accuracy: compare
+    the two final answers, or run [b]choreo bench debate[/b].[/dim]
+
+    [b]Examples[/b]
+
+      choreo run debate --seed 1
+      choreo run debate --method baseline --no-compare
+      choreo run debate --agents 5 --rounds 3 --json
+      choreo run debate --reports 0
+      choreo run debate --inputs questions.jsonl --out answers.jsonl
+    """
+    if inputs is not None or out is not None:
+        if no_compare or reports != REPORTS or repeats != _REPEATS:
+            raise typer.BadParameter(
+                "--reports, --repeats and --no-compare are for the debate that is drawn, not for --inputs"
+            )
+        case: Case = found(CASES)["debate"]
+        options = case.options.model_validate({"agents": agents, "rounds": rounds or 3})
+        sampling: Any = {"temperature": temperature, "max_tokens": max_tokens}
+        kept: Any = {"inputs": inputs, "out": out, "prompts": prompts, "as_json": as_json, "device": device}
+        run_case(case, lambda: options, model, method, 31 if seed is None else seed, **kept, **sampling)
+        return
+    console = Console(stderr=as_json, highlight=False)
+    with errors_as_lines(console):
+        drawn = 6 if seed is None else seed
+        problem: Debated = found(DRAW_DEBATE)(drawn, agents=agents, reports=reports)
+        setting = DebateSetting(load(console, model, device), problem, rounds or 2, seed=drawn)
+        run = _hold_live(console, setting, method, model)
+        comparison = None if no_compare else _compare(console, setting, repeats)
+        if as_json:
+            typer.echo(json.dumps(_json(setting, run, method, comparison), indent=2))
+        elif comparison is not None:
+            if method != "baseline":
+                console.print(verdict(comparison.baseline, problem, "baseline"))
+                console.print("[dim]One debate proves little: choreo bench debate counts a hundred.[/]")
+            console.print()
+            console.print(cost_table(comparison))
+            console.print()
+            console.print(summary(comparison))
+
+
+def _hold_live(console: Console, setting: DebateSetting, method: MethodName, model: str) -> DebateRun:
+    problem = setting.problem
+    console.print(opening(problem, _record_tokens(setting), model, method))
+    with DebateDisplay(console, problem, setting.rounds) as display:
+        run = hold(setting, method, on_token=display.add, on_decode=display.told)
+    console.print(verdict(run, problem, method))
+    return run
+
+
+def _record_tokens(setting: DebateSetting) -> int:
+    model = setting.model
+    return sum(len(model.encode(model.chat.turn("user", report))) for report in setting.problem.record)
+
+
+def _compare(console: Console, setting: DebateSetting, repeats: int) -> Comparison:
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("the same words under three methods", total=runs(repeats))
+        return compare(setting, repeats=repeats, on_progress=lambda: progress.advance(task))
+
+
+def _json(setting: DebateSetting, run: DebateRun, method: MethodName, comparison: Comparison | None) -> dict[str, Any]:
+    costs = {method: run.cost} if comparison is None else comparison.costs
+    ratios = {} if comparison is None else {twin: asdict(comparison.ratios(twin)) for twin in TWINS}
+    return {
+        "question": setting.problem.question,
+        "record_tokens": _record_tokens(setting),
+        "answer": run.answer,
+        "correct": run.correct,
+        "messages": [{"round": u.round, "agent": u.agent, "words": u.words} for u in run.utterances],
+        "methods": {name: cost_object(cost) for name, cost in costs.items()},
+        "ratios": ratios,
+    }

@@ -1,0 +1,1 @@
+"""All that measures, plays and trains the embedded language; the product knows none of it."""

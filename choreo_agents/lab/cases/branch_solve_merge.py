@@ -1,0 +1,85 @@
+"""Branch, solve, merge: how many concepts the whole still has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from choreo_agents.graph import Strategy
+from choreo_agents.lab.cases.answers import states
+from choreo_agents.lab.language import Split, draw_problem
+from choreo_agents.lab.language.tasks import BranchSolveMerge
+from choreo_agents.sampling import Sampling
+from choreo_agents.workflows.branch_solve_merge import MERGER, SOLVER, branch_solve_merge
+from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.phrasing import Prompts
+
+
+class Concepts(Item):
+    """What is to be written about."""
+
+    question: str = Field(min_length=1)
+    concepts: tuple[str, ...] = Field(min_length=1)
+    """Each counts as covered where it stands in whole words."""
+
+    @property
+    def graded(self) -> bool:
+        return True
+
+
+class MergeOptions(Options):
+    """How many parts, and how they are merged."""
+
+    branches: int = Field(default=2, ge=1, le=6, description="Parts.")
+    size: int = Field(default=3, ge=1, description="Concepts of each part, drawn from the embedded language.")
+    strategy: Strategy = Field(default="sequential", description="How the merger reads the parts from the cache.")
+
+
+class MergeCase:
+    """A plan in parts, one solver for each, and one who writes all of it again."""
+
+    name: ClassVar[str] = "branch_solve_merge"
+    summary: ClassVar[str] = "A plan in parts, parallel solvers, and a merge (BSM)."
+    options: ClassVar[type[Options]] = MergeOptions
+    item: ClassVar[type[Item]] = Concepts
+    variants: ClassVar[Mapping[str, Variant]] = {
+        **METHOD_VARIANTS,
+        "serial": Variant("choreo", {"strategy": "sequential"}),
+        "parallel": Variant("choreo", {"strategy": "parallel"}),
+        "text": Variant("choreo", {"strategy": "text"}),
+    }
+    scored: ClassVar[str] = "concepts covered"
+    higher_is_better: ClassVar[bool] = True
+
+    def draw(self, options: MergeOptions, split: Split, number: int) -> Concepts:
+        problem = draw_problem(BranchSolveMerge(branches=options.branches, size=options.size), split, number)
+        concepts = tuple(sentence.strip() for sentence in problem.gold.split(".") if sentence.strip())
+        return Concepts(id=f"{split} {number}", question=problem.by_name["problem"].text, concepts=concepts)
+
+    def play(self, item: Concepts, options: MergeOptions, prompts: Prompts, sampling: Sampling) -> Play:
+        graph = branch_solve_merge(
+            [prompts("part", number=number) for number in range(1, options.branches + 1)],
+            system=prompts("system"),
+            plan=prompts("plan", parts=options.branches) or None,
+            merge=prompts("merge"),
+            strategy=options.strategy,
+            speakers=prompts.names("speakers", 2),
+            sampling=sampling,
+        )
+        return Play(graph, (("user", item.question),))
+
+    def judge(self, item: Concepts, options: MergeOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
+        story = said(state, MERGER)[-1]
+        covered = [states(story, concept, anywhere=True) for concept in item.concepts]
+        parts: dict[str, float] = {}
+        for number, words in enumerate(said(state, SOLVER), start=1):
+            own = [
+                kept
+                for kept, concept in zip(covered, item.concepts, strict=True)
+                if states(words, concept, anywhere=True)
+            ]
+            if own:
+                parts[f"of part {number}"] = sum(own) / len(own)
+        return Result(story, sum(covered) / len(covered), parts)

@@ -1,0 +1,70 @@
+"""MADpar: what most agents end with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from choreo_agents.lab.cases.answers import majority, read_answer
+from choreo_agents.lab.cases.questions import Question
+from choreo_agents.lab.language import Split
+from choreo_agents.lab.language.tasks.debate import MOST_AGENTS, debate_problem
+from choreo_agents.sampling import Sampling
+from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.debate import debate
+from choreo_agents.workflows.phrasing import Prompts
+
+
+class DebateItem(Question):
+    """A question, and what each agent knows."""
+
+    notes: tuple[str, ...] = ()
+    """Each agent's private system prompt, in turn; without any, all know the same."""
+
+
+class DebateOptions(Options):
+    """How many debate how long."""
+
+    agents: int = Field(default=3, ge=2, le=MOST_AGENTS, description="How many debate.")
+    rounds: int = Field(default=3, ge=1, description="How often each of them speaks.")
+
+
+class DebateCase:
+    """Agents with unequal notes; a minority's are wrong."""
+
+    name: ClassVar[str] = "debate"
+    summary: ClassVar[str] = "Agents answer in parallel rounds, each hearing the others' last answers (MADpar)."
+    options: ClassVar[type[Options]] = DebateOptions
+    item: ClassVar[type[Item]] = DebateItem
+    variants: ClassVar[Mapping[str, Variant]] = METHOD_VARIANTS
+    scored: ClassVar[str] = "right"
+    higher_is_better: ClassVar[bool] = True
+
+    def draw(self, options: DebateOptions, split: Split, number: int) -> DebateItem:
+        problem = debate_problem(number, agents=options.agents, split=split)
+        return DebateItem(id=f"{split} {number}", question=problem.question, answer=problem.answer, notes=problem.notes)
+
+    def play(self, item: DebateItem, options: DebateOptions, prompts: Prompts, sampling: Sampling) -> Play:
+        names = self._agents(options, prompts)
+        notes = dict(zip(names, [*item.notes, *[None] * len(names)], strict=False))
+        graph = debate(
+            notes,
+            rounds=options.rounds,
+            system=prompts("system"),
+            revise=prompts("revise") or None,
+            sampling=sampling,
+        )
+        return Play(graph, (("user", item.question),))
+
+    def judge(self, item: DebateItem, options: DebateOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
+        replies = [said(state, name) for name in self._agents(options, prompts)]
+        last = [read_answer(each[-1], prompts("answer")) for each in replies]
+        first = item.score(read_answer(replies[0][0], prompts("answer")))
+        answer = majority(last)
+        return Result(answer, item.score(answer), {} if first is None else {"first agent's first answer": first})
+
+    def _agents(self, options: DebateOptions, prompts: Prompts) -> list[str]:
+        names = prompts.names("agents")
+        return [names[i] if i < len(names) else f"Agent{i + 1}" for i in range(options.agents)]

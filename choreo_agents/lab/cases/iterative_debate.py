@@ -1,0 +1,69 @@
+"""MADiter: what the moderator ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from choreo_agents.lab.cases.answers import read_answer
+from choreo_agents.lab.cases.questions import Question, SumOptions, draw_sum
+from choreo_agents.lab.language import Split
+from choreo_agents.sampling import Sampling
+from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.iterative_debate import AFFIRMATIVE, MODERATOR, NEGATIVE, Role, iterative_debate
+from choreo_agents.workflows.phrasing import Prompts
+
+
+class IterativeDebateOptions(SumOptions):
+    """How long they debate."""
+
+    rounds: int = Field(default=3, ge=1, description="At most; the moderator may end it before.")
+
+
+class IterativeDebateCase:
+    """One side works it out, the other checks, a moderator names the result or lets them go on."""
+
+    name: ClassVar[str] = "iterative_debate"
+    summary: ClassVar[str] = "Two sides speak in turns until a moderator ends it (MADiter)."
+    options: ClassVar[type[Options]] = IterativeDebateOptions
+    item: ClassVar[type[Item]] = Question
+    variants: ClassVar[Mapping[str, Variant]] = METHOD_VARIANTS
+    scored: ClassVar[str] = "right"
+    higher_is_better: ClassVar[bool] = True
+
+    def draw(self, options: IterativeDebateOptions, split: Split, number: int) -> Question:
+        return draw_sum(options, split, number)
+
+    def play(self, item: Question, options: IterativeDebateOptions, prompts: Prompts, sampling: Sampling) -> Play:
+        names = (AFFIRMATIVE, NEGATIVE, MODERATOR)
+        roles = {
+            name: Role(speaker, prompts(name) or None, prompts(f"{name}_asked") or None)
+            for name, speaker in zip(names, prompts.names("speakers", 3, 3), strict=True)
+        }
+        sides = [side.strip() for side in prompts.names("sides", 0, 2)]
+
+        def verdicts(spoken: Sequence[str]) -> Sequence[str]:
+            # Without sides the moderator names an answer of the affirmative side's, who speaks first in each round.
+            answers = [read_answer(words, prompts("answer")) for words in spoken[::2]]
+            return sides or list(dict.fromkeys(answer for answer in answers if answer))
+
+        graph = iterative_debate(
+            roles,
+            verdicts=verdicts,
+            go_on=prompts("go_on"),
+            rounds=options.rounds,
+            system=prompts("system"),
+            sampling=sampling,
+        )
+        return Play(graph, (("user", item.question),))
+
+    def judge(
+        self, item: Question, options: IterativeDebateOptions, prompts: Prompts, state: Mapping[str, Any]
+    ) -> Result:
+        verdict, sides = said(state, MODERATOR), [side.strip() for side in prompts.names("sides", 0, 2)]
+        answer = verdict[-1]
+        if answer in sides:
+            answer = read_answer(said(state, (AFFIRMATIVE, NEGATIVE)[sides.index(answer)])[-1], prompts("answer"))
+        return Result(answer, item.score(answer), {"share of rounds": len(verdict) / options.rounds})

@@ -1,0 +1,94 @@
+"""MultiQA: how many of the questions one reply answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from choreo_agents.lab.cases.answers import states
+from choreo_agents.lab.language import Split, draw_problem
+from choreo_agents.lab.language.scoring import sentences
+from choreo_agents.lab.language.tasks import SeveralQuestions
+from choreo_agents.sampling import Sampling
+from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.multi_qa import ANSWERER, Layout, multi_qa
+from choreo_agents.workflows.phrasing import Prompts
+
+
+class Questions(Item):
+    """Questions that are asked apart."""
+
+    questions: tuple[str, ...] = Field(min_length=1)
+    answers: tuple[str, ...] = ()
+    """What is right, question by question; none if nobody knows."""
+    notes: str | None = None
+    """What the answerer knows: its private system prompt."""
+
+    @property
+    def graded(self) -> bool:
+        return bool(self.answers)
+
+    @model_validator(mode="after")
+    def _one_answer_each(self) -> Self:
+        if self.answers and len(self.answers) != len(self.questions):
+            raise ValueError(f"there are {len(self.questions)} questions and {len(self.answers)} answers")
+        return self
+
+
+class QuestionsOptions(Options):
+    """How many are asked, and where they stand."""
+
+    questions: int = Field(default=2, ge=1, description="Questions drawn from the embedded language.")
+    facts: int = Field(default=6, ge=1, description="Facts in its notes.")
+    layout: Layout = Field(default="parallel", description="Where choreo places the questions.")
+    both_orders: bool = Field(
+        default=False,
+        description="Whether each problem makes two items, its questions in either order: to learn from, where side by "
+        "side nobody can tell which of them is the first.",
+    )
+
+
+class MultiQACase:
+    """Questions encoded apart, one reply."""
+
+    name: ClassVar[str] = "multi_qa"
+    summary: ClassVar[str] = "Questions asked apart and answered in one reply (MultiQA)."
+    options: ClassVar[type[Options]] = QuestionsOptions
+    item: ClassVar[type[Item]] = Questions
+    variants: ClassVar[Mapping[str, Variant]] = {
+        **METHOD_VARIANTS,
+        "serial": Variant("choreo", {"layout": "serial"}),
+        "parallel": Variant("choreo", {"layout": "parallel"}),
+    }
+    scored: ClassVar[str] = "all right"
+    higher_is_better: ClassVar[bool] = True
+
+    def draw(self, options: QuestionsOptions, split: Split, number: int) -> Questions:
+        task = SeveralQuestions(questions=options.questions, facts=max(options.facts, options.questions))
+        problem = draw_problem(task, split, number // 2 if options.both_orders else number)
+        asked = tuple(m.text for m in problem.messages if m.name.startswith("question"))
+        answers = tuple(sentences(problem.gold)) if problem.gold else ()
+        notes = problem.by_name["notes"].text
+        if options.both_orders and number % 2:
+            asked, answers = asked[::-1], answers[::-1]
+        return Questions(id=f"{split} {number}", questions=asked, answers=answers, notes=notes)
+
+    def play(self, item: Questions, options: QuestionsOptions, prompts: Prompts, sampling: Sampling) -> Play:
+        graph = multi_qa(
+            item.questions,
+            layout=options.layout,
+            system=prompts("system"),
+            notes=item.notes,
+            prompt=prompts("asked") or None,
+            speaker=prompts("speaker"),
+            sampling=sampling,
+        )
+        return Play(graph)
+
+    def judge(self, item: Questions, options: QuestionsOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
+        reply = said(state, ANSWERER)[-1]
+        right = [float(states(reply, answer, anywhere=True)) for answer in item.answers]
+        parts = {f"question {number}": each for number, each in enumerate(right, start=1)}
+        return Result(reply, float(all(right)) if right else None, parts)

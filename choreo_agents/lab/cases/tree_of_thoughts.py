@@ -1,0 +1,80 @@
+"""ToT: what is answered from the candidate with most votes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.lab.cases.answers import read_answer
+from choreo_agents.lab.cases.questions import Question, SumOptions, draw_sum
+from choreo_agents.lab.language import Split
+from choreo_agents.sampling import Sampling
+from choreo_agents.workflows.case import METHOD_VARIANTS, Item, Options, Play, Result, Variant, said
+from choreo_agents.workflows.phrasing import Prompts
+from choreo_agents.workflows.thoughts import THINKER
+from choreo_agents.workflows.tree_of_thoughts import FINALIST, Ballot, tree_of_thoughts
+
+
+class TreeOptions(SumOptions):
+    """The tree's size."""
+
+    branches: int = Field(default=8, ge=1, description="Candidates that go on from each thought that is kept.")
+    voters: int = Field(default=4, ge=1, description="Votes on each level.")
+    depth: int = Field(default=1, ge=1, description="Levels.")
+    keep: int = Field(default=1, ge=1, description="Thoughts that are kept of each level.")
+
+
+class TreeCase:
+    """Careless solutions side by side; voters choose."""
+
+    name: ClassVar[str] = "tree_of_thoughts"
+    summary: ClassVar[str] = "Candidates side by side, votes, and an answer from the best (ToT)."
+    options: ClassVar[type[Options]] = TreeOptions
+    item: ClassVar[type[Item]] = Question
+    variants: ClassVar[Mapping[str, Variant]] = METHOD_VARIANTS
+    scored: ClassVar[str] = "right"
+    higher_is_better: ClassVar[bool] = True
+
+    def draw(self, options: TreeOptions, split: Split, number: int) -> Question:
+        return draw_sum(options, split, number)
+
+    def play(self, item: Question, options: TreeOptions, prompts: Prompts, sampling: Sampling) -> Play:
+        graph = tree_of_thoughts(
+            branches=options.branches,
+            voters=options.voters,
+            depth=options.depth,
+            keep=options.keep,
+            system=prompts("system"),
+            think=prompts("think") or None,
+            go_on=prompts("go_on") or None,
+            vote=prompts("vote"),
+            answer=prompts("final"),
+            lead=prompts("lead"),
+            ballot=_ballot(prompts),
+            speakers=prompts.names("speakers", 2),
+            sampling=sampling,
+        )
+        return Play(graph, (("user", item.question),))
+
+    def judge(self, item: Question, options: TreeOptions, prompts: Prompts, state: Mapping[str, Any]) -> Result:
+        answer = read_answer(said(state, FINALIST)[-1], prompts("answer"))
+        found = [item.score(read_answer(words, prompts("answer"))) for words in said(state, THINKER)]
+        right = [score for score in found if score is not None]
+        return Result(answer, item.score(answer), {"right candidates": sum(right) / len(right)} if right else {})
+
+
+def _ballot(prompts: Prompts) -> Ballot:
+    """Votes name a candidate, or the result that it found."""
+    if prompts("ballot") not in ("value", "name"):
+        raise InvalidRequestError(f"ballot in the prompts of {prompts.source} must be 'value' or 'name'")
+    if prompts("ballot") == "name":
+        return lambda name, _: f"{name}."
+
+    def value(_: str, words: str) -> str | None:
+        answer = read_answer(words, prompts("answer"))
+        return f"{answer.removesuffix('.').split()[-1]}." if answer.endswith(".") and len(answer) > 1 else None
+
+    return value

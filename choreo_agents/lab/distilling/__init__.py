@@ -1,0 +1,1 @@
+"""A workflow distilled into an adapter: its traces, and the training on them."""

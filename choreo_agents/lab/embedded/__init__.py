@@ -1,0 +1,1 @@
+"""The embedded model from nothing: its tokenizer, what it learns from, and the training."""

@@ -1,0 +1,1 @@
+"""`choreo audit --measure`: what each shared edge of a graph saves and changes."""

@@ -1,0 +1,1 @@
+"""`choreo bench debate`: how often debates end in the right answer."""

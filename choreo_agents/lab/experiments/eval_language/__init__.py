@@ -1,0 +1,1 @@
+"""`choreo eval language`: how well a model speaks the embedded language."""

@@ -1,0 +1,1 @@
+"""`choreo train distill WORKFLOW`: an adapter that reads a workflow's caches."""

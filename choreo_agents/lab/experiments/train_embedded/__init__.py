@@ -1,0 +1,1 @@
+"""`choreo train embedded`: the embedded model from nothing."""

@@ -1,0 +1,1 @@
+"""`choreo train synthesizer`: an adapter and a cache mapper for whoever merges branches."""

@@ -1,0 +1,1 @@
+"""Many items of a workflow, and what they are worth together."""

@@ -1,0 +1,1 @@
+"""What several experiments show alike: plots, and trainings as they go."""

@@ -1,0 +1,1 @@
+"""What a synthesizer learns from, drawn from the embedded language."""

@@ -1,0 +1,286 @@
+"""Makes syntax trees of PML, and finds everything that is wrong with it in one pass."""
+
+from __future__ import annotations
+
+import re
+from xml.sax.saxutils import quoteattr
+
+from choreo_agents.pml.markup.checks import check_schema
+from choreo_agents.pml.markup.problems import Problems, nearest
+from choreo_agents.pml.markup.reading import RawElement, RawText, read_xml
+from choreo_agents.pml.markup.sources import Folder
+from choreo_agents.pml.markup.syntax import (
+    ROLES,
+    Argument,
+    ChatTurn,
+    Import,
+    Module,
+    Parameter,
+    PromptNode,
+    PromptTree,
+    Role,
+    SchemaNode,
+    SchemaTree,
+    SourcePlace,
+    Text,
+    Union,
+)
+from choreo_agents.pml.markup.whitespace import Flow, append_text
+
+_TAGS = ("module", "union", "parameter", "param", "system", "user", "assistant")
+_SPACE = "xml:space"
+_WHOLE = re.compile(r"\ufeff?(?:\s+|<!--.*?-->)*(?:<\?|<!DOCTYPE|<(?:prompt|schema)[\s/>])", re.DOTALL)
+_LENGTH = re.compile(r"[1-9][0-9]{0,8}")
+
+
+def parse_schema(text: str, source: str, folder: Folder | None, problems: Problems) -> SchemaTree | None:
+    """The tree of a schema; None if there is not even its element. What is wrong becomes a problem.
+
+    Args:
+        text: The `<schema>` element.
+        source: What places call it.
+        folder: Where `src` finds files; None: nowhere.
+        problems: Takes what is wrong.
+    """
+    tree = parse_document(text, source, folder, problems, ("schema",))
+    return tree if isinstance(tree, SchemaTree) else None
+
+
+def parse_prompt(text: str, source: str, problems: Problems, schema: str) -> PromptTree | None:
+    """The tree of a prompt, likewise; also of one that is no `<prompt>` element but what stands in it."""
+    around = ("", "") if _WHOLE.match(text) else (f"<prompt schema={quoteattr(schema)}>", "</prompt>")
+    tree = parse_document(text, source, None, problems, ("prompt",), around)
+    return tree if isinstance(tree, PromptTree) else None
+
+
+def parse_document(
+    text: str,
+    source: str,
+    folder: Folder | None,
+    problems: Problems,
+    roots: tuple[str, ...] = ("schema", "prompt"),
+    around: tuple[str, str] = ("", ""),
+) -> SchemaTree | PromptTree | None:
+    """The tree of whichever of these a document is."""
+    document = read_xml(text, source, problems, around=around)
+    root = document.root
+    if root is None:
+        return None
+    if root.tag not in roots:
+        expected = " or ".join(f"<{tag}>" for tag in roots)
+        problems.add(root.place, f"the document is a <{root.tag}>", expected)
+        return None
+    if root.tag == "prompt":
+        return _PromptParser(problems).prompt(root)
+    tree = _SchemaParser(folder, problems).schema(root)
+    check_schema(tree, problems, whole=document.whole)
+    return tree
+
+
+class _Reader:
+    """What schemas and prompts have in common."""
+
+    def __init__(self, problems: Problems, *, open_start: bool) -> None:
+        self.problems = problems
+        self.flow = Flow(open_start=open_start)
+        self.preserve = [False]
+
+    def text(self, raw: RawText) -> str:
+        return self.flow.text(raw.text, verbatim=raw.verbatim or self.preserve[-1])
+
+    def attributes(self, raw: RawElement, *known: str) -> dict[str, str]:
+        """The attributes that are known, without that which says how whitespace is taken."""
+        for name in raw.attributes:
+            if name not in known and name != _SPACE:
+                message = f"<{raw.tag}> has no attribute {name!r}"
+                self.problems.add(raw.places[name], message, nearest(name, known, "no attribute"))
+        return {name: value for name, value in raw.attributes.items() if name in known}
+
+    def enter(self, raw: RawElement) -> None:
+        """Go inside an element; `leave` goes out again."""
+        space = raw.attributes.get(_SPACE)
+        if space not in (None, "default", "preserve"):
+            message = f"{_SPACE} is {space!r}"
+            self.problems.add(raw.places[_SPACE], message, "'preserve' or 'default'")
+        self.preserve.append(self.preserve[-1] if space is None else space == "preserve")
+
+    def leave(self) -> None:
+        self.preserve.pop()
+
+    def required(self, raw: RawElement, name: str) -> str:
+        value = raw.attributes.get(name, "")
+        if name not in raw.attributes:
+            self.problems.add(raw.place, f"<{raw.tag}> has no {name}", f'{name}="..."')
+        elif not value:
+            self.problems.add(raw.places[name], f"the {name} of the <{raw.tag}> is empty", f'{name}="..."')
+        return value
+
+
+class _SchemaParser(_Reader):
+    def __init__(self, folder: Folder | None, problems: Problems) -> None:
+        super().__init__(problems, open_start=False)
+        self.folder = folder
+
+    def schema(self, raw: RawElement) -> SchemaTree:
+        attributes = self.attributes(raw, "name", "scaffold")
+        name = self.required(raw, "name")
+        children = self.children(raw)
+        sets = (tuple(each.split()) for each in attributes.get("scaffold", "").split(";"))
+        where = raw.places.get("scaffold")
+        return SchemaTree(name, children, raw.place, tuple(names for names in sets if names), where)
+
+    def children(self, raw: RawElement) -> tuple[SchemaNode, ...]:
+        nodes: list[SchemaNode] = []
+        self.enter(raw)
+        for child in raw.children:
+            if isinstance(child, RawText):
+                append_text(nodes, self.text(child), child.place)
+            elif child.tag == "module":
+                nodes.append(self.module(child))
+            elif child.tag == "union":
+                nodes.append(self.union(child))
+            elif child.tag in ("parameter", "param"):
+                self.parameter(child, nodes)
+            elif child.tag in ROLES:
+                nodes.append(self.turn(child))
+            else:
+                self.unknown(child, "escape what is meant as text: &lt;" + child.tag)
+        self.leave()
+        return tuple(nodes)
+
+    def unknown(self, raw: RawElement, otherwise: str) -> None:
+        """An element that is none of the language's: what is right inside is still read for problems."""
+        self.problems.add(raw.place, f"there is no <{raw.tag}> in a schema", nearest(raw.tag, _TAGS, otherwise))
+        self.children(raw)
+
+    def module(self, raw: RawElement) -> Module:
+        attributes = self.attributes(raw, "name", "src", "cache", "confidential")
+        name = self.required(raw, "name")
+        cache = self.truth(raw, "cache", otherwise=True)
+        confidential = self.truth(raw, "confidential", otherwise=False)
+        children = self.included(raw) if "src" in attributes else self.children(raw)
+        return Module(name, children, raw.place, cache, confidential)
+
+    def union(self, raw: RawElement) -> Union:
+        self.attributes(raw)
+        for child in raw.children:
+            if isinstance(child, RawText):
+                if child.text.strip():
+                    self.problems.add(child.place, "there is text in a <union>", "<module> only")
+            elif child.tag != "module":
+                self.problems.add(child.place, f"there is a <{child.tag}> in a <union>", "<module> only")
+        members = [child for child in raw.children if isinstance(child, RawElement) and child.tag == "module"]
+        blanks = [child.text for child in raw.children if isinstance(child, RawText) and not child.text.strip()]
+        last = raw.children[-1] if raw.children else None
+        tail = blanks.pop() if isinstance(last, RawText) and blanks else ""
+        choosing = self.flow.choose(blanks)
+        read: list[Module] = []
+        self.enter(raw)
+        for member in members:
+            with choosing.member():
+                read.append(self.module(member))
+        self.leave()
+        choosing.end(tail)
+        return Union(tuple(read), raw.place)
+
+    def parameter(self, raw: RawElement, nodes: list[SchemaNode]) -> None:
+        """Append a parameter to what stands before it in the same element."""
+        self.attributes(raw, "name", "length", "len")
+        name = self.required(raw, "name")
+        for child in raw.children:
+            if isinstance(child, RawElement) or child.text.strip():
+                self.problems.add(child.place, f"there is something in a <{raw.tag}>", "nothing")
+        named = [each for each in ("length", "len") if each in raw.attributes]
+        if len(named) > 1:
+            self.problems.add(raw.places["len"], "the length is given twice", "length or len")
+        length = raw.attributes[named[0]].strip() if named else self.required(raw, "length")
+        if named and not _LENGTH.fullmatch(length):
+            message = f"the {named[0]} of a parameter is {length!r}"
+            self.problems.add(raw.places[named[0]], message, "a number of tokens from 1 to 999999999")
+        size = int(length) if _LENGTH.fullmatch(length) else 1
+        nodes.append(Parameter(name, size, self.flow.lead(nodes, raw.place), raw.place))
+
+    def turn(self, raw: RawElement) -> ChatTurn:
+        attributes = self.attributes(raw, "src")
+        self.flow.turn()
+        children = self.included(raw) if "src" in attributes else self.children(raw)
+        self.flow.turn()
+        return ChatTurn(_role(raw.tag), children, raw.place)
+
+    def included(self, raw: RawElement) -> tuple[SchemaNode, ...]:
+        """The text of the file that an element names."""
+        place = raw.places["src"]
+        for child in raw.children:
+            if isinstance(child, RawElement) or child.text.strip():
+                self.problems.add(child.place, f"there is something in a <{raw.tag}> that includes a file", "nothing")
+        if self.folder is None:
+            self.problems.add(place, "a schema that is no file includes none", "a folder, or the text itself")
+            return ()
+        text = self.folder.read(raw.attributes["src"], place, self.problems) or ""
+        nodes: list[SchemaNode] = []
+        append_text(nodes, self.flow.text(text, verbatim=True), place)
+        return tuple(nodes)
+
+    def truth(self, raw: RawElement, name: str, *, otherwise: bool) -> bool:
+        value = raw.attributes.get(name)
+        if value not in (None, "true", "false"):
+            self.problems.add(raw.places[name], f"{name} is {value!r}", "'true' or 'false'")
+        return otherwise if value is None else value == "true"
+
+
+class _PromptParser(_Reader):
+    def __init__(self, problems: Problems) -> None:
+        super().__init__(problems, open_start=True)
+
+    def prompt(self, raw: RawElement) -> PromptTree:
+        schema = self.required(raw, "schema")
+        place = raw.places.get("schema", raw.place)
+        return PromptTree(schema, self.arguments(raw, "schema"), self.children(raw), place)
+
+    def arguments(self, raw: RawElement, *others: str) -> tuple[Argument, ...]:
+        own = {name: value for name, value in raw.attributes.items() if name not in (*others, _SPACE)}
+        return tuple(Argument(name, value, raw.places[name]) for name, value in own.items())
+
+    def children(self, raw: RawElement) -> tuple[PromptNode, ...]:
+        nodes: list[PromptNode] = []
+        self.enter(raw)
+        for child in raw.children:
+            if isinstance(child, RawText):
+                self.add_text(nodes, self.text(child), child.place)
+            elif child.tag in ROLES:
+                nodes.append(self.turn(child))
+            elif child.tag in ("prompt", "schema", *_TAGS):
+                self.problems.add(child.place, f"there is a <{child.tag}> in a prompt", "an import, text or a turn")
+                self.children(child)
+            else:
+                nodes.append(Import(child.tag, self.arguments(child), self.children(child), child.place))
+        self.leave()
+        return tuple(nodes)
+
+    def turn(self, raw: RawElement) -> ChatTurn:
+        self.attributes(raw)
+        self.flow.turn()
+        self.enter(raw)
+        nodes: list[PromptNode] = []
+        for child in raw.children:
+            if isinstance(child, RawText):
+                self.add_text(nodes, self.text(child), child.place)
+            else:
+                message = f"there is a <{child.tag}> in a turn of a prompt"
+                self.problems.add(child.place, message, "text: what is imported stands where the schema has it")
+        self.leave()
+        self.flow.turn()
+        return ChatTurn(_role(raw.tag), tuple(node for node in nodes if isinstance(node, Text)), raw.place)
+
+    def add_text(self, nodes: list[PromptNode], text: str, place: SourcePlace) -> None:
+        if not text:
+            return
+        last = nodes[-1] if nodes else None
+        if isinstance(last, Text):
+            nodes[-1] = Text(last.text + text, last.place)
+        else:
+            nodes.append(Text(text, place))
+
+
+def _role(tag: str) -> Role:
+    return next(role for role in ROLES if role == tag)

@@ -1,0 +1,37 @@
+"""Collects what is wrong in a file, so that all of it is told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from choreo_agents.errors import PMLError, PMLProblem
+from choreo_agents.pml.markup.syntax import SourcePlace
+
+
+class Problems:
+    """What was found so far."""
+
+    def __init__(self) -> None:
+        self.found: list[PMLProblem] = []
+
+    def add(self, place: SourcePlace, message: str, expected: str = "") -> None:
+        self.found.append(problem(place, message, expected))
+
+    def require_none(self) -> None:
+        """Raise a `PMLError` with all problems, if there are any."""
+        if self.found:
+            raise PMLError(dict.fromkeys(self.found))
+
+
+def problem(place: SourcePlace, message: str, expected: str = "") -> PMLProblem:
+    return PMLProblem(place.file, place.line, place.column, message, expected)
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
+    """What was probably meant by an unknown name: the nearest of those that are known, or all of them."""
+    names = sorted(set(known) - {""})
+    close = get_close_matches(name, names, 1, cutoff=0.5)
+    if close:
+        return repr(close[0])
+    return " or ".join(map(repr, names)) if 0 < len(names) <= 5 else otherwise

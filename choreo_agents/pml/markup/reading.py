@@ -1,0 +1,219 @@
+"""Reads XML into elements that know where they and their attributes stand; refuses what XML can do harm with.
+
+`defusedxml` parses: document types, and with them entity bombs and external entities, are refused. A document that is
+not well-formed gives the elements up to the place where it breaks, besides a problem.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+from xml.sax import SAXParseException
+from xml.sax.handler import ContentHandler, LexicalHandler, feature_external_ges, property_lexical_handler
+
+from defusedxml import DefusedXmlException
+from defusedxml.expatreader import DefusedExpatParser
+
+from choreo_agents.pml.markup.problems import Problems
+from choreo_agents.pml.markup.syntax import SourcePlace
+
+MOST_NESTED = 100
+"""Elements inside each other."""
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_LINE = re.compile(r"\r\n|\r|\n")
+_ATTRIBUTE = re.compile(r"""[ \t\r\n]+([^ \t\r\n=/>]+)[ \t\r\n]*=[ \t\r\n]*(?:"[^"]*"|'[^']*')""")
+_BLANK = re.compile(r"(?:[ \t\r\n]+|<!--.*?-->)*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class RawText:
+    """What stands between two marks; `verbatim` in a CDATA section."""
+
+    text: str
+    verbatim: bool
+    place: SourcePlace
+
+
+@dataclass
+class RawElement:
+    """An element as it is written."""
+
+    tag: str
+    place: SourcePlace
+    attributes: dict[str, str]
+    places: dict[str, SourcePlace]
+    """Where each attribute stands."""
+    children: list[RawElement | RawText] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Document:
+    """What could be read of a document."""
+
+    root: RawElement | None
+    whole: bool
+    """False: it breaks off where it is not well-formed."""
+
+
+def forbidden_character(text: str) -> re.Match[str] | None:
+    """The first character that XML cannot hold."""
+    return _NOT_XML.search(text)
+
+
+def read_xml(text: str, source: str, problems: Problems, *, around: tuple[str, str] = ("", "")) -> Document:
+    """Read a document.
+
+    Args:
+        text: The document.
+        source: What places call it.
+        problems: Takes what is wrong.
+        around: Tags that are put around the text first; places do not count them.
+    """
+    text = text.removeprefix("\ufeff")
+    places = _Places(text, source, around[0])
+    bad = forbidden_character(text)
+    if bad is not None:
+        place = places.at(bad.start() + len(around[0]))
+        problems.add(place, f"the character {bad.group()!r} is not allowed in XML", "text without it")
+        return Document(None, False)
+    parser = DefusedExpatParser(forbid_dtd=True)
+    handler = _Handler(places, parser)
+    parser.setFeature(feature_external_ges, False)
+    parser.setContentHandler(handler)
+    parser.setProperty(property_lexical_handler, handler)
+    try:
+        parser.feed(around[0] + text + around[1])
+        parser.close()
+    except SAXParseException as error:
+        place = places.of(error.getLineNumber() or 1, error.getColumnNumber() or 0)
+        said = str(error.getMessage())
+        problems.add(place, f"not well-formed XML: {said}", _HINTS.get(said, "") or handler.expected())
+    except DefusedXmlException:
+        problems.add(handler.here(), "document types and entities are refused", "a document without <!DOCTYPE")
+    except _TooDeepError:
+        message = f"more than {MOST_NESTED} elements are nested"
+        problems.add(handler.here(), message, f"at most {MOST_NESTED}")
+    else:
+        return Document(handler.root, True)
+    return Document(handler.root, False)
+
+
+_HINTS = {
+    "undefined entity": "&lt; &gt; &amp; &quot; &apos; or a number like &#8364;",
+    "no element found": "an element",
+    "junk after document element": "nothing after the first element",
+    "duplicate attribute": "each attribute once",
+}
+
+
+class _TooDeepError(Exception):
+    pass
+
+
+class _Places:
+    """Translates the parser's lines and columns into places, and into indices of the text."""
+
+    def __init__(self, text: str, source: str, prefix: str) -> None:
+        self.text, self.source, self.prefix = prefix + text, source, len(prefix)
+        self.starts = [0, *(match.end() for match in _LINE.finditer(self.text))]
+
+    def index(self, line: int, column: int) -> int:
+        return self.starts[min(line, len(self.starts)) - 1] + column
+
+    def of(self, line: int, column: int) -> SourcePlace:
+        return self.at(self.index(line, column))
+
+    def at(self, index: int) -> SourcePlace:
+        index = min(max(index, self.prefix), len(self.text))
+        low, high = 0, len(self.starts)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.starts[middle] <= index else (low, middle)
+        start = max(self.starts[low], self.prefix if low == 0 else 0)
+        return SourcePlace(self.source, low + 1, index - start + 1)
+
+
+class _Handler(ContentHandler, LexicalHandler):
+    """Builds the elements."""
+
+    def __init__(self, places: _Places, locator: DefusedExpatParser) -> None:
+        super().__init__()
+        self.places, self.locator = places, locator
+        self.root: RawElement | None = None
+        self.open: list[RawElement] = []
+        self.buffer: list[str] = []
+        self.in_cdata = False
+        self.text_from = 0
+        """The index after the last tag, from which the next text is looked for."""
+
+    def here(self) -> SourcePlace:
+        return self.places.at(self._index())
+
+    def expected(self) -> str:
+        """What a document that breaks here still lacks."""
+        return f"</{self.open[-1].tag}> for line {self.open[-1].place.line}" if self.open else "well-formed XML"
+
+    def startElement(self, name: str, attrs: Any) -> None:  # noqa: N802 - SAX names it
+        self._flush()
+        if len(self.open) >= MOST_NESTED:
+            raise _TooDeepError
+        index = self._index()
+        end, where = self._attributes(index, name)
+        self.text_from = end
+        element = RawElement(name, self.places.at(index), dict(attrs.items()), where)
+        if self.open:
+            self.open[-1].children.append(element)
+        else:
+            self.root = element
+        self.open.append(element)
+
+    def endElement(self, name: str) -> None:  # noqa: N802 - SAX names it
+        self._flush()
+        self.open.pop()
+        index = self._index()
+        if self.places.text.startswith("</", index):
+            self.text_from = self.places.text.find(">", index) + 1
+
+    def characters(self, content: str) -> None:
+        self.buffer.append(content)
+
+    def startCDATA(self) -> None:  # noqa: N802 - SAX names it
+        self._flush()
+        self.in_cdata = True
+
+    def endCDATA(self) -> None:  # noqa: N802 - SAX names it
+        self._flush()
+        self.in_cdata = False
+
+    def comment(self, content: str) -> None:
+        self._flush()
+
+    def processingInstruction(self, target: str, data: str) -> None:  # noqa: N802 - SAX names it
+        self._flush()
+
+    def startDTD(self, *args: Any) -> None:  # noqa: N802 - SAX names it
+        """Never called: document types are refused."""
+
+    def endDTD(self) -> None:  # noqa: N802 - SAX names it
+        """Never called."""
+
+    def _index(self) -> int:
+        return self.places.index(self.locator.getLineNumber() or 1, self.locator.getColumnNumber() or 0)
+
+    def _flush(self) -> None:
+        text, self.buffer = "".join(self.buffer), []
+        if not self.open or not text:
+            return
+        match = _BLANK.match(self.places.text, self.text_from)
+        assert match is not None
+        self.open[-1].children.append(RawText(text, self.in_cdata, self.places.at(match.end())))
+
+    def _attributes(self, index: int, tag: str) -> tuple[int, dict[str, SourcePlace]]:
+        """Where a start tag ends, and where its attributes stand."""
+        at = index + 1 + len(tag)
+        where: dict[str, SourcePlace] = {}
+        while (match := _ATTRIBUTE.match(self.places.text, at)) is not None:
+            where[match.group(1)] = self.places.at(match.start(1))
+            at = match.end()
+        return self.places.text.find(">", at) + 1, where

@@ -1,0 +1,68 @@
+"""Files: documents, and texts that a schema includes from below its own folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from choreo_agents.pml.markup.problems import Problems
+from choreo_agents.pml.markup.reading import forbidden_character
+from choreo_agents.pml.markup.syntax import SourcePlace
+
+MOST_BYTES = 1 << 26
+"""Of an included file."""
+
+
+def read_document(path: Path, problems: Problems) -> str:
+    """A document's text, which is UTF-8; raises `OSError` if there is no such file."""
+    return _decoded(path.read_bytes(), str(path), problems)
+
+
+class Folder:
+    """Where included files may be: below this folder, links followed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self, name: str, place: SourcePlace, problems: Problems) -> str | None:
+        """The text of a file, to the letter but for a line break at its end.
+
+        None, and a problem, if it may not or cannot be read.
+        """
+        expected = f"a UTF-8 file below {str(self.path)!r}"
+        try:
+            root = self.path.resolve(strict=True)
+            found = (root / name).resolve()
+            if not found.is_relative_to(root):
+                problems.add(place, f"{name!r} is outside the schema's folder", expected)
+                return None
+            if not found.is_file():
+                problems.add(place, f"there is no file {name!r}", expected)
+                return None
+            if found.stat().st_size > MOST_BYTES:
+                problems.add(place, f"{name!r} is too large to include", f"at most {MOST_BYTES} bytes")
+                return None
+            content = found.read_bytes()
+        except (OSError, ValueError, RuntimeError) as error:
+            problems.add(place, f"{name!r} cannot be read: {error}", expected)
+            return None
+        before = len(problems.found)
+        text = _decoded(content, str(found), problems)
+        bad = forbidden_character(text)
+        if bad is not None:
+            problems.add(_at(text, bad.start(), str(found)), f"the character {bad.group()!r} is not allowed in XML")
+        return text.removesuffix("\n") if len(problems.found) == before else None
+
+
+def _decoded(content: bytes, name: str, problems: Problems) -> str:
+    try:
+        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        before = content[: error.start].decode("utf-8-sig", errors="replace")
+        byte = content[error.start]
+        problems.add(_at(before, len(before), name), f"the byte 0x{byte:02x} is no UTF-8", "a file in UTF-8")
+        return ""
+
+
+def _at(text: str, index: int, name: str) -> SourcePlace:
+    line = text.count("\n", 0, index) + 1
+    return SourcePlace(name, line, index - (text.rfind("\n", 0, index) + 1) + 1)

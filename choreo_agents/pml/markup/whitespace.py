@@ -1,0 +1,133 @@
+"""Where whitespace counts, and to whom it belongs.
+
+1. Between words, any run of blanks, tabs and line breaks is one blank; with an empty line in it, it is a paragraph
+   break (two line breaks). So documents can be indented and wrapped as one likes, as in HTML.
+2. CDATA sections, what stands inside an element with `xml:space="preserve"`, files included with `src` (but for a line
+   break at their end), and texts of schemas built in Python are taken to the letter.
+3. The whitespace of rule 1 belongs to what follows it, across tags: to the words of the module that starts there, to
+   each member of a union. This is how tokenizers read words. What is left out of a prompt takes it along.
+4. It counts for nothing at the start and the end of a schema and of a turn, and around turns, where the chat template
+   says what stands there; and at the end of a prompt's text.
+5. One blank right before a parameter, also one that is taken to the letter, belongs to the argument: its first word is
+   encoded with it, in its slot.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from choreo_agents.pml.markup.syntax import SchemaNode, SourcePlace, Text
+
+BLANKS = " \t\n"
+"""A carriage return is a character like others: XML makes line breaks of those that are not written as `&#13;`."""
+PARAGRAPH = "\n\n"
+_RUN = re.compile(f"[{BLANKS}]+")
+
+
+class Flow:
+    """Gives whitespace to whom it belongs, while a document is read from its start to its end.
+
+    Args:
+        open_start: Whether something stands before, so that whitespace at the start counts.
+    """
+
+    def __init__(self, *, open_start: bool = False) -> None:
+        self._owed = ""
+        self._at_start = not open_start
+
+    def text(self, text: str, *, verbatim: bool) -> str:
+        """The words of a text, with the whitespace that belongs to them; empty if it has none."""
+        if not text:
+            return ""
+        if verbatim:
+            return self._take() + text
+        words = text.strip(BLANKS)
+        if not words:
+            self._owe(_break(text))
+            return ""
+        before = len(text) - len(text.lstrip(BLANKS))
+        self._owe(_break(text[:before]))
+        settled = self._take() + _RUN.sub(lambda run: _break(run.group()), words)
+        self._owe(_break(text[before + len(words) :]))
+        return settled
+
+    def lead(self, before: list[SchemaNode], place: SourcePlace) -> str:
+        """The blank that belongs to a parameter which comes after these nodes."""
+        owed = self._take()
+        if owed:
+            append_text(before, owed, place)
+        return lead_of(before)
+
+    def turn(self) -> None:
+        """A turn starts or ends here: whitespace around counts for nothing."""
+        self._owed, self._at_start = "", True
+
+    def choose(self, blanks: Iterable[str]) -> Choosing:
+        """A union starts here, with these texts between its members."""
+        for blank in blanks:
+            self._owe(_break(blank))
+        return Choosing(self)
+
+    def _owe(self, blank: str) -> None:
+        if not self._at_start:
+            self._owed = max(self._owed, blank, key=len)
+
+    def _take(self) -> str:
+        owed, self._owed, self._at_start = self._owed, "", False
+        return owed
+
+
+class Choosing:
+    """Reads the members of a union: each as if it were the only one."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._before = (flow._owed, flow._at_start)
+        self._after: list[tuple[str, bool]] = []
+
+    @contextmanager
+    def member(self) -> Iterator[None]:
+        self._flow._owed, self._flow._at_start = self._before
+        yield
+        self._after.append((self._flow._owed, self._flow._at_start))
+
+    def end(self, blank: str) -> None:
+        """The union ends, with this text after its last member."""
+        if self._after:
+            self._flow._owed = max((owed for owed, _ in self._after), key=len)
+            self._flow._at_start = all(at_start for _, at_start in self._after)
+        self._flow._owe(_break(blank))
+
+
+def append_text(nodes: list[SchemaNode], text: str, place: SourcePlace) -> None:
+    """Add text to that which stands right before, if any does."""
+    if not text:
+        return
+    if nodes and isinstance(nodes[-1], Text):
+        last = nodes.pop()
+        assert isinstance(last, Text)
+        nodes.append(Text(last.text + text, last.place))
+    else:
+        nodes.append(Text(text, place))
+
+
+def lead_of(before: list[SchemaNode]) -> str:
+    """Take the last blank off the text before a parameter (rule 5)."""
+    if not before or not isinstance(before[-1], Text) or not before[-1].text.endswith(" "):
+        return ""
+    last = before.pop()
+    assert isinstance(last, Text)
+    append_text(before, last.text[:-1], last.place)
+    return " "
+
+
+def is_settled(text: str, *, at_start: bool) -> bool:
+    """Whether a text stays as it is if it is read by rule 1."""
+    flow = Flow(open_start=not at_start)
+    return text[-1:] not in BLANKS and flow.text(text, verbatim=False) == text
+
+
+def _break(blanks: str) -> str:
+    return "" if not blanks else PARAGRAPH if blanks.count("\n") > 1 else " "

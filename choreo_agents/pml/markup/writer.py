@@ -1,0 +1,137 @@
+"""Writes a schema as PML: reading it again gives the same tree."""
+
+from __future__ import annotations
+
+from xml.sax.saxutils import escape, quoteattr
+
+from choreo_agents.pml.markup.syntax import ChatTurn, Module, Parameter, SchemaNode, SchemaTree, Text, Union
+from choreo_agents.pml.markup.whitespace import is_settled
+
+_INDENT = "  "
+
+
+def write_schema(tree: SchemaTree) -> str:
+    """The PML of a schema.
+
+    Lines are broken only where whitespace counts for nothing; text that is not as PML would read it is CDATA.
+    """
+    scaffold = "; ".join(" ".join(names) for names in tree.scaffolds)
+    writer = _Writer()
+    writer.out.append(f"<schema name={quoteattr(tree.name)}{_attribute('scaffold', scaffold)}>")
+    writer.children(tree.children, 1)
+    if writer.loose:
+        writer.line(0)
+    return "".join([*writer.out, "</schema>\n"])
+
+
+def _attribute(name: str, value: str) -> str:
+    return f" {name}={quoteattr(value)}" if value else ""
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.out: list[str] = []
+        self.loose = True
+        """Whether whitespace counts for nothing here."""
+        self.led = False
+        """Whether a line break has been written for the blank that the next words start with."""
+
+    def line(self, depth: int) -> None:
+        self.out.append("\n" + _INDENT * depth)
+
+    def children(self, children: tuple[SchemaNode, ...], depth: int) -> None:
+        after: SchemaNode | None = None
+        for child in children:
+            if self.loose or isinstance(child, ChatTurn):
+                self.line(depth)
+            elif not self.led and _is_led(child) and _is_block(child, after):
+                self.line(depth)
+                self.led = True
+            self.child(child, depth)
+            after = child
+
+    def child(self, child: SchemaNode, depth: int) -> None:
+        match child:
+            case Text():
+                self.text(child.text)
+            case Parameter():
+                self.parameter(child)
+            case Module():
+                self.module(child, depth)
+            case Union():
+                self.union(child, depth)
+            case ChatTurn():
+                self.turn(child, depth)
+
+    def text(self, text: str) -> None:
+        if self.led:
+            self.out.append(_escaped(text[1:]))
+        elif is_settled(text, at_start=self.loose):
+            self.out.append(_escaped(text))
+        else:
+            self.out.append("&#13;".join(_cdata(part) for part in text.split("\r")))
+        self.loose = self.led = False
+
+    def parameter(self, parameter: Parameter) -> None:
+        if parameter.lead and not self.led:
+            self.out.append("<![CDATA[ ]]>" if self.loose else " ")
+        self.out.append(f'<parameter name={quoteattr(parameter.name)} length="{parameter.length}"/>')
+        self.loose = self.led = False
+
+    def module(self, module: Module, depth: int) -> None:
+        flags = ("" if module.cache else ' cache="false"') + (' confidential="true"' if module.confidential else "")
+        self.out.append(f"<module name={quoteattr(module.name)}{flags}>")
+        self.children(module.children, depth + 1)
+        if self.loose and module.children:
+            self.line(depth)
+        self.out.append("</module>")
+
+    def union(self, union: Union, depth: int) -> None:
+        self.out.append("<union>")
+        loose, led, after = self.loose, self.led, []
+        for member in union.members:
+            self.loose, self.led = loose, led
+            if loose or led:
+                self.line(depth + 1)
+            self.module(member, depth + 1)
+            after.append(self.loose)
+        self.loose, self.led = all(after) if after else loose, False
+        if self.loose:
+            self.line(depth)
+        self.out.append("</union>")
+
+    def turn(self, turn: ChatTurn, depth: int) -> None:
+        self.out.append(f"<{turn.role}>")
+        self.loose = True
+        self.children(turn.children, depth + 1)
+        self.line(depth)
+        self.out.append(f"</{turn.role}>")
+        self.loose = True
+
+
+def _is_led(node: SchemaNode) -> bool:
+    """Whether its words start with a blank, for which a line break can be written before its tag."""
+    match node:
+        case Text():
+            return node.text.startswith(" ") and is_settled(node.text, at_start=False)
+        case Parameter():
+            return bool(node.lead)
+        case Module():
+            return bool(node.children) and _is_led(node.children[0])
+        case Union():
+            return bool(node.members) and all(_is_led(member) for member in node.members)
+        case ChatTurn():
+            return False
+
+
+def _is_block(node: SchemaNode, after: SchemaNode | None) -> bool:
+    """Whether a line of its own makes a node easier to read."""
+    return isinstance(node, Module | Union) or (isinstance(node, Text) and isinstance(after, Module | Union))
+
+
+def _escaped(text: str) -> str:
+    return escape(text).replace("\r", "&#13;")
+
+
+def _cdata(text: str) -> str:
+    return f"<![CDATA[{text.replace(']]>', ']]]]><![CDATA[>')}]]>" if text else ""

@@ -1,0 +1,1 @@
+"""What commands share on the terminal: options, waiting, errors as lines."""

@@ -1,0 +1,92 @@
+"""Turns a workflow's options into those of a command."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from annotated_types import Ge, Le
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.workflows.case import Case, Options
+from choreo_agents.workflows.playing import CHAT_TOKENS, EMBEDDED_TOKENS
+
+MakeOptions = Callable[[], Options]
+InputsOption = Annotated[
+    Path | None, typer.Option("--inputs", help="Items of your own, a JSON object on each line; see the docs.")
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", help="Write each result to this JSONL file as it comes; started again, it goes on there."),
+]
+PromptsOption = Annotated[
+    Path | None,
+    typer.Option("--prompts", help="A TOML file of other texts for agents: see the docs."),
+]
+TemperatureOption = Annotated[float, typer.Option(min=0.0, help="Of all that is said.")]
+TopPOption = Annotated[float, typer.Option("--top-p", min=0.01, max=1.0, help="Of all that is said.")]
+MaxTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens", min=1, help=f"Of a message; by default {EMBEDDED_TOKENS}, or {CHAT_TOKENS} for other models."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")]
+BudgetOption = Annotated[float, typer.Option("--kv-gib", min=0.01, help="KV memory of an engine, in GiB.")]
+
+
+def command_of(case: Case, run: Callable[..., None], doc: str) -> Callable[..., None]:
+    """A command with a workflow's own options before those of `run`.
+
+    Args:
+        case: The workflow.
+        run: Called with the case, its options, and its own keyword arguments.
+        doc: The help text.
+    """
+    hints = get_type_hints(run, include_extras=True)
+    common = [
+        parameter.replace(annotation=hints[parameter.name])
+        for parameter in list(inspect.signature(run).parameters.values())[2:]
+    ]
+    # What every variant decides is not the user's to say.
+    decided = [set(variant.changes) for variant in case.variants.values()]
+    fields = {
+        name: field for name, field in case.options.model_fields.items() if name not in set.intersection(*decided)
+    }
+    own = [_parameter(name, field) for name, field in fields.items()]
+
+    def command(**given: Any) -> None:
+        chosen = {name: given.pop(name) for name in fields}
+        run(case, lambda: _valid(case, chosen), **given)
+
+    parameters = [*own, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in common)]
+    seen_by_typer: Any = command
+    seen_by_typer.__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    command.__doc__ = doc
+    command.__name__ = case.name
+    return command
+
+
+def _valid(case: Case, chosen: dict[str, Any]) -> Any:
+    try:
+        return case.options.model_validate(chosen)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else "options"
+        raise InvalidRequestError(f"--{name} {chosen.get(name)!r}: {first['msg']}") from error
+
+
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    least = next((limit.ge for limit in field.metadata if isinstance(limit, Ge)), None)
+    most = next((limit.le for limit in field.metadata if isinstance(limit, Le)), None)
+    limits: Any = {"min": least, "max": most} if least is not None or most is not None else {}
+    option = typer.Option(f"--{name.replace('_', '-')}", help=field.description, **limits)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[field.annotation, option]
+    )

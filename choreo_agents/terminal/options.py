@@ -1,0 +1,107 @@
+"""What the commands share: options, loading, and errors as one red line."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from choreo_agents.errors import ChoreoError, InvalidRequestError
+from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.terminal.waiting import waiting
+
+MOST_AGENTS = 8
+SMALL_MODEL = 20_000_000
+"""Parameters."""
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+"""By the names that options have for them."""
+
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        help="[b]embedded[/b], a folder in Hugging Face's layout, or a hub name: see [b]choreo models check[/b].",
+    ),
+]
+AgentsOption = Annotated[int, typer.Option("--agents", min=2, max=MOST_AGENTS, help="How many debate.")]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="How often each of them speaks.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="Where the model runs: cpu, cuda, cuda:1, ...")]
+
+
+def reports_option(most: int) -> Any:
+    """How long a record debates are about."""
+    words = "Reports that all agents read, about 98 tokens each; without any, their notes say all there is to know."
+    return typer.Option("--reports", min=0, max=most, help=words)
+
+
+@contextmanager
+def errors_as_lines(console: Console) -> Iterator[None]:
+    """Print an expected error without a traceback and end with exit code 1."""
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "-".join(str(part) for part in first["loc"]).replace("_", "-")
+        console.print("[red bold]error:[/] ", end="")
+        console.print(f"--{name} {first['input']!r}: {first['msg']}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    except (ChoreoError, OSError, ValueError) as error:
+        console.print("[red bold]error:[/] ", end="")
+        console.print(str(error), markup=False, highlight=False)
+        raise typer.Exit(1) from None
+
+
+def typed_command() -> str:
+    """What was typed, and would do it again."""
+    return shlex.join(["choreo", *sys.argv[1:]])
+
+
+def require_writable(path: Path | None) -> None:
+    """Raise an `OSError` now rather than after the measurement."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a"):
+            pass
+
+
+def load(console: Console, name: str, device: str) -> LoadedModel:
+    """Load a model, and say so. A very small one gets a single thread: waking more costs more than it gains."""
+    with waiting(console, f"loading [b]{escape(name)}[/b] ..."):
+        model = load_model(name, device=device)
+    if model.adapter.parameters < SMALL_MODEL:
+        torch.set_num_threads(1)
+    return model
+
+
+def numbers(text: str) -> list[int]:
+    """Lengths that are given with commas between; raises `InvalidRequestError`."""
+    try:
+        found = [int(each) for each in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise InvalidRequestError(f"lengths are numbers from 1 on, with commas between, not {text!r}")
+    return found
+
+
+def device_name(device: str) -> str:
+    """What a device is called in a report."""
+    return torch.cuda.get_device_name(torch.device(device)) if device.startswith("cuda") else device
+
+
+@contextmanager
+def bar(console: Console) -> Iterator[Progress]:
+    """Shows how much of a long run is done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+        yield progress

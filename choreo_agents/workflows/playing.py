@@ -1,0 +1,129 @@
+"""One item of a workflow, played on an engine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from choreo_agents.engine import Engine
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.models import LoadedModel
+from choreo_agents.sampling import Sampling
+from choreo_agents.workflows.case import Case, Item, Options, Result, Variant, said
+from choreo_agents.workflows.phrasing import Prompts, load_prompts
+from choreo_agents.workflows.running import OnToken, RunCost, run_graph
+
+EMBEDDED_TOKENS, CHAT_TOKENS = 96, 512
+"""A message's tokens at most, unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is played: all that decides a result but the model and the item."""
+
+    case: Case
+    options: Options
+    prompts: Prompts
+    sampling: Sampling
+
+    def changed(self, variant: Variant) -> Setup:
+        """The same as a variant has it."""
+        options = type(self.options).model_validate(self.options.model_dump() | dict(variant.changes))
+        return Setup(self.case, options, self.prompts, self.sampling)
+
+    def as_settings(self, model: LoadedModel) -> dict[str, Any]:
+        """As plain JSON, for a journal's first line."""
+        return {
+            "workflow": self.case.name,
+            "options": self.options.model_dump(mode="json"),
+            "model": model.name,
+            "weights": model.adapter.fingerprint,
+            "sampling": self.sampling.model_dump(mode="json", exclude_defaults=True),
+            "prompts": dict(self.prompts.texts),
+        }
+
+
+def make_setup(
+    case: Case,
+    options: Options,
+    loaded: LoadedModel,
+    prompts: Path | None,
+    temperature: float,
+    top_p: float,
+    max_tokens: int | None,
+) -> Setup:
+    """What is played, with the prompts and the message length that suit the model."""
+    embedded = loaded.speaks_embedded
+    most = max_tokens or (EMBEDDED_TOKENS if embedded else CHAT_TOKENS)
+    texts = load_prompts(case.name, "embedded" if embedded else "chat", prompts)
+    return Setup(case, options, texts, Sampling(temperature=temperature, top_p=top_p, max_tokens=most))
+
+
+def require_variants(case: Case, names: str) -> list[str]:
+    """Variants by name, each once, in the order in which they are named."""
+    chosen = list(dict.fromkeys(name.strip() for name in names.split(",")))
+    for name in chosen:
+        if name not in case.variants:
+            raise InvalidRequestError(f"{case.name} has no method {name!r}: it has {', '.join(case.variants)}")
+    return chosen
+
+
+def read_items(case: Case, path: Path) -> list[Item]:
+    """The items of a JSONL file, one for each line that is not empty.
+
+    Raises:
+        InvalidRequestError: A line is no JSON or no such item, or two have one id; says which.
+    """
+    items: dict[str, Item] = {}
+    # Only a line feed ends a line: items may hold what Unicode calls a line separator.
+    for number, line in enumerate(path.read_bytes().decode("utf-8-sig").split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            found = case.item.model_validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise InvalidRequestError(
+                f"line {number} of {str(path)!r} is no item of {case.name}: {where and where + ': '}{first['msg']}"
+            ) from error
+        named = found if found.id else found.model_copy(update={"id": f"line {number}"})
+        if named.id in items:
+            raise InvalidRequestError(f"line {number} of {str(path)!r} has the id {named.id!r} of another line")
+        items[named.id] = named
+    if not items:
+        raise InvalidRequestError(f"{str(path)!r} holds no items")
+    return list(items.values())
+
+
+async def play(
+    engine: Engine, setup: Setup, item: Item, *, seed: int, on_token: OnToken | None = None
+) -> tuple[Result, list[dict[str, str]], RunCost]:
+    """Play one item: its result, all that was said with its nodes, and the cost.
+
+    Args:
+        engine: Of the variant's method.
+        setup: As the variant has it.
+        item: What to do.
+        seed: Of the run.
+        on_token: Sees the words as they come.
+    """
+    made = setup.case.play(item, setup.options, setup.prompts, setup.sampling)
+    with engine.scope():
+        state, cost = await run_graph(engine, made.graph, made.messages, seed=seed, on_token=on_token)
+    nodes = dict.fromkeys(entry["author"] for entry in state["handles"] if entry["author"] in made.graph.nodes)
+    spoken = [{"node": node, "words": words} for node in nodes for words in said(state, node)]
+    return setup.case.judge(item, setup.options, setup.prompts, state), spoken, cost
+
+
+def item_words(item: Item) -> list[tuple[str, str]]:
+    """What an item says, field by field, for people to read."""
+    found: list[tuple[str, str]] = []
+    for name, value in item.model_dump(exclude={"id"}, exclude_none=True).items():
+        for each in value if isinstance(value, list | tuple) else [value]:
+            found.append((name, each if isinstance(each, str) else json.dumps(each)))
+    return found

@@ -1,0 +1,101 @@
+"""Who may import what is a failing check: each contract is seen to fail, on a copy of the package."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LINT = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+
+PLANTED = {
+    "Imports only point down; siblings do not know each other": ("kv/blocks.py", "choreo_agents.engine.engine"),
+    "Imports of the lab's rooms only point down, too": ("lab/language/problem.py", "choreo_agents.lab.cases"),
+    "Siblings do not import each other in circles": ("pml/layout.py", "choreo_agents.pml.library"),
+    "Only cli knows the lab": ("workflows/debate.py", "choreo_agents.lab.cases"),
+    "Only models, training, lab.rivals and lab.embedded know transformers, tokenizers and peft": (
+        "synthesis/mapper.py",
+        "transformers",
+    ),
+    "Only graph and lab.rivals know langgraph": ("lab/playing/many_items.py", "langgraph.graph"),
+    "What decides touches no tensors": ("runtime/scheduler.py", "torch"),
+}
+"""By the contract that it breaks: a file, and what it imports."""
+
+
+def test_the_product_names_the_lab_in_the_table_of_commands_alone() -> None:
+    """Also where no import would show it."""
+    package = ROOT / "choreo_agents"
+    product = [path for path in package.rglob("*.py") if not path.is_relative_to(package / "lab")]
+    naming = [path.relative_to(package).as_posix() for path in product if "choreo_agents.lab" in path.read_text()]
+    assert naming == ["cli/commands.py"]
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package's Python files, and the contracts."""
+    folder = tmp_path_factory.mktemp("copied")
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    for path in (ROOT / "choreo_agents").rglob("*.py"):
+        copy = folder / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    return folder
+
+
+def broken(folder: Path) -> set[str]:
+    """The contracts that a copy does not keep."""
+    everything = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"COLUMNS": "200"}
+    command = [sys.executable, "-c", LINT, "--no-cache", "--no-logo"]
+    done = subprocess.run(command, cwd=folder, env=everything, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    found = {line.removesuffix(" BROKEN") for line in lines if line.endswith(" BROKEN")}
+    kept = {line.removesuffix(" KEPT") for line in lines if line.endswith(" KEPT")}
+    assert found | kept == {contract["name"] for contract in CONTRACTS}, done.stdout + done.stderr
+    assert done.returncode == bool(found)
+    return found
+
+
+def test_the_package_keeps_all_contracts(copied: Path) -> None:
+    assert broken(copied) == set()
+
+
+def test_every_contract_is_seen_to_fail() -> None:
+    assert PLANTED.keys() == {contract["name"] for contract in CONTRACTS}
+
+
+@pytest.mark.parametrize("contract", PLANTED)
+def test_an_import_that_is_planted_breaks_its_contract(copied: Path, contract: str) -> None:
+    file, imported = PLANTED[contract]
+    path = copied / "choreo_agents" / file
+    source = path.read_text()
+    path.write_text(f"{source}\nimport {imported}\n")
+    try:
+        assert contract in broken(copied)
+    finally:
+        path.write_text(source)
+
+
+@pytest.mark.parametrize(
+    ("file", "imported"),
+    [
+        ("cli/models.py", "choreo_agents.lab.cases"),
+        ("training/tuned.py", "peft"),
+        ("lab/rivals/base.py", "langgraph.graph"),
+    ],
+)
+def test_who_may_import_it_may(copied: Path, file: str, imported: str) -> None:
+    path = copied / "choreo_agents" / file
+    source = path.read_text()
+    path.write_text(f"{source}\nimport {imported}\n")
+    try:
+        assert broken(copied) == set()
+    finally:
+        path.write_text(source)
