@@ -84,6 +84,10 @@ class JoiningBranches(Protocol):
         ...
 
 
+_COUNTS = ("tokens_encoded", "tokens_reused", "tokens_recomputed", "tokens_beyond")
+"""Of a call's usage, in `stream_mode="custom"`."""
+
+
 class AgentTurn:
     """Lives for one call of the agent's node.
 
@@ -322,10 +326,7 @@ class AgentTurn:
                 "agent": self.place.node,
                 "handle": handle.id,
                 "words": words,
-                "tokens_encoded": usage.tokens_encoded,
-                "tokens_reused": usage.tokens_reused,
-                "tokens_recomputed": usage.tokens_recomputed,
-                "tokens_beyond": usage.tokens_beyond,
+                **{count: getattr(usage, count) for count in _COUNTS},
                 "ttft_s": first_token_s - self.started_s,
                 "duration_s": time.perf_counter() - self.started_s,
             }
