@@ -4,7 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from choreo_agents.engine import Decode, Engine, EngineStats, Joining, Prefill, StreamedToken, Usage
+    from choreo_agents.engine import (
+        Decode,
+        Engine,
+        EngineStats,
+        Joining,
+        Memory,
+        Prefill,
+        Scheduling,
+        StreamedToken,
+        Usage,
+    )
     from choreo_agents.graph import (
         END,
         START,
@@ -40,6 +50,7 @@ __all__ = [
     "EngineStats",
     "HandleEntry",
     "Joining",
+    "Memory",
     "MessageHandle",
     "Policy",
     "Prefill",
@@ -47,6 +58,7 @@ __all__ = [
     "PromptView",
     "Rule",
     "Sampling",
+    "Scheduling",
     "Schema",
     "SchemaLibrary",
     "Send",
@@ -59,7 +71,17 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "engine": ("Decode", "Engine", "EngineStats", "Joining", "Prefill", "StreamedToken", "Usage"),
+    "engine": (
+        "Decode",
+        "Engine",
+        "EngineStats",
+        "Joining",
+        "Memory",
+        "Prefill",
+        "Scheduling",
+        "StreamedToken",
+        "Usage",
+    ),
     "graph": (
         *("END", "START", "Agent", "AuditReport", "ChoreoGraph", "ChoreoState", "Command", "HandleEntry", "Policy"),
         *("Rule", "Send", "Synthesizer", "Worker", "send"),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from choreo_agents.bench.debate import DebateSetting, hold
-from choreo_agents.engine.methods import MethodName
+from choreo_agents.engine.settings import MethodName
 from choreo_agents.evaluation import Difference, Score
 from choreo_agents.language.tasks.debate import DebateProblem
 from choreo_agents.models import LoadedModel

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from choreo_agents.bench.debate import Cost, DebateRun, DebateSetting, hold
-from choreo_agents.engine.methods import MethodName
+from choreo_agents.engine.settings import MethodName
 
 METHODS: tuple[MethodName, ...] = ("choreo", "baseline", "naive")
 TWINS: tuple[MethodName, ...] = ("baseline", "naive")

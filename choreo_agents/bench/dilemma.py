@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from langchain_core.messages import AIMessage
 
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Engine, Memory
 from choreo_agents.evaluation import Difference, Score
 from choreo_agents.language.tasks.dilemma import GAME, STRATEGIES, Strategy, decided
 from choreo_agents.models import LoadedModel
@@ -145,7 +145,7 @@ def measure_dilemma(
     served: list[tuple[str, Variant, Path | None]] = [(variant, variant, None) for variant in variants]
     for name, variant, tuned in [*served, *([(TUNED, VARIANTS[1], adapter)] if adapter is not None else [])]:
         method: Any = "baseline" if variant == "baseline" else "choreo"
-        with Engine.load(model, method=method, kv_budget_bytes=kv_budget_bytes, adapter=tuned) as engine:
+        with Engine.load(model, method=method, memory=Memory(kv_budget_bytes=kv_budget_bytes), adapter=tuned) as engine:
             for alice in alices:
                 numbers = range(seed, seed + games)
                 played = asyncio.run(

@@ -18,7 +18,7 @@ from typing import Any
 
 from choreo_agents.bench.playing import Setup, draw_items, play, seeds_of
 from choreo_agents.bench.running import run_graph
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Engine, Memory
 from choreo_agents.errors import InvalidRequestError, KVBudgetError
 from choreo_agents.evaluation.evaluate import at_once, room
 from choreo_agents.graph.run import Replay
@@ -136,8 +136,8 @@ def sample_traces(
     done = len(items) - len(left)
     on_progress(done)
     with (
-        Engine.load(model, method="baseline", kv_budget_bytes=kv_budget_bytes) as teacher,
-        Engine.load(model, method=served.method, kv_budget_bytes=kv_budget_bytes) as student,
+        Engine.load(model, method="baseline", memory=Memory(kv_budget_bytes=kv_budget_bytes)) as teacher,
+        Engine.load(model, method=served.method, memory=Memory(kv_budget_bytes=kv_budget_bytes)) as student,
     ):
         most = min(CHUNK, room(teacher), room(student))
         for first in range(0, len(left), most):
@@ -243,7 +243,9 @@ def score_played(
     served = lesson.served
     setup = lesson.setup.changed(served)
     seeds = lesson.seeds(items, seed)
-    with Engine.load(model, method=served.method, kv_budget_bytes=kv_budget_bytes, adapter=adapter) as engine:
+    with Engine.load(
+        model, method=served.method, memory=Memory(kv_budget_bytes=kv_budget_bytes), adapter=adapter
+    ) as engine:
 
         async def score(item: Item, own: int) -> float:
             try:

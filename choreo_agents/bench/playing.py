@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from choreo_agents.bench.running import OnToken, RunCost, run_graph
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Engine, Memory
 from choreo_agents.errors import InvalidRequestError, KVBudgetError
 from choreo_agents.evaluation.evaluate import at_once, room
 from choreo_agents.evaluation.journal import Journal, Record
@@ -187,7 +187,9 @@ def play_all(
         if not left:
             continue
         changed = setup.changed(variant)
-        with Engine.load(model, method=variant.method, kv_budget_bytes=kv_budget_bytes, adapter=served) as engine:
+        with Engine.load(
+            model, method=variant.method, memory=Memory(kv_budget_bytes=kv_budget_bytes), adapter=served
+        ) as engine:
             started = time.perf_counter()
             over = progress.finished
 

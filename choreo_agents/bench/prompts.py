@@ -11,7 +11,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from choreo_agents.engine import Engine, StreamedToken
+from choreo_agents.engine import Engine, Memory, StreamedToken
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
@@ -74,10 +74,10 @@ class PromptTimer:
         self.prompt, self.speaker = prompt, speaker
         budget = room_for(model, compile_schema(schema, model), prompt, added)
         self._own = TemporaryDirectory() if folder is None else None
-        self.engine = Engine.load(model, kv_budget_bytes=budget, host_bytes=budget)
+        self.engine = Engine.load(model, memory=Memory(kv_budget_bytes=budget, host_bytes=budget))
         self.library = SchemaLibrary(self.engine, folder or Path(self._own.name if self._own else ""))
         self.library.register(schema, encode="eager", on_ready=on_ready)
-        self._twin = Engine.load(model, method="naive", kv_budget_bytes=budget)
+        self._twin = Engine.load(model, method="naive", memory=Memory(kv_budget_bytes=budget))
         self._header = len(model.encode(self.engine.chat.header(speaker)))
 
     def answer(self, sampling: Sampling) -> Iterator[StreamedToken | MessageHandle]:
@@ -123,9 +123,9 @@ class PromptTimer:
         with self.library.assemble(self.prompt) as view:
             cached = {piece.offset for piece in self._assembly.cached}
             handles = [handle for offset, handle in view.placed if offset in cached]
-            self.engine.park()
+            self.engine.kv.park()
             started = time.perf_counter()
-            self.engine.restore(handles)
+            self.engine.kv.restore(handles)
             return time.perf_counter() - started
 
     @cached_property
@@ -140,7 +140,7 @@ class PromptTimer:
         name = self.prompt.schema.name
         self.library.load(name)
         if source == "host":
-            self.engine.park()
+            self.engine.kv.park()
         elif source == "disk":
             self.library.evict(name)
         with self.engine.scope():
@@ -189,10 +189,13 @@ def token_memory(model: LoadedModel, tokens: int = 256) -> TokenMemory:
     """Measured on a text of so many tokens (less where the model's context is shorter), headers of files included."""
     count = min(tokens, model.adapter.max_positions)
     budget = 4 * (count + 16) * model.adapter.geometry.bytes_per_token
-    with TemporaryDirectory() as folder, Engine.load(model, kv_budget_bytes=budget, host_bytes=budget) as engine:
+    with (
+        TemporaryDirectory() as folder,
+        Engine.load(model, memory=Memory(kv_budget_bytes=budget, host_bytes=budget)) as engine,
+    ):
         handle = engine.prefill([number % min(256, model.adapter.vocabulary_size) for number in range(count)])
         device = engine.stats().kv_bytes
-        archive = engine.archive(folder)
-        archive.save(engine.entry(handle), engine.read_kv(handle))
-        engine.evict([handle])
+        archive = engine.kv.archive(folder)
+        archive.save(engine.kv.key(handle), engine.kv.read(handle))
+        engine.kv.park([handle])
         return TokenMemory(device / count, engine.stats().host_bytes / count, archive.used_bytes() / count)

@@ -17,7 +17,7 @@ from choreo_agents.bench.accuracy import Accuracy, score_debates
 from choreo_agents.bench.comparison import METHODS
 from choreo_agents.cli.debates import ReportsOption, debate_drawn
 from choreo_agents.cli.options import AgentsOption, DeviceOption, ModelOption, RoundsOption, errors_as_lines, load
-from choreo_agents.engine.methods import MethodName
+from choreo_agents.engine.settings import MethodName
 from choreo_agents.evaluation import Difference, Score
 from choreo_agents.language.tasks.record_debate import REPORTS
 

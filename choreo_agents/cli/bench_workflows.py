@@ -33,7 +33,7 @@ from choreo_agents.cli.options import (
     numbers,
     require_writable,
 )
-from choreo_agents.engine.methods import MethodName
+from choreo_agents.engine.settings import MethodName
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.evaluation.journal import Journal
 from choreo_agents.models import LoadedModel, load_model

@@ -21,7 +21,7 @@ from choreo_agents.bench.playing import Setup, draw_items, play, play_all, read_
 from choreo_agents.cli.options import DeviceOption, ModelOption, errors_as_lines, load, require_writable
 from choreo_agents.cli.outcome_tables import as_markdown, as_table
 from choreo_agents.cli.play_display import PlayDisplay, ending, opening
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Engine, Memory
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.evaluation.journal import Journal
 from choreo_agents.language import Split
@@ -92,7 +92,10 @@ def run_case(
         console.print(opening(case, item, model, variant))
         served = case.variants[variant].method
         budget = int(kv_gib * (1 << 30))
-        with Engine.load(loaded, method=served, kv_budget_bytes=budget) as engine, PlayDisplay(console) as display:
+        with (
+            Engine.load(loaded, method=served, memory=Memory(kv_budget_bytes=budget)) as engine,
+            PlayDisplay(console) as display,
+        ):
             result, spoken, cost = asyncio.run(play(engine, setup, item, seed=seed, on_token=display.add))
         console.print(ending(case, result, cost))
         if as_json:

@@ -18,7 +18,7 @@ from choreo_agents.cli.debates import ReportsOption, debate_drawn
 from choreo_agents.cli.display import DebateDisplay, cost_object, cost_table, opening, summary, verdict
 from choreo_agents.cli.options import AgentsOption, DeviceOption, ModelOption, RoundsOption, errors_as_lines, load
 from choreo_agents.cli.play import InputsOption, MaxTokensOption, OutOption, PromptsOption, run_case
-from choreo_agents.engine.methods import MethodName
+from choreo_agents.engine.settings import MethodName
 from choreo_agents.language.tasks.record_debate import REPORTS
 from choreo_agents.workflows.cases import CASES, Case
 from choreo_agents.workflows.cases.debate import DebateOptions

@@ -3,6 +3,7 @@
 from choreo_agents.engine.calls import Decode, Prefill, StreamedToken, Usage
 from choreo_agents.engine.engine import Engine
 from choreo_agents.engine.joining import Joining
+from choreo_agents.engine.settings import Memory, Scheduling
 from choreo_agents.engine.stats import EngineStats
 
-__all__ = ["Decode", "Engine", "EngineStats", "Joining", "Prefill", "StreamedToken", "Usage"]
+__all__ = ["Decode", "Engine", "EngineStats", "Joining", "Memory", "Prefill", "Scheduling", "StreamedToken", "Usage"]

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from choreo_agents.engine.ledger import Ledger, Message
-from choreo_agents.kv.memory import Holding, Memory
+from choreo_agents.kv.memory import Holding, KVCache
 from choreo_agents.kv.segment import Piece, Segment
 from choreo_agents.runtime.request import Request
 
@@ -38,7 +38,7 @@ class Arrivals:
         recompute: Brings back what is nowhere any more.
     """
 
-    def __init__(self, ledger: Ledger, memory: Memory, recompute: Recompute) -> None:
+    def __init__(self, ledger: Ledger, memory: KVCache, recompute: Recompute) -> None:
         self._ledger = ledger
         self._memory = memory
         self._recompute = recompute

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from torch import Tensor
 
@@ -15,6 +16,38 @@ from choreo_agents.sampling import Chosen, Sampling
 
 Content = str | Sequence[int]
 """Text, tokenized without adding anything, or token ids."""
+Handles = Sequence[MessageHandle]
+Places = Sequence[int | None] | int | None
+"""Offsets, or a new offset, as the fields of `Prefill`."""
+
+
+class CallOptions(TypedDict, total=False):
+    """Fields of `Prefill` and of `Decode`, by name."""
+
+    offsets: Sequence[int | None] | None
+    new_offset: int | None
+    author: str | None
+    confidential: bool
+    adapter: str | None
+    priority: int
+    timeout_s: float | None
+
+
+class PrefillOptions(CallOptions, total=False):
+    """Fields of `Prefill`, by name."""
+
+    role: str | None
+    source: MessageHandle | None
+    lazy: bool
+
+
+class DecodeOptions(CallOptions, total=False):
+    """Fields of `Decode`, by name."""
+
+    sampling: Sampling
+    closing: Content
+    memo: str | None
+    joining: Joining | None
 
 
 @dataclass(frozen=True)
@@ -33,7 +66,7 @@ class Prefill:
     """Who says it: for traces and audits."""
     role: str | None = None
     confidential: bool = False
-    """Marks the message for audits (see `Engine.audit`)."""
+    """Marks the message for audits (see `Inspection.audit`)."""
     source: MessageHandle | None = None
     """The message whose words these are, if they are encoded again: audits follow it."""
     adapter: str | None = None
@@ -42,7 +75,7 @@ class Prefill:
     """Whether it is encoded only when it is first read, in the same step as what reads it; until then it costs nothing,
     and if there is no room for it, its reader fails. Ignored for mapped copies."""
     maps: bool = False
-    """Whether the KV is what the adapter's cache mapper makes of its one parent's (see `Engine.map`)."""
+    """Whether the KV is what the adapter's cache mapper makes of its one parent's (see `Branches.map`)."""
     priority: int = 0
     """Calls with a higher one come first; within one, first come first served."""
     timeout_s: float | None = None
@@ -73,13 +106,17 @@ class Decode:
     """Shown the model's logits, [vocabulary], before every token, on the engine's thread: to measure by. It must not
     change them, nor raise."""
     joining: Joining | None = None
-    """Through which messages come into its view while it is under way (see `Engine.joining`)."""
+    """Through which messages come into its view while it is under way (see `Branches.joining`)."""
     adapter: str | None = None
     """As for `Prefill`."""
     priority: int = 0
     """As for `Prefill`."""
     timeout_s: float | None = None
     """As for `Prefill`."""
+
+
+Calls = list[Prefill] | list[Decode]
+"""A batch."""
 
 
 @dataclass(frozen=True)

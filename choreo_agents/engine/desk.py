@@ -7,59 +7,28 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
 from weakref import WeakMethod
 
+from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.calls import Decode, Prefill, Usage
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.gate import Gate
 from choreo_agents.engine.intake import Intake, ReadCall
 from choreo_agents.engine.joining import Joining
+from choreo_agents.engine.labels import Label
 from choreo_agents.engine.ledger import Message
-from choreo_agents.engine.lineage import Label, LineageReport, trace
-from choreo_agents.engine.memory_map import MemoryMap
-from choreo_agents.engine.methods import Job, arrivals_of, grown
+from choreo_agents.engine.methods import Job, arrivals_of
+from choreo_agents.engine.pending import Answer, Pending
 from choreo_agents.engine.scope import Scope
-from choreo_agents.errors import InvalidRequestError
+from choreo_agents.errors import EngineClosedError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.kv.segment import Segment
-from choreo_agents.runtime.request import Decoding, Request
+from choreo_agents.runtime.request import Request
 from choreo_agents.sampling import Chosen
 
-Answer = Future[MessageHandle]
 OnToken = Callable[[Chosen], None]
-
-
-@dataclass(eq=False)
-class _Order:
-    """Who waits for a request, and under which leases: see `Owner`."""
-
-    desk: Desk
-    job: Job
-    scopes: dict[Answer, Scope | None]
-    encodes_end: bool
-    memo: str | None = None
-    running: dict[str, Request] = field(default_factory=dict)
-    """Where the same call finds this request while it is under way, by `key`."""
-    key: str | None = None
-    labels: list[Label] = field(default_factory=list)
-    """What those who wait say about the message."""
-    prefills: set[Answer] = field(default_factory=set)
-    """Those who asked for it to be encoded now: all but one of them have found it."""
-
-    def forget(self) -> None:
-        """It is no longer under way."""
-        if self.key is not None:
-            self.running.pop(self.key, None)
-
-    def found(self, request: Request) -> int:
-        """How many of those who wait still have found what another had asked for."""
-        return max(0, len(self.prefills.intersection(request.futures)) - 1)
-
-    def finish(self, request: Request) -> MessageHandle:
-        return self.desk.finish(self, request)
-
-    def abandon(self, request: Request) -> None:
-        self.desk.abandon(self, request)
+T = TypeVar("T")
 
 
 @dataclass
@@ -82,27 +51,70 @@ class Desk:
     """
 
     def __init__(self, core: EngineCore, salt: str) -> None:
-        self._core = core
+        self.core = core
         self.intake = Intake(core, salt)
         self.tenant = self.intake.tenant
         self._prefilling: dict[str, Request] = {}
         self._memoising: dict[str, Request] = {}
         self.gate: Gate | None = None
         """Keeps the rate at which its calls start."""
+        self.closed = False
+        """Whether the tenancy has ended."""
+        self._kept: dict[Callable[..., object], Any] = {}
+        """What keeps messages for it, by what made it."""
         core.on_restart.append(WeakMethod(self._forget_running))
 
     def limit(self, starts_per_s: float) -> None:
         """Let so many of the tenant's calls start in a second, from now on, whoever makes them."""
-        with self._core.lock:
+        with self.core.lock:
             if self.gate is None:
-                self.gate = self._core.gate(starts_per_s)
+                self.gate = self.core.gate(starts_per_s)
             else:
                 self.gate.set_rate(starts_per_s)
 
-    @property
-    def core(self) -> EngineCore:
-        """The engine that serves it."""
-        return self._core
+    def require_open(self) -> None:
+        """Raise `EngineClosedError` once the tenancy has ended, or the engine was closed."""
+        self.require_tenancy()
+        self.core.loop.require_open()
+
+    def close(self) -> None:
+        """End the tenancy: fail its unfinished calls, and drop its leases and all that only it holds."""
+        core = self.core
+        with core.lock:
+            if self.closed:
+                return
+            self.closed = True
+            if self.gate is not None:
+                core.close_gate(self.gate)
+        core.loop.drop_tenant(self.tenant)
+        with core.lock:
+            self._kept.clear()
+            core.ledger.drop_tenant(self.tenant)
+            core.method.drop_tenant(self.tenant)
+            core.adapters.drop_tenant(self.tenant)
+
+    def load_adapter(self, folder: str | Path, name: str | None) -> str:
+        """See `Engine.load_adapter`."""
+        self.require_tenancy()
+        loaded = read_loaded(self.core.model.adapter, folder, self.core.settings.memory.mapped_storage)
+        with self.core.lock:
+            self.require_tenancy()
+            return self.core.adapters.add(loaded, name, self.tenant)
+
+    def adapters(self) -> tuple[str, ...]:
+        """The names that its calls can use."""
+        with self.core.lock:
+            self.require_tenancy()
+            return self.core.adapters.names(self.tenant)
+
+    def keeper(self, make: Callable[..., T], *args: Any) -> T:
+        """What `make` makes, once: see `KVTransfer.keeper`."""
+        with self.core.lock:
+            self.require_tenancy()
+            if make not in self._kept:
+                self._kept[make] = make(*args)
+            kept: T = self._kept[make]
+            return kept
 
     def submit_prefills(
         self, calls: Sequence[Prefill], scope: Scope | None, started: float | None = None
@@ -115,13 +127,13 @@ class Desk:
             started: When the calls were made, as `time.perf_counter` counts; None: now.
         """
         read = [self.intake.read(call) for call in calls]
-        with self._core.lock:
-            self._core.loop.require_open()
+        with self.core.lock:
+            self.require_open()
             jobs = [self.intake.job(call) for call in read]
             batch = _Batch(scope, time.perf_counter() if started is None else started)
             with _whole(batch):
                 answers = [self._prefill(job, call, batch) for job, call in zip(jobs, read, strict=True)]
-                self._core.loop.submit(batch.requests)
+                self.core.loop.submit(batch.requests)
             return answers
 
     def submit_decodes(
@@ -136,95 +148,32 @@ class Desk:
         `on_token` is called on the engine's thread and must not raise.
         """
         read = [again for call in calls for again in self.intake.read_samples(call)]
-        with self._core.lock:
-            self._core.loop.require_open()
+        with self.core.lock:
+            self.require_open()
             jobs = [self.intake.job(call) for call in read]
             batch = _Batch(scope, time.perf_counter() if started is None else started, on_token)
             with _whole(batch):
                 answers = [self._decode(job, call, batch) for job, call in zip(jobs, read, strict=True)]
-                self._core.loop.submit(batch.requests)
+                self.core.loop.submit(batch.requests)
             return answers
 
     def joining(self) -> Joining:
         """What brings messages into the view of one of its decodes while that is under way."""
-        return Joining(self.intake, self._core.lock, self.intake.arriving)
+        self.require_tenancy()
+        return Joining(self.intake, self.core.lock, self.intake.arriving)
 
     def find(self, handle: MessageHandle) -> Message:
         """The message of a leased handle; raises a `HandleError` otherwise."""
-        with self._core.lock:
+        with self.core.lock:
+            self.require_tenancy()
             return self.intake.find(handle)
-
-    def audit(self, handles: Sequence[MessageHandle]) -> LineageReport:
-        """What reached these messages, through which channel."""
-        with self._core.lock:
-            keeps_kv = self._core.method.keeps_kv
-            return LineageReport(tuple(trace(self.intake.find(handle), keeps_kv) for handle in handles))
 
     def release(self, handle: MessageHandle, scope: Scope | None, *, spare_only: bool) -> None:
         """Drop one lease; with `spare_only`, unless it is the last that does not end with another's scope."""
-        with self._core.lock:
-            message = self.intake.find(handle)
+        with self.core.lock:
+            message = self.find(handle)
             if not spare_only or message.leases_within(scope) > 1:
-                self._core.ledger.release(message, scope)
-
-    def pin(self, handle: MessageHandle, by: int) -> None:
-        """Keep a message in the pool, once it is there, until it was unpinned as often."""
-        with self._core.lock:
-            message = self.intake.find(handle)
-            if self._core.method.keeps_kv:
-                holding = self._core.ledger.place(message)
-                if holding.pins + by < 0:
-                    raise InvalidRequestError(f"handle {handle.id!r} was unpinned more often than pinned")
-                holding.pins += by
-
-    def park(self, scope: Scope | None) -> None:
-        """Take what only a scope leases, or all that is the tenant's, out of the pool, unless it is kept there."""
-        with self._core.lock:
-            mine = [message for message in self._core.ledger.messages() if message.tenant == self.intake.tenant]
-            parked = [m for m in mine if scope is None or m.leased_only_within(scope)]
-            self._core.memory.park(m.holding for m in parked if m.holding is not None)
-
-    def memory_map(self) -> MemoryMap:
-        """How much is in each tier, and which of the tenant's authors keep it there."""
-        return self._core.memory_map(self.intake.tenant)
-
-    def finish(self, order: _Order, request: Request) -> MessageHandle:
-        """Make a message of a finished request, with a lease for everyone who waits for it."""
-        segment = request.encoding.close(request)
-        try:
-            return self._enter(order, request, segment)
-        except BaseException:
-            if segment is not None and segment.pins:
-                self._core.pool.unpin(segment)
-            raise
-
-    def _enter(self, order: _Order, request: Request, segment: Segment | None) -> MessageHandle:
-        assert request.binding is not None
-        ledger = self._core.ledger
-        order.forget()
-        tokens = order.job.tokens + tuple(request.tokens[len(request.binding.prompt) :])
-        job = grown(order.job, request.encoding)
-        message = self.intake.message(job, tokens, request.author, request.role, Usage.of(request))
-        message.chosen, message.label, message.header = tuple(request.chosen), request.label, len(order.job.tokens)
-        message = ledger.enter(message, segment)
-        for label in order.labels:
-            label.put_on(message)
-        self._core.count_found(order.job.prompt_tokens() * order.found(request))
-        for answer in request.futures:
-            scope = order.scopes[answer]
-            if scope is None or not scope.closed:
-                ledger.lease(message, scope)
-        ledger.drop_if_unleased(message)
-        if order.memo is not None and message.leases:
-            ledger.memoise(order.memo, message)
-        return message.handle
-
-    def abandon(self, order: _Order, request: Request) -> None:
-        """Give back all that an unfinished request holds."""
-        order.forget()
-        segment = request.encoding.close(request)
-        if segment is not None:
-            self._core.pool.unpin(segment)
+                self.core.ledger.release(message, scope)
 
     @contextmanager
     def given_up_if_left(self, answers: Sequence[Answer], scope: Scope | None) -> Iterator[None]:
@@ -237,17 +186,23 @@ class Desk:
                     answer.add_done_callback(lambda done: self._return_lease(done, scope))
             raise
 
+    def require_tenancy(self) -> None:
+        """Raise `EngineClosedError` once the tenancy has ended."""
+        if self.closed:
+            raise EngineClosedError("this tenancy was closed: begin another with tenant()")
+
     def _forget_running(self) -> None:
         """The engine starts again: no request is under way any more."""
         self._prefilling.clear()
         self._memoising.clear()
 
     def _return_lease(self, answer: Answer, scope: Scope | None) -> None:
-        if not answer.cancelled() and answer.exception() is None and not (scope is not None and scope.closed):
+        given = not answer.cancelled() and answer.exception() is None
+        if given and not self.closed and not (scope is not None and scope.closed):
             self.release(answer.result(), scope, spare_only=False)
 
     def _prefill(self, job: Job, read: ReadCall, batch: _Batch) -> Answer:
-        core, call = self._core, read.call
+        core, call = self.core, read.call
         assert isinstance(call, Prefill)
         identity = self.intake.identity(job, job.tokens)
         known = core.ledger.get(identity)
@@ -260,15 +215,15 @@ class Desk:
             made = job.parents[0] if job.mapper else _unencoded(self, job, read)
             return self._answered(made, read, batch.scope)
         if request is None:
-            order = _Order(self, job, {}, encodes_end=True, running=self._prefilling, key=identity)
-            request = _request(core, job, order, call.author, call.role)
+            pending = Pending(core, self.intake, job, encodes_end=True, running=self._prefilling, key=identity)
+            request = pending.request(call.author, call.role)
             request.label = job.label(call.author, call.role, self.label_of(read).source)
             self._prefilling[identity] = request
             batch.requests.append(request)
         return self._joined(request, read, batch)
 
     def _decode(self, job: Job, read: ReadCall, batch: _Batch) -> Answer:
-        core, call = self._core, read.call
+        core, call = self.core, read.call
         assert isinstance(call, Decode)
         memo = self.intake.memo(job, read)
         known = None if memo is None else core.ledger.recall(memo)
@@ -281,9 +236,8 @@ class Desk:
             return self._answered(known, read, batch.scope)
         request = None if memo is None else self._memoising.get(memo)
         if request is None:
-            order = _Order(self, job, {}, core.method.keeps_kv, memo, self._memoising, memo)
-            decoding = self.intake.decoding(job, read)
-            request = _request(core, job, order, call.author, "assistant", decoding)
+            pending = Pending(core, self.intake, job, core.method.keeps_kv, memo, self._memoising, memo)
+            request = pending.request(call.author, "assistant", self.intake.decoding(job, read))
             request.label = job.label(call.author, f"decode {read.sample}")
             if memo is not None:
                 self._memoising[memo] = request
@@ -294,12 +248,12 @@ class Desk:
 
     def _joined(self, request: Request, read: ReadCall, batch: _Batch) -> Answer:
         """Wait for a request, that others may wait for already."""
-        assert isinstance(request.owner, _Order)
+        assert isinstance(request.owner, Pending)
         if request in batch.requests:
             request.tenant = self.intake.tenant
             request.priority = max(request.priority, read.call.priority) if request.futures else read.call.priority
         else:
-            self._core.loop.hurry(request, read.call.priority)
+            self.core.loop.hurry(request, read.call.priority)
         answer: Answer = Future()
         request.futures.append(answer)
         request.owner.scopes[answer] = batch.scope
@@ -321,7 +275,7 @@ class Desk:
     def _answered(self, message: Message, read: ReadCall, scope: Scope | None) -> Answer:
         self.label_of(read).put_on(message)
         if scope is None or not scope.closed:
-            self._core.ledger.lease(message, scope)
+            self.core.ledger.lease(message, scope)
         answer: Answer = Future()
         answer.set_result(message.handle)
         return answer
@@ -337,20 +291,6 @@ def _unencoded(desk: Desk, job: Job, read: ReadCall) -> Message:
         message.header = len(job.tokens)
         message.promise = desk.core.next_number()
     return desk.core.ledger.enter(message, None)
-
-
-def _request(
-    core: EngineCore,
-    job: Job,
-    order: _Order,
-    author: str | None,
-    role: str | None,
-    decoding: Decoding | None = None,
-) -> Request:
-    """A new request, which wants what it reads from now on."""
-    request = Request(core.next_number(), core.method.encoding(job), order, decoding, author, role, [])
-    request.adapter, request.mapper = job.adapter, job.mapper
-    return request
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import operator
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,10 +14,11 @@ from choreo_agents.engine.allowed import answer_guide, answer_paths
 from choreo_agents.engine.calls import Content, Decode, Prefill, Usage
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.detokenizer import TextStop
-from choreo_agents.engine.ledger import Message
+from choreo_agents.engine.ledger import Message, require_handle
 from choreo_agents.engine.methods import Job
 from choreo_agents.engine.placement import Placement, place, require_position
 from choreo_agents.errors import AdapterError, ContextLengthError, InvalidRequestError, KVBudgetError
+from choreo_agents.kv.archive import KVKey
 from choreo_agents.kv.handle import MessageHandle, message_id
 from choreo_agents.runtime.request import Decoding
 from choreo_agents.sampling import AnswerPaths, Sampling, TokenSampler, nth_seed
@@ -143,18 +144,26 @@ class Intake:
         """The id of the message that these tokens make in the job's place."""
         parents = [parent.handle.id for parent in job.parents]
         placement = job.placement
-        return self.name(self.encoder(job), tokens, parents, placement.relative(), placement.seen_since())
+        return message_id(self._key, self.encoder(job), tokens, parents, placement.relative(), placement.seen_since())
 
-    def name(
-        self,
-        encoder: str,
-        tokens: tuple[int, ...],
-        parents: Sequence[str],
-        relative: Sequence[int],
-        since: Sequence[int] = (),
-    ) -> str:
-        """The id of a message that descends from these ids, whether or not there are such (see `message_id`)."""
-        return message_id(self._key, encoder, tokens, parents, relative, since)
+    def key(self, read: ReadCall) -> KVKey:
+        """What names the KV that a prefill would make; its parents are not looked for.
+
+        Raises:
+            InvalidRequestError: It is a mapped copy's, or its parents are no handles or wrongly placed.
+        """
+        call = read.call
+        if isinstance(call, Prefill) and call.maps:
+            raise InvalidRequestError("a cache mapper's copy is made of its source: its KV has no key")
+        parents = _listed(call.parents, "parents")
+        for parent in parents:
+            require_handle(parent)
+        offsets = None if call.offsets is None else _listed(call.offsets, "offsets")
+        placement = place([parent.length for parent in parents], offsets, call.new_offset)
+        encoder = self.own_encoder(call.adapter)
+        ids, relative = [parent.id for parent in parents], placement.relative()
+        named = message_id(self._key, encoder, read.tokens, ids, relative)
+        return KVKey(named, encoder, read.tokens, tuple(zip(ids, relative, strict=True)), placement.new_offset)
 
     def message(self, job: Job, tokens: tuple[int, ...], author: str | None, role: str | None, usage: Usage) -> Message:
         """The message that these tokens make in the job's place."""
@@ -178,6 +187,11 @@ class Intake:
         """Fingerprint of what makes the job's KV: the model, with an adapter or a mapper if it has one."""
         model = self._core.model.adapter.fingerprint
         return model + (f"+{job.adapter}" if job.adapter else "") + (f"~{job.mapper}" if job.mapper else "")
+
+    def own_encoder(self, adapter: str | None = None) -> str:
+        """The same of what encodes calls that name this adapter, or none."""
+        key = self._core.adapters.lora_key(adapter, self.tenant)
+        return self._core.model.adapter.fingerprint + (f"+{key}" if key else "")
 
     def memo(self, job: Job, read: ReadCall) -> str | None:
         """Under which the answer to this very call is remembered."""

@@ -11,7 +11,7 @@ from choreo_agents.engine.calls import Usage
 from choreo_agents.engine.scope import Scope
 from choreo_agents.errors import ForeignHandleError, InvalidRequestError, ReleasedHandleError, UnknownHandleError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.kv.memory import Holding, Memory
+from choreo_agents.kv.memory import Holding, KVCache
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.tiers import Stored
 from choreo_agents.sampling import Chosen
@@ -103,7 +103,7 @@ class Ledger:
         mapped_storage: How that of mapped copies is kept below the pool.
     """
 
-    def __init__(self, memory: Memory, fingerprint: str, mapped_storage: Stored = "full") -> None:
+    def __init__(self, memory: KVCache, fingerprint: str, mapped_storage: Stored = "full") -> None:
         self._memory = memory
         self._mapped_storage = mapped_storage
         self._fingerprint = fingerprint
@@ -112,6 +112,8 @@ class Ledger:
         self._released: OrderedDict[str, str] = OrderedDict()
         """Whose they were, by id."""
         self._memos: dict[str, Message] = {}
+        self._in_scope: dict[Scope, dict[Message, None]] = {}
+        """What has been leased in each scope that is open."""
         self._moving: dict[str, int] = {}
         """From one memory to another: how often each message is pinned."""
 
@@ -122,7 +124,7 @@ class Ledger:
                 self._moving[message.handle.id] = message.holding.pins
                 message.holding = None
 
-    def enter_memory(self, memory: Memory) -> Ledger:
+    def enter_memory(self, memory: KVCache) -> Ledger:
         """The same messages over another, empty memory: what is read of them is computed again."""
         self._memory = memory
         for message_id, pins in self._moving.items():
@@ -142,8 +144,7 @@ class Ledger:
             ReleasedHandleError: Its last lease was dropped.
             UnknownHandleError: This engine never made it for this tenant.
         """
-        if not isinstance(handle, MessageHandle):
-            raise InvalidRequestError(f"expected a MessageHandle, not {handle!r}: use MessageHandle.model_validate")
+        require_handle(handle)
         message = self._leased.get(handle.id)
         if message is not None and message.tenant == tenant and handle.model == message.handle.model:
             return message
@@ -210,6 +211,7 @@ class Ledger:
         self._released.pop(message.handle.id, None)
         if scope is not None:
             message.scoped[scope] += 1
+            self._in_scope.setdefault(scope, {})[message] = None
 
     def release(self, message: Message, scope: Scope | None) -> None:
         """Drop a lease: one of the caller's scope or those around it, else one of no scope, else any.
@@ -228,9 +230,20 @@ class Ledger:
 
     def close(self, scope: Scope) -> None:
         """Drop all leases that a scope counts."""
+        for message in self._in_scope.pop(scope, ()):
+            count = message.scoped.pop(scope, 0)
+            message.leases -= count
+            if count:
+                self.drop_if_unleased(message)
+
+    def drop_tenant(self, tenant: str) -> None:
+        """Drop all leases and pins of a tenant's messages."""
         for message in self.messages():
-            message.leases -= message.scoped.pop(scope, 0)
-            self.drop_if_unleased(message)
+            if message.tenant == tenant:
+                if message.holding is not None:
+                    message.holding.pins = 0
+                while message.leases:
+                    self.release(message, None)
 
     def drop_if_unleased(self, message: Message) -> None:
         """Free a message that nobody leases."""
@@ -298,3 +311,9 @@ class Ledger:
                 assert message.holding.key == message_id and message.holding.tokens == len(message.tokens)
         for memo, message in self._memos.items():
             assert message.leases > 0 and memo in message.memos
+
+
+def require_handle(handle: object) -> None:
+    """Raise `InvalidRequestError` unless it is a handle."""
+    if not isinstance(handle, MessageHandle):
+        raise InvalidRequestError(f"expected a MessageHandle, not {handle!r}: use MessageHandle.model_validate")

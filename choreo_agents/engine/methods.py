@@ -13,18 +13,17 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 from choreo_agents.engine.arrivals import Arrivals
 from choreo_agents.engine.ledger import Message
 from choreo_agents.engine.placement import Placement
 from choreo_agents.engine.restoring import FromCache, Restorer
+from choreo_agents.engine.settings import MethodName
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.prefix_tree import PrefixMatch, PrefixTree
 from choreo_agents.kv.segment import Piece, Segment
 from choreo_agents.runtime.request import Binding, Encoding, Request
-
-MethodName = Literal["choreo", "baseline", "naive"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,10 @@ class Method(Protocol):
 
     def pinned(self, tenant: str) -> str: ...
 
+    def drop_tenant(self, tenant: str) -> None:
+        """Give up what is cached for a tenant."""
+        ...
+
     def check(self) -> None: ...
 
 
@@ -121,6 +124,8 @@ class ChoreoMethod:
         said = ", ".join(f"{author} ({tokens} tokens)" for author, tokens in by_author.most_common(5))
         return f" by {said}" if said else ""
 
+    def drop_tenant(self, tenant: str) -> None: ...  # the table of messages does
+
     def check(self) -> None:
         self._memory.check()
 
@@ -159,6 +164,10 @@ class TextMethod:
 
     def pinned(self, tenant: str) -> str:
         return ""
+
+    def drop_tenant(self, tenant: str) -> None:
+        if self._tree is not None:
+            self._tree.drop(lambda whose: whose.partition(" ")[0] == tenant)
 
     def check(self) -> None:
         if self._tree is not None:

@@ -11,7 +11,7 @@ from choreo_agents.engine.calls import Usage
 from choreo_agents.engine.ledger import Ledger, Message
 from choreo_agents.engine.placement import Placement
 from choreo_agents.kv.copying import Arrival
-from choreo_agents.kv.memory import Holding, Memory
+from choreo_agents.kv.memory import Holding, KVCache
 from choreo_agents.kv.segment import Piece, Segment
 from choreo_agents.runtime.request import Binding, Request
 
@@ -25,7 +25,7 @@ class Restorer:
         number: Numbers the requests.
     """
 
-    def __init__(self, ledger: Ledger, memory: Memory, number: Callable[[], int]) -> None:
+    def __init__(self, ledger: Ledger, memory: KVCache, number: Callable[[], int]) -> None:
         self.ledger = ledger
         self.memory = memory
         self._number = number

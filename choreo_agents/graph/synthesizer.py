@@ -9,7 +9,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 
 from choreo_agents.engine import Engine
-from choreo_agents.engine.merging import SHORTER
+from choreo_agents.engine.branches import SHORTER
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.entries import said_in

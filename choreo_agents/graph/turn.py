@@ -99,7 +99,7 @@ class Turn:
             prompt = await prompt if inspect.isawaitable(prompt) else prompt
             sampling = self._chosen()
             if self.latecomers is not None:
-                self._joining = self.engine.joining()
+                self._joining = self.engine.branches.joining()
                 self.latecomers.make_room(reading, view, self._left_over(view, prompt, sampling))
             asked = None if prompt is None else await reading.ask(view, prompt)
             decode = self._decode_all(view, sampling)
@@ -202,7 +202,7 @@ class Turn:
         """What came into a message's view behind so many that were in it, and after how many of its tokens."""
         if self.latecomers is None:
             return []
-        made = self.engine.records([handle])[-1]
+        made = self.engine.inspect.records([handle])[-1]
         return list(zip(made.parents[present:], made.since[present:], strict=True))
 
     def _left_over(self, view: PlacedView, prompt: str | None, sampling: Sampling) -> int:

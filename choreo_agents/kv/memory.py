@@ -106,7 +106,7 @@ class Movements:
             self.restored_from_host += more
 
 
-class Memory:
+class KVCache:
     """The pool and the tiers below it. Used under the engine's lock only, but for its own thread, which does the disk.
 
     Args:

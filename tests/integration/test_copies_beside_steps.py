@@ -45,7 +45,7 @@ def answer(engine: Engine, seen: list[MessageHandle], seed: int) -> None:
 
 def leave(engine: Engine) -> None:
     """Park everything, and wipe what it leaves behind: it may come back to the same slots."""
-    engine.park()
+    engine.kv.park()
     pool = engine._core.pool
     assert not pool.used_bytes
     for side in (*pool.keys, *pool.values):
@@ -88,7 +88,7 @@ def test_a_step_begins_before_its_last_layer_is_there(
     seen = messages(engine)
     answer(engine, seen, 1)
     leave(engine)
-    assert set(engine.tiers(seen)) == {"host"}
+    assert set(engine.kv.tiers(seen)) == {"host"}
     watch = Watch(monkeypatch)
     answer(engine, seen, 2)
     assert watch.copied == [layer for layer in range(LAYERS) for _ in seen]
@@ -101,7 +101,7 @@ def test_who_reads_meanwhile_waits_until_all_is_there(
 ) -> None:
     engine = make_engine(host_bytes=1 << 30)
     seen = messages(engine)
-    wanted = engine.read_kv(seen[0])
+    wanted = engine.kv.read(seen[0])
     leave(engine)
     watch = Watch(monkeypatch)
     # The step attends in its first layer only when somebody asks for what is on its way.
@@ -113,7 +113,7 @@ def test_who_reads_meanwhile_waits_until_all_is_there(
         settle(copy, layer)
 
     monkeypatch.setattr(copying.LayeredCopy, "wait", late_wait)
-    reader = threading.Thread(target=lambda: (asked.set(), found.append(engine.read_kv(seen[0]))))
+    reader = threading.Thread(target=lambda: (asked.set(), found.append(engine.kv.read(seen[0]))))
     speaker = threading.Thread(target=lambda: answer(engine, seen, 1))
     speaker.start()
     assert watch.begun.wait(SOON_S)
@@ -132,7 +132,7 @@ def test_mapped_copies_wait_for_what_they_are_made_of(
     mapper = CacheMapper(adapter.geometry, adapter.kinds)
     engine._core.adapters.add_default(Loaded(Path("zero"), None, mapper, mapper.fingerprint))
     [one, *_] = messages(engine)
-    wanted = engine.read_kv(one)
+    wanted = engine.kv.read(one)
     leave(engine)
     fill = KVPool.fill
 
@@ -141,8 +141,8 @@ def test_mapped_copies_wait_for_what_they_are_made_of(
         fill(pool, segment, parcel, layer)
 
     monkeypatch.setattr(KVPool, "fill", slow_fill)
-    [copy] = engine.map([one])
-    assert torch.equal(engine.read_kv(copy).keys, wanted.keys)
+    [copy] = engine.branches.map([one])
+    assert torch.equal(engine.kv.read(copy).keys, wanted.keys)
 
 
 def test_what_is_adopted_is_there_when_adopt_returns(make_engine: MakeEngine, logits_by_seed: Logits) -> None:
@@ -150,9 +150,9 @@ def test_what_is_adopted_is_there_when_adopt_returns(make_engine: MakeEngine, lo
     first, second = make_engine(), make_engine()
     seen = messages(first)
     answer(first, seen, 1)
-    parcels = [first.read_kv(handle) for handle in seen]
+    parcels = [first.kv.read(handle) for handle in seen]
     calls = [Prefill(list(first.tokens(handle))) for handle in seen]
-    adopted = [second.adopt(call, parcel) for call, parcel in zip(calls, parcels, strict=True)]
+    adopted = [second.kv.adopt(call, parcel) for call, parcel in zip(calls, parcels, strict=True)]
     for parcel in parcels:
         parcel.keys.zero_()
     answer(second, adopted, 2)
@@ -164,10 +164,10 @@ def test_what_leaves_again_while_it_arrives_is_whole(make_engine: MakeEngine, lo
     seen = messages(engine)
     answer(engine, seen, 1)
     for _ in range(20):
-        engine.park()
+        engine.kv.park()
         for handle in seen:
-            assert engine.read_kv(handle).keys.shape[2] == handle.length
-    engine.park()
+            assert engine.kv.read(handle).keys.shape[2] == handle.length
+    engine.kv.park()
     answer(engine, seen, 2)
     require_same_bits(logits_by_seed[1], logits_by_seed[2])
 
@@ -180,7 +180,7 @@ def test_a_copy_that_fails_fails_its_step_and_nothing_is_lost(
     engine = make_engine(host_bytes=1 << 30)
     seen = messages(engine)
     answer(engine, seen, 1)
-    engine.park()
+    engine.kv.park()
     held = engine.stats().host_bytes
     with monkeypatch.context() as patch:
 
@@ -190,7 +190,7 @@ def test_a_copy_that_fails_fails_its_step_and_nothing_is_lost(
         patch.setattr(KVPool, "fill", broken)
         with pytest.raises(EngineFailedError, match="could not be copied"):
             answer(engine, seen, 2)
-    assert set(engine.tiers(seen)) == {"host"} and engine.stats().host_bytes == held
+    assert set(engine.kv.tiers(seen)) == {"host"} and engine.stats().host_bytes == held
     assert engine.stats().restored_from_host == 0
     answer(engine, seen, 3)
     assert engine.stats().recomputed == 0

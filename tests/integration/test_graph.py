@@ -55,14 +55,14 @@ def authors_seen(engine: Engine, handle: MessageHandle) -> set[str | None]:
 def test_a_shared_edge_hands_over_the_encoding_itself(engine: Engine) -> None:
     state = pair().compile(engine=engine).invoke(QUESTION)
     pro, judge = handle_of(state, "pro"), handle_of(state, "judge")
-    assert pro in engine.ancestors(judge)
+    assert pro in engine.inspect.ancestors(judge)
     assert authors_seen(engine, judge) == {"public root", START, "pro"}
 
 
 def test_a_reencoded_edge_hands_over_words_only(engine: Engine) -> None:
     state = pair("reencoded").compile(engine=engine).invoke(QUESTION)
     pro, judge = handle_of(state, "pro"), handle_of(state, "judge")
-    assert pro not in engine.ancestors(judge)
+    assert pro not in engine.inspect.ancestors(judge)
     [copy] = [p for p in engine._desk.find(judge).parents if p.author == "pro"]
     assert list(copy.tokens) == engine.tokens(pro)
     assert [p.author for p in copy.parents] == ["public root", START]
@@ -97,7 +97,7 @@ def test_private_holds_through_others_unless_words_are_reencoded(engine: Engine)
     graph.add_edge("judge", "third", visibility={"judge": "reencoded", "pro": "private"})
     state = graph.compile(engine=engine).invoke(QUESTION)
     third = handle_of(state, "third")
-    assert handle_of(state, "pro") not in engine.ancestors(third)
+    assert handle_of(state, "pro") not in engine.inspect.ancestors(third)
 
 
 def test_private_holds_through_copies_that_were_reencoded_for_others(engine: Engine) -> None:

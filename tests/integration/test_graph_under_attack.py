@@ -408,7 +408,7 @@ def test_debaters_see_each_other_as_told(engine: Engine) -> None:
     app = debate({"a": "x", "b": "y"}, rounds=2, sampling=SHORT, visibility="reencoded").compile(engine=engine)
     state = app.invoke(QUESTION)
     first = MessageHandle.model_validate(next(e for e in state["handles"] if e["author"] == "b")["handle"])
-    assert first not in engine.ancestors(last_handle(state, "a"))
+    assert first not in engine.inspect.ancestors(last_handle(state, "a"))
 
 
 def test_the_final_answer_is_that_of_the_last_round() -> None:

@@ -43,7 +43,7 @@ def handle_of(state: dict[str, Any], author: str) -> MessageHandle:
 
 def ancestors(engine: Engine, handle: MessageHandle) -> set[str]:
     """Authors of all that a message's encoding attended to."""
-    [lineage] = engine.audit([handle]).messages
+    [lineage] = engine.inspect.audit([handle]).messages
     return {author for ancestor in lineage.through("encoding") for author in ancestor.authors}
 
 
@@ -57,7 +57,7 @@ def test_a_public_scope_encodes_words_once_for_all_its_readers(engine: Engine) -
     state = graph.compile(engine=engine).invoke(QUESTION)
     copies = []
     for reader in ("one", "two"):
-        [lineage] = engine.audit([handle_of(state, reader)]).messages
+        [lineage] = engine.inspect.audit([handle_of(state, reader)]).messages
         copies += [
             ancestor.handle
             for ancestor in lineage.through("encoding")
@@ -65,7 +65,7 @@ def test_a_public_scope_encodes_words_once_for_all_its_readers(engine: Engine) -
         ]
         assert "pro.system" not in ancestors(engine, handle_of(state, reader))
     assert len(copies) == 2 and copies[0] == copies[1]
-    assert engine.audit([copies[0]]).messages[0].authors == {"pro"}
+    assert engine.inspect.audit([copies[0]]).messages[0].authors == {"pro"}
     assert ancestors(engine, copies[0]) == {"public root"}
 
 
@@ -173,11 +173,11 @@ def test_a_send_selects_among_what_its_target_may_read(engine: Engine) -> None:
         handle = MessageHandle.model_validate(entry["handle"])
         authors = ancestors(engine, handle)
         assert "pro" in authors and "con" not in authors
-        assert handle_of(state, "pro") in engine.ancestors(handle)
+        assert handle_of(state, "pro") in engine.inspect.ancestors(handle)
     assert len(entries_of(state, "worker")) == 2
     state = branching(reencoded="pro").compile(engine=engine).invoke(QUESTION)
     worker = handle_of(state, "worker")
-    assert handle_of(state, "pro") not in engine.ancestors(worker) and "pro" in ancestors(engine, worker)
+    assert handle_of(state, "pro") not in engine.inspect.ancestors(worker) and "pro" in ancestors(engine, worker)
     state = branching().compile(engine=engine).invoke(QUESTION)
     assert "pro" not in ancestors(engine, handle_of(state, "worker"))
 
@@ -485,7 +485,7 @@ def test_what_an_edited_message_was_made_of_is_known(
     said = app.invoke(QUESTION, config)["messages"][-1]
     app.update_state(config, {"messages": [said.model_copy(update={"content": f"{said.content} (mended)"})]})
     state = app.invoke(None, config)
-    [lineage] = engine.audit([handle_of(state, "bob")]).messages
+    [lineage] = engine.inspect.audit([handle_of(state, "bob")]).messages
     assert "ann.plan" in {author for each in lineage.through("words") for author in each.authors}
     assert "ann.plan" in app.audit(state).reached("bob", "words")
 
@@ -679,4 +679,4 @@ def test_equal_words_of_a_source_that_is_not_private_are_no_breach(engine: Engin
     graph.add_node(agent("c")).add_node(agent("carl"))
     graph.add_edge("a", "c").add_edge("b", "c", visibility={}).add_edge("c", "carl").share("b", "carl", "private")
     state = graph.compile(engine=engine).invoke(QUESTION)
-    assert handle_of(state, "a") == handle_of(state, "b") in engine.ancestors(handle_of(state, "carl"))
+    assert handle_of(state, "a") == handle_of(state, "b") in engine.inspect.ancestors(handle_of(state, "carl"))

@@ -101,7 +101,9 @@ def test_no_instance_sees_another_or_what_it_was_asked(engine: Engine) -> None:
     asked = {MessageHandle.model_validate(entry["prompt"]) for entry in entries(state)}
     assert len(asked) == 3
     for handle in handles(state):
-        assert len(asked & {*engine.ancestors(handle)}) == 1 and not {*handles(state)} & {*engine.ancestors(handle)}
+        assert len(asked & {*engine.inspect.ancestors(handle)}) == 1 and not {*handles(state)} & {
+            *engine.inspect.ancestors(handle)
+        }
     [judge] = handles(state, "judge")
     assert not asked & {*parents(engine, judge)} and {*handles(state)} <= {*parents(engine, judge)}
 
@@ -451,10 +453,10 @@ def test_merged_text_is_encoded_again_after_what_stands_before_it(engine: Engine
     view = trunk_of(engine)
     for name in ("zoe", "alice", "bruno"):
         [said] = handles(state, name)
-        assert said not in engine.ancestors(merged)
+        assert said not in engine.inspect.ancestors(merged)
         view.append(engine.prefill(engine.tokens(said), view))
     assert parents(engine, merged)[:-1] == view
-    assert not {f"{name}.system" for name in ("alice", "bruno", "zoe")} & {*engine.ancestors(merged).values()}
+    assert not {f"{name}.system" for name in ("alice", "bruno", "zoe")} & {*engine.inspect.ancestors(merged).values()}
     places = after_each_other(view)
     assert engine.tokens(merged) == by_hand(engine, view, places[:-1], places[-1])
 

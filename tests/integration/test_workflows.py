@@ -164,7 +164,7 @@ def test_later_speakers_can_see_fresh_encodings_of_thoughts(engine: Engine) -> N
     thoughts = {*said(state, THINKER)}
     for author in (VOTER, FINALIST):
         for handle in said(state, author):
-            assert not thoughts & {*engine.ancestors(handle)} and THINKER in seen(engine, handle)
+            assert not thoughts & {*engine.inspect.ancestors(handle)} and THINKER in seen(engine, handle)
     [last] = said(state, FINALIST)
     copies = [parent for parent in engine._desk.find(last).parents if parent.author == THINKER]
     by_id = {entry["message_id"]: MessageHandle.model_validate(entry["handle"]) for entry in state["handles"]}
@@ -220,7 +220,7 @@ def test_parts_can_be_merged_otherwise(engine: Engine, strategy: Any) -> None:
         place for place, one in zip(message.relative_offsets, message.parents, strict=True) if one.author == "solver"
     ]
     assert len(places) == 2 and (len(set(places)) == 1) == (strategy == "parallel")
-    assert ({*said(state, "solver")} <= {*engine.ancestors(merged)}) == (strategy == "parallel")
+    assert ({*said(state, "solver")} <= {*engine.inspect.ancestors(merged)}) == (strategy == "parallel")
 
 
 def test_a_problem_without_parts_is_refused() -> None:

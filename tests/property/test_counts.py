@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling
+from choreo_agents import Decode, Engine, Memory, MessageHandle, Prefill, Sampling, Scheduling
 from choreo_agents.engine.adapters import Loaded
-from choreo_agents.engine.methods import MethodName
+from choreo_agents.engine.settings import MethodName
 from choreo_agents.errors import ChoreoError
 from choreo_agents.models import LoadedModel
 from choreo_agents.synthesis.mapper import CacheMapper
@@ -38,9 +38,8 @@ class Program:
         self.engine = Engine.load(
             model,
             method=method,
-            kv_budget_bytes=BUDGET * token,
-            host_bytes=rng.choice([0, 0, 150]) * token,
-            step_tokens=rng.choice([512, 512, 16]),
+            memory=Memory(kv_budget_bytes=BUDGET * token, host_bytes=rng.choice([0, 0, 150]) * token),
+            scheduling=Scheduling(step_tokens=rng.choice([512, 512, 16])),
             sink=self.events,
         )
         mapper = CacheMapper(model.adapter.geometry, model.adapter.kinds)
@@ -85,7 +84,7 @@ class Program:
             calls.append(replace(call, lazy=self.rng.random() < 0.5))
             prompts.append(sum(handle.length for handle in call.parents) + len(call.content))
         self.prefills += calls
-        known = {handle for handle in self.made if self.engine.tiers([handle]) != ["lineage"]}
+        known = {handle for handle in self.made if self.engine.kv.tiers([handle]) != ["lineage"]}
         promised = {handle for handle in self.made if self.engine._desk.find(handle).promise is not None}
         handles = self.engine.prefill(calls)
         new: set[MessageHandle] = set()
@@ -116,17 +115,17 @@ class Program:
         self.made += said
 
     def park(self) -> None:
-        self.engine.park()
+        self.engine.kv.park()
 
     def restore(self) -> None:
-        self.engine.restore(self.view())
+        self.engine.kv.restore(self.view())
 
     def map(self) -> None:
         sources = [handle for handle in self.view() if "~" not in handle.model]
         copies = {copy for each in sources for copy in self.engine._desk.find(each).copies}
         there = {copy.parents[0].handle for copy in copies}
         seen: set[MessageHandle] = set()
-        self.engine.map(sources)
+        self.engine.branches.map(sources)
         if self.engine.method == "choreo":
             for source in sources:
                 self.found += 2 * source.length if source in there | seen else 0
@@ -178,7 +177,7 @@ def test_the_first_submitted_of_several_readers_pays(make_engine: Any) -> None:
     said = engine.decode(calls)
     # The first attends to what `told` has seen only through it.
     assert usages(engine, said) == [(34, 0, 0, 20), (4, 30, 0, 0)]
-    engine.park()
+    engine.kv.park()
     said = engine.decode([Decode([7, 9], view, sampling=Sampling(forced=(5,))) for view in ([told, told], [seen])])
     assert usages(engine, said) == [(3, 10, 30, 20), (3, 20, 0, 0)], "one message at two places is encoded once"
 
@@ -194,9 +193,9 @@ def test_what_is_brought_back_for_nobody_is_only_recomputed(make_engine: Any) ->
     engine = make_engine()
     seen = engine.prefill([5] * 20)
     told = engine.prefill([6] * 10, [seen])
-    engine.evict([told])
+    engine.kv.park([told])
     before = engine.stats()
-    engine.restore([told])
+    engine.kv.restore([told])
     after = engine.stats()
     assert after.tokens_recomputed - before.tokens_recomputed == 10
     assert (after.tokens_encoded, after.tokens_reused) == (before.tokens_encoded, before.tokens_reused)

@@ -11,8 +11,8 @@ from typing import Any
 from choreo_agents.bench.rivals import ChatHuggingFaceDebate
 from choreo_agents.bench.running import run_graph
 from choreo_agents.bench.workflows.scenarios import Instance, Lengths, Scenario, Words, vocabulary_of
-from choreo_agents.engine import Engine
-from choreo_agents.engine.methods import MethodName
+from choreo_agents.engine import Engine, Memory
+from choreo_agents.engine.settings import MethodName
 from choreo_agents.evaluation.journal import Journal, Record
 from choreo_agents.models import LoadedModel
 
@@ -62,7 +62,7 @@ class Bench:
         if method == CHAT:
             return self._run_chat(instance)
         name: Any = method
-        with Engine.load(self.model, method=name, kv_budget_bytes=self.kv_budget_bytes) as engine:
+        with Engine.load(self.model, method=name, memory=Memory(kv_budget_bytes=self.kv_budget_bytes)) as engine:
             question = [("user", instance.question)]
             _, cost = asyncio.run(run_graph(engine, instance.graph, question, replay=instance.said))
         return asdict(cost)

@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from choreo_agents.engine import branches as lineages
-from choreo_agents.engine.calls import Content, Decode, Prefill
+from choreo_agents.engine.branches import trunk as lineages
+from choreo_agents.engine.calls import Calls, Content, Decode, Prefill
 from choreo_agents.engine.desk import Desk
 from choreo_agents.engine.scope import Scope
 from choreo_agents.errors import HandleError, InvalidRequestError
@@ -18,7 +18,6 @@ from choreo_agents.synthesis.strategies import Strategy, anchored, require_strat
 
 SHORTER = "Say what you found, shorter."
 """What workers are asked for a summary."""
-Calls = list[Prefill] | list[Decode]
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class MergeSteps:
         summary: str = SHORTER,
         **options: Any,
     ) -> Generator[Calls, list[MessageHandle], MessageHandle]:
-        """To what was said. Arguments as for `Merging.merge`."""
+        """To what was said. Arguments as for `Branches.merge`."""
         chat = self._desk.core.model.chat
         view = yield from self.view(
             branches, prompt, trunk=trunk, strategy=strategy, adapter=adapter, author=author, summary=summary

@@ -26,7 +26,7 @@ class MessageRecord:
     since: tuple[int, ...]
     """For each parent, how many of the message's tokens were encoded before it came into view: 0 but for late ones."""
     sampled: tuple[int, int] | None
-    """First and last-but-one index of the tokens that were sampled; None: it was prefilled."""
+    """Index of the first token that was sampled, and the end of those that were; None: it was prefilled."""
     adapter: str | None
     """The name of the adapter that encoded it; None: the model alone."""
     mapped: bool

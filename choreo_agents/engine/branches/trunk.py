@@ -22,6 +22,7 @@ def maps(desk: Desk, adapter: str | None) -> bool:
     """
     core = desk.core
     with core.lock:
+        desk.require_tenancy()
         return bool(core.adapters.mapper_key(adapter, desk.tenant)) and core.method.keeps_kv
 
 
@@ -33,7 +34,7 @@ def boundaries(
     anchors: Sequence[int],
     adapter: str | None,
 ) -> list[Prefill]:
-    """For each branch, what an adapter reads behind it (see `Merging.boundaries`)."""
+    """For each branch, what an adapter reads behind it (see `Branches.boundaries`)."""
     core = desk.core
     with core.lock:
         if not (core.adapters.boundaries(adapter, desk.tenant) and core.method.keeps_kv):

@@ -8,80 +8,67 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
+from choreo_agents.engine.calling import Caller
 from choreo_agents.engine.calls import Prefill, Usage
 from choreo_agents.engine.desk import Desk
 from choreo_agents.engine.intake import ReadCall
 from choreo_agents.engine.ledger import Message
-from choreo_agents.engine.memory_map import TierName, tier_of
-from choreo_agents.engine.merging import Merging
+from choreo_agents.engine.memory_map import MemoryMap, TierName, tier_of
 from choreo_agents.engine.methods import Job
-from choreo_agents.engine.scope import Scope, left
-from choreo_agents.errors import CapacityError, ContextLengthError, HandleError, InvalidRequestError
-from choreo_agents.kv.archive import Archive, Entry
+from choreo_agents.engine.scope import Scope
+from choreo_agents.errors import CapacityError, ContextLengthError, EngineClosedError, HandleError, InvalidRequestError
+from choreo_agents.kv.archive import Archive, KVKey
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.memory import Holding
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.tiers import Parcel, shapes_of
 
+T = TypeVar("T")
 
-class Adopting(Merging):
-    """What an engine offers to those who keep its KV elsewhere, such as a library of encoded modules."""
 
-    def identify(self, call: Prefill) -> MessageHandle:
-        """The handle that a prefill would give. Nothing is encoded or leased.
+class KVTransfer:
+    """Keys and values themselves, for those who keep them elsewhere or move them about: `engine.kv`.
 
-        Raises:
-            InvalidRequestError: The call can never work.
-            HandleError: A parent is unknown, released, or another model's.
-        """
-        desk, read = self._desk, self._desk.intake.read(call)
-        with desk.core.lock:
-            return _named(desk, _job(desk, read))
+    Unless it says otherwise, every method raises `HandleError` if a handle is unknown, released, or another model's.
+    """
 
-    def holds(self, handle: MessageHandle) -> bool:
-        """Whether a message is known and leased, wherever its KV is."""
-        with self._desk.core.lock:
-            known = self._desk.core.ledger.get(handle.id)
-            return known is not None and known.tenant == self._desk.tenant
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._desk = caller.desk
 
-    def entry(self, handle: MessageHandle) -> Entry:
-        """What a message's KV depends on, as an archive writes it beside the KV.
-
-        Raises:
-            HandleError: It is unknown, released, or another model's.
-        """
-        with self._desk.core.lock:
-            message = self._desk.intake.find(handle)
-            at = message.native_offset if message.holding is None else message.holding.native_offset
-            return _entry(message.handle, message.tokens, message.parents, message.relative_offsets, at)
-
-    def entry_for(self, tokens: Sequence[int], start: int, seen: Sequence[tuple[Entry, int]] = ()) -> Entry:
-        """The same of a message that a prefill with the engine's own adapter would make.
+    def key(self, of: MessageHandle | Prefill) -> KVKey:
+        """What names a message's KV, as an archive writes it beside the KV.
 
         Args:
-            tokens: Its tokens.
-            start: The position of the first.
-            seen: What it attends to, whether the engine has it or not, and where each appears.
+            of: The message, or the prefill that would make it: then nothing is encoded or leased, and its parents are
+                named without asking whether the engine has them.
+
+        Raises:
+            InvalidRequestError: The prefill can never work, or is a mapped copy's.
         """
         desk = self._desk
+        if isinstance(of, Prefill):
+            read = desk.intake.read(of)
+            with desk.core.lock:
+                desk.require_open()
+                return desk.intake.key(read)
         with desk.core.lock:
-            encoder = self._encoder()
-            parents = tuple((entry.id, offset - start) for entry, offset in seen)
-            named = desk.intake.name(
-                encoder, tuple(tokens), [each[0] for each in parents], [each[1] for each in parents]
-            )
-            return Entry(named, encoder, tuple(tokens), parents, start)
+            message = desk.find(of)
+            at = message.native_offset if message.holding is None else message.holding.native_offset
+            seen = zip(message.parents, message.relative_offsets, strict=True)
+            parents = tuple((parent.handle.id, offset) for parent, offset in seen)
+            return KVKey(message.handle.id, message.handle.model, message.tokens, parents, at)
 
-    def read_kv(self, handle: MessageHandle) -> Parcel:
+    def read(self, handle: MessageHandle) -> Parcel:
         """A copy of a message's keys and values, [layers, kv_heads, tokens, head_dim] each, on the host.
 
         It is brought into the KV memory for it, if it is not there.
 
         Raises:
             InvalidRequestError: The engine's method keeps no KV.
-            HandleError: It is unknown, released, or another model's.
             CapacityError: Pinned and running messages leave no room for it now.
         """
         core = self._desk.core
@@ -94,7 +81,6 @@ class Adopting(Merging):
         """Bring messages into the KV memory, or compute them again, before they are read.
 
         Raises:
-            HandleError: A handle is unknown, released, or another model's.
             CapacityError: Pinned and running messages leave no room for one of them now.
         """
         for handle in handles if self._desk.core.method.keeps_kv else ():
@@ -109,7 +95,7 @@ class Adopting(Merging):
 
         Args:
             call: The prefill that made it.
-            parcel: Its keys and values, as `read_kv` gives them.
+            parcel: Its keys and values, as `read` gives them.
             native_offset: The position that its first token was encoded at; None: where the call places it.
 
         Returns:
@@ -117,19 +103,18 @@ class Adopting(Merging):
 
         Raises:
             InvalidRequestError: The call can never work, or the parcel is not of this model's shapes and type.
-            HandleError: A parent is unknown, released, or another model's.
             CapacityError: Pinned and running messages leave no room for it now.
         """
         if not isinstance(call, Prefill):
             raise InvalidRequestError(f"only a Prefill can be adopted, not {call!r}")
-        desk, read, scope = self._desk, self._desk.intake.read(call), self._scope()
+        desk, read, scope = self._desk, self._desk.intake.read(call), self._caller.scope()
         core = desk.core
         with core.lock:
-            core.loop.require_open()
+            desk.require_open()
             job = _job(desk, read)
             _require_shapes(desk, parcel, len(job.tokens))
             at = _require_native(desk, job, native_offset)
-            known, pool = core.ledger.get(_named(desk, job).id), core.pool
+            known, pool = core.ledger.get(desk.intake.identity(job, job.tokens)), core.pool
             if known is not None and known.holding is not None and not core.memory.lost(known.holding):
                 return _answered(desk, read, known, scope)
             if not core.method.keeps_kv:
@@ -137,49 +122,64 @@ class Adopting(Merging):
             segment = _room(desk, len(job.tokens), at)
         _filled(desk, pool, segment, parcel)
         with core.lock:
+            if desk.closed:
+                pool.unpin(segment)
+                desk.require_open()
             # If the engine has started again meanwhile, its memory is empty: lineage is left.
             message = _entered(desk, read, job, at, segment if core.pool is pool else None)
             core.movements.adopted += 1
             return _answered(desk, read, message, scope)
 
-    def lease(self, handles: Sequence[MessageHandle]) -> Leases:
-        """Take one more lease of each message; the end of the scope drops them, too.
+    def lease(self, handles: Sequence[MessageHandle], *, scoped: bool = True) -> Leases:
+        """Take one more lease of each message, or none if one of them raises.
 
-        Raises:
-            HandleError: A handle is unknown, released, or another model's. Nothing is leased then.
+        Args:
+            handles: What to lease.
+            scoped: Whether the end of the scope drops them, too; else they last until they are released.
         """
-        scope, desk = self._scope(), self._desk
+        scope, desk = self._caller.scope() if scoped else None, self._desk
         with desk.core.lock:
-            found = [desk.intake.find(handle) for handle in handles]
+            found = [desk.find(handle) for handle in handles]
             for message in found if scope is None or not scope.closed else ():
                 desk.core.ledger.lease(message, scope)
         return Leases(desk, scope, list(handles))
 
-    def tiers(self, handles: Sequence[MessageHandle]) -> list[TierName]:
-        """The fastest tier that has each message's KV; `"lineage"` if none has.
+    def tiers(self, handles: Sequence[MessageHandle]) -> list[TierName | None]:
+        """The fastest tier that has each message's KV: `"lineage"` if none has, None if it is not known and leased."""
+        core = self._desk.core
+        with core.lock:
+            self._desk.require_open()
+            found = [core.ledger.get(handle.id) for handle in handles]
+            return [
+                None
+                if message is None or message.tenant != self._desk.tenant
+                else tier_of(message.holding, core.memory)
+                for message in found
+            ]
 
-        Raises:
-            HandleError: A handle is unknown, released, or another model's.
+    def park(self, what: Scope | Sequence[MessageHandle] | None = None) -> None:
+        """Give the pool's memory back for now: of messages, of what only a scope leases, or of everything.
+
+        What is being read or pinned stays. The rest goes to the host or the disk, or is forgotten and computed again,
+        and comes back when it is next read: handles stay good.
         """
-        with self._desk.core.lock:
-            memory = self._desk.core.memory
-            return [tier_of(self._desk.intake.find(handle).holding, memory) for handle in handles]
+        desk, core = self._desk, self._desk.core
+        with core.lock:
+            desk.require_tenancy()
+            if what is None or isinstance(what, Scope):
+                mine = [message for message in core.ledger.messages() if message.tenant == desk.tenant]
+                parked = [m for m in mine if what is None or m.leased_only_within(what)]
+            else:
+                parked = [desk.find(handle) for handle in what]
+            core.memory.park(m.holding for m in parked if m.holding is not None)
 
-    def evict(self, handles: Sequence[MessageHandle]) -> None:
-        """Take messages out of the KV memory, as far as nothing reads or pins them: handles stay good (see `park`).
+    def pin(self, handle: MessageHandle) -> None:
+        """Keep a message in the pool, however little room that leaves; `unpin` takes it back."""
+        _pin(self._desk, handle, 1)
 
-        Raises:
-            HandleError: A handle is unknown, released, or another model's.
-        """
-        with self._desk.core.lock:
-            found = [self._desk.intake.find(handle).holding for handle in handles]
-            self._desk.core.memory.park(holding for holding in found if holding is not None)
-
-    @contextmanager
-    def unscoped(self) -> Iterator[None]:
-        """Leases that are taken or dropped in the block are of no scope, whatever scopes are around it."""
-        with left(id(self._desk)):
-            yield
+    def unpin(self, handle: MessageHandle) -> None:
+        """Undo one `pin`."""
+        _pin(self._desk, handle, -1)
 
     def archive(self, folder: str | Path, budget_bytes: int = 1 << 34) -> Archive:
         """KV of this model and tenant in a folder that outlives the engine and may be shared between processes.
@@ -188,16 +188,27 @@ class Adopting(Merging):
             folder: Has a folder for each model in it, and in that one for each tenant.
             budget_bytes: Of this model's and tenant's files; the longest unused ones are removed.
         """
-        geometry = self._desk.core.model.adapter.geometry
-        place = Path(folder) / self._encoder() / self._desk.tenant
-        return Archive(place, geometry, self._desk.intake.seal, budget_bytes)
+        desk = self._desk
+        with desk.core.lock:
+            desk.require_open()
+            encoder = desk.intake.own_encoder()
+        place = Path(folder) / encoder / desk.tenant
+        return Archive(place, desk.core.model.adapter.geometry, desk.intake.seal, budget_bytes)
 
-    def _encoder(self) -> str:
-        """Fingerprint of what encodes calls that name no adapter."""
-        core = self._desk.core
-        with core.lock:
-            adapter = core.adapters.lora_key(None, self._desk.tenant)
-        return core.model.adapter.fingerprint + (f"+{adapter}" if adapter else "")
+    def memory_map(self) -> MemoryMap:
+        """How much is in each tier, and which of the tenant's authors keep it there."""
+        with self._desk.core.lock:
+            self._desk.require_tenancy()
+            return self._desk.core.memory_map(self._desk.tenant)
+
+    def keeper(self, make: Callable[..., T], *args: Any) -> T:
+        """What keeps messages for this tenant: made once, and found again for as long as the tenancy lasts.
+
+        Args:
+            make: A function or class; the same one finds the same again. Called under the engine's lock.
+            args: What it is called with.
+        """
+        return self._desk.keeper(make, *args)
 
 
 @dataclass
@@ -217,7 +228,7 @@ class Leases:
         """Drop them; once."""
         handles, self.handles = self.handles, []
         for handle in handles if self.scope is None or not self.scope.closed else ():
-            with suppress(HandleError):
+            with suppress(HandleError, EngineClosedError):
                 self.desk.release(handle, self.scope, spare_only=False)
 
 
@@ -226,19 +237,6 @@ def _job(desk: Desk, read: ReadCall) -> Job:
     if job.mapper:
         raise InvalidRequestError("a cache mapper's copy is made of its source: it is not adopted")
     return job
-
-
-def _named(desk: Desk, job: Job) -> MessageHandle:
-    return MessageHandle(
-        id=desk.intake.identity(job, job.tokens), model=desk.intake.encoder(job), length=len(job.tokens)
-    )
-
-
-def _entry(
-    handle: MessageHandle, tokens: Sequence[int], parents: Sequence[Message], relative: Sequence[int], at: int
-) -> Entry:
-    seen = tuple((parent.handle.id, offset) for parent, offset in zip(parents, relative, strict=True))
-    return Entry(handle.id, handle.model, tuple(tokens), seen, at)
 
 
 @contextmanager
@@ -272,7 +270,7 @@ def _in_pool(desk: Desk, handle: MessageHandle) -> Iterator[tuple[KVPool, Segmen
 def _brought(desk: Desk, message: Message, holding: Holding) -> Segment | Callable[[], object]:
     """A wanted message's segment, brought into the pool; or what to wait with before that can be."""
     core = desk.core
-    core.loop.require_open()
+    desk.require_open()
     if core.memory.lost(holding):
         done, request = core.restorer.recompute(message, None)
         if request is not None:
@@ -289,6 +287,17 @@ def _brought(desk: Desk, message: Message, holding: Holding) -> Segment | Callab
     if holding.arriving is not None and not holding.arriving.is_there:
         return holding.arriving.over.wait
     return holding.segment
+
+
+def _pin(desk: Desk, handle: MessageHandle, by: int) -> None:
+    """Keep a message in the pool, once it is there, until it was unpinned as often."""
+    with desk.core.lock:
+        message = desk.find(handle)
+        if desk.core.method.keeps_kv:
+            holding = desk.core.ledger.place(message)
+            if holding.pins + by < 0:
+                raise InvalidRequestError(f"handle {handle.id!r} was unpinned more often than pinned")
+            holding.pins += by
 
 
 def _room(desk: Desk, tokens: int, at: int) -> Segment:
@@ -322,7 +331,7 @@ def _entered(desk: Desk, read: ReadCall, job: Job, at: int, segment: Segment | N
     """The message in the ledger, with the segment as its KV."""
     core, call = desk.core, read.call
     assert isinstance(call, Prefill)
-    known = core.ledger.get(_named(desk, job).id)
+    known = core.ledger.get(desk.intake.identity(job, job.tokens))
     usage = Usage(0, 0, None, 0.0) if known is None else known.usage
     message = desk.intake.message(job, job.tokens, call.author, call.role, usage)
     message.native_offset, message.label = at, job.label(call.author, call.role)
