@@ -135,14 +135,16 @@ def test_a_tenants_own_adapter_has_its_own_boundaries(make_engine: MakeEngine, t
 @pytest.mark.parametrize("stored", ["int8", "low-rank"])
 def test_copies_that_are_stored_smaller_are_read_behind_too(make_engine: MakeEngine, merger: Path, stored: Any) -> None:
     engine = make_engine(adapter=merger, mapped_storage=stored, kv_budget_bytes=1 << 20)
-    trunk, branches = team(engine)
+    _, branches = team(engine)
     heards = []
     for _ in range(2):
         view = view_of(engine, branches, [9, 9, 9], strategy="parallel")
         assert len(view.handles) == 9
         heards.append(heard(engine, view))
         give_back(engine, view)
-        engine.kv.park([*trunk, *branches])
+        copies = engine.branches.map(branches)
+        engine.kv.park(copies)
+        assert set(engine.kv.tiers(copies)) == {"lineage"}
     assert torch.equal(*heards), "after copies were put away, to the bit"
 
 

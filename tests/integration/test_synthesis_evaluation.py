@@ -167,6 +167,7 @@ class Adapters:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.branches = self
         self.named: list[tuple[str | None, str | None]] = []
 
     def __getattr__(self, name: str) -> Any:

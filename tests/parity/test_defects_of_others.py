@@ -136,7 +136,7 @@ def test_modules_come_back_in_the_order_of_the_request_not_of_their_use(
     """Modules used often and seldom leave the device and come back together: each has its own KV still."""
     rng = random.Random(6)
     below = {"host": {"host_bytes": 1 << 22}, "disk": {"disk": tmp_path}, "lineage": {}}[tier]
-    with Engine.load(model_path, memory=Memory(kv_budget_bytes=1 << 23), **below) as engine:
+    with Engine.load(model_path, memory=Memory(kv_budget_bytes=1 << 23, **below)) as engine:
         words = [draw(rng, count) for count in (20, 7, 33)]
         modules = [engine.prefill(tokens) for tokens in words]
         for number, uses in enumerate((1, 5, 3)):
