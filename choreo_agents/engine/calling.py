@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from choreo_agents.engine.calls import Calls, Decode, Prefill, StreamedToken
-from choreo_agents.engine.desk import Desk
 from choreo_agents.engine.detokenizer import Detokenizer
-from choreo_agents.engine.pending import Answer
-from choreo_agents.engine.scope import Scope, current, entered
+from choreo_agents.engine.messages.scope import Scope, current, entered
+from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling
@@ -51,21 +50,21 @@ class Terms:
 class Caller:
     """Makes a tenant's calls: for threads, which wait, and for event loops, where others run meanwhile."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, tenant: Tenant) -> None:
+        self.tenant = tenant
 
     def scope(self) -> Scope | None:
         """The innermost one that is open here."""
-        return current(id(self.desk))
+        return current(id(self.tenant))
 
     @contextmanager
     def scoped(self) -> Iterator[Scope]:
         """A block whose leases end with it."""
-        with entered(id(self.desk)) as scope:
+        with entered(id(self.tenant)) as scope:
             try:
                 yield scope
             finally:
-                self.desk.core.close_scope(scope)
+                self.tenant.core.close_scope(scope)
 
     def run(self, plan: Plan[T], terms: Terms | None = None) -> T:
         """Make a plan's calls, and return what it is for."""
@@ -92,8 +91,8 @@ class Caller:
                 while True:
                     calls = calls if terms is None else terms.put_on(calls)
                     started = yield from self._let_in(calls)
-                    answers = self._submitted(calls, scope, started)
-                    with self.desk.given_up_if_left(answers, scope):
+                    answers = self.tenant.submit(calls, scope, started)
+                    with self.tenant.given_up_if_left(answers, scope):
                         handles: list[MessageHandle] = []
                         for answer in answers:
                             handles.append((yield answer))
@@ -105,10 +104,10 @@ class Caller:
     def _streamed(self, call: Decode, scope: Scope | None) -> Steps[Item]:
         started = yield from self._let_in([call])
         arrived = _Arrived()
-        [answer] = self.desk.submit_decodes([call], scope, started, arrived.put)
+        [answer] = self.tenant.submit([call], scope, started, arrived.put)
         answer.add_done_callback(lambda _: arrived.put(_END))
-        detokenizer = Detokenizer(self.desk.core.model)
-        with self.desk.given_up_if_left([answer], scope):
+        detokenizer = Detokenizer(self.tenant.core.model)
+        with self.tenant.given_up_if_left([answer], scope):
             while (chosen := (yield arrived.next())) is not _END:
                 yield StreamedToken(chosen.token, detokenizer.add(chosen.token), chosen)
         yield answer.result()
@@ -116,14 +115,9 @@ class Caller:
     def _let_in(self, calls: Sequence[Prefill | Decode]) -> Generator[Future[Any], Any, float]:
         """Wait until calls may start; when they were made, as `time.perf_counter` counts."""
         made = time.perf_counter()
-        if self.desk.gate is not None:
-            yield self.desk.gate.enter(calls)
+        if self.tenant.limiter is not None:
+            yield self.tenant.limiter.enter(calls)
         return made
-
-    def _submitted(self, calls: Any, scope: Scope | None, started: float) -> list[Answer]:
-        submit: Any = self.desk.submit_decodes if isinstance(calls[0], Decode) else self.desk.submit_prefills
-        answers: list[Answer] = submit(calls, scope, started)
-        return answers
 
 
 class _Arrived:

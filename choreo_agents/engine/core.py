@@ -1,4 +1,4 @@
-"""What all tenants of an engine share: model, memory, ledger, thread."""
+"""What all tenants of an engine share: model, memory, messages, thread."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from dataclasses import asdict
 
 from choreo_agents.attention.backends import make_backend
 from choreo_agents.engine.adapters import AdapterRegistry, Loaded
-from choreo_agents.engine.gate import Gate
-from choreo_agents.engine.ledger import Ledger
 from choreo_agents.engine.memory_map import MemoryMap, leased_memory
-from choreo_agents.engine.methods import make_method
-from choreo_agents.engine.restoring import Restorer
-from choreo_agents.engine.scope import Scope
+from choreo_agents.engine.messages.from_cache import ChoreoMethod, FromCache
+from choreo_agents.engine.messages.from_text import TextMethod
+from choreo_agents.engine.messages.method import Method
+from choreo_agents.engine.messages.recompute import Recomputer
+from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.table import MessageTable
+from choreo_agents.engine.rate_limit import RateLimiter
 from choreo_agents.engine.settings import Settings
 from choreo_agents.engine.stats import EngineStats
 from choreo_agents.errors import EngineClosedError
-from choreo_agents.kv.memory import KVCache, Movements
+from choreo_agents.kv.cache import KVCache, Movements
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.tiers import DiskTier, HostTier
 from choreo_agents.models.loader import LoadedModel
@@ -50,22 +52,22 @@ class EngineCore:
         self._counters, self.movements = Counters(), Movements()
         self.on_restart: list[weakref.WeakMethod[Callable[[], None]]] = []
         """Called between the end of what was under way and the new start."""
-        self._gates: list[Gate] = []
+        self._limiters: list[RateLimiter] = []
         self._lifetime = threading.RLock()
         """Held while the engine is closed or restarted, by whom does not hold `lock`."""
         self._closed = False
         self._start(None)
 
-    def _start(self, ledger: Ledger | None) -> None:
-        """Set up memory and thread; a ledger of before keeps its messages, whose KV is computed again when read."""
+    def _start(self, table: MessageTable | None) -> None:
+        """Set up memory and thread; a table of before keeps its messages, whose KV is computed again when read."""
         adapter, settings, memory = self.model.adapter, self.settings, self.settings.memory
         self.pool = KVPool(adapter.geometry, memory.kv_budget_bytes, adapter.device)
         disk = DiskTier(memory.disk, memory.disk_bytes, adapter.fingerprint) if memory.disk else None
-        self.memory = KVCache(self.pool, HostTier(memory.host_bytes), disk, self.movements)
-        made = Ledger(self.memory, adapter.fingerprint, memory.mapped_storage) if ledger is None else ledger
-        self.ledger = made.enter_memory(self.memory)
-        self.restorer = Restorer(self.ledger, self.memory, self._numbers.__next__)
-        self.method = make_method(settings.method, self.restorer)
+        self.cache = KVCache(self.pool, HostTier(memory.host_bytes), disk, self.movements)
+        made = MessageTable(self.cache, adapter.fingerprint, memory.mapped_storage) if table is None else table
+        self.table = made.enter_cache(self.cache)
+        self.recomputer = Recomputer(self.table, self._numbers.__next__, FromCache)
+        self.method = self._method()
         geometry = adapter.geometry
         heads = (adapter.heads, geometry.kv_heads, geometry.head_dim)
         backend = make_backend(settings.backend, geometry.dtype, adapter.device, heads)
@@ -74,9 +76,15 @@ class EngineCore:
         scheduling = settings.scheduling
         planner = Planner(Limits(scheduling.step_tokens, scheduling.rows), scheduling.timetable)
         self.loop = EngineLoop(executor, self.lock, planner, settings.sink, self.method)
-        self.memory.wake = self.loop.wake
+        self.cache.wake = self.loop.wake
         # Ends the threads when the engine is dropped without being closed, and before the interpreter exits.
-        self._end = weakref.finalize(self, _close, self.loop, self.memory, self._gates)
+        self._end = weakref.finalize(self, _close, self.loop, self.cache, self._limiters)
+
+    def _method(self) -> Method:
+        name = self.settings.method
+        if name == "choreo":
+            return ChoreoMethod(self.recomputer)
+        return TextMethod(self.pool, prefix_cache=name == "baseline")
 
     def count_found(self, tokens: int) -> None:
         """Count the prompt of a prefill that found its message encoded, or on its way for another call."""
@@ -86,28 +94,28 @@ class EngineCore:
         """Of the next request."""
         return next(self._numbers)
 
-    def gate(self, starts_per_s: float) -> Gate:
-        """A new gate, closed with the engine."""
-        gate = Gate(starts_per_s)
-        self._gates.append(gate)
-        return gate
+    def limiter(self, starts_per_s: float) -> RateLimiter:
+        """A new rate limiter, closed with the engine."""
+        limiter = RateLimiter(starts_per_s)
+        self._limiters.append(limiter)
+        return limiter
 
-    def close_gate(self, gate: Gate) -> None:
+    def close_limiter(self, limiter: RateLimiter) -> None:
         """Close one, and forget it."""
-        self._gates.remove(gate)
-        gate.close()
+        self._limiters.remove(limiter)
+        limiter.close()
 
     def close_scope(self, scope: Scope) -> None:
         """Drop all leases that a scope counts; calls still under way in it will take none."""
         with self.lock:
             scope.closed = True
-            self.ledger.close(scope)
+            self.table.close(scope)
 
     def close(self) -> None:
         """Fail what is unfinished, and end the engine's threads; for good."""
         with self._lifetime:
             self._closed = True
-            _close(self.loop, self.memory, self._gates)
+            _close(self.loop, self.cache, self._limiters)
 
     def restart(self) -> None:
         """Fail what is unfinished, and start again with empty memory: messages are kept by their lineage.
@@ -119,21 +127,21 @@ class EngineCore:
             if self._closed:
                 raise EngineClosedError("the engine is closed: load a new one")
             self._end.detach()
-            _close(self.loop, self.memory, [])
+            _close(self.loop, self.cache, [])
             with self.lock:
                 for reference in self.on_restart:
                     if (forget := reference()) is not None:
                         forget()
-                ledger = self.ledger
-                ledger.leave_memory()
+                table = self.table
+                table.leave_cache()
                 # The old pool must be gone before there is a new one: both may not fit.
-                del self.loop, self.method, self.restorer, self.memory, self.pool
-                self._start(ledger)
+                del self.loop, self.method, self.recomputer, self.cache, self.pool
+                self._start(table)
 
     def stats(self) -> EngineStats:
         with self.lock:
-            messages = self.ledger.messages()
-            tiers = self.memory.bytes_by_tier()
+            messages = self.table.messages()
+            tiers = self.cache.bytes_by_tier()
             counters = asdict(self._counters)
             return EngineStats(
                 **counters,
@@ -152,13 +160,13 @@ class EngineCore:
         with self.lock:
             budgets, stats = self.settings.memory, self.stats()
             disk_bytes = 0 if budgets.disk is None else budgets.disk_bytes
-            mine = (message for message in self.ledger.messages() if message.tenant == tenant)
+            mine = (message for message in self.table.messages() if message.tenant == tenant)
             asked = stats.tokens_encoded + stats.tokens_reused + stats.tokens_recomputed
             return MemoryMap(
                 bytes_per_token=self.pool.geometry.bytes_per_token,
                 tiers={"device": stats.kv_bytes, "host": stats.host_bytes, "disk": stats.disk_bytes},
                 budgets={"device": budgets.kv_budget_bytes, "host": budgets.host_bytes, "disk": disk_bytes},
-                authors=leased_memory(mine, lambda message: message.author or "", self.memory),
+                authors=leased_memory(mine, lambda message: message.author or "", self.cache),
                 hit_rate=stats.tokens_reused / asked if asked else 0.0,
                 **asdict(self.movements),
             )
@@ -167,16 +175,16 @@ class EngineCore:
         """Assert all invariants of memory and bookkeeping."""
         with self.lock:
             self.pool.check()
-            self.ledger.check()
+            self.table.check()
             self.method.check()
             if not self.loop.unfinished() and self.method.keeps_kv:
-                holdings = [message.holding for message in self.ledger.messages()]
-                owned = sum(holding is not None and holding.segment is not None for holding in holdings)
+                entries = [message.entry for message in self.table.messages()]
+                owned = sum(entry is not None and entry.segment is not None for entry in entries)
                 assert self.pool.live_segments() == owned, "a segment outlived its message"
 
 
-def _close(loop: EngineLoop, memory: KVCache, gates: Sequence[Gate]) -> None:
-    for gate in gates:
-        gate.close()
+def _close(loop: EngineLoop, cache: KVCache, limiters: Sequence[RateLimiter]) -> None:
+    for limiter in limiters:
+        limiter.close()
     loop.close()
-    memory.close()
+    cache.close()

@@ -22,13 +22,13 @@ from choreo_agents.engine.calls import (
     Prefill,
     PrefillOptions,
     StreamedToken,
-    Usage,
 )
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.inspect import Inspection
 from choreo_agents.engine.kv_transfer import KVTransfer
+from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.owner import EngineOwner
-from choreo_agents.engine.scope import Scope
 from choreo_agents.engine.settings import Memory, MethodName, Scheduling, Settings
 from choreo_agents.engine.stats import EngineStats
 from choreo_agents.engine.tenants import Tenants
@@ -47,15 +47,15 @@ class Engine:
     """
 
     def __init__(self, tenants: Tenants, salt: str, starts_per_s: float | None, owner: EngineOwner | None) -> None:
-        self._core, self._desk = tenants.core, tenants.open(salt, starts_per_s)
-        self._tenants, self._caller = tenants, Caller(self._desk)
+        self._core, self._tenant = tenants.core, tenants.open(salt, starts_per_s)
+        self._tenants, self._caller = tenants, Caller(self._tenant)
         self.owner = owner
         """What concerns all tenants; None for an engine that `tenant` has made."""
         self.branches = Branches(self._caller)
         """Maps and merges what parallel calls have said."""
         self.kv = KVTransfer(self._caller)
         """Keys and values themselves: to read, take in, pin, and move about."""
-        self.inspect = Inspection(self._desk)
+        self.inspect = Inspection(self._tenant)
         """How messages came about."""
 
     @classmethod
@@ -185,19 +185,19 @@ class Engine:
 
     def tokens(self, handle: MessageHandle) -> list[int]:
         """A message's token ids."""
-        return list(self._desk.find(handle).tokens)
+        return list(self._tenant.find(handle).tokens)
 
     def usage(self, handle: MessageHandle) -> Usage:
         """What the call that made a message cost."""
-        return self._desk.find(handle).usage
+        return self._tenant.find(handle).usage
 
     def logprobs(self, handle: MessageHandle) -> tuple[Chosen, ...]:
         """The tokens that were sampled for a message, with the log-probabilities that its call asked for."""
-        return self._desk.find(handle).chosen
+        return self._tenant.find(handle).chosen
 
     def release(self, handle: MessageHandle, *, spare_only: bool = False) -> None:
         """Drop one lease; with `spare_only`, unless it is the last, after which KV is freed and the handle refused."""
-        self._desk.release(handle, self._caller.scope(), spare_only=spare_only)
+        self._tenant.release(handle, self._caller.scope(), spare_only=spare_only)
 
     def scope(self) -> AbstractContextManager[Scope]:
         """Drop, at the end of the block, every lease that was taken inside and not yet released.
@@ -216,12 +216,12 @@ class Engine:
         Raises:
             AdapterError: It is another model's, its files are damaged, or another has that name.
         """
-        return self._desk.load_adapter(folder, name)
+        return self._tenant.load_adapter(folder, name)
 
     @property
     def adapters(self) -> tuple[str, ...]:
         """The names that calls of this tenant can use: of the adapters that it has loaded, and of the engine's own."""
-        return self._desk.adapters()
+        return self._tenant.adapters()
 
     def tenant(self, salt: str, *, starts_per_s: float | None = None) -> Engine:
         """The same engine for another tenant: one model, one pool, the same steps, but nothing found of each other.
@@ -268,7 +268,7 @@ class Engine:
         holds goes; the others go on, and `tenant` begins a new tenancy.
         """
         if self.owner is None:
-            self._tenants.close(self._desk)
+            self._tenants.close(self._tenant)
         else:
             self.owner.close()
 

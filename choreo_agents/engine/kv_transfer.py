@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from choreo_agents.engine.calling import Caller
-from choreo_agents.engine.calls import Prefill, Usage
-from choreo_agents.engine.desk import Desk
-from choreo_agents.engine.intake import ReadCall
-from choreo_agents.engine.ledger import Message
+from choreo_agents.engine.calls import Prefill
 from choreo_agents.engine.memory_map import MemoryMap, TierName, tier_of
-from choreo_agents.engine.methods import Job
-from choreo_agents.engine.scope import Scope
+from choreo_agents.engine.messages.message import Lineage, Message
+from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.engine.request_builder import PlacedCall, ReadCall
+from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import CapacityError, ContextLengthError, EngineClosedError, HandleError, InvalidRequestError
 from choreo_agents.kv.archive import Archive, KVKey
+from choreo_agents.kv.cache import CacheEntry
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.kv.memory import Holding
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
-from choreo_agents.kv.tiers import Parcel, shapes_of
+from choreo_agents.kv.tiers import HostKV, shapes_of
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class KVTransfer:
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
-        self._desk = caller.desk
+        self._tenant = caller.tenant
 
     def key(self, of: MessageHandle | Prefill) -> KVKey:
         """What names a message's KV, as an archive writes it beside the KV.
@@ -49,20 +49,18 @@ class KVTransfer:
         Raises:
             InvalidRequestError: The prefill can never work, or is a mapped copy's.
         """
-        desk = self._desk
+        tenant = self._tenant
         if isinstance(of, Prefill):
-            read = desk.intake.read(of)
-            with desk.core.lock:
-                desk.require_open()
-                return desk.intake.key(read)
-        with desk.core.lock:
-            message = desk.find(of)
-            at = message.native_offset if message.holding is None else message.holding.native_offset
+            tenant.require_open()
+            return tenant.builder.key(of)
+        with tenant.core.lock:
+            message = tenant.find(of)
+            at = message.native_offset if message.entry is None else message.entry.native_offset
             seen = zip(message.parents, message.relative_offsets, strict=True)
             parents = tuple((parent.handle.id, offset) for parent, offset in seen)
             return KVKey(message.handle.id, message.handle.model, message.tokens, parents, at)
 
-    def read(self, handle: MessageHandle) -> Parcel:
+    def read(self, handle: MessageHandle) -> HostKV:
         """A copy of a message's keys and values, [layers, kv_heads, tokens, head_dim] each, on the host.
 
         It is brought into the KV memory for it, if it is not there.
@@ -71,10 +69,10 @@ class KVTransfer:
             InvalidRequestError: The engine's method keeps no KV.
             CapacityError: Pinned and running messages leave no room for it now.
         """
-        core = self._desk.core
+        core = self._tenant.core
         if not core.method.keeps_kv:
             raise InvalidRequestError(f"an engine of method {core.method.name!r} keeps no KV to read")
-        with _in_pool(self._desk, handle) as (pool, segment):
+        with _in_pool(self._tenant, handle) as (pool, segment):
             return pool.read(segment)
 
     def restore(self, handles: Sequence[MessageHandle]) -> None:
@@ -83,11 +81,11 @@ class KVTransfer:
         Raises:
             CapacityError: Pinned and running messages leave no room for one of them now.
         """
-        for handle in handles if self._desk.core.method.keeps_kv else ():
-            with _in_pool(self._desk, handle):
+        for handle in handles if self._tenant.core.method.keeps_kv else ():
+            with _in_pool(self._tenant, handle):
                 pass
 
-    def adopt(self, call: Prefill, parcel: Parcel, native_offset: int | None = None) -> MessageHandle:
+    def adopt(self, call: Prefill, kv: HostKV, native_offset: int | None = None) -> MessageHandle:
         """Take in KV that was encoded elsewhere, in place of a prefill: nothing is encoded.
 
         The message is as if it had been prefilled here: found again by its content, and computed again from its
@@ -95,40 +93,40 @@ class KVTransfer:
 
         Args:
             call: The prefill that made it.
-            parcel: Its keys and values, as `read` gives them.
+            kv: Its keys and values, as `read` gives them.
             native_offset: The position that its first token was encoded at; None: where the call places it.
 
         Returns:
             A leased handle.
 
         Raises:
-            InvalidRequestError: The call can never work, or the parcel is not of this model's shapes and type.
+            InvalidRequestError: The call can never work, or the kv is not of this model's shapes and type.
             CapacityError: Pinned and running messages leave no room for it now.
         """
         if not isinstance(call, Prefill):
             raise InvalidRequestError(f"only a Prefill can be adopted, not {call!r}")
-        desk, read, scope = self._desk, self._desk.intake.read(call), self._caller.scope()
-        core = desk.core
+        tenant, core, scope = self._tenant, self._tenant.core, self._caller.scope()
+        [read] = tenant.builder.read(call)
         with core.lock:
-            desk.require_open()
-            job = _job(desk, read)
-            _require_shapes(desk, parcel, len(job.tokens))
-            at = _require_native(desk, job, native_offset)
-            known, pool = core.ledger.get(desk.intake.identity(job, job.tokens)), core.pool
-            if known is not None and known.holding is not None and not core.memory.lost(known.holding):
-                return _answered(desk, read, known, scope)
+            tenant.require_open()
+            placed = _placed(tenant, read)
+            _require_shapes(tenant, kv, len(read.tokens))
+            lineage = placed.lineage.at(_require_native(tenant, placed.lineage, native_offset))
+            known, pool = core.table.get(tenant.naming.handle(lineage).id), core.pool
+            if known is not None and known.entry is not None and not core.cache.lost(known.entry):
+                return tenant.answered(known, placed, scope).result()
             if not core.method.keeps_kv:
-                return _answered(desk, read, _entered(desk, read, job, at, None), scope)
-            segment = _room(desk, len(job.tokens), at)
-        _filled(desk, pool, segment, parcel)
+                return tenant.answered(_entered(tenant, placed, lineage, None), placed, scope).result()
+            segment = _room(tenant, len(lineage.tokens), lineage.placement.new_offset)
+        _filled(tenant, pool, segment, kv)
         with core.lock:
-            if desk.closed:
+            if tenant.closed:
                 pool.unpin(segment)
-                desk.require_open()
+                tenant.require_open()
             # If the engine has started again meanwhile, its memory is empty: lineage is left.
-            message = _entered(desk, read, job, at, segment if core.pool is pool else None)
+            message = _entered(tenant, placed, lineage, segment if core.pool is pool else None)
             core.movements.adopted += 1
-            return _answered(desk, read, message, scope)
+            return tenant.answered(message, placed, scope).result()
 
     def lease(self, handles: Sequence[MessageHandle], *, scoped: bool = True) -> Leases:
         """Take one more lease of each message, or none if one of them raises.
@@ -137,23 +135,21 @@ class KVTransfer:
             handles: What to lease.
             scoped: Whether the end of the scope drops them, too; else they last until they are released.
         """
-        scope, desk = self._caller.scope() if scoped else None, self._desk
-        with desk.core.lock:
-            found = [desk.find(handle) for handle in handles]
+        scope, tenant = self._caller.scope() if scoped else None, self._tenant
+        with tenant.core.lock:
+            found = [tenant.find(handle) for handle in handles]
             for message in found if scope is None or not scope.closed else ():
-                desk.core.ledger.lease(message, scope)
-        return Leases(desk, scope, list(handles))
+                tenant.core.table.lease(message, scope)
+        return Leases(tenant, scope, list(handles))
 
     def tiers(self, handles: Sequence[MessageHandle]) -> list[TierName | None]:
         """The fastest tier that has each message's KV: `"lineage"` if none has, None if it is not known and leased."""
-        core = self._desk.core
+        core = self._tenant.core
         with core.lock:
-            self._desk.require_open()
-            found = [core.ledger.get(handle.id) for handle in handles]
+            self._tenant.require_open()
+            found = [core.table.get(handle.id) for handle in handles]
             return [
-                None
-                if message is None or message.tenant != self._desk.tenant
-                else tier_of(message.holding, core.memory)
+                None if message is None or message.tenant != self._tenant.name else tier_of(message.entry, core.cache)
                 for message in found
             ]
 
@@ -163,23 +159,23 @@ class KVTransfer:
         What is being read or pinned stays. The rest goes to the host or the disk, or is forgotten and computed again,
         and comes back when it is next read: handles stay good.
         """
-        desk, core = self._desk, self._desk.core
+        tenant, core = self._tenant, self._tenant.core
         with core.lock:
-            desk.require_tenancy()
+            tenant.require_tenancy()
             if what is None or isinstance(what, Scope):
-                mine = [message for message in core.ledger.messages() if message.tenant == desk.tenant]
+                mine = [message for message in core.table.messages() if message.tenant == tenant.name]
                 parked = [m for m in mine if what is None or m.leased_only_within(what)]
             else:
-                parked = [desk.find(handle) for handle in what]
-            core.memory.park(m.holding for m in parked if m.holding is not None)
+                parked = [tenant.find(handle) for handle in what]
+            core.cache.park(m.entry for m in parked if m.entry is not None)
 
     def pin(self, handle: MessageHandle) -> None:
         """Keep a message in the pool, however little room that leaves; `unpin` takes it back."""
-        _pin(self._desk, handle, 1)
+        _pin(self._tenant, handle, 1)
 
     def unpin(self, handle: MessageHandle) -> None:
         """Undo one `pin`."""
-        _pin(self._desk, handle, -1)
+        _pin(self._tenant, handle, -1)
 
     def archive(self, folder: str | Path, budget_bytes: int = 1 << 34) -> Archive:
         """KV of this model and tenant in a folder that outlives the engine and may be shared between processes.
@@ -188,18 +184,18 @@ class KVTransfer:
             folder: Has a folder for each model in it, and in that one for each tenant.
             budget_bytes: Of this model's and tenant's files; the longest unused ones are removed.
         """
-        desk = self._desk
-        with desk.core.lock:
-            desk.require_open()
-            encoder = desk.intake.own_encoder()
-        place = Path(folder) / encoder / desk.tenant
-        return Archive(place, desk.core.model.adapter.geometry, desk.intake.seal, budget_bytes)
+        tenant = self._tenant
+        with tenant.core.lock:
+            tenant.require_open()
+            encoder = tenant.naming.encoder(tenant.core.adapters.lora_key(None, tenant.name))
+        place = Path(folder) / encoder / tenant.name
+        return Archive(place, tenant.core.model.adapter.geometry, tenant.naming.seal, budget_bytes)
 
     def memory_map(self) -> MemoryMap:
         """How much is in each tier, and which of the tenant's authors keep it there."""
-        with self._desk.core.lock:
-            self._desk.require_tenancy()
-            return self._desk.core.memory_map(self._desk.tenant)
+        with self._tenant.core.lock:
+            self._tenant.require_tenancy()
+            return self._tenant.core.memory_map(self._tenant.name)
 
     def keeper(self, make: Callable[..., T], *args: Any) -> T:
         """What keeps messages for this tenant: made once, and found again for as long as the tenancy lasts.
@@ -208,14 +204,14 @@ class KVTransfer:
             make: A function or class; the same one finds the same again. Called under the engine's lock.
             args: What it is called with.
         """
-        return self._desk.keeper(make, *args)
+        return self._tenant.keeper(make, *args)
 
 
 @dataclass
 class Leases:
     """Leases that are dropped together, in whichever scope that happens."""
 
-    desk: Desk
+    tenant: Tenant
     scope: Scope | None
     """In which they were taken: if it has ended, they have ended with it."""
     handles: list[MessageHandle]
@@ -229,29 +225,29 @@ class Leases:
         handles, self.handles = self.handles, []
         for handle in handles if self.scope is None or not self.scope.closed else ():
             with suppress(HandleError, EngineClosedError):
-                self.desk.release(handle, self.scope, spare_only=False)
+                self.tenant.release(handle, self.scope, spare_only=False)
 
 
-def _job(desk: Desk, read: ReadCall) -> Job:
-    job = desk.intake.job(read)
-    if job.mapper:
+def _placed(tenant: Tenant, read: ReadCall) -> PlacedCall:
+    placed = tenant.builder.place(read)
+    if placed.lineage.mapper:
         raise InvalidRequestError("a cache mapper's copy is made of its source: it is not adopted")
-    return job
+    return placed
 
 
 @contextmanager
-def _in_pool(desk: Desk, handle: MessageHandle) -> Iterator[tuple[KVPool, Segment]]:
+def _in_pool(tenant: Tenant, handle: MessageHandle) -> Iterator[tuple[KVPool, Segment]]:
     """A message's segment, wherever its KV was before; it stays in the pool for the block."""
-    core = desk.core
+    core = tenant.core
     with core.lock:
-        message = desk.find(handle)
-        holding = core.ledger.want(message)
+        message = tenant.find(handle)
+        entry = core.table.want(message)
     try:
         while True:
             with core.lock:
-                if message.holding is not holding:
-                    holding = core.ledger.want(message)  # the engine has started again meanwhile
-                there, pool = _brought(desk, message, holding), core.pool
+                if message.entry is not entry:
+                    entry = core.table.want(message)  # the engine has started again meanwhile
+                there, pool = _brought(tenant, message, entry), core.pool
                 if isinstance(there, Segment):
                     pool.pin(there)
                     break
@@ -263,104 +259,95 @@ def _in_pool(desk: Desk, handle: MessageHandle) -> Iterator[tuple[KVPool, Segmen
                 pool.unpin(there)
     finally:
         with core.lock:
-            if message.holding is holding:
-                core.ledger.unwant(message)
+            if message.entry is entry:
+                core.table.unwant(message)
 
 
-def _brought(desk: Desk, message: Message, holding: Holding) -> Segment | Callable[[], object]:
+def _brought(tenant: Tenant, message: Message, entry: CacheEntry) -> Segment | Callable[[], object]:
     """A wanted message's segment, brought into the pool; or what to wait with before that can be."""
-    core = desk.core
-    desk.require_open()
-    if core.memory.lost(holding):
-        done, request = core.restorer.recompute(message, None)
+    core = tenant.core
+    tenant.require_open()
+    if core.cache.lost(entry):
+        done, request = core.recomputer.recompute(message, None)
         if request is not None:
             core.loop.submit([request])
         return done.result
-    if not core.memory.fetch(holding):
-        assert holding.fetching is not None
-        return partial(wait, [holding.fetching])
-    if holding.segment is None:
-        core.method.evict(core.pool.rounded(holding.tokens))
-        if not core.memory.restore(holding):
-            raise _no_room(desk, holding.tokens)
-    assert holding.segment is not None
-    if holding.arriving is not None and not holding.arriving.is_there:
-        return holding.arriving.over.wait
-    return holding.segment
+    if not core.cache.fetch(entry):
+        assert entry.fetching is not None
+        return partial(wait, [entry.fetching])
+    if entry.segment is None:
+        core.method.evict(core.pool.rounded(entry.tokens))
+        if not core.cache.restore(entry):
+            raise _no_room(tenant, entry.tokens)
+    assert entry.segment is not None
+    if entry.arriving is not None and not entry.arriving.is_there:
+        return entry.arriving.over.wait
+    return entry.segment
 
 
-def _pin(desk: Desk, handle: MessageHandle, by: int) -> None:
+def _pin(tenant: Tenant, handle: MessageHandle, by: int) -> None:
     """Keep a message in the pool, once it is there, until it was unpinned as often."""
-    with desk.core.lock:
-        message = desk.find(handle)
-        if desk.core.method.keeps_kv:
-            holding = desk.core.ledger.place(message)
-            if holding.pins + by < 0:
+    with tenant.core.lock:
+        message = tenant.find(handle)
+        if tenant.core.method.keeps_kv:
+            entry = tenant.core.table.entry(message)
+            if entry.pins + by < 0:
                 raise InvalidRequestError(f"handle {handle.id!r} was unpinned more often than pinned")
-            holding.pins += by
+            entry.pins += by
 
 
-def _room(desk: Desk, tokens: int, at: int) -> Segment:
-    core = desk.core
+def _room(tenant: Tenant, tokens: int, at: int) -> Segment:
+    core = tenant.core
     core.method.evict(core.pool.rounded(tokens))
     segment = core.pool.allocate(tokens, at)
     if segment is None:
-        raise _no_room(desk, tokens)
+        raise _no_room(tenant, tokens)
     return segment
 
 
-def _no_room(desk: Desk, tokens: int) -> CapacityError:
-    pool = desk.core.pool
+def _no_room(tenant: Tenant, tokens: int) -> CapacityError:
+    pool = tenant.core.pool
     return CapacityError(
         f"KV memory has room for {pool.free_tokens} of {tokens} tokens now: release or unpin messages"
-        f"{desk.core.method.pinned(desk.tenant)}, or load the engine with a larger kv_budget_bytes"
+        f"{tenant.core.method.pinned(tenant.name)}, or load the engine with a larger kv_budget_bytes"
     )
 
 
-def _filled(desk: Desk, pool: KVPool, segment: Segment, parcel: Parcel) -> None:
+def _filled(tenant: Tenant, pool: KVPool, segment: Segment, kv: HostKV) -> None:
     """Copy KV into a segment, without the engine's lock: no step knows the segment yet, so steps go on meanwhile."""
     try:
-        pool.write(segment, parcel)
+        pool.write(segment, kv)
     except BaseException:
-        with desk.core.lock:
+        with tenant.core.lock:
             pool.unpin(segment)
         raise
 
 
-def _entered(desk: Desk, read: ReadCall, job: Job, at: int, segment: Segment | None) -> Message:
-    """The message in the ledger, with the segment as its KV."""
-    core, call = desk.core, read.call
+def _entered(tenant: Tenant, placed: PlacedCall, lineage: Lineage, segment: Segment | None) -> Message:
+    """The message in the table, with the segment as its KV."""
+    table, call, handle = tenant.core.table, placed.read.call, tenant.naming.handle(lineage)
     assert isinstance(call, Prefill)
-    known = core.ledger.get(desk.intake.identity(job, job.tokens))
+    known = table.get(handle.id)
     usage = Usage(0, 0, None, 0.0) if known is None else known.usage
-    message = desk.intake.message(job, job.tokens, call.author, call.role, usage)
-    message.native_offset, message.label = at, job.label(call.author, call.role)
-    return core.ledger.enter(message, segment)
+    label = lineage.label(call.author, call.role)
+    return table.enter(Message(handle, lineage, call.author, call.role, usage, label), segment)
 
 
-def _require_shapes(desk: Desk, parcel: Parcel, tokens: int) -> None:
-    wanted = shapes_of(desk.core.model.adapter.geometry, tokens, packed=False)
-    if not isinstance(parcel, Parcel) or parcel.shapes() != wanted:
-        found = parcel.shapes() if isinstance(parcel, Parcel) else parcel
-        raise InvalidRequestError(f"the parcel is not of {tokens} tokens of this model: {found!r}, not {wanted!r}")
+def _require_shapes(tenant: Tenant, kv: HostKV, tokens: int) -> None:
+    wanted = shapes_of(tenant.core.model.adapter.geometry, tokens, quantized=False)
+    if not isinstance(kv, HostKV) or kv.shapes() != wanted:
+        found = kv.shapes() if isinstance(kv, HostKV) else kv
+        raise InvalidRequestError(f"the kv is not of {tokens} tokens of this model: {found!r}, not {wanted!r}")
 
 
-def _require_native(desk: Desk, job: Job, native_offset: int | None) -> int:
-    at = job.placement.new_offset if native_offset is None else native_offset
-    most = desk.core.model.adapter.max_positions
-    if isinstance(at, bool) or not isinstance(at, int) or min(at, at + min(job.placement.relative(), default=0)) < 0:
+def _require_native(tenant: Tenant, lineage: Lineage, native_offset: int | None) -> int:
+    placement = lineage.placement
+    at = placement.new_offset if native_offset is None else native_offset
+    most = tenant.core.model.adapter.max_positions
+    if isinstance(at, bool) or not isinstance(at, int) or min(at, at + min(placement.relative(), default=0)) < 0:
         raise InvalidRequestError(f"native_offset {at!r} puts the message or a parent before position 0")
-    lengths = [len(parent.tokens) for parent in job.parents]
-    reach = job.placement.end(lengths, len(job.tokens)) - job.placement.new_offset + at
+    lengths = [len(parent.tokens) for parent in lineage.parents]
+    reach = placement.end(lengths, len(lineage.tokens)) - placement.new_offset + at
     if reach > most:
         raise ContextLengthError(f"the message was encoded up to position {reach}, the model's context ends at {most}")
     return at
-
-
-def _answered(desk: Desk, read: ReadCall, message: Message, scope: Scope | None) -> MessageHandle:
-    desk.label_of(read).put_on(message)
-    ledger = desk.core.ledger
-    if scope is None or not scope.closed:
-        ledger.lease(message, scope)
-    ledger.drop_if_unleased(message)
-    return message.handle

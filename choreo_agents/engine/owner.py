@@ -18,7 +18,7 @@ class EngineOwner:
         """What every open tenant leases: by a name that does not tell its salt, the one its archives' folders have."""
         core = self._core
         with core.lock:
-            held = leased_memory(core.ledger.messages(), lambda message: message.tenant, core.memory)
+            held = leased_memory(core.table.messages(), lambda message: message.tenant, core.cache)
             return {name: held.get(name, LeasedMemory()) for name in self._tenants.names()}
 
     def restart(self) -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from choreo_agents.engine.calls import Usage
 from choreo_agents.engine.core import EngineCore
-from choreo_agents.engine.intake import Intake
-from choreo_agents.engine.labels import Label
-from choreo_agents.engine.methods import Job, grown
-from choreo_agents.engine.scope import Scope
+from choreo_agents.engine.messages.labels import Label
+from choreo_agents.engine.messages.message import Lineage, Message
+from choreo_agents.engine.messages.method import MessageEncoding
+from choreo_agents.engine.messages.naming import Naming
+from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.segment import Segment
-from choreo_agents.runtime.request import Decoding, Request
+from choreo_agents.runtime.request import Request
+from choreo_agents.sampling import Chosen
 
 Answer = Future[MessageHandle]
+OnToken = Callable[[Chosen], None]
 
 
 @dataclass(eq=False)
@@ -23,13 +27,15 @@ class Pending:
     """A message that a request will be: owns the request (see `Owner`)."""
 
     core: EngineCore
-    intake: Intake
-    job: Job
+    naming: Naming
+    lineage: Lineage
+    encoding: MessageEncoding
     encodes_end: bool
-    memo: str | None = None
-    running: dict[str, Request] = field(default_factory=dict)
-    """Where the same call finds this request while it is under way, by `key`."""
-    key: str | None = None
+    memo: str | None
+    """Under which its answer is remembered."""
+    running: dict[str, Request]
+    """Where the same call finds the request while it is under way, by `name`."""
+    name: str | None
     scopes: dict[Answer, Scope | None] = field(default_factory=dict)
     """Who waits for it, and under which leases."""
     labels: list[Label] = field(default_factory=list)
@@ -37,12 +43,39 @@ class Pending:
     prefills: set[Answer] = field(default_factory=set)
     """Those who asked for it to be encoded now: all but one of them have found it."""
 
-    def request(self, author: str | None, role: str | None, decoding: Decoding | None = None) -> Request:
-        """Its request, which wants what it reads from now on."""
-        encoding = self.core.method.encoding(self.job)
-        request = Request(self.core.next_number(), encoding, self, decoding, author, role, [])
-        request.adapter, request.mapper = self.job.adapter, self.job.mapper
-        return request
+    def awaited(
+        self,
+        request: Request,
+        scope: Scope | None,
+        said: Label,
+        *,
+        prefilled: bool = False,
+        deadline: float | None = None,
+        on_token: OnToken | None = None,
+    ) -> Answer:
+        """Somebody more waits for it.
+
+        Args:
+            request: Its request.
+            scope: Which takes the lease.
+            said: What this one says of the message.
+            prefilled: Whether it was asked for to be encoded now.
+            deadline: When this one gives up, as `time.perf_counter` counts.
+            on_token: Told of every token, also of those that were sampled before.
+        """
+        answer: Answer = Future()
+        request.futures.append(answer)
+        self.scopes[answer] = scope
+        self.labels.append(said)
+        if prefilled:
+            self.prefills.add(answer)
+        if deadline is not None:
+            request.deadlines[answer] = deadline
+        if on_token is not None:
+            for chosen in request.chosen:
+                on_token(chosen)
+            request.listeners.append(on_token)
+        return answer
 
     def finish(self, request: Request) -> MessageHandle:
         """Make a message of the finished request, with a lease for everyone who waits for it."""
@@ -62,28 +95,40 @@ class Pending:
             self.core.pool.unpin(segment)
 
     def _enter(self, request: Request, segment: Segment | None) -> MessageHandle:
-        assert request.binding is not None
-        ledger = self.core.ledger
+        table = self.core.table
         self._forget()
-        tokens = self.job.tokens + tuple(request.tokens[len(request.binding.prompt) :])
-        job = grown(self.job, request.encoding)
-        message = self.intake.message(job, tokens, request.author, request.role, Usage.of(request))
-        message.chosen, message.label, message.header = tuple(request.chosen), request.label, len(self.job.tokens)
-        message = ledger.enter(message, segment)
+        message = table.enter(self._made(request), segment)
         for label in self.labels:
             label.put_on(message)
         found = max(0, len(self.prefills.intersection(request.futures)) - 1)
-        self.core.count_found(self.job.prompt_tokens() * found)
+        self.core.count_found(self.lineage.prompt_tokens() * found)
         for answer in request.futures:
             scope = self.scopes[answer]
             if scope is None or not scope.closed:
-                ledger.lease(message, scope)
-        ledger.drop_if_unleased(message)
+                table.lease(message, scope)
+        table.drop_if_unleased(message)
         if self.memo is not None and message.leases:
-            ledger.memoise(self.memo, message)
+            table.memoise(self.memo, message)
         return message.handle
+
+    def _made(self, request: Request) -> Message:
+        """The message that a finished request is."""
+        assert request.binding is not None
+        tokens = self.lineage.tokens + tuple(request.tokens[len(request.binding.prompt) :])
+        joined = () if self.encoding.late is None else self.encoding.late.joined
+        lineage = self.lineage.ended(tokens, ((each.parent, each.offset, each.since) for each in joined))
+        return Message(
+            self.naming.handle(lineage),
+            lineage,
+            request.author,
+            request.role,
+            Usage.of(request),
+            request.label,
+            tuple(request.chosen),
+            header=len(self.lineage.tokens),
+        )
 
     def _forget(self) -> None:
         """It is no longer under way."""
-        if self.key is not None:
-            self.running.pop(self.key, None)
+        if self.name is not None:
+            self.running.pop(self.name, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from choreo_agents.engine.core import EngineCore
-from choreo_agents.engine.desk import Desk
+from choreo_agents.engine.tenant import Tenant
 
 
 class Tenants:
@@ -17,21 +17,21 @@ class Tenants:
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
-        self._open: dict[str, Desk] = {}
+        self._open: dict[str, Tenant] = {}
         self._changing = threading.RLock()
         """Held, besides the engine's lock, while one comes or goes: one that comes again finds nothing of before."""
 
-    def open(self, salt: str, starts_per_s: float | None) -> Desk:
+    def open(self, salt: str, starts_per_s: float | None) -> Tenant:
         """The tenant with this salt, who may start so many calls in a second from now on; None: as before."""
         with self._changing:
             if salt not in self._open:
-                self._open[salt] = Desk(self.core, salt)
+                self._open[salt] = Tenant(self.core, salt)
             tenant = self._open[salt]
             if starts_per_s is not None:
                 tenant.limit(starts_per_s)
             return tenant
 
-    def close(self, tenant: Desk) -> None:
+    def close(self, tenant: Tenant) -> None:
         """End a tenancy: see `Engine.close`."""
         with self._changing:
             tenant.close()
@@ -39,4 +39,4 @@ class Tenants:
 
     def names(self) -> list[str]:
         """Of all that are open; they do not tell their salts."""
-        return [tenant.tenant for tenant in self._open.values()]
+        return [tenant.name for tenant in self._open.values()]

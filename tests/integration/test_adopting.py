@@ -16,7 +16,7 @@ from support.tiny import save_tiny_llama
 from choreo_agents import Engine, MessageHandle, Prefill, Sampling
 from choreo_agents.errors import CapacityError, HandleError, InvalidRequestError
 from choreo_agents.kv.archive import Archive, KVKey
-from choreo_agents.kv.tiers import Parcel
+from choreo_agents.kv.tiers import HostKV
 from choreo_agents.models import load_model
 
 TOKEN = 2 * 3 * 2 * 16 * 4
@@ -28,7 +28,7 @@ def tokens(seed: int, count: int) -> list[int]:
     return [rng.randrange(3, 360) for _ in range(count)]
 
 
-def same(one: Parcel, other: Parcel) -> bool:
+def same(one: HostKV, other: HostKV) -> bool:
     return torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values)
 
 
@@ -85,24 +85,24 @@ def test_what_is_adopted_is_computed_again_from_its_lineage(
 def test_adopting_what_was_lost_brings_it_back_without_computing(make_engine: MakeEngine) -> None:
     engine = make_engine()
     calls, made = pair(engine)
-    parcel = engine.kv.read(made[0])
+    host_kv = engine.kv.read(made[0])
     engine.kv.park(made)
     encoded = engine.stats().tokens_encoded
-    assert engine.kv.adopt(calls[0], parcel) == made[0]
+    assert engine.kv.adopt(calls[0], host_kv) == made[0]
     assert engine.kv.tiers(made) == ["device", "lineage"] and engine.stats().tokens_encoded == encoded
-    assert same(engine.kv.read(made[0]), parcel)
+    assert same(engine.kv.read(made[0]), host_kv)
 
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_kv_is_read_in_every_tier(make_engine: MakeEngine, tmp_path: Path, tier: str) -> None:
     engine = make_engine(**({"host_bytes": 1 << 20} if tier == "host" else {"disk": tmp_path}))
     _, made = pair(engine)
-    parcels = [engine.kv.read(handle) for handle in made]
+    host_kvs = [engine.kv.read(handle) for handle in made]
     encoded = engine.stats().tokens_encoded
     for _ in range(2):
         engine.kv.park(made)
         assert set(engine.kv.tiers(made)) <= {tier, "host"}
-        assert all(same(engine.kv.read(h), parcel) for h, parcel in zip(made, parcels, strict=True))
+        assert all(same(engine.kv.read(h), host_kv) for h, host_kv in zip(made, host_kvs, strict=True))
     engine.kv.park(made)
     engine.kv.restore(made)
     assert engine.kv.tiers(made) == ["device", "device"]
@@ -125,13 +125,13 @@ def test_kv_from_another_position_serves(
 def test_a_parcel_that_does_not_fit_is_refused(make_engine: MakeEngine) -> None:
     engine = make_engine(kv_budget_bytes=64 * TOKEN)
     handle = engine.prefill(tokens(1, 30))
-    parcel = engine.kv.read(handle)
+    host_kv = engine.kv.read(handle)
     call = Prefill(tokens(3, 30))
     wrong = [
-        Parcel(parcel.keys[:, :, :-1], parcel.values[:, :, :-1]),
-        Parcel(parcel.keys.double(), parcel.values.double()),
-        Parcel(parcel.keys[:2], parcel.values[:2]),
-        parcel.packed(),
+        HostKV(host_kv.keys[:, :, :-1], host_kv.values[:, :, :-1]),
+        HostKV(host_kv.keys.double(), host_kv.values.double()),
+        HostKV(host_kv.keys[:2], host_kv.values[:2]),
+        host_kv.quantized(),
         None,
     ]
     for each in wrong:
@@ -139,20 +139,20 @@ def test_a_parcel_that_does_not_fit_is_refused(make_engine: MakeEngine) -> None:
             engine.kv.adopt(call, each)  # type: ignore[arg-type]
     for place in (-1, True, 2000, "0"):
         with pytest.raises(InvalidRequestError):
-            engine.kv.adopt(call, parcel, place)  # type: ignore[arg-type]
+            engine.kv.adopt(call, host_kv, place)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="before position 0"):
-        engine.kv.adopt(Prefill(tokens(3, 30), [handle]), parcel, 29)
+        engine.kv.adopt(Prefill(tokens(3, 30), [handle]), host_kv, 29)
     engine.kv.pin(handle)
     long = Prefill(tokens(4, 40))
     with pytest.raises(CapacityError, match="unpin"):
-        engine.kv.adopt(long, Parcel(*(torch.zeros(3, 2, 40, 16) for _ in range(2))))
+        engine.kv.adopt(long, HostKV(*(torch.zeros(3, 2, 40, 16) for _ in range(2))))
     assert engine.stats().messages == 1
     with pytest.raises(HandleError):
         engine.kv.read(MessageHandle(id="0" * 32, model=handle.model, length=3))
     text = make_engine(method="naive")
     with pytest.raises(InvalidRequestError, match="keeps no KV"):
         text.kv.read(text.prefill(tokens(1, 5)))
-    assert text.kv.adopt(call, parcel) == text.prefill([call])[0], "a twin that re-encodes text keeps the text"
+    assert text.kv.adopt(call, host_kv) == text.prefill([call])[0], "a twin that re-encodes text keeps the text"
 
 
 def test_leases_outside_of_scopes_outlive_them(make_engine: MakeEngine) -> None:

@@ -20,7 +20,7 @@ from choreo_agents.errors import EngineFailedError
 from choreo_agents.kv import copying
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
-from choreo_agents.kv.tiers import Parcel
+from choreo_agents.kv.tiers import HostKV
 from choreo_agents.synthesis.mapper import CacheMapper
 
 SOON_S = 20.0
@@ -60,11 +60,11 @@ class Watch:
         self.begun = threading.Event()
         fill, attend = KVPool.fill, StepAttention.attend
 
-        def waiting_fill(pool: KVPool, segment: Segment, parcel: Parcel, layer: int) -> None:
+        def waiting_fill(pool: KVPool, segment: Segment, host_kv: HostKV, layer: int) -> None:
             self.begun.set()
             assert layer == 0 or self.attended.wait(SOON_S), "the step waited for all layers"
             time.sleep(0.02)
-            fill(pool, segment, parcel, layer)
+            fill(pool, segment, host_kv, layer)
             self.copied.append(layer)
 
         def telling_attend(step: StepAttention, layer: int, *rest: Any, **options: Any) -> Tensor:
@@ -106,7 +106,7 @@ def test_who_reads_meanwhile_waits_until_all_is_there(
     watch = Watch(monkeypatch)
     # The step attends in its first layer only when somebody asks for what is on its way.
     settle = copying.LayeredCopy.wait
-    asked, found = threading.Event(), list[Parcel]()
+    asked, found = threading.Event(), list[HostKV]()
 
     def late_wait(copy: copying.LayeredCopy, layer: int) -> None:
         assert asked.wait(SOON_S)
@@ -136,9 +136,9 @@ def test_mapped_copies_wait_for_what_they_are_made_of(
     leave(engine)
     fill = KVPool.fill
 
-    def slow_fill(pool: KVPool, segment: Segment, parcel: Parcel, layer: int) -> None:
+    def slow_fill(pool: KVPool, segment: Segment, host_kv: HostKV, layer: int) -> None:
         time.sleep(0.05)
-        fill(pool, segment, parcel, layer)
+        fill(pool, segment, host_kv, layer)
 
     monkeypatch.setattr(KVPool, "fill", slow_fill)
     [copy] = engine.branches.map([one])
@@ -150,11 +150,11 @@ def test_what_is_adopted_is_there_when_adopt_returns(make_engine: MakeEngine, lo
     first, second = make_engine(), make_engine()
     seen = messages(first)
     answer(first, seen, 1)
-    parcels = [first.kv.read(handle) for handle in seen]
+    host_kvs = [first.kv.read(handle) for handle in seen]
     calls = [Prefill(list(first.tokens(handle))) for handle in seen]
-    adopted = [second.kv.adopt(call, parcel) for call, parcel in zip(calls, parcels, strict=True)]
-    for parcel in parcels:
-        parcel.keys.zero_()
+    adopted = [second.kv.adopt(call, host_kv) for call, host_kv in zip(calls, host_kvs, strict=True)]
+    for host_kv in host_kvs:
+        host_kv.keys.zero_()
     answer(second, adopted, 2)
     require_same_bits(logits_by_seed[1], logits_by_seed[2])
 
@@ -184,7 +184,7 @@ def test_a_copy_that_fails_fails_its_step_and_nothing_is_lost(
     held = engine.stats().host_bytes
     with monkeypatch.context() as patch:
 
-        def broken(pool: KVPool, segment: Segment, parcel: Parcel, layer: int) -> None:
+        def broken(pool: KVPool, segment: Segment, host_kv: HostKV, layer: int) -> None:
             raise MemoryError("no such memory")
 
         patch.setattr(KVPool, "fill", broken)

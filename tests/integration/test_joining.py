@@ -224,7 +224,7 @@ def started(engine: Engine, joining: Joining, view: list[MessageHandle]) -> tupl
         assert go.wait(20)
 
     call = Decode(HEADER, view, sampling=forced(30), watch=after(0, hold), joining=joining)
-    [answer] = engine._desk.submit_decodes([call], None)
+    [answer] = engine._tenant.submit([call], None)
     assert begun.wait(20)
     return answer, go
 
@@ -250,7 +250,7 @@ def test_a_decode_that_is_given_up_gives_everything_back(make_engine: MakeEngine
     assert joining.add(late, 0) is False
     engine.check()
     for handle in (first, late):
-        assert engine._desk.find(handle).holding.wanted == 0  # type: ignore[union-attr]
+        assert engine._tenant.find(handle).entry.wanted == 0  # type: ignore[union-attr]
         engine.release(handle)
     assert engine.stats().kv_bytes == 0 and engine.stats().messages == 0
 
@@ -271,7 +271,7 @@ def test_a_message_that_cannot_be_computed_again_is_left_out(make_engine: MakeEn
     assert joining.add(late, 0)
     go.set()
     made = answer.result(20)
-    assert engine.inspect.joined(made) == {} and engine._desk.find(late).holding.wanted == 0  # type: ignore[union-attr]
+    assert engine.inspect.joined(made) == {} and engine._tenant.find(late).entry.wanted == 0  # type: ignore[union-attr]
 
 
 async def test_a_stream_takes_it_in(engine: Engine) -> None:

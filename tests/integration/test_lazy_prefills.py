@@ -162,14 +162,14 @@ def test_what_has_come_back_meanwhile_is_read_where_it_is(
     whole, engine = make_engine(), make_engine(step_tokens=4, host_bytes=1 << 30)
     seen = whole.prefill(words(1, 60))
     answer(whole, [seen], 1)
-    parcel = whole.kv.read(seen)
+    host_kv = whole.kv.read(seen)
     [lazy] = engine.prefill([Prefill(words(1, 60), lazy=True)])
     account, steps = EngineLoop._account, itertools.count(1)
 
     def accounted(loop: EngineLoop, *rest: Any) -> None:
         account(loop, *rest)
         if next(steps) == 3:
-            engine.kv.adopt(Prefill(words(1, 60)), parcel)
+            engine.kv.adopt(Prefill(words(1, 60)), host_kv)
             engine.kv.park([lazy])
 
     monkeypatch.setattr(EngineLoop, "_account", accounted)

@@ -33,8 +33,8 @@ def mapper(tiny: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settled_bytes(engine: Engine) -> int:
     """Below the pool, when all that was on its way to the disk is there."""
     with engine._core.lock:
-        for holding in engine._core.memory._holdings:
-            engine._core.memory._arrive(holding, wait=True)
+        for entry in engine._core.cache._entries:
+            engine._core.cache._arrive(entry, wait=True)
     stats = engine.stats()
     return stats.host_bytes + stats.disk_bytes
 
@@ -113,14 +113,14 @@ def test_what_a_waiting_request_wants_is_not_made_again(make_engine: MakeEngine,
     source = engine.prefill(words(1, 20))
     [copy] = engine.branches.map([source])
     core = engine._core
-    message = core.ledger.get(copy.id)
+    message = core.table.get(copy.id)
     assert message is not None
     with core.lock:
-        holding = core.ledger.want(message)
-        core.memory.park([holding])
-        assert not core.memory.lost(holding), "kept on the host for who waits"
-        core.ledger.unwant(message)
-        assert core.memory.lost(holding) and core.memory.bytes_by_tier()["host"] == 0
+        entry = core.table.want(message)
+        core.cache.park([entry])
+        assert not core.cache.lost(entry), "kept on the host for who waits"
+        core.table.unwant(message)
+        assert core.cache.lost(entry) and core.cache.bytes_by_tier()["host"] == 0
     assert engine.stats().lost == 1
     engine.check()
 

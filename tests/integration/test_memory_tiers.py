@@ -16,7 +16,7 @@ from conftest import MakeEngine
 
 from choreo_agents import Decode, Engine, MessageHandle, Sampling
 from choreo_agents.errors import CapacityError, EngineFailedError, InvalidRequestError, RequestTimeoutError
-from choreo_agents.kv import memory
+from choreo_agents.kv import cache
 from choreo_agents.kv.tiers import DiskTier
 
 TOKEN = 2 * 3 * 2 * 16 * 4
@@ -297,7 +297,7 @@ def test_waiting_for_a_slow_disk_does_not_stop_the_engine(
     make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More leaves for the disk than may be on its way, while a reader waits for the disk: neither blocks the other."""
-    monkeypatch.setattr(memory, "_UNWRITTEN_BYTES", 20 * TOKEN)
+    monkeypatch.setattr(cache, "_UNWRITTEN_BYTES", 20 * TOKEN)
     engine = make_engine(disk=tmp_path)
     first = engine.prefill(tokens(1, 30))
     engine.kv.park()

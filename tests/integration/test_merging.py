@@ -17,7 +17,7 @@ from support.merges import give_back, heard, require_nothing_left, team, view_of
 
 from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling, StreamedToken
 from choreo_agents.engine.branches import MergedView, trunk
-from choreo_agents.engine.intake import Intake
+from choreo_agents.engine.request_builder import RequestBuilder
 from choreo_agents.errors import (
     ContextLengthError,
     EngineFailedError,
@@ -450,13 +450,13 @@ def test_all_that_a_merge_does_is_hurried_and_timed_alike(
     engine = make_engine()
     _, branches = team(engine)
     seen: list[tuple[int, float | None]] = []
-    read = Intake.read
+    read = RequestBuilder.read
 
-    def reading(self: Intake, call: Any) -> Any:
+    def reading(self: RequestBuilder, call: Any) -> Any:
         seen.append((call.priority, call.timeout_s))
         return read(self, call)
 
-    monkeypatch.setattr(Intake, "read", reading)
+    monkeypatch.setattr(RequestBuilder, "read", reading)
     options: dict[str, Any] = {"strategy": strategy, "priority": 3, "timeout_s": 60.0}
     engine.branches.merge(branches, [9, 9], sampling=SHORT, **options)
     asyncio.run(engine.branches.aview(branches, [9, 9], **options))

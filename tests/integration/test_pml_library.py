@@ -16,7 +16,7 @@ from support.tiny import save_tiny_llama
 
 from choreo_agents import Engine, MessageHandle, Sampling, Schema, SchemaLibrary, StreamedToken
 from choreo_agents.errors import InvalidRequestError, PMLError
-from choreo_agents.kv.tiers import Parcel
+from choreo_agents.kv.tiers import HostKV
 from choreo_agents.models import load_model
 
 TOKEN = 2 * 3 * 2 * 16 * 4
@@ -64,7 +64,7 @@ def make_library(make_engine: MakeEngine) -> Iterator[MakeLibrary]:
         yield make
 
 
-def same(one: Parcel, other: Parcel) -> bool:
+def same(one: HostKV, other: HostKV) -> bool:
     return torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values)
 
 

@@ -18,7 +18,7 @@ import torch
 from conftest import MakeEngine
 
 from choreo_agents import Engine, Sampling
-from choreo_agents.kv.tiers import Parcel
+from choreo_agents.kv.tiers import HostKV
 from choreo_agents.pml.shelf import Budgets, Shelf
 from choreo_agents.pml.slots import Recipe
 
@@ -57,12 +57,12 @@ def make_shelf(make_engine: MakeEngine) -> Iterator[MakeShelf]:
         yield make
 
 
-def kv(engine: Engine, shelf: Shelf, key: str) -> Parcel:
+def kv(engine: Engine, shelf: Shelf, key: str) -> HostKV:
     with shelf.brought([key]) as handles:
         return engine.kv.read(handles[key])
 
 
-def same(one: Parcel, other: Parcel) -> bool:
+def same(one: HostKV, other: HostKV) -> bool:
     return torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values)
 
 

@@ -233,7 +233,7 @@ def test_what_came_before_its_first_token_is_told_too(engine: Engine) -> None:
 
     async def waits(state: Any) -> str:
         open_.set()
-        while not any(message.author == "b" and message.chosen for message in engine._core.ledger.messages()):
+        while not any(message.author == "b" and message.chosen for message in engine._core.table.messages()):
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.05)
         return "Merge."
@@ -591,7 +591,7 @@ async def test_a_cancelled_run_leaves_nothing_behind(engine: Engine) -> None:
     while engine.stats().unfinished:
         await asyncio.sleep(0.002)
     engine.check()
-    said = {message.author: message.leases for message in engine._core.ledger.messages() if message.chosen}
+    said = {message.author: message.leases for message in engine._core.table.messages() if message.chosen}
     assert said == {"a": 1, "c": 1}, "what was said is in its checkpoint, what was begun is nowhere"
 
 

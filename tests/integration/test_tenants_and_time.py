@@ -12,8 +12,8 @@ from conftest import MakeEngine
 from support.adapters import save_adapter
 
 from choreo_agents import Decode, Engine, Memory, Prefill, Sampling, Scheduling
-from choreo_agents.engine.gate import Gate
 from choreo_agents.engine.pending import Pending
+from choreo_agents.engine.rate_limit import RateLimiter
 from choreo_agents.errors import (
     AdapterError,
     CapacityError,
@@ -357,21 +357,21 @@ def test_who_joins_a_waiting_call_lends_it_its_priority(tiny: LoadedModel) -> No
 
 
 def test_waiting_callers_start_in_the_order_they_came() -> None:
-    gate = Gate(50)
+    limiter = RateLimiter(50)
     started: list[int] = []
-    waiting = [gate.enter([Prefill([5])]) for _ in range(60)]
+    waiting = [limiter.enter([Prefill([5])]) for _ in range(60)]
     for number, each in enumerate(waiting):
         each.add_done_callback(lambda _, number=number: started.append(number))
     for each in waiting:
         each.result(timeout=30)
-    gate.close()
+    limiter.close()
     assert started == list(range(60))
 
 
 def test_a_rate_is_one_for_all_faces_of_a_tenant(make_engine: MakeEngine) -> None:
     engine = make_engine()
     faces = [engine.tenant("a", starts_per_s=20) for _ in range(10)]
-    assert sum(thread.name == "choreo-gate" for thread in threading.enumerate()) <= 1
+    assert sum(thread.name == "choreo-rate-limit" for thread in threading.enumerate()) <= 1
     begun = time.monotonic()
     for number, face in enumerate([*faces, *faces, *faces, *faces, engine.tenant("a")]):
         face.prefill([5 + number])

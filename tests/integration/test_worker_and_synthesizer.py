@@ -58,12 +58,12 @@ def handles(state: dict[str, Any], author: str = "worker") -> list[MessageHandle
 
 
 def parents(engine: Engine, handle: MessageHandle) -> list[MessageHandle]:
-    return [parent.handle for parent in engine._desk.find(handle).parents]
+    return [parent.handle for parent in engine._tenant.find(handle).parents]
 
 
 def offsets(engine: Engine, handle: MessageHandle) -> list[int]:
     """Where a message saw its parents, the first of them at 0, and where it stands itself."""
-    relative = engine._desk.find(handle).relative_offsets
+    relative = engine._tenant.find(handle).relative_offsets
     return [offset - relative[0] for offset in (*relative, 0)]
 
 
@@ -477,7 +477,7 @@ def test_a_merge_can_have_rules_and_sources_besides(engine: Engine) -> None:
     [merged] = handles(state, "merger")
     seen = parents(engine, merged)
     assert handles(state, "zoe")[0] in seen and handles(state, "bruno")[0] not in seen
-    assert [parent.author for parent in engine._desk.find(merged).parents[2:-1]] == ["zoe", "bruno"]
+    assert [parent.author for parent in engine._tenant.find(merged).parents[2:-1]] == ["zoe", "bruno"]
     assert offsets(engine, merged) == after_each_other(seen)
 
 
@@ -547,7 +547,7 @@ def test_siblings_among_plain_nodes_stand_in_one_superstep(engine: Engine) -> No
     assert supersteps["one"] == supersteps["two"] > supersteps[START]
     assert supersteps["later"] > supersteps["one"] and supersteps["reader"] > supersteps["later"]
     [read] = handles(state, "reader")
-    assert [parent.author for parent in engine._desk.find(read).parents] == [
+    assert [parent.author for parent in engine._tenant.find(read).parents] == [
         "public root",
         START,
         "two",

@@ -85,7 +85,7 @@ class Program:
             prompts.append(sum(handle.length for handle in call.parents) + len(call.content))
         self.prefills += calls
         known = {handle for handle in self.made if self.engine.kv.tiers([handle]) != ["lineage"]}
-        promised = {handle for handle in self.made if self.engine._desk.find(handle).promise is not None}
+        promised = {handle for handle in self.made if self.engine._tenant.find(handle).promise is not None}
         handles = self.engine.prefill(calls)
         new: set[MessageHandle] = set()
         for call, handle, prompt in zip(calls, handles, prompts, strict=True):
@@ -122,7 +122,7 @@ class Program:
 
     def map(self) -> None:
         sources = [handle for handle in self.view() if "~" not in handle.model]
-        copies = {copy for each in sources for copy in self.engine._desk.find(each).copies}
+        copies = {copy for each in sources for copy in self.engine._tenant.find(each).copies}
         there = {copy.parents[0].handle for copy in copies}
         seen: set[MessageHandle] = set()
         self.engine.branches.map(sources)
@@ -135,7 +135,7 @@ class Program:
         forced = Sampling(forced=tuple(range(5, 60)))
         calls = [Decode([7], self.view(), sampling=forced) for _ in range(2)]
         steps = self.engine.stats().steps + self.rng.choice([0, 1, 5])
-        answers = self.engine._desk.submit_decodes(calls, None)
+        answers = self.engine._tenant.submit(calls, None)
         while self.engine.stats().steps < steps and self.engine.stats().unfinished:
             pass
         for answer in answers:
@@ -206,7 +206,7 @@ def test_who_goes_on_waiting_pays_the_rest(make_engine: Any) -> None:
     engine = make_engine(step_tokens=8)
     [seen] = engine.prefill([Prefill([5] * 200, lazy=True)])
     calls = [Decode([7, n], [seen], sampling=Sampling(forced=(5,))) for n in range(2)]
-    first, second = engine._desk.submit_decodes(calls, None)
+    first, second = engine._tenant.submit(calls, None)
     while engine.stats().tokens_encoded < 24:
         pass
     first.cancel()
@@ -219,7 +219,7 @@ def test_a_reader_that_gives_up_pays_for_what_it_caused(make_engine: Any) -> Non
     events = EventList()
     engine = make_engine(sink=events, step_tokens=8)
     [seen] = engine.prefill([Prefill([5] * 200, lazy=True)])
-    [first] = engine._desk.submit_decodes([Decode([7], [seen], sampling=Sampling(forced=(5,)))], None)
+    [first] = engine._tenant.submit([Decode([7], [seen], sampling=Sampling(forced=(5,)))], None)
     while engine.stats().tokens_encoded < 24:
         pass
     first.cancel()

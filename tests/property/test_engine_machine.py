@@ -144,7 +144,7 @@ class Machine(RuleBasedStateMachine):
         view, offsets, start = self.draw_view(rng)
         call = Decode([5], view, offsets, start, sampling=Sampling(forced=tuple(draw_tokens(rng, 30, 40))))
         try:
-            [answer] = self.engine._desk.submit_decodes([call], None)
+            [answer] = self.engine._tenant.submit([call], None)
         except KVBudgetError:
             return
         for _ in range(rng.choice([0, 100, 10_000])):
@@ -193,7 +193,7 @@ class Machine(RuleBasedStateMachine):
             self.engine.release(merged)
         with self.engine._core.lock:
             for source in branches:  # some may have been mapped before memory refused the rest
-                for copy in self.engine._desk.find(source).copies:
+                for copy in self.engine._tenant.find(source).copies:
                     self.copies[source] = copy.handle
                     self.made[copy.handle] = self.made[source]
 
@@ -225,7 +225,7 @@ class Machine(RuleBasedStateMachine):
     @rule(tokens=st.integers(1, BUDGET))
     def evict(self, tokens: int) -> None:
         with self.engine._core.lock:
-            self.engine._core.memory.evict(tokens)
+            self.engine._core.cache.evict(tokens)
 
     @precondition(lambda self: self.leases)
     @rule(seed=seeds)

@@ -9,7 +9,7 @@ from choreo_agents.engine.branches import trunk as lineages
 from choreo_agents.engine.branches.steps import SHORTER, MergedView, MergeSteps
 from choreo_agents.engine.calling import Caller, Plan, Terms
 from choreo_agents.engine.calls import Content, Prefill
-from choreo_agents.engine.joining import Joining
+from choreo_agents.engine.messages.joining import Joining
 from choreo_agents.kv.handle import MessageHandle
 
 
@@ -21,7 +21,7 @@ class Branches:
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
-        self._desk = caller.desk
+        self._tenant = caller.tenant
 
     async def amap(self, handles: Sequence[MessageHandle], adapter: str | None = None) -> list[MessageHandle]:
         """See `map`."""
@@ -48,7 +48,7 @@ class Branches:
         Raises:
             AdapterError: There is no such adapter.
         """
-        return lineages.maps(self._desk, adapter)
+        return lineages.maps(self._tenant, adapter)
 
     def boundaries(
         self,
@@ -79,7 +79,7 @@ class Branches:
             AdapterError: There is no such adapter.
             HandleError: A branch is unknown, released, or another model's.
         """
-        return lineages.boundaries(self._desk, branches, trunk, offsets, anchors, adapter)
+        return lineages.boundaries(self._tenant, branches, trunk, offsets, anchors, adapter)
 
     async def asummaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
         """See `summaries`."""
@@ -165,18 +165,18 @@ class Branches:
 
     def joining(self) -> Joining:
         """What brings messages into the view of a decode while that is under way: `decode(..., joining=...)`."""
-        return self._desk.joining()
+        return self._tenant.joining()
 
     def _mapped(self, handles: Sequence[MessageHandle], adapter: str | None) -> Plan[list[MessageHandle]]:
-        return lambda scope: MergeSteps(self._desk, scope).mapped(handles, adapter)
+        return lambda scope: MergeSteps(self._tenant, scope).mapped(handles, adapter)
 
     def _summarised(self, branches: Sequence[MessageHandle], ask: str) -> Plan[list[MessageHandle]]:
-        return lambda scope: MergeSteps(self._desk, scope).summaries(branches, ask)
+        return lambda scope: MergeSteps(self._tenant, scope).summaries(branches, ask)
 
     def _merged(
         self, branches: Sequence[MessageHandle], prompt: Content, options: dict[str, Any]
     ) -> Plan[MessageHandle]:
-        return lambda scope: MergeSteps(self._desk, scope).merge(branches, prompt, **options)
+        return lambda scope: MergeSteps(self._tenant, scope).merge(branches, prompt, **options)
 
     def _viewed(self, branches: Sequence[MessageHandle], prompt: Content, options: dict[str, Any]) -> Plan[MergedView]:
-        return lambda scope: MergeSteps(self._desk, scope).view(branches, prompt, **options)
+        return lambda scope: MergeSteps(self._tenant, scope).view(branches, prompt, **options)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from choreo_agents.engine.ledger import Message
+from choreo_agents.engine.messages.message import Message
 from choreo_agents.kv.handle import MessageHandle
 
 Channel = Literal["encoding", "words"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from choreo_agents.engine.ledger import Message
+from choreo_agents.engine.messages.message import Message
 
 
 @dataclass(frozen=True)
