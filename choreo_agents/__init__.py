@@ -90,12 +90,16 @@ _ROOMS = {
     "pml": ("Prompt", "PromptView", "Schema", "SchemaLibrary"),
     "sampling": ("Sampling",),
 }
+_SUBPACKAGES = ("engine", "errors", "graph", "kv", "models", "pml", "sampling", "synthesis", "tracing", "workflows")
+"""What can be had as an attribute without an import of its own."""
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 if not TYPE_CHECKING:  # a type checker would take any name to be here
 
     def __getattr__(name: str) -> object:
         """Import a public name's room when the name is first asked for: torch and LangGraph take seconds."""
+        if name in _SUBPACKAGES:
+            return import_module(f"{__name__}.{name}")
         if name not in _ROOM_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = getattr(import_module(f"{__name__}.{_ROOM_OF[name]}"), name)

@@ -26,6 +26,7 @@ class Cost:
     """What one run cost."""
 
     tokens_encoded: int
+    """For the first time, or again since memory had lost them."""
     tokens_reused: int
     ttft_mean_s: float
     """Mean seconds from a node's start to its first token: encoding of whatever was not encoded yet included."""
@@ -114,7 +115,8 @@ def hold(
             if entry["author"] in problem.agents
         }
     answer = final_answer(state["messages"], problem.agents)
-    cost = Cost(stats.tokens_encoded, stats.tokens_reused, mean(spent.ttft_s), spent.end_to_end_s, stats.rows_per_step)
+    encoded = stats.tokens_encoded + stats.tokens_recomputed
+    cost = Cost(encoded, stats.tokens_reused, mean(spent.ttft_s), spent.end_to_end_s, stats.rows_per_step)
     return DebateRun(_utterances(state["messages"]), answer, problem.is_correct(answer), cost, said, memory)
 
 

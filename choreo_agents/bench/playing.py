@@ -216,7 +216,7 @@ def play_all(
                 journal.add(f"{name} | {items[place].id}", record)
                 over += 1
                 stats = engine.stats()
-                tokens = stats.tokens_encoded + stats.tokens_reused
+                tokens = stats.tokens_encoded + stats.tokens_reused + stats.tokens_recomputed
                 on_progress(Progress(name, over, tokens, time.perf_counter() - started))
 
             asyncio.run(_all([partial(one, place) for place in left], room(engine)))

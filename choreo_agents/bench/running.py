@@ -26,6 +26,7 @@ class RunCost:
     end_to_end_s: float
     """From the graph's start to its end."""
     tokens_encoded: int
+    """For the first time, or again since memory had lost them."""
     tokens_reused: int
     steps: int
     rows_per_step: float
@@ -78,7 +79,7 @@ async def run_graph(
     cost = RunCost(
         ttft_s=tuple(waits),
         end_to_end_s=elapsed,
-        tokens_encoded=spent("tokens_encoded"),
+        tokens_encoded=spent("tokens_encoded") + spent("tokens_recomputed"),
         tokens_reused=spent("tokens_reused"),
         steps=spent("steps"),
         rows_per_step=spent("rows") / max(1, spent("steps")),

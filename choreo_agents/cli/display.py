@@ -125,16 +125,20 @@ def cost_table(comparison: Comparison) -> RenderableType:
 def summary(comparison: Comparison) -> Text:
     """One sentence on what was seen, whichever way it went."""
     cached, plain = (comparison.ratios(twin) for twin in TWINS)
+    encoded = _times(cached.tokens_encoded, "fewer", "more", "as many")
+    spoke, ended, ended_plain = (
+        _times(ratio, "sooner", "later", "as soon") for ratio in (cached.ttft_mean, cached.end_to_end, plain.end_to_end)
+    )
     return Text(
-        f"Against text with a prefix cache, choreo encoded {_times(cached.tokens_encoded, 'fewer', 'more')} tokens, "
-        f"its agents' first words came {_times(cached.ttft_mean, 'sooner', 'later')} and the whole debate was over "
-        f"{_times(cached.end_to_end, 'sooner', 'later')}; against text without one it was over "
-        f"{_times(plain.end_to_end, 'sooner', 'later')}."
+        f"Against text with a prefix cache, choreo encoded {encoded} tokens, its agents' first words came {spoke} and "
+        f"the whole debate was over {ended}; against text without one it was over {ended_plain}."
     )
 
 
-def _times(ratio: float, more: str, less: str) -> str:
+def _times(ratio: float, more: str, less: str, same: str) -> str:
     """How many times as much something else took, as a person says it."""
+    if f"{max(ratio, 1 / ratio):.2f}" == "1.00":
+        return same
     return f"{ratio:.2f}x {more}" if ratio >= 1 else f"{1 / ratio:.2f}x {less}"
 
 

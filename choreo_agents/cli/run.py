@@ -16,12 +16,14 @@ from choreo_agents.bench.debate import DebateRun, DebateSetting, hold
 from choreo_agents.cli.case_options import command_of
 from choreo_agents.cli.debates import ReportsOption, debate_drawn
 from choreo_agents.cli.display import DebateDisplay, cost_object, cost_table, opening, summary, verdict
-from choreo_agents.cli.options import AgentsOption, DeviceOption, ModelOption, RoundsOption, errors_as_lines, load
+from choreo_agents.cli.options import AgentsOption, DeviceOption, ModelOption, errors_as_lines, load
 from choreo_agents.cli.play import InputsOption, MaxTokensOption, OutOption, PromptsOption, run_case
 from choreo_agents.engine.settings import MethodName
 from choreo_agents.language.tasks.record_debate import REPORTS
 from choreo_agents.workflows.cases import CASES, Case
 from choreo_agents.workflows.cases.debate import DebateOptions
+
+_REPEATS = 5
 
 
 def debate(
@@ -34,10 +36,17 @@ def debate(
         ),
     ] = "choreo",
     agents: AgentsOption = 3,
-    rounds: RoundsOption = 2,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="How often each of them speaks: 2, with --inputs 3.", show_default=False)
+    ] = None,
     reports: ReportsOption = REPORTS,
-    seed: Annotated[int, typer.Option(max=2**62, help="Draws the record, the question and the agents' notes.")] = 6,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method in the comparison.")] = 5,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            max=2**62, show_default=False, help="Draws the record, the question and the notes: 6, with --inputs 31."
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method in the comparison.")] = _REPEATS,
     inputs: InputsOption = None,
     out: OutOption = None,
     prompts: PromptsOption = None,
@@ -67,15 +76,20 @@ def debate(
       choreo run debate --inputs questions.jsonl --out answers.jsonl
     """
     if inputs is not None or out is not None:
-        options = DebateOptions(agents=agents, rounds=rounds)
+        if no_compare or reports != REPORTS or repeats != _REPEATS:
+            raise typer.BadParameter(
+                "--reports, --repeats and --no-compare are for the debate that is drawn, not for --inputs"
+            )
+        options = DebateOptions(agents=agents, rounds=rounds or 3)
         sampling: Any = {"temperature": temperature, "max_tokens": max_tokens}
         kept: Any = {"inputs": inputs, "out": out, "prompts": prompts, "as_json": as_json, "device": device}
-        run_case(CASES["debate"], lambda: options, model, method, seed, **kept, **sampling)
+        run_case(CASES["debate"], lambda: options, model, method, 31 if seed is None else seed, **kept, **sampling)
         return
     console = Console(stderr=as_json, highlight=False)
     with errors_as_lines(console):
-        problem = debate_drawn(seed, agents=agents, reports=reports)
-        setting = DebateSetting(load(console, model, device), problem, rounds, seed=seed)
+        drawn = 6 if seed is None else seed
+        problem = debate_drawn(drawn, agents=agents, reports=reports)
+        setting = DebateSetting(load(console, model, device), problem, rounds or 2, seed=drawn)
         run = _hold_live(console, setting, method, model)
         comparison = None if no_compare else _compare(console, setting, repeats)
         if as_json:

@@ -24,10 +24,30 @@ T = TypeVar("T")
 Plan = Callable[[Scope | None], Generator[Calls, list[MessageHandle], T]]
 """What is to be done, for a scope that takes all leases: yields batches of calls, is sent what came of them, and
 returns what it is for."""
-Steps = Generator[Future[Any] | T, Any, None]
-"""Yields futures, to be sent what they give or thrown what they raise, and in between what a caller gets."""
 Item = StreamedToken | MessageHandle
 _END = object()
+
+
+@dataclass(frozen=True)
+class Until:
+    """What has to be waited for."""
+
+    futures: Sequence[Future[Any]]
+
+    def results(self) -> list[Any]:
+        return [future.result() for future in self.futures]
+
+    async def awaited(self) -> list[Any]:
+        if all(future.done() for future in self.futures):
+            # One turn of the event loop, not one for each: others go on, and who was cancelled ends here.
+            await asyncio.sleep(0)
+            return self.results()
+        return [await asyncio.wrap_future(future) for future in self.futures]
+
+
+Steps = Generator[Until | T, list[Any], None]
+"""Yields what has to be waited for, to be sent what that gives or thrown what it raises, and in between what a caller
+gets."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +113,7 @@ class Caller:
                     started = yield from self._let_in(calls)
                     answers = self.tenant.submit(calls, scope, started)
                     with self.tenant.given_up_if_left(answers, scope):
-                        handles: list[MessageHandle] = []
-                        for answer in answers:
-                            handles.append((yield answer))
+                        handles = yield Until(answers)
                     calls = batches.send(handles)
             except StopIteration as done:
                 found: T = done.value
@@ -108,15 +126,15 @@ class Caller:
         answer.add_done_callback(lambda _: arrived.put(_END))
         detokenizer = Detokenizer(self.tenant.core.model)
         with self.tenant.given_up_if_left([answer], scope):
-            while (chosen := (yield arrived.next())) is not _END:
+            while (chosen := (yield Until([arrived.next()]))[0]) is not _END:
                 yield StreamedToken(chosen.token, detokenizer.add(chosen.token), chosen)
         yield answer.result()
 
-    def _let_in(self, calls: Sequence[Prefill | Decode]) -> Generator[Future[Any], Any, float]:
+    def _let_in(self, calls: Sequence[Prefill | Decode]) -> Generator[Until, list[Any], float]:
         """Wait until calls may start; when they were made, as `time.perf_counter` counts."""
         made = time.perf_counter()
         if self.tenant.limiter is not None:
-            yield self.tenant.limiter.enter(calls)
+            yield Until([self.tenant.limiter.enter(calls)])
         return made
 
 
@@ -154,12 +172,12 @@ def _waiting(steps: Steps[T]) -> Generator[T]:
         try:
             step = next(steps)
             while True:
-                if not isinstance(step, Future):
+                if not isinstance(step, Until):
                     yield step
                     step = next(steps)
                     continue
                 try:
-                    found = step.result()
+                    found = step.results()
                 except BaseException as error:
                     step = steps.throw(error)
                 else:
@@ -174,13 +192,12 @@ async def _awaiting(steps: Steps[T]) -> AsyncGenerator[T]:
         try:
             step = next(steps)
             while True:
-                if not isinstance(step, Future):
+                if not isinstance(step, Until):
                     yield step
                     step = next(steps)
                     continue
                 try:
-                    # What is there already costs no turn of the event loop.
-                    found = step.result() if step.done() else await asyncio.wrap_future(step)
+                    found = await step.awaited()
                 except BaseException as error:
                     step = steps.throw(error)
                 else:

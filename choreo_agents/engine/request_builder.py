@@ -7,6 +7,7 @@ import operator
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from choreo_agents.engine.allowed import answer_guide, answer_paths
@@ -26,6 +27,9 @@ from choreo_agents.runtime.request import Decoding, Request
 from choreo_agents.sampling import AnswerPaths, Sampling, TokenSampler, nth_seed
 
 _REMEMBERED_CALLS = 65_536
+_TEXTS_KEPT = 512
+_LONGEST_KEPT = 1024
+"""Characters of a text whose tokens are kept."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,9 @@ class RequestBuilder:
         self._core = core
         self._naming = naming
         self._repeats: OrderedDict[str, int] = OrderedDict()
+        # Agents say the same headers, system prompts and messages of the input in every call. A tenant's own, since
+        # the time that a text takes would tell whether somebody else has said it.
+        self._encoded = lru_cache(_TEXTS_KEPT)(lambda text: tuple(core.model.encode(text)))
 
     def read(self, call: Prefill | Decode) -> list[ReadCall]:
         """Check and tokenize a call by itself, once for every answer that it asks for.
@@ -226,7 +233,9 @@ class RequestBuilder:
     def _tokens(self, content: Content, what: str) -> tuple[int, ...]:
         if isinstance(content, str):
             try:
-                return tuple(self._core.model.encode(content))
+                if len(content) > _LONGEST_KEPT:
+                    return tuple(self._core.model.encode(content))
+                return self._encoded(content)
             except (TypeError, UnicodeError) as error:
                 raise InvalidRequestError(f"the {what} cannot be tokenized: {error}") from error
         if isinstance(content, bytes | bytearray | Mapping):

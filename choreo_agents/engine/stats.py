@@ -12,7 +12,7 @@ class EngineStats:
     tokens_encoded: int
     """Tokens that went through the model for the first time."""
     tokens_reused: int
-    """Tokens that calls attended to, or asked to prefill, and found encoded."""
+    """Tokens that calls attended to, or asked to prefill, and found encoded; to prefill: or lost since."""
     tokens_recomputed: int
     """Tokens that went through the model again, since memory had lost them."""
     steps: int

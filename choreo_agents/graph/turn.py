@@ -289,6 +289,7 @@ class Turn:
                 "tokens_encoded": usage.tokens_encoded,
                 "tokens_reused": usage.tokens_reused,
                 "tokens_recomputed": usage.tokens_recomputed,
+                "tokens_beyond": usage.tokens_beyond,
                 "ttft_s": first_token_s - self.started_s,
                 "duration_s": time.perf_counter() - self.started_s,
             }

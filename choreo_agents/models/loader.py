@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 EMBEDDED = "embedded"
-_TEXTS_KEPT = 2048
-_LONGEST_KEPT = 4096
-"""Characters of a text whose tokens are kept."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +53,7 @@ class LoadedModel:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; none are added."""
-        if len(text) > _LONGEST_KEPT:
-            return self._tokenize(text)
-        # Agents say the same headers, system prompts and messages of the input again in every call.
-        return list(self._tokenized(text))
-
-    def _tokenize(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
-
-    @cached_property
-    def _tokenized(self) -> Callable[[str], tuple[int, ...]]:
-        return lru_cache(_TEXTS_KEPT)(lambda text: tuple(self._tokenize(text)))
 
     def opening(self, tokens: Sequence[int]) -> str:
         """What the turn that a message is starts with, before a name or a word.

@@ -42,7 +42,13 @@ def located(name: str | Path) -> str | Path:
     if failure is None:
         return name
     if isinstance(config, str):
-        return Path(config).parent
+        folder = Path(config).parent
+        if not any(folder.glob("*.safetensors")):
+            raise ModelNotFoundError(
+                f"the local hub cache has only a part of {name!r}, and {constants.ENDPOINT} cannot be reached "
+                f"({_line(failure)}): run hf download {name} where there is a network"
+            ) from failure
+        return folder
     nowhere = f"there is no folder {name!r}, no model of that name in the local hub cache ({constants.HF_HUB_CACHE})"
     if isinstance(failure, HfHubHTTPError) and failure.response.status_code in _UNKNOWN:
         raise ModelNotFoundError(

@@ -265,7 +265,7 @@ class EngineLoop:
     def _emit_end(self, request: Request, outcome: str) -> None:
         spent, reused = request.charges, request.reused
         self.counters.tokens_reused += reused
-        counts = (spent.encoded, reused, spent.recomputed, spent.beyond, spent.mapped)
+        counts = (spent.encoded, reused, spent.recomputed, request.beyond, spent.mapped)
         self._emit(RequestFinished(time.perf_counter(), request.number, outcome, *counts))
 
 

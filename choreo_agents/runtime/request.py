@@ -165,10 +165,8 @@ class Charges:
     """Since memory had lost them."""
     mapped: int = 0
     """Made of other KV by a cache mapper instead."""
-    in_view: int = 0
-    """Of all these, in messages that its view holds, ..."""
-    beyond: int = 0
-    """... and in messages that it does not hold: what those had attended to."""
+    for_others: dict[Segment, int] = field(default_factory=dict)
+    """How many of all these stand in messages other than its own, by where their KV is."""
 
 
 @dataclass(eq=False)
@@ -238,7 +236,20 @@ class Request:
         """Tokens that it attends to and was not charged for; none if what it computes was asked for by readers only."""
         if self.binding is None or self.readers or (self.again and self.readers is not None):
             return 0
-        return sum(piece.count for piece in self.binding.view) - self.charges.in_view
+        return sum(piece.count for piece in self.binding.view) - self._paid_in_view()
+
+    @property
+    def beyond(self) -> int:
+        """Tokens that it was charged for and that stand in messages which its view does not hold.
+
+        Those that its parents had attended to; and what was to come into its view and did not before it ended.
+        """
+        return sum(self.charges.for_others.values()) - self._paid_in_view()
+
+    def _paid_in_view(self) -> int:
+        """Tokens that it was charged for in messages which its view holds."""
+        held = set() if self.binding is None else {piece.segment for piece in self.binding.view}
+        return sum(tokens for segment, tokens in self.charges.for_others.items() if segment in held)
 
     def advance(self, tokens: int) -> None:
         """A step has encoded so many more tokens of it: somebody is charged for them."""
@@ -252,9 +263,8 @@ class Request:
         else:
             payer.charges.encoded += tokens
         if payer is not self:
-            in_view = payer in (self.readers or ())
-            payer.charges.in_view += tokens * in_view
-            payer.charges.beyond += tokens * (not in_view)
+            so_far = payer.charges.for_others.get(self.segment, 0)
+            payer.charges.for_others[self.segment] = so_far + tokens
 
     def payer(self) -> Request:
         """Of all calls that wait for it, or for what waits for it, the first submitted; itself, if there is none."""

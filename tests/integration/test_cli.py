@@ -84,6 +84,16 @@ def test_notes_alone_can_be_debated_about() -> None:
     assert "--reports" in run("run", "debate", "--reports", "10", code=2)[1]
 
 
+def test_questions_from_a_file_are_debated_as_before(tmp_path: Path) -> None:
+    (tmp_path / "items.jsonl").write_text('{"question": "What does Ann have?"}\n')
+    command = ["run", "debate", "--inputs", str(tmp_path / "items.jsonl"), "--out", str(tmp_path / "out.jsonl")]
+    run(*command, "--max-tokens", "2")
+    settings = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])
+    assert "'rounds': 3" in str(settings) and "'seed': 31" in str(settings)
+    for option in (("--reports", "2"), ("--repeats", "1"), ("--no-compare",)):
+        assert "not for --inputs" in " ".join(run(*command, *option, code=2)[1].split())
+
+
 @pytest.mark.parametrize("method", ["choreo", "baseline", "naive"])
 def test_no_compare_reports_the_method_that_ran(method: str) -> None:
     out, _ = run("run", "debate", "--method", method, "--no-compare", "--json", "--rounds", "1")

@@ -137,3 +137,8 @@ def test_a_run_on_an_event_loop_imports_nothing_of_ours_nor_of_models() -> None:
     done = python(RUN)
     assert done.returncode == 0, done.stderr
     assert not [name for name in done.stdout.split() if name.split(".")[0] in ("choreo_agents", "torch", *RARE)]
+
+
+def test_rooms_can_be_had_without_an_import_of_their_own() -> None:
+    done = python("import choreo_agents as c; print(c.models.load_model.__name__, c.errors.ChoreoError.__name__)")
+    assert done.stdout.split() == ["load_model", "ChoreoError"], done.stderr

@@ -27,7 +27,8 @@ class Usage:
     tokens_recomputed: int = 0
     """Tokens encoded again for it since memory had lost them."""
     tokens_beyond: int = 0
-    """Of those encoded and recomputed, in messages that its view does not hold: what its parents had attended to."""
+    """Of those encoded and recomputed, in messages that its view does not hold: what its parents had attended to, and
+    what came too late to join it."""
     tokens_mapped: int = 0
     """Of a mapped copy: its own tokens, which nothing encodes."""
 
@@ -37,7 +38,7 @@ class Usage:
         spent = request.charges
         ttft = None if request.first_token_s is None else request.first_token_s - request.submitted_s
         took = time.perf_counter() - request.submitted_s
-        again = (spent.recomputed, spent.beyond, spent.mapped)
+        again = (spent.recomputed, request.beyond, spent.mapped)
         return cls(spent.encoded, request.reused, ttft, took, *again)
 
     @property

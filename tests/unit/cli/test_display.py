@@ -46,3 +46,11 @@ def test_the_sentence_says_which_way_it_went() -> None:
     words = " ".join(summary(Comparison(costs, baseline=None, repeats=1)).plain.split())  # type: ignore[arg-type]
     assert "encoded 3.00x fewer tokens" in words and "first words came 2.00x later" in words
     assert "the whole debate was over 2.00x later; against text without one it was over 1.50x sooner." in words
+
+
+def test_what_took_as_long_is_said_to_have_taken_as_long() -> None:
+    near = replace(COST, tokens_encoded=50, ttft_mean_s=1.004, end_to_end_s=1.992)
+    costs: Any = {"choreo": COST, "baseline": near, "naive": COST}
+    words = " ".join(summary(Comparison(costs, baseline=None, repeats=1)).plain.split())  # type: ignore[arg-type]
+    assert "encoded 2.00x more tokens, its agents' first words came as soon" in words
+    assert "the whole debate was over as soon; against text without one it was over as soon." in words

@@ -131,6 +131,13 @@ def test_what_was_downloaded_before_loads_without_the_hub(hub: Hub, cache: Path,
     assert loaded.adapter.fingerprint == load_model(tiny_path).adapter.fingerprint
 
 
+def test_what_was_downloaded_in_part_is_said_to_be(hub: Hub, cache: Path, tiny_path: Path) -> None:
+    for weights in cached(cache, tiny_path).glob("*.safetensors"):
+        weights.unlink()
+    with pytest.raises(ModelNotFoundError, match=r"only a part of 'nobody/nothing'.*503.*hf download"):
+        load_model(NAME)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
