@@ -4,7 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from choreo_agents.engine import Decode, Engine, EngineStats, Joining, Prefill, StreamedToken, Usage
+    from choreo_agents.engine import (
+        Decode,
+        Engine,
+        EngineStats,
+        Joining,
+        Memory,
+        Prefill,
+        Scheduling,
+        StreamedToken,
+        Usage,
+    )
     from choreo_agents.graph import (
         END,
         START,
@@ -41,6 +51,7 @@ __all__ = [
     "EngineStats",
     "HandleEntry",
     "Joining",
+    "Memory",
     "MessageHandle",
     "Policy",
     "Prefill",
@@ -48,6 +59,7 @@ __all__ = [
     "PromptView",
     "Rule",
     "Sampling",
+    "Scheduling",
     "Schema",
     "SchemaLibrary",
     "Send",
@@ -61,7 +73,17 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "engine": ("Decode", "Engine", "EngineStats", "Joining", "Prefill", "StreamedToken", "Usage"),
+    "engine": (
+        "Decode",
+        "Engine",
+        "EngineStats",
+        "Joining",
+        "Memory",
+        "Prefill",
+        "Scheduling",
+        "StreamedToken",
+        "Usage",
+    ),
     "graph": (
         *("END", "START", "Agent", "AuditReport", "ChoreoGraph", "ChoreoState", "Command", "HandleEntry", "Policy"),
         *("Rule", "Send", "Synthesizer", "VisibilityMode", "Worker", "send"),

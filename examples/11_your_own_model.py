@@ -19,7 +19,7 @@ with tempfile.TemporaryDirectory() as temporary:
     save_random_llama(tiny, folder)
 
     try:
-        engine = Engine.load(folder)  # device="cuda", dtype=torch.bfloat16, kv_budget_bytes=... as you need
+        engine = Engine.load(folder)  # device="cuda", dtype=torch.bfloat16, memory=Memory(...) as you need
     except UnsupportedModelError as error:  # positions that no rotation can move, recurrent layers, ...
         raise SystemExit(f"it cannot be served exactly: {error}") from error
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.tiny import save_tiny_llama
 
-from choreo_agents import Engine
+from choreo_agents import Engine, Memory, Scheduling
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import TokenSampler
 
@@ -44,11 +44,17 @@ MakeEngine = Callable[..., Engine]
 
 @pytest.fixture
 def make_engine(tiny: LoadedModel) -> Iterator[MakeEngine]:
-    """Makes engines (over the tiny model unless another is given); checks and closes them after the test."""
+    """Makes engines (over the tiny model unless another is given); checks and closes them after the test.
+
+    Fields of `Memory` and `Scheduling` may stand among the options.
+    """
     made: list[Engine] = []
 
     def make(model: Any = tiny, **options: Any) -> Engine:
-        engine = Engine.load(model, **({"kv_budget_bytes": 1 << 23} | options))
+        memory = {name: options.pop(name) for name in list(options) if name in Memory.model_fields}
+        scheduling = {name: options.pop(name) for name in list(options) if name in Scheduling.model_fields}
+        options["memory"] = Memory(**({"kv_budget_bytes": 1 << 23} | memory))
+        engine = Engine.load(model, scheduling=Scheduling(**scheduling), **options)
         made.append(engine)
         return engine
 

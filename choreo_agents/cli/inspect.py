@@ -35,7 +35,7 @@ def memory(
     """Hold a debate, and show who keeps how much KV memory in which tier at its end.
 
     With a small pool, messages leave it for the host, the disk, or nowhere, and come back, or are computed again from
-    their lineage, when they are read. In a program of your own, [b]engine.memory_map()[/b] gives the same.
+    their lineage, when they are read. In a program of your own, [b]engine.kv.memory_map()[/b] gives the same.
 
     [b]Examples[/b]
 

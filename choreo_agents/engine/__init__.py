@@ -1,8 +1,10 @@
 """The engine: prefill, decode, release, and the twins that re-encode text."""
 
-from choreo_agents.engine.calls import Decode, Prefill, StreamedToken, Usage
+from choreo_agents.engine.calls import Decode, Prefill, StreamedToken
 from choreo_agents.engine.engine import Engine
-from choreo_agents.engine.joining import Joining
+from choreo_agents.engine.messages.joining import Joining
+from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.engine.settings import Memory, Scheduling
 from choreo_agents.engine.stats import EngineStats
 
-__all__ = ["Decode", "Engine", "EngineStats", "Joining", "Prefill", "StreamedToken", "Usage"]
+__all__ = ["Decode", "Engine", "EngineStats", "Joining", "Memory", "Prefill", "Scheduling", "StreamedToken", "Usage"]

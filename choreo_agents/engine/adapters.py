@@ -113,6 +113,18 @@ class AdapterRegistry:
         self._by_tenant.setdefault(tenant, {})[name] = loaded
         return name
 
+    def drop_tenant(self, tenant: str) -> None:
+        """Forget a tenant's names, and the weights that no other has a name for."""
+        self._by_tenant.pop(tenant, None)
+        named = [loaded for own in self._by_tenant.values() for loaded in own.values()]
+        named += [self._default[1]] if self._default else []
+        for weights, keys in (
+            (self._loras, {each.lora_key for each in named}),
+            (self._mappers, {each.mapper_key for each in named}),
+        ):
+            for key in weights.keys() - keys:
+                del weights[key]
+
     def lora_key(self, name: str | None, tenant: str) -> str:
         """The fingerprint of the adapter that a call names, or that calls have by default; empty for the model alone.
 

@@ -1,259 +1,236 @@
-"""Prefill and decode: one call or a batch, sync, async and streaming."""
+"""Calls, written once: what they wait for is yielded, and a sync and an async driver wait for it."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from typing import Any, Self, TypeVar, overload
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
-from choreo_agents.engine.calls import Content, Decode, Prefill, StreamedToken
-from choreo_agents.engine.desk import Answer, Desk
-from choreo_agents.engine.joining import Joining
-from choreo_agents.engine.scope import Scope, current
-from choreo_agents.engine.streams import stream_async, stream_sync
+from choreo_agents.engine.calls import Calls, Decode, Prefill, StreamedToken
+from choreo_agents.engine.detokenizer import Detokenizer
+from choreo_agents.engine.messages.scope import Scope, current, entered
+from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling
 
 T = TypeVar("T")
+Plan = Callable[[Scope | None], Generator[Calls, list[MessageHandle], T]]
+"""What is to be done, for a scope that takes all leases: yields batches of calls, is sent what came of them, and
+returns what it is for."""
+Item = StreamedToken | MessageHandle
+_END = object()
 
 
-class Calling:
-    """The calls of an engine: every sync one waits for what its async form does."""
+@dataclass(frozen=True)
+class Until:
+    """What has to be waited for."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    futures: Sequence[Future[Any]]
 
-    def keep(self, make: Callable[[Self], T]) -> T:
-        """What `make` makes of the engine: once for this tenant, and kept as long as the engine is.
+    def results(self) -> list[Any]:
+        return [future.result() for future in self.futures]
 
-        Args:
-            make: A function or class; the same one finds the same again. Called under the engine's lock.
-        """
-        core, key = self._desk.core, (self._desk.tenant, make)
-        with core.lock:
-            if key not in core.kept:
-                core.kept[key] = make(self)
-            kept: T = core.kept[key]
-            return kept
+    async def awaited(self) -> list[Any]:
+        if all(future.done() for future in self.futures):
+            # One turn of the event loop, not one for each: others go on, and who was cancelled ends here.
+            await asyncio.sleep(0)
+            return self.results()
+        return [await asyncio.wrap_future(future) for future in self.futures]
 
-    @overload
-    async def aprefill(
-        self,
-        content: Content,
-        parents: Sequence[MessageHandle] = (),
-        offsets: Sequence[int | None] | None = None,
-        new_offset: int | None = None,
-        *,
-        author: str | None = None,
-        role: str | None = None,
-        confidential: bool = False,
-        source: MessageHandle | None = None,
-        adapter: str | None = None,
-        lazy: bool = False,
-        priority: int = 0,
-        timeout_s: float | None = None,
-    ) -> MessageHandle: ...
 
-    @overload
-    async def aprefill(self, content: Sequence[Prefill]) -> list[MessageHandle]: ...
+Steps = Generator[Until | T, list[Any], None]
+"""Yields what has to be waited for, to be sent what that gives or thrown what it raises, and in between what a caller
+gets."""
 
-    async def aprefill(self, content: Any, *args: Any, **options: Any) -> Any:
-        """See `prefill`. Cancelling the awaiting task stops the request and frees its memory."""
-        calls, one = _calls(Prefill, content, args, options)
-        scope, started = self._scope(), await self._aenter(calls)
-        return await self._await(self._desk.submit_prefills(calls, scope, started), scope, one=one)
 
-    @overload
-    def prefill(
-        self,
-        content: Content,
-        parents: Sequence[MessageHandle] = (),
-        offsets: Sequence[int | None] | None = None,
-        new_offset: int | None = None,
-        *,
-        author: str | None = None,
-        role: str | None = None,
-        confidential: bool = False,
-        source: MessageHandle | None = None,
-        adapter: str | None = None,
-        lazy: bool = False,
-        priority: int = 0,
-        timeout_s: float | None = None,
-    ) -> MessageHandle: ...
+@dataclass(frozen=True)
+class Terms:
+    """What all calls of one plan have in common."""
 
-    @overload
-    def prefill(self, content: Sequence[Prefill]) -> list[MessageHandle]: ...
+    priority: int = 0
+    timeout_s: float | None = None
+    """Of all of them together, from `started` on, as `time.perf_counter` counts."""
+    started: float = field(default_factory=time.perf_counter)
 
-    def prefill(self, content: Any, *args: Any, **options: Any) -> Any:
-        """Encode given tokens as a message (Prompt Choreography, section 2.3).
+    def put_on(self, calls: Calls) -> Any:
+        """The same calls under these terms, with the time that is left."""
+        left = self.timeout_s
+        if isinstance(left, int | float) and left > 0:
+            left = max(0.0, left - (time.perf_counter() - self.started))
+        return [replace(call, priority=self.priority, timeout_s=left) for call in calls]
 
-        Args:
-            content: Text (tokenized without adding anything), token ids, or a list of `Prefill`, which is run as one
-                batch and gives a list.
-            parents: Messages it attends to, in order.
-            offsets: The position of each parent; None, or None for one of them: right after the parent before.
-            new_offset: The position of the new message; None: after the last parent.
-            author: Who says it, and `role` as what: for traces and audits.
-            confidential: Marks the message for audits.
-            source: The message whose words these are, if they are encoded again: audits follow it.
-            adapter: The name of the adapter that encodes it; None: the engine's own, `"base"`: the model alone.
-            lazy: Do not wait: unless it is under way already, it is encoded when it is first read, with what reads it.
-            priority: Calls with a higher one come first.
-            timeout_s: Seconds after which the call fails; None: never.
 
-        Returns:
-            A leased handle. The same content encoded in the same place again costs nothing.
+class Caller:
+    """Makes a tenant's calls: for threads, which wait, and for event loops, where others run meanwhile."""
 
-        Raises:
-            InvalidRequestError: Empty content, no token, wrong offsets; `ContextLengthError` and `KVBudgetError` if it
-                can never fit. Nothing is encoded then.
-            HandleError: A parent is unknown, released, or another model's.
-            CapacityError: Pinned messages leave no room now.
-            RequestTimeoutError: It took longer than `timeout_s`.
-        """
-        calls, one = _calls(Prefill, content, args, options)
-        scope, started = self._scope(), self._enter(calls)
-        return self._wait(self._desk.submit_prefills(calls, scope, started), scope, one=one)
+    def __init__(self, tenant: Tenant) -> None:
+        self.tenant = tenant
 
-    @overload
-    async def adecode(
-        self,
-        header: Content,
-        parents: Sequence[MessageHandle] = (),
-        offsets: Sequence[int | None] | None = None,
-        new_offset: int | None = None,
-        *,
-        sampling: Sampling = ...,
-        author: str | None = None,
-        confidential: bool = False,
-        closing: Content = (),
-        memo: str | None = None,
-        joining: Joining | None = None,
-        adapter: str | None = None,
-        priority: int = 0,
-        timeout_s: float | None = None,
-    ) -> MessageHandle: ...
+    def scope(self) -> Scope | None:
+        """The innermost one that is open here."""
+        return current(id(self.tenant))
 
-    @overload
-    async def adecode(self, header: Sequence[Decode]) -> list[MessageHandle]: ...
+    @contextmanager
+    def scoped(self) -> Iterator[Scope]:
+        """A block whose leases end with it."""
+        with entered(id(self.tenant)) as scope:
+            try:
+                yield scope
+            finally:
+                self.tenant.core.close_scope(scope)
 
-    async def adecode(self, header: Any, *args: Any, **options: Any) -> Any:
-        """See `decode`. Cancelling the awaiting task stops the request and frees its memory."""
-        calls, one = _calls(Decode, header, args, options)
-        scope, started = self._scope(), await self._aenter(calls)
-        return await self._await(self._desk.submit_decodes(calls, scope, started), scope, one=one)
+    def run(self, plan: Plan[T], terms: Terms | None = None) -> T:
+        """Make a plan's calls, and return what it is for."""
+        with closing(_waiting(self._planned(plan, terms, self.scope()))) as found:
+            return next(found)
 
-    @overload
-    def decode(
-        self,
-        header: Content,
-        parents: Sequence[MessageHandle] = (),
-        offsets: Sequence[int | None] | None = None,
-        new_offset: int | None = None,
-        *,
-        sampling: Sampling = ...,
-        author: str | None = None,
-        confidential: bool = False,
-        closing: Content = (),
-        memo: str | None = None,
-        joining: Joining | None = None,
-        adapter: str | None = None,
-        priority: int = 0,
-        timeout_s: float | None = None,
-    ) -> MessageHandle: ...
+    async def arun(self, plan: Plan[T], terms: Terms | None = None) -> T:
+        """The same. Cancelling the awaiting task stops the requests and frees their memory."""
+        async with aclosing(_awaiting(self._planned(plan, terms, self.scope()))) as found:
+            return await anext(found)
 
-    @overload
-    def decode(self, header: Sequence[Decode]) -> list[MessageHandle]: ...
+    def stream(self, call: Decode) -> Generator[Item]:
+        """Each token of a decode as it comes, and the handle last. Leaving early cancels it."""
+        return _waiting(self._streamed(call, self.scope()))
 
-    def decode(self, header: Any, *args: Any, **options: Any) -> Any:
-        """Generate a message that starts with `header` (Prompt Choreography, section 2.3).
+    def astream(self, call: Decode) -> AsyncGenerator[Item]:
+        """The same."""
+        return _awaiting(self._streamed(call, self.scope()))
 
-        Args:
-            header: Text or token ids, not empty; or a list of `Decode`, which is run as one batch and gives a list.
-            parents: Messages it attends to, in order; `offsets` and `new_offset` as for `prefill`.
-            sampling: How tokens are chosen and when to stop.
-            author: Who says it; `confidential` as for `prefill`.
-            closing: What the message must end with (see `Decode`).
-            memo: Names this very call, so that repeating it returns the first answer (see `Decode`).
-            joining: Through which messages come into its view while it is under way (see `Engine.joining`).
-            adapter: As for `prefill`.
-            priority: Calls with a higher one come first; `timeout_s` as for `prefill`.
+    def _planned(self, plan: Plan[T], terms: Terms | None, scope: Scope | None) -> Steps[T]:
+        with closing(plan(scope)) as batches:
+            try:
+                calls = next(batches)
+                while True:
+                    calls = calls if terms is None else terms.put_on(calls)
+                    started = yield from self._let_in(calls)
+                    answers = self.tenant.submit(calls, scope, started)
+                    with self.tenant.given_up_if_left(answers, scope):
+                        handles = yield Until(answers)
+                    calls = batches.send(handles)
+            except StopIteration as done:
+                found: T = done.value
+        yield found
 
-        Returns:
-            A leased handle; `text` and `tokens` give what was generated. A batch gives as many for each call as its
-            sampling's `n`, one after the other.
+    def _streamed(self, call: Decode, scope: Scope | None) -> Steps[Item]:
+        started = yield from self._let_in([call])
+        arrived = _Arrived()
+        [answer] = self.tenant.submit([call], scope, started, arrived.put)
+        answer.add_done_callback(lambda _: arrived.put(_END))
+        detokenizer = Detokenizer(self.tenant.core.model)
+        with self.tenant.given_up_if_left([answer], scope):
+            while (chosen := (yield Until([arrived.next()]))[0]) is not _END:
+                yield StreamedToken(chosen.token, detokenizer.add(chosen.token), chosen)
+        yield answer.result()
 
-        Raises:
-            See `prefill`.
-        """
-        calls, one = _calls(Decode, header, args, options)
-        scope, started = self._scope(), self._enter(calls)
-        return self._wait(self._desk.submit_decodes(calls, scope, started), scope, one=one)
-
-    def astream(self, header: Content, *args: Any, **options: Any) -> AsyncGenerator[StreamedToken | MessageHandle]:
-        """Decode one message, yielding each token as it comes and the handle last. Arguments as for `decode`.
-
-        Leaving the loop early cancels the decode.
-        """
-        [call] = _one(Decode(header, *args, **options))
-        return stream_async(self._desk, call, self._scope(), self._aenter)
-
-    def stream(self, header: Content, *args: Any, **options: Any) -> Iterator[StreamedToken | MessageHandle]:
-        """The sync form of `astream`."""
-        [call] = _one(Decode(header, *args, **options))
-        return stream_sync(self._desk, call, self._scope(), self._enter)
-
-    def _scope(self) -> Scope | None:
-        return current(id(self._desk))
-
-    def _enter(self, calls: Sequence[Prefill | Decode]) -> float:
+    def _let_in(self, calls: Sequence[Prefill | Decode]) -> Generator[Until, list[Any], float]:
         """Wait until calls may start; when they were made, as `time.perf_counter` counts."""
         made = time.perf_counter()
-        if self._desk.gate is not None:
-            self._desk.gate.enter(calls).result()
+        if self.tenant.limiter is not None:
+            yield Until([self.tenant.limiter.enter(calls)])
         return made
 
-    async def _aenter(self, calls: Sequence[Prefill | Decode]) -> float:
-        made = time.perf_counter()
-        if self._desk.gate is not None:
-            await asyncio.wrap_future(self._desk.gate.enter(calls))
-        return made
 
-    def _wait(self, answers: list[Answer], scope: Scope | None, *, one: bool) -> Any:
-        with self._desk.given_up_if_left(answers, scope):
-            handles = [answer.result() for answer in answers]
-        return handles[0] if one else handles
+class _Arrived:
+    """What has arrived and was not yet asked for, or a future for what is asked for and has not arrived."""
 
-    async def _await(self, answers: list[Answer], scope: Scope | None, *, one: bool) -> Any:
-        with self._desk.given_up_if_left(answers, scope):
-            if all(answer.done() for answer in answers):
-                # One turn of the event loop, not one for each: others go on, and who was cancelled ends here.
-                await asyncio.sleep(0)
-                handles = [answer.result() for answer in answers]
+    def __init__(self) -> None:
+        self._items: deque[Any] = deque()
+        self._asked: Future[Any] | None = None
+        self._lock = threading.Lock()
+
+    def put(self, item: Any) -> None:
+        """On the engine's thread; never raises."""
+        with self._lock:
+            asked, self._asked = self._asked, None
+            if asked is None:
+                self._items.append(item)
+        if asked is not None and asked.set_running_or_notify_cancel():
+            asked.set_result(item)
+
+    def next(self) -> Future[Any]:
+        """The next item."""
+        asked: Future[Any] = Future()
+        with self._lock:
+            if self._items:
+                asked.set_result(self._items.popleft())
             else:
-                handles = [await asyncio.wrap_future(answer) for answer in answers]
-        return handles[0] if one else handles
+                self._asked = asked
+        return asked
 
 
-def _calls(kind: type, content: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[list[Any], bool]:
-    """The calls of a batch, or the one that the arguments spell out; and whether it is one."""
+def _waiting(steps: Steps[T]) -> Generator[T]:
+    """What steps give, on a thread that waits for what they wait for."""
+    with closing(steps):
+        try:
+            step = next(steps)
+            while True:
+                if not isinstance(step, Until):
+                    yield step
+                    step = next(steps)
+                    continue
+                try:
+                    found = step.results()
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(found)
+        except StopIteration:
+            return
+
+
+async def _awaiting(steps: Steps[T]) -> AsyncGenerator[T]:
+    """The same on an event loop."""
+    with closing(steps):
+        try:
+            step = next(steps)
+            while True:
+                if not isinstance(step, Until):
+                    yield step
+                    step = next(steps)
+                    continue
+                try:
+                    found = await step.awaited()
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(found)
+        except StopIteration:
+            return
+
+
+def called(kind: type, content: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Plan[Any]:
+    """Of the one call that the arguments spell out, or of a batch."""
     calls = content if isinstance(content, list | tuple) else []
     if not any(isinstance(call, Prefill | Decode) for call in calls):
-        return _one(kind(content, *args, **options)), True
+        return _batch([require_one(kind(content, *args, **options))], one=True)
     if args or options:
         raise InvalidRequestError(f"a batch of {kind.__name__} calls takes no other arguments: give them to each call")
     for call in calls:
         if not isinstance(call, kind):
             raise InvalidRequestError(f"a batch holds {kind.__name__} calls only, not {call!r}")
-    return list(calls), False
+    return _batch(list(calls), one=False)
 
 
-def _one(call: Prefill | Decode) -> list[Any]:
-    """A call whose answer is one message."""
+def require_one(call: Any) -> Any:
+    """A call whose answer is one message; raises `InvalidRequestError` if it asks for several."""
     if isinstance(call, Decode) and isinstance(call.sampling, Sampling) and call.sampling.n > 1:
         raise InvalidRequestError(
             f"{call.sampling.n} answers come as a list: pass the call in one, decode([Decode(...)])"
         )
-    return [call]
+    return call
+
+
+def _batch(calls: list[Any], *, one: bool) -> Plan[Any]:
+    def plan(_: Scope | None) -> Generator[Calls, list[MessageHandle], Any]:
+        handles = yield calls
+        return handles[0] if one else handles
+
+    return plan

@@ -2,19 +2,50 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from torch import Tensor
 
-from choreo_agents.engine.joining import Joining
+from choreo_agents.engine.messages.joining import Joining
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.runtime.request import Request
 from choreo_agents.sampling import Chosen, Sampling
 
 Content = str | Sequence[int]
 """Text, tokenized without adding anything, or token ids."""
+Handles = Sequence[MessageHandle]
+Places = Sequence[int | None] | int | None
+"""Offsets, or a new offset, as the fields of `Prefill`."""
+
+
+class CallOptions(TypedDict, total=False):
+    """Fields of `Prefill` and of `Decode`, by name."""
+
+    offsets: Sequence[int | None] | None
+    new_offset: int | None
+    author: str | None
+    confidential: bool
+    adapter: str | None
+    priority: int
+    timeout_s: float | None
+
+
+class PrefillOptions(CallOptions, total=False):
+    """Fields of `Prefill`, by name."""
+
+    role: str | None
+    source: MessageHandle | None
+    lazy: bool
+
+
+class DecodeOptions(CallOptions, total=False):
+    """Fields of `Decode`, by name."""
+
+    sampling: Sampling
+    closing: Content
+    memo: str | None
+    joining: Joining | None
 
 
 @dataclass(frozen=True)
@@ -33,7 +64,7 @@ class Prefill:
     """Who says it: for traces and audits."""
     role: str | None = None
     confidential: bool = False
-    """Marks the message for audits (see `Engine.audit`)."""
+    """Marks the message for audits (see `Inspection.audit`)."""
     source: MessageHandle | None = None
     """The message whose words these are, if they are encoded again: audits follow it."""
     adapter: str | None = None
@@ -42,7 +73,7 @@ class Prefill:
     """Whether it is encoded only when it is first read, in the same step as what reads it; until then it costs nothing,
     and if there is no room for it, its reader fails. Ignored for mapped copies."""
     maps: bool = False
-    """Whether the KV is what the adapter's cache mapper makes of its one parent's (see `Engine.map`)."""
+    """Whether the KV is what the adapter's cache mapper makes of its one parent's (see `Branches.map`)."""
     priority: int = 0
     """Calls with a higher one come first; within one, first come first served."""
     timeout_s: float | None = None
@@ -73,7 +104,7 @@ class Decode:
     """Shown the model's logits, [vocabulary], before every token, on the engine's thread: to measure by. It must not
     change them, nor raise."""
     joining: Joining | None = None
-    """Through which messages come into its view while it is under way (see `Engine.joining`)."""
+    """Through which messages come into its view while it is under way (see `Branches.joining`)."""
     adapter: str | None = None
     """As for `Prefill`."""
     priority: int = 0
@@ -82,47 +113,8 @@ class Decode:
     """As for `Prefill`."""
 
 
-@dataclass(frozen=True)
-class Usage:
-    """What one call cost. Every token that the engine encodes is charged to one call.
-
-    A lazy prefill costs nothing: what it promised is charged to the call that reads it first; of several that do so
-    in one step, to the one submitted first.
-    """
-
-    tokens_encoded: int
-    """Tokens encoded for it for the first time, its own turn included."""
-    tokens_reused: int
-    """Tokens that its view holds and that it found encoded."""
-    ttft_s: float | None
-    """Seconds from the decode's submission to its first token; None for a prefill. Under choreo its parents were
-    encoded before, by calls of their own, unless these were lazy."""
-    duration_s: float
-    tokens_recomputed: int = 0
-    """Tokens encoded again for it since memory had lost them."""
-    tokens_beyond: int = 0
-    """Of those encoded and recomputed, in messages that its view does not hold: what its parents had attended to, and
-    what came too late to join it."""
-    tokens_mapped: int = 0
-    """Of a mapped copy: its own tokens, which nothing encodes."""
-
-    @classmethod
-    def of(cls, request: Request) -> Usage:
-        """What a request that ends now has cost."""
-        spent = request.charges
-        ttft = None if request.first_token_s is None else request.first_token_s - request.submitted_s
-        took = time.perf_counter() - request.submitted_s
-        again = (spent.recomputed, request.beyond, spent.mapped)
-        return cls(spent.encoded, request.reused, ttft, took, *again)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """What its view held and its own turn, once each: encoded, reused or recomputed.
-
-        The text methods do not encode the last token that a decode samples, and do not count it.
-        """
-        made = self.tokens_encoded + self.tokens_recomputed + self.tokens_mapped - self.tokens_beyond
-        return made + self.tokens_reused
+Calls = list[Prefill] | list[Decode]
+"""A batch."""
 
 
 @dataclass(frozen=True)

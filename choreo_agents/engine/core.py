@@ -1,4 +1,4 @@
-"""What all tenants of an engine share: model, memory, ledger, thread."""
+"""What all tenants of an engine share: model, memory, messages, thread."""
 
 from __future__ import annotations
 
@@ -7,91 +7,84 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from choreo_agents.attention.backends import BackendName, make_backend
-from choreo_agents.engine.adapters import AdapterRegistry
-from choreo_agents.engine.gate import Gate
-from choreo_agents.engine.ledger import Ledger
-from choreo_agents.engine.memory_map import MemoryMap, author_memory
-from choreo_agents.engine.methods import MethodName, make_method
-from choreo_agents.engine.restoring import Restorer
-from choreo_agents.engine.scope import Scope
+from choreo_agents.attention.backends import make_backend
+from choreo_agents.engine.adapters import AdapterRegistry, Loaded
+from choreo_agents.engine.memory_map import MemoryMap, leased_memory
+from choreo_agents.engine.messages.from_cache import ChoreoMethod, FromCache
+from choreo_agents.engine.messages.from_text import TextMethod
+from choreo_agents.engine.messages.method import Method
+from choreo_agents.engine.messages.recompute import Recomputer
+from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.table import MessageTable
+from choreo_agents.engine.rate_limit import RateLimiter
+from choreo_agents.engine.settings import Settings
 from choreo_agents.engine.stats import EngineStats
 from choreo_agents.errors import EngineClosedError
-from choreo_agents.kv.memory import Memory, Movements
+from choreo_agents.kv.cache import KVCache, Movements
 from choreo_agents.kv.pool import KVPool
-from choreo_agents.kv.tiers import DiskTier, HostTier, Stored
+from choreo_agents.kv.tiers import DiskTier, HostTier
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.loop import EngineLoop
+from choreo_agents.runtime.planner import Planner
 from choreo_agents.runtime.scheduler import Limits
-from choreo_agents.runtime.timetable import Timetable
-from choreo_agents.tracing import EventSink
-
-
-class Settings(BaseModel):
-    """How an engine runs; see `Engine.load`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-
-    method: MethodName
-    kv_budget_bytes: int = Field(ge=1)
-    host_bytes: int = Field(ge=0)
-    disk: Path | None
-    disk_bytes: int = Field(ge=1)
-    mapped_storage: Stored
-    step_tokens: int = Field(ge=1)
-    backend: BackendName
-    seed: int
-    sink: EventSink
-    timetable: Timetable | None
 
 
 class EngineCore:
-    """The engine behind its sync and async faces. Every public method may be called from any thread."""
+    """The engine behind its sync and async faces. Every public method may be called from any thread.
 
-    def __init__(self, model: LoadedModel, settings: Settings) -> None:
+    Args:
+        model: Served by it.
+        settings: How.
+        adapter: What calls of all tenants have unless they name another.
+    """
+
+    def __init__(self, model: LoadedModel, settings: Settings, adapter: Loaded | None = None) -> None:
         self.model = model
         self.settings = settings
         self.adapters = AdapterRegistry(model.adapter)
+        if adapter is not None:
+            self.adapters.add_default(adapter)
         self.lock = threading.RLock()
-        self.kept: dict[tuple[str, Callable[..., object]], Any] = {}
-        """What callers keep with the engine, by tenant and by what makes it (see `Engine.keep`)."""
         self._numbers = itertools.count()
         self._counters, self.movements = Counters(), Movements()
         self.on_restart: list[weakref.WeakMethod[Callable[[], None]]] = []
         """Called between the end of what was under way and the new start."""
-        self._gates: list[Gate] = []
+        self._limiters: list[RateLimiter] = []
         self._lifetime = threading.RLock()
         """Held while the engine is closed or restarted, by whom does not hold `lock`."""
         self._closed = False
         self._start(None)
 
-    def _start(self, ledger: Ledger | None) -> None:
-        """Set up memory and thread; a ledger of before keeps its messages, whose KV is computed again when read."""
-        adapter, settings = self.model.adapter, self.settings
-        self.pool = KVPool(adapter.geometry, settings.kv_budget_bytes, adapter.device)
-        disk = DiskTier(settings.disk, settings.disk_bytes, adapter.fingerprint) if settings.disk else None
-        self.memory = Memory(self.pool, HostTier(settings.host_bytes), disk, self.movements)
-        made = Ledger(self.memory, adapter.fingerprint, settings.mapped_storage) if ledger is None else ledger
-        self.ledger = made.enter_memory(self.memory)
-        self.restorer = Restorer(self.ledger, self.memory, self._numbers.__next__)
-        self.method = make_method(settings.method, self.restorer)
+    def _start(self, table: MessageTable | None) -> None:
+        """Set up memory and thread; a table of before keeps its messages, whose KV is computed again when read."""
+        adapter, settings, memory = self.model.adapter, self.settings, self.settings.memory
+        self.pool = KVPool(adapter.geometry, memory.kv_budget_bytes, adapter.device)
+        disk = DiskTier(memory.disk, memory.disk_bytes, adapter.fingerprint) if memory.disk else None
+        self.cache = KVCache(self.pool, HostTier(memory.host_bytes), disk, self.movements)
+        made = MessageTable(self.cache, adapter.fingerprint, memory.mapped_storage) if table is None else table
+        self.table = made.enter_cache(self.cache)
+        self.recomputer = Recomputer(self.table, self._numbers.__next__, FromCache)
+        self.method = self._method()
         geometry = adapter.geometry
         heads = (adapter.heads, geometry.kv_heads, geometry.head_dim)
         backend = make_backend(settings.backend, geometry.dtype, adapter.device, heads)
         loaded = self.adapters.loras, self.adapters.mappers
         executor = Executor(adapter, self.pool, backend, self._counters, *loaded)
-        limits = Limits(settings.step_tokens)
-        self.loop = EngineLoop(executor, self.lock, limits, settings.sink, self.method, settings.timetable)
-        self.memory.wake = self.loop.wake
+        scheduling = settings.scheduling
+        planner = Planner(Limits(scheduling.step_tokens, scheduling.rows), scheduling.timetable)
+        self.loop = EngineLoop(executor, self.lock, planner, settings.sink, self.method)
+        self.cache.wake = self.loop.wake
         # Ends the threads when the engine is dropped without being closed, and before the interpreter exits.
-        self._end = weakref.finalize(self, _close, self.loop, self.memory, self._gates)
+        self._end = weakref.finalize(self, _close, self.loop, self.cache, self._limiters)
+
+    def _method(self) -> Method:
+        name = self.settings.method
+        if name == "choreo":
+            return ChoreoMethod(self.recomputer)
+        return TextMethod(self.pool, prefix_cache=name == "baseline")
 
     def count_found(self, tokens: int) -> None:
         """Count the prompt of a prefill that found its message encoded, or on its way for another call."""
@@ -101,23 +94,28 @@ class EngineCore:
         """Of the next request."""
         return next(self._numbers)
 
-    def gate(self, starts_per_s: float) -> Gate:
-        """A new gate, closed with the engine."""
-        gate = Gate(starts_per_s)
-        self._gates.append(gate)
-        return gate
+    def limiter(self, starts_per_s: float) -> RateLimiter:
+        """A new rate limiter, closed with the engine."""
+        limiter = RateLimiter(starts_per_s)
+        self._limiters.append(limiter)
+        return limiter
+
+    def close_limiter(self, limiter: RateLimiter) -> None:
+        """Close one, and forget it."""
+        self._limiters.remove(limiter)
+        limiter.close()
 
     def close_scope(self, scope: Scope) -> None:
         """Drop all leases that a scope counts; calls still under way in it will take none."""
         with self.lock:
             scope.closed = True
-            self.ledger.close(scope)
+            self.table.close(scope)
 
     def close(self) -> None:
         """Fail what is unfinished, and end the engine's threads; for good."""
         with self._lifetime:
             self._closed = True
-            _close(self.loop, self.memory, self._gates)
+            _close(self.loop, self.cache, self._limiters)
 
     def restart(self) -> None:
         """Fail what is unfinished, and start again with empty memory: messages are kept by their lineage.
@@ -129,21 +127,21 @@ class EngineCore:
             if self._closed:
                 raise EngineClosedError("the engine is closed: load a new one")
             self._end.detach()
-            _close(self.loop, self.memory, [])
+            _close(self.loop, self.cache, [])
             with self.lock:
                 for reference in self.on_restart:
                     if (forget := reference()) is not None:
                         forget()
-                ledger = self.ledger
-                ledger.leave_memory()
+                table = self.table
+                table.leave_cache()
                 # The old pool must be gone before there is a new one: both may not fit.
-                del self.loop, self.method, self.restorer, self.memory, self.pool
-                self._start(ledger)
+                del self.loop, self.method, self.recomputer, self.cache, self.pool
+                self._start(table)
 
     def stats(self) -> EngineStats:
         with self.lock:
-            messages = self.ledger.messages()
-            tiers = self.memory.bytes_by_tier()
+            messages = self.table.messages()
+            tiers = self.cache.bytes_by_tier()
             counters = asdict(self._counters)
             return EngineStats(
                 **counters,
@@ -154,20 +152,21 @@ class EngineCore:
                 kv_bytes=self.pool.used_bytes,
                 host_bytes=tiers["host"],
                 disk_bytes=tiers["disk"],
-                kv_budget_bytes=self.settings.kv_budget_bytes,
+                kv_budget_bytes=self.settings.memory.kv_budget_bytes,
             )
 
     def memory_map(self, tenant: str) -> MemoryMap:
         """How much is in each tier, and which of a tenant's authors keep it there."""
         with self.lock:
-            settings, stats = self.settings, self.stats()
-            disk_bytes = 0 if settings.disk is None else settings.disk_bytes
+            budgets, stats = self.settings.memory, self.stats()
+            disk_bytes = 0 if budgets.disk is None else budgets.disk_bytes
+            mine = (message for message in self.table.messages() if message.tenant == tenant)
             asked = stats.tokens_encoded + stats.tokens_reused + stats.tokens_recomputed
             return MemoryMap(
                 bytes_per_token=self.pool.geometry.bytes_per_token,
                 tiers={"device": stats.kv_bytes, "host": stats.host_bytes, "disk": stats.disk_bytes},
-                budgets={"device": settings.kv_budget_bytes, "host": settings.host_bytes, "disk": disk_bytes},
-                authors=author_memory((m for m in self.ledger.messages() if m.tenant == tenant), self.memory),
+                budgets={"device": budgets.kv_budget_bytes, "host": budgets.host_bytes, "disk": disk_bytes},
+                authors=leased_memory(mine, lambda message: message.author or "", self.cache),
                 hit_rate=stats.tokens_reused / asked if asked else 0.0,
                 **asdict(self.movements),
             )
@@ -176,16 +175,16 @@ class EngineCore:
         """Assert all invariants of memory and bookkeeping."""
         with self.lock:
             self.pool.check()
-            self.ledger.check()
+            self.table.check()
             self.method.check()
             if not self.loop.unfinished() and self.method.keeps_kv:
-                holdings = [message.holding for message in self.ledger.messages()]
-                owned = sum(holding is not None and holding.segment is not None for holding in holdings)
+                entries = [message.entry for message in self.table.messages()]
+                owned = sum(entry is not None and entry.segment is not None for entry in entries)
                 assert self.pool.live_segments() == owned, "a segment outlived its message"
 
 
-def _close(loop: EngineLoop, memory: Memory, gates: Sequence[Gate]) -> None:
-    for gate in gates:
-        gate.close()
+def _close(loop: EngineLoop, cache: KVCache, limiters: Sequence[RateLimiter]) -> None:
+    for limiter in limiters:
+        limiter.close()
     loop.close()
-    memory.close()
+    cache.close()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from choreo_agents.engine.ledger import Message
-from choreo_agents.kv.memory import Holding, Memory
+from choreo_agents.engine.messages.message import Message
+from choreo_agents.kv.cache import CacheEntry, KVCache
 
 TierName = Literal["device", "host", "disk", "lineage"]
 TIERS: tuple[TierName, ...] = ("device", "host", "disk", "lineage")
@@ -15,14 +15,14 @@ TIERS: tuple[TierName, ...] = ("device", "host", "disk", "lineage")
 
 
 @dataclass(frozen=True)
-class AuthorMemory:
-    """The leased messages of one author."""
+class LeasedMemory:
+    """The leased messages of one author, or of one tenant."""
 
-    messages: int
-    leases: int
-    tokens: Mapping[TierName, int]
+    messages: int = 0
+    leases: int = 0
+    tokens: Mapping[TierName, int] = field(default_factory=lambda: dict.fromkeys(TIERS, 0))
     """Tokens by the fastest tier that has them."""
-    pinned_tokens: int
+    pinned_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class MemoryMap:
     """Bytes in each tier, also of what is not leased any more but still cached or read."""
     budgets: Mapping[TierName, int]
     """Bytes that each may hold; 0 for a tier that there is not."""
-    authors: Mapping[str, AuthorMemory]
+    authors: Mapping[str, LeasedMemory]
     """By author, `""` for messages of nobody named."""
     hit_rate: float
     """Share of the tokens that calls read or asked to encode that were found encoded."""
@@ -50,25 +50,27 @@ class MemoryMap:
         return asdict(self)
 
 
-def author_memory(messages: Iterable[Message], memory: Memory) -> dict[str, AuthorMemory]:
-    """What each author's messages keep, the largest first."""
-    by_author: dict[str, list[Message]] = {}
+def leased_memory(
+    messages: Iterable[Message], whose: Callable[[Message], str], memory: KVCache
+) -> dict[str, LeasedMemory]:
+    """What messages keep, by whose they are, the largest first."""
+    by_owner: dict[str, list[Message]] = {}
     for message in messages:
-        by_author.setdefault(message.author or "", []).append(message)
-    made: dict[str, AuthorMemory] = {}
-    for author, theirs in by_author.items():
+        by_owner.setdefault(whose(message), []).append(message)
+    made: dict[str, LeasedMemory] = {}
+    for owner, theirs in by_owner.items():
         tokens: dict[TierName, int] = dict.fromkeys(TIERS, 0)
         for message in theirs:
-            tokens[tier_of(message.holding, memory)] += len(message.tokens)
-        pinned = sum(len(m.tokens) for m in theirs if m.holding is not None and m.holding.pins)
-        made[author] = AuthorMemory(len(theirs), sum(message.leases for message in theirs), tokens, pinned)
+            tokens[tier_of(message.entry, memory)] += len(message.tokens)
+        pinned = sum(len(m.tokens) for m in theirs if m.entry is not None and m.entry.pins)
+        made[owner] = LeasedMemory(len(theirs), sum(message.leases for message in theirs), tokens, pinned)
     return dict(sorted(made.items(), key=lambda item: (-sum(item[1].tokens.values()), item[0])))
 
 
-def tier_of(holding: Holding | None, memory: Memory) -> TierName:
+def tier_of(entry: CacheEntry | None, memory: KVCache) -> TierName:
     """The fastest tier that has it."""
-    if holding is None or memory.lost(holding):
+    if entry is None or memory.lost(entry):
         return "lineage"
-    if holding.segment is not None:
+    if entry.segment is not None:
         return "device"
-    return "disk" if holding.on_disk and holding.staged is None else "host"
+    return "disk" if entry.on_disk and entry.staged is None else "host"

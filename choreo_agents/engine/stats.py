@@ -57,7 +57,7 @@ class EngineStats:
     recomputed: int = 0
     """... and were computed again from their lineage."""
     adopted: int = 0
-    """Messages whose KV was encoded elsewhere and taken in (see `Engine.adopt`)."""
+    """Messages whose KV was encoded elsewhere and taken in (see `KVTransfer.adopt`)."""
 
     @property
     def rows_per_step(self) -> float:

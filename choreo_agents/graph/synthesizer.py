@@ -10,7 +10,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 
 from choreo_agents.engine import Engine
-from choreo_agents.engine.merging import SHORTER
+from choreo_agents.engine.branches import SHORTER
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.quorum.gathering import Gathering, QuorumPlan, state_before, with_branches

@@ -17,12 +17,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from choreo_agents.kv.geometry import KVGeometry
-from choreo_agents.kv.tiers import Parcel, abandoned, shapes_of
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.kv.tiers import HostKV, abandoned, shapes_of
 
 
 @dataclass(frozen=True)
-class Entry:
-    """All that a message's KV depends on."""
+class KVKey:
+    """All that a message's KV depends on: names it in any process that runs the same model for the same tenant."""
 
     id: str
     """The message's: an HMAC over model, tokens, parents and their relative places."""
@@ -33,6 +34,11 @@ class Entry:
     """Ids and places relative to the message's first token."""
     native_offset: int
     """The position that its first token is encoded at; a file of any is good, since views move it."""
+
+    @property
+    def handle(self) -> MessageHandle:
+        """Of the message, wherever it is held."""
+        return MessageHandle(id=self.id, model=self.model, length=len(self.tokens))
 
     def written(self) -> dict[str, str]:
         """What a file says of it, but for the position."""
@@ -68,54 +74,54 @@ class Archive:
         """Whether there is a file, good or not."""
         return self._path(message_id).exists()
 
-    def save(self, entry: Entry, parcel: Parcel) -> bool:
+    def save(self, key: KVKey, kv: HostKV) -> bool:
         """Write a message's KV, unless there is a file of it; whether there is one now.
 
         One that is larger than the whole budget is not written.
         """
-        path = self._path(entry.id)
+        path = self._path(key.id)
         if path.exists():
             return True
-        if parcel.nbytes > self.budget_bytes:
+        if kv.nbytes > self.budget_bytes:
             return False
-        about = entry.written() | {"native_offset": str(entry.native_offset)}
+        about = key.written() | {"native_offset": str(key.native_offset)}
         partial = path.with_suffix(f".{uuid4().hex}.partial")
         try:
-            save_file(parcel.tensors(), partial, metadata=about | {"seal": self._sealed(about, parcel)})
+            save_file(kv.tensors(), partial, metadata=about | {"seal": self._sealed(about, kv)})
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
         self._make_room(path)
         return path.exists()
 
-    def load(self, entry: Entry) -> tuple[Parcel, int] | None:
+    def load(self, key: KVKey) -> tuple[HostKV, int] | None:
         """A message's KV, and the position that it was encoded at; None if there is no good file."""
-        path = self._path(entry.id)
+        path = self._path(key.id)
         try:
             with safe_open(path, framework="pt") as file:
                 about = dict(file.metadata() or {})
                 names = sorted(file.keys())
-                shapes = shapes_of(self._geometry, len(entry.tokens), packed=False)
-                parcel = Parcel(**{name: file.get_tensor(name) for name in names}) if names == sorted(shapes) else None
+                shapes = shapes_of(self._geometry, len(key.tokens), quantized=False)
+                kv = HostKV(**{name: file.get_tensor(name) for name in names}) if names == sorted(shapes) else None
         except FileNotFoundError:
             return None
         except (OSError, SafetensorError):
-            self.set_aside(entry.id)
+            self.set_aside(key.id)
             return None
         seal, at = about.pop("seal", ""), about.get("native_offset", "")
         good = (
-            parcel is not None
-            and parcel.shapes() == shapes
+            kv is not None
+            and kv.shapes() == shapes
             and at.isdecimal()
-            and about == entry.written() | {"native_offset": at}
-            and seal == self._sealed(about, parcel)
+            and about == key.written() | {"native_offset": at}
+            and seal == self._sealed(about, kv)
         )
-        if parcel is None or not good:
-            self.set_aside(entry.id)
+        if kv is None or not good:
+            self.set_aside(key.id)
             return None
         with suppress(OSError):
             os.utime(path)
-        return parcel, int(at)
+        return kv, int(at)
 
     def drop(self, message_id: str) -> None:
         """Remove a file, if it is there."""
@@ -157,10 +163,10 @@ class Archive:
                     found.append((about.st_mtime, about.st_size, path))
         return found
 
-    def _sealed(self, about: Mapping[str, str], parcel: Parcel) -> str:
+    def _sealed(self, about: Mapping[str, str], kv: HostKV) -> str:
         """A keyed checksum over what a file says of itself and all bytes of its tensors."""
         code = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), key=self._seal, digest_size=16)
-        for side in parcel.tensors().values():
+        for side in kv.tensors().values():
             code.update(side.contiguous().view(torch.uint8).numpy().data)
         return code.hexdigest()
 

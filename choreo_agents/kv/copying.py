@@ -12,7 +12,7 @@ import torch
 
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
-from choreo_agents.kv.tiers import Parcel
+from choreo_agents.kv.tiers import HostKV
 
 BESIDE_BYTES = 1 << 20
 """What is smaller is copied at once: a thread would take longer to start."""
@@ -23,9 +23,9 @@ class Arrival:
     """A message that the next step brings into its segment."""
 
     segment: Segment
-    parcel: Parcel | None
+    kv: HostKV | None
     """As the pool has keys and values; None once they are there."""
-    stored: Parcel | None
+    stored: HostKV | None
     """As the tier below it had them; likewise."""
     from_disk: bool = False
     is_there: bool = False
@@ -36,7 +36,7 @@ class Arrival:
     def end(self, *, is_there: bool) -> None:
         """Nothing more is written."""
         if is_there:
-            self.is_there, self.parcel, self.stored = True, None, None
+            self.is_there, self.kv, self.stored = True, None, None
         self.over.set()
 
 
@@ -78,7 +78,7 @@ class LayeredCopy:
 
     def __enter__(self) -> Self:
         if self._arrivals:
-            beside = sum(parcel.nbytes for _, parcel in self._parcels()) >= BESIDE_BYTES
+            beside = sum(kv.nbytes for _, kv in self._coming()) >= BESIDE_BYTES
             if not (beside and self._begun()):
                 self._copy()
         return self
@@ -91,8 +91,8 @@ class LayeredCopy:
         if error is None:
             self._require_none_failed()
 
-    def _parcels(self) -> list[tuple[Segment, Parcel]]:
-        return [(each.segment, each.parcel) for each in self._arrivals if each.parcel is not None]
+    def _coming(self) -> list[tuple[Segment, HostKV]]:
+        return [(each.segment, each.kv) for each in self._arrivals if each.kv is not None]
 
     def _begun(self) -> bool:
         """Whether there was a thread to be had."""
@@ -112,8 +112,8 @@ class LayeredCopy:
         try:
             with torch.cuda.stream(self._stream):
                 for layer in range(self._pool.geometry.layers):
-                    for segment, parcel in self._parcels():
-                        self._pool.fill(segment, parcel, layer)
+                    for segment, kv in self._coming():
+                        self._pool.fill(segment, kv, layer)
                     if self._stream is not None:
                         self._stream.synchronize()
                     with self._changed:

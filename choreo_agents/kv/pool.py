@@ -9,7 +9,7 @@ from choreo_agents.errors import KVBudgetError
 from choreo_agents.kv.blocks import BlockAllocator, Run
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.segment import Segment
-from choreo_agents.kv.tiers import Parcel
+from choreo_agents.kv.tiers import HostKV
 
 
 class KVPool:
@@ -95,24 +95,24 @@ class KVPool:
             for run in segment.runs:
                 self._allocator.free(self._in_blocks(run))
 
-    def read(self, segment: Segment) -> Parcel:
+    def read(self, segment: Segment) -> HostKV:
         """A copy of a complete segment's keys and values, on the host."""
         where = self._slots(segment)
         keys, values = (torch.stack([layer[:, where] for layer in side]).cpu() for side in (self.keys, self.values))
-        return Parcel(keys, values)
+        return HostKV(keys, values)
 
-    def write(self, segment: Segment, parcel: Parcel) -> None:
+    def write(self, segment: Segment, kv: HostKV) -> None:
         """Fill a segment that has nothing in it."""
         assert segment.encoded == 0
-        segment.encoded = parcel.keys.shape[2]
+        segment.encoded = kv.keys.shape[2]
         for layer in range(self.geometry.layers):
-            self.fill(segment, parcel, layer)
+            self.fill(segment, kv, layer)
 
-    def fill(self, segment: Segment, parcel: Parcel, layer: int) -> None:
+    def fill(self, segment: Segment, kv: HostKV, layer: int) -> None:
         """Fill one layer of a segment's encoded tokens."""
         at = 0
         for run in segment.slots(0, segment.encoded):
-            for side, part in ((self.keys, parcel.keys), (self.values, parcel.values)):
+            for side, part in ((self.keys, kv.keys), (self.values, kv.values)):
                 side[layer][:, run.start : run.end].copy_(part[layer][:, at : at + run.length])
             at += run.length
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
@@ -124,6 +124,12 @@ class PrefixTree:
             self._remove(node)
             if droppable(node.parent):
                 heappush(leaves, (node.parent.used, node.parent.number, node.parent))
+
+    def drop(self, whose: Callable[[str], bool]) -> None:
+        """Drop all that is cached for some tenants."""
+        for tenant in [tenant for tenant in self._roots if whose(tenant)]:
+            for child in list(self._roots.pop(tenant).children.values()):
+                self._remove(child)
 
     def check(self) -> None:
         """Assert that edges start with distinct tokens, are not empty, and lie inside their segments."""

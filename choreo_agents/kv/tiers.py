@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from choreo_agents.kv.geometry import KVGeometry
-from choreo_agents.kv.rounding import multiplied, whole
+from choreo_agents.kv.quantization import dequantize, quantize
 
 Stored = Literal["full", "int8", "low-rank"]
 """How KV is kept below the pool: as it is; in whole numbers of eight bits, exact for what was rounded to them before;
@@ -30,13 +30,13 @@ _ABANDONED_S = 3600.0
 
 
 @dataclass(frozen=True, eq=False)
-class Parcel:
+class HostKV:
     """Keys and values of one message, [layers, kv_heads, tokens, head_dim] each, on the host."""
 
     keys: Tensor
     values: Tensor
     exponents: Tensor | None = None
-    """Of keys and values that are whole numbers (see `rounding`), [2, layers, kv_heads, tokens]."""
+    """Of keys and values that are whole numbers (see `quantization`), [2, layers, kv_heads, tokens]."""
 
     @property
     def nbytes(self) -> int:
@@ -51,17 +51,17 @@ class Parcel:
         """Shape and type of each."""
         return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in self.tensors().items()}
 
-    def packed(self) -> Parcel:
+    def quantized(self) -> HostKV:
         """The same in whole numbers of eight bits; exact for what was rounded to them before."""
-        (keys, of_keys), (values, of_values) = whole(self.keys), whole(self.values)
-        return Parcel(keys, values, torch.stack([of_keys, of_values]))
+        (keys, of_keys), (values, of_values) = quantize(self.keys), quantize(self.values)
+        return HostKV(keys, values, torch.stack([of_keys, of_values]))
 
-    def unpacked(self, dtype: torch.dtype) -> Parcel:
+    def dequantized(self, dtype: torch.dtype) -> HostKV:
         """As the pool has them."""
         if self.exponents is None:
             return self
         of_keys, of_values = self.exponents
-        return Parcel(multiplied(self.keys, of_keys, dtype), multiplied(self.values, of_values, dtype))
+        return HostKV(dequantize(self.keys, of_keys, dtype), dequantize(self.values, of_values, dtype))
 
 
 def stored_bytes(geometry: KVGeometry, stored: Stored) -> int:
@@ -70,16 +70,16 @@ def stored_bytes(geometry: KVGeometry, stored: Stored) -> int:
     return {"full": geometry.bytes_per_token, "int8": heads * (geometry.head_dim + 1), "low-rank": 0}[stored]
 
 
-def shapes_of(geometry: KVGeometry, tokens: int, *, packed: bool) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """What `Parcel.shapes` says of a message of so many tokens."""
+def shapes_of(geometry: KVGeometry, tokens: int, *, quantized: bool) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """What `HostKV.shapes` says of a message of so many tokens."""
     heads = (geometry.layers, geometry.kv_heads, tokens)
-    each = ((*heads, geometry.head_dim), torch.int8 if packed else geometry.dtype)
+    each = ((*heads, geometry.head_dim), torch.int8 if quantized else geometry.dtype)
     named: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"keys": each, "values": each}
-    return named | {"exponents": ((2, *heads), torch.int8)} if packed else named
+    return named | {"exponents": ((2, *heads), torch.int8)} if quantized else named
 
 
 class HostTier(Generic[Key]):
-    """Parcels in host memory, the least recently used ones leaving when a budget is reached.
+    """KV in host memory, the least recently used ones leaving when a budget is reached.
 
     Not thread-safe.
     """
@@ -87,37 +87,37 @@ class HostTier(Generic[Key]):
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
-        self._parcels: OrderedDict[Key, Parcel] = OrderedDict()
+        self._kept: OrderedDict[Key, HostKV] = OrderedDict()
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._parcels
+        return key in self._kept
 
-    def put(self, key: Key, parcel: Parcel) -> list[tuple[Key, Parcel]]:
-        """Keep a parcel; what leaves for it, oldest first: itself if it is larger than the budget."""
-        assert key not in self._parcels
-        self._parcels[key] = parcel
-        self.used_bytes += parcel.nbytes
-        left: list[tuple[Key, Parcel]] = []
+    def put(self, key: Key, kv: HostKV) -> list[tuple[Key, HostKV]]:
+        """Keep KV; what leaves for it, oldest first: itself if it is larger than the budget."""
+        assert key not in self._kept
+        self._kept[key] = kv
+        self.used_bytes += kv.nbytes
+        left: list[tuple[Key, HostKV]] = []
         while self.used_bytes > self.budget_bytes:
-            oldest, leaving = self._parcels.popitem(last=False)
+            oldest, leaving = self._kept.popitem(last=False)
             self.used_bytes -= leaving.nbytes
             left.append((oldest, leaving))
         return left
 
-    def take(self, key: Key) -> Parcel | None:
-        """Hand a parcel out and forget it."""
-        parcel = self._parcels.pop(key, None)
-        if parcel is not None:
-            self.used_bytes -= parcel.nbytes
-        return parcel
+    def take(self, key: Key) -> HostKV | None:
+        """Hand KV out and forget it."""
+        kv = self._kept.pop(key, None)
+        if kv is not None:
+            self.used_bytes -= kv.nbytes
+        return kv
 
     def check(self) -> None:
         """Assert that the budget is kept and counted."""
-        assert self.used_bytes == sum(parcel.nbytes for parcel in self._parcels.values()) <= self.budget_bytes
+        assert self.used_bytes == sum(kv.nbytes for kv in self._kept.values()) <= self.budget_bytes
 
 
 class DiskTier:
-    """Parcels in a folder: one safetensors file for each message, below a folder for each model.
+    """KV in a folder: one safetensors file for each message, below a folder for each model.
 
     Files are written whole or not at all, and named by content: processes may share the folder. A file that is
     missing, damaged (it carries a checksum) or another's counts as lost. Slow: call it from a thread of its own, one
@@ -135,42 +135,42 @@ class DiskTier:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._sweep()
 
-    def put(self, key: str, parcel: Parcel) -> list[str]:
-        """Write a parcel under a key that says all that it depends on, its position too.
+    def put(self, key: str, kv: HostKV) -> list[str]:
+        """Write KV under a key that says all that it depends on, its position too.
 
         Returns:
             The keys of what is not there any more: removed to make room, or this one if it alone is over the budget.
         """
-        if parcel.nbytes > self.budget_bytes:
+        if kv.nbytes > self.budget_bytes:
             return [key]
         path = self._path(key)
         if not path.exists():
             partial = path.with_suffix(f".{uuid4().hex}.partial")
-            about = {"message": key, "checksum": _checksum(parcel)}
+            about = {"message": key, "checksum": _checksum(kv)}
             try:
-                save_file(parcel.tensors(), partial, metadata=about)
+                save_file(kv.tensors(), partial, metadata=about)
                 partial.replace(path)
             finally:
                 partial.unlink(missing_ok=True)
         removed = self._make_room(keep=path)
         return removed if path.exists() else [*removed, key]
 
-    def get(self, key: str, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> Parcel | None:
-        """Read a parcel; None unless the file holds this message's keys and values in these shapes."""
+    def get(self, key: str, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> HostKV | None:
+        """Read KV; None unless the file holds this message's keys and values in these shapes."""
         path = self._path(key)
         try:
             with safe_open(path, framework="pt") as file:
                 about = file.metadata() or {}
-                parcel = Parcel(**{name: file.get_tensor(name) for name in shapes})
+                kv = HostKV(**{name: file.get_tensor(name) for name in shapes})
         except (OSError, SafetensorError):
             self.drop(key)
             return None
-        if parcel.shapes() != shapes or about != {"message": key, "checksum": _checksum(parcel)}:
+        if kv.shapes() != shapes or about != {"message": key, "checksum": _checksum(kv)}:
             self.drop(key)
             return None
         with suppress(OSError):
             os.utime(path)
-        return parcel
+        return kv
 
     def drop(self, key: str) -> None:
         """Remove a file, if it is there."""
@@ -219,9 +219,9 @@ def abandoned(folder: Path) -> list[Path]:
     return found
 
 
-def _checksum(parcel: Parcel) -> str:
-    """Of all bytes of a parcel."""
+def _checksum(kv: HostKV) -> str:
+    """Of all bytes of KV."""
     code = 0
-    for side in parcel.tensors().values():
+    for side in kv.tensors().values():
         code = zlib.crc32(side.contiguous().view(torch.uint8).numpy().data, code)
     return f"{code:08x}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from choreo_agents.attention.backends.cpu import FoldedBackend
+from choreo_agents.attention.backends.folded import FoldedBackend
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
 from choreo_agents.attention.step import StepAttention
 from choreo_agents.errors import UnsupportedModelError

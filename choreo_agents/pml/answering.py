@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -53,32 +53,15 @@ class Answering(ABC):
 
     async def aassemble_all(self, prompts: Sequence[Prompt]) -> list[PromptView]:
         """See `assemble_all`."""
-        return await self._aassembled(prompts, lazy=False)
-
-    async def _aassembled(self, prompts: Sequence[Prompt], *, lazy: bool) -> list[PromptView]:
-        views: Future[list[PromptView]] = Future()
-        working = asyncio.to_thread(lambda: views.set_result(self._assembled(prompts, lazy=lazy)))
-        try:
-            await working
-        except asyncio.CancelledError:
-            # Its thread goes on.
-            views.add_done_callback(lambda done: release_all(done.result()))
-            raise
-        return views.result()
+        return await _beside(lambda: self._assembled(prompts, lazy=False))
 
     def generate(self, prompt: Prompt, sampling: Sampling | None = None, **options: Any) -> MessageHandle:
-        """Answer a prompt as the assistant.
+        """Answer a prompt of a registered schema as the assistant: a leased handle. Raises what `assemble` raises.
 
         Args:
-            prompt: Of a registered schema.
+            prompt: The prompt.
             sampling: How tokens are chosen.
             options: As of `engine.decode`; `author` names the speaker.
-
-        Returns:
-            A leased handle.
-
-        Raises:
-            See `assemble`.
         """
         return self.generate_all([prompt], sampling, **options)[0]
 
@@ -88,7 +71,7 @@ class Answering(ABC):
         """Answer several prompts as one batch: as many answers to each as `sampling.n`, one after the other."""
         views = self._assembled(prompts, lazy=True)
         try:
-            return self._engine.decode([self._decode(view, sampling, options) for view in views])
+            return self._engine.decode([_decode(self._engine, view, sampling, options) for view in views])
         finally:
             release_all(views)
 
@@ -100,9 +83,9 @@ class Answering(ABC):
         self, prompts: Sequence[Prompt], sampling: Sampling | None = None, **options: Any
     ) -> list[MessageHandle]:
         """See `generate_all`."""
-        views = await self._aassembled(prompts, lazy=True)
+        views = await _beside(lambda: self._assembled(prompts, lazy=True))
         try:
-            return await self._engine.adecode([self._decode(view, sampling, options) for view in views])
+            return await self._engine.adecode([_decode(self._engine, view, sampling, options) for view in views])
         finally:
             release_all(views)
 
@@ -112,19 +95,32 @@ class Answering(ABC):
         """Answer a prompt, yielding each token as it comes and the handle last."""
         [view] = self._assembled([prompt], lazy=True)
         with view:
-            yield from self._engine.stream(**vars(self._decode(view, sampling, options)))
+            yield from self._engine.stream(**vars(_decode(self._engine, view, sampling, options)))
 
     async def astream(
         self, prompt: Prompt, sampling: Sampling | None = None, **options: Any
     ) -> AsyncGenerator[StreamedToken | MessageHandle]:
         """See `stream`. Leaving the loop early cancels the answer."""
-        [view] = await self._aassembled([prompt], lazy=True)
+        [view] = await _beside(lambda: self._assembled([prompt], lazy=True))
         with view:
-            async for each in self._engine.astream(**vars(self._decode(view, sampling, options))):
+            async for each in self._engine.astream(**vars(_decode(self._engine, view, sampling, options))):
                 yield each
 
-    def _decode(self, view: PromptView, sampling: Sampling | None, options: dict[str, Any]) -> Decode:
-        chat = self._engine.chat
-        header = {"header": chat.header(options.get("author")), "closing": chat.turn_end}
-        seen: dict[str, Any] = {"parents": view.handles, "offsets": view.offsets, "new_offset": view.end}
-        return Decode(**(header | seen | {"sampling": sampling or Sampling()} | options))
+
+def _decode(engine: Engine, view: PromptView, sampling: Sampling | None, options: dict[str, Any]) -> Decode:
+    header = {"header": engine.chat.header(options.get("author")), "closing": engine.chat.turn_end}
+    seen: dict[str, Any] = {"parents": view.handles, "offsets": view.offsets, "new_offset": view.end}
+    return Decode(**(header | seen | {"sampling": sampling or Sampling()} | options))
+
+
+async def _beside(assemble: Callable[[], list[PromptView]]) -> list[PromptView]:
+    """Views that another thread assembles; given back if nobody waits for them any more."""
+    views: Future[list[PromptView]] = Future()
+    working = asyncio.to_thread(lambda: views.set_result(assemble()))
+    try:
+        await working
+    except asyncio.CancelledError:
+        # Its thread goes on.
+        views.add_done_callback(lambda done: release_all(done.result()))
+        raise
+    return views.result()

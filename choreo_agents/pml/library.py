@@ -58,11 +58,9 @@ class SchemaLibrary(Answering):
         host_bytes: int | None = None,
         disk_bytes: int = 1 << 34,
     ) -> None:
-        for name, budget in (("device_bytes", device_bytes), ("host_bytes", host_bytes), ("disk_bytes", disk_bytes)):
-            if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
-                raise InvalidRequestError(f"{name} must be a number of bytes, not {budget!r}")
+        _require_bytes(device_bytes=device_bytes, host_bytes=host_bytes, disk_bytes=disk_bytes)
         super().__init__(engine)
-        archive = None if folder is None else engine.archive(folder, disk_bytes)
+        archive = None if folder is None else engine.kv.archive(folder, disk_bytes)
         self._shelf = Shelf(engine, archive, Budgets(device_bytes, host_bytes))
         self._compiled: dict[str, CompiledSchema] = {}
 
@@ -119,7 +117,7 @@ class SchemaLibrary(Answering):
 
     def forget(self, schema: str) -> None:
         """Give a schema up, with all that is encoded of it; its files stay."""
-        self._shelf.remove(self._named(schema, None))
+        self._shelf.remove(_named(self.compiled(schema), None))
         del self._compiled[schema]
 
     def load(self, schema: str, modules: Iterable[str] | None = None, on_ready: OnReady = lambda _: None) -> None:
@@ -130,30 +128,24 @@ class SchemaLibrary(Answering):
             modules: Their names, with `/` between inner ones'; None: all, the schema's own text too.
             on_ready: Is told of progress in tokens.
         """
-        with self._shelf.brought(self._named(schema, modules), on_ready, patient=True) as handles:
-            self._engine.restore(list(handles.values()))
+        with self._shelf.brought(_named(self.compiled(schema), modules), on_ready, patient=True) as handles:
+            self._engine.kv.restore(list(handles.values()))
 
     def evict(self, schema: str, modules: Iterable[str] | None = None, *, files: bool = False) -> None:
         """Give modules up on the device and the host; with `files`, on disk, too. Pinned ones stay."""
-        self._shelf.evict(self._named(schema, modules), files=files)
+        self._shelf.evict(_named(self.compiled(schema), modules), files=files)
 
     def pin(self, schema: str) -> None:
         """Bring all of a schema to the device, and keep it there."""
-        self._shelf.pin(self._named(schema, None))
+        self._shelf.pin(_named(self.compiled(schema), None))
 
     def unpin(self, schema: str) -> None:
         """Undo `pin`."""
-        self._shelf.unpin(self._named(schema, None))
+        self._shelf.unpin(_named(self.compiled(schema), None))
 
     def modules(self, schema: str) -> list[EncodedModule]:
         """Where everything of a schema is."""
-        each = self._engine.model.adapter.geometry.bytes_per_token
-        compiled, found = self.compiled(schema), list[EncodedModule]()
-        for piece in compiled.cached_pieces():
-            key, tokens = _key(compiled, piece.key), len(piece.tokens)
-            place, pinned = self._shelf.place(key)
-            found.append(EncodedModule(piece.key, piece.module, tokens, tokens * each, place, pinned))
-        return found
+        return _encoded(self.compiled(schema), self._shelf, self._engine.model.adapter.geometry.bytes_per_token)
 
     def prompt(self, schema: str, pml: str) -> Prompt:
         """Read a prompt of a registered schema.
@@ -198,21 +190,36 @@ class SchemaLibrary(Answering):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _named(self, schema: str, modules: Iterable[str] | None) -> list[str]:
-        """The keys of modules and all that is in them."""
-        compiled = self.compiled(schema)
-        if modules is None:
-            return [_key(compiled, piece.key) for piece in compiled.cached_pieces()]
-        paths = [tuple(name.split("/")) for name in modules]
-        known = {piece.module for piece in compiled.pieces.values()}
-        for path in paths:
-            if not any(each[: len(path)] == path for each in known):
-                raise InvalidRequestError(f"schema {schema!r} has no module {'/'.join(path)!r}")
-        return [
-            _key(compiled, piece.key)
-            for piece in compiled.cached_pieces()
-            if any(piece.module[: len(path)] == path for path in paths)
-        ]
+
+def _require_bytes(**budgets: int | None) -> None:
+    for name, budget in budgets.items():
+        if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
+            raise InvalidRequestError(f"{name} must be a number of bytes, not {budget!r}")
+
+
+def _encoded(compiled: CompiledSchema, shelf: Shelf, token_bytes: int) -> list[EncodedModule]:
+    found: list[EncodedModule] = []
+    for piece in compiled.cached_pieces():
+        place, pinned = shelf.place(_key(compiled, piece.key))
+        tokens = len(piece.tokens)
+        found.append(EncodedModule(piece.key, piece.module, tokens, tokens * token_bytes, place, pinned))
+    return found
+
+
+def _named(compiled: CompiledSchema, modules: Iterable[str] | None) -> list[str]:
+    """The keys of modules and all that is in them."""
+    if modules is None:
+        return [_key(compiled, piece.key) for piece in compiled.cached_pieces()]
+    paths = [tuple(name.split("/")) for name in modules]
+    known = {piece.module for piece in compiled.pieces.values()}
+    for path in paths:
+        if not any(each[: len(path)] == path for each in known):
+            raise InvalidRequestError(f"schema {compiled.schema.name!r} has no module {'/'.join(path)!r}")
+    return [
+        _key(compiled, piece.key)
+        for piece in compiled.cached_pieces()
+        if any(piece.module[: len(path)] == path for path in paths)
+    ]
 
 
 def _key(owner: CompiledSchema | Assembly, piece: str) -> str:

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Engine, Prefill
 from choreo_agents.errors import CapacityError, InvalidRequestError
 from choreo_agents.kv.archive import Archive
 from choreo_agents.kv.handle import MessageHandle
@@ -68,9 +68,9 @@ class Shelf:
                 known = self._slots.get(recipe.key)
                 if known is None or known.recipe != recipe or known.parents != parents:
                     self.remove([recipe.key])
-                    seen = [(parent.entry, parent.recipe.start) for parent in parents]
-                    entry = self._engine.entry_for(recipe.tokens, recipe.start, seen)
-                    self._slots[recipe.key] = RecipeSlot(recipe, parents, entry)
+                    seen = [parent.kv_key.handle for parent in parents]
+                    call = Prefill(recipe.tokens, seen, [parent.recipe.start for parent in parents], recipe.start)
+                    self._slots[recipe.key] = RecipeSlot(recipe, parents, self._engine.kv.key(call))
 
     def remove(self, keys: Iterable[str]) -> None:
         """Forget texts; their files stay."""
@@ -80,7 +80,7 @@ class Shelf:
                     slot.removed = True
                     slot.unpin(self._engine)
                     if not slot.users:
-                        slot.give_up(self._engine)
+                        slot.give_up()
 
     @contextmanager
     def brought(
@@ -106,11 +106,11 @@ class Shelf:
         """Keep texts on the device; brings them there."""
         with self._using(keys) as (asked, slots):
             self._ready_all(slots)
-            self._engine.restore([slot.leased() for slot in asked.values()])
+            self._engine.kv.restore([slot.leased() for slot in asked.values()])
             with self._lock:
                 for slot in asked.values():
                     if not (slot.pinned or slot.removed):
-                        self._engine.pin(slot.leased())
+                        self._engine.kv.pin(slot.leased())
                         slot.pinned = True
 
     def unpin(self, keys: Iterable[str]) -> None:
@@ -126,9 +126,9 @@ class Shelf:
         with self._lock:
             for slot in (self._slots[key] for key in keys):
                 if not slot.users and not slot.pinned:
-                    slot.give_up(self._engine)
+                    slot.give_up()
                     if files and self._archive is not None:
-                        self._archive.drop(slot.entry.id)
+                        self._archive.drop(slot.kv_key.id)
 
     def place(self, key: str) -> tuple[Place, bool]:
         """The fastest memory that has a text, and whether it is pinned there."""
@@ -164,7 +164,7 @@ class Shelf:
                 for slot in slots:
                     slot.users -= 1
                     if slot.removed and not slot.users:
-                        slot.give_up(self._engine)
+                        slot.give_up()
 
     def _ready_all(
         self, slots: Sequence[RecipeSlot], on_ready: OnReady = lambda _: None, *, patient: bool = False
@@ -218,19 +218,19 @@ class Shelf:
         return tier is not None and (tier != "lineage" or not self._filed(slot))
 
     def _filed(self, slot: RecipeSlot) -> bool:
-        return self._archive is not None and self._archive.has(slot.entry.id)
+        return self._archive is not None and self._archive.has(slot.kv_key.id)
 
     def _read(self, slot: RecipeSlot) -> bool:
         """Take a text in from its file; whether that was good."""
         assert self._archive is not None
-        found = self._archive.load(slot.entry)
+        found = self._archive.load(slot.kv_key)
         if found is None:
             return False
         try:
-            with self._engine.unscoped():
-                slot.keep(self._engine, self._engine.adopt(slot.call(), *found))
+            with self._engine.scope():
+                slot.keep(self._engine, self._engine.kv.adopt(slot.call(), *found))
         except InvalidRequestError:
-            self._archive.set_aside(slot.entry.id)
+            self._archive.set_aside(slot.kv_key.id)
             return False
         except CapacityError:
             return False  # running calls need all memory: a prefill waits for it
@@ -238,7 +238,7 @@ class Shelf:
 
     def _encode(self, slots: Sequence[RecipeSlot], on_ready: OnReady, *, patient: bool) -> None:
         for together in batches(slots, self._together):
-            with self._engine.unscoped():
+            with self._engine.scope():
                 handles = self._engine.prefill([slot.call() for slot in together])
                 for slot, handle in zip(together, handles, strict=True):
                     slot.keep(self._engine, handle)
@@ -262,9 +262,9 @@ class Shelf:
         """
         with self._lock:
             for slot in self._over("device", self._budgets.device):
-                self._engine.evict([slot.leased()])
+                self._engine.kv.park([slot.leased()])
             for slot in self._over("host", self._budgets.host):
-                slot.give_up(self._engine)
+                slot.give_up()
 
     def _over(self, place: Place, budget: int | None) -> Iterator[RecipeSlot]:
         """What has to leave a memory, the longest unused first."""

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from choreo_agents.engine import Engine, Prefill
+from choreo_agents.engine.kv_transfer import Leases
 from choreo_agents.engine.memory_map import TierName
 from choreo_agents.errors import HandleError
-from choreo_agents.kv.archive import Entry
+from choreo_agents.kv.archive import KVKey
 from choreo_agents.kv.handle import MessageHandle
 
 Place = Literal["device", "host", "disk", "nowhere"]
@@ -37,10 +38,11 @@ class RecipeSlot:
 
     recipe: Recipe
     parents: tuple[RecipeSlot, ...]
-    entry: Entry
+    kv_key: KVKey
     """Its name, known before it is encoded."""
     handle: MessageHandle | None = None
-    """With a lease of the shelf's."""
+    leases: Leases | None = None
+    """The shelf's lease of it, of no scope."""
     arriving: Future[None] | None = None
     """Being encoded, or read from a file."""
     users: int = 0
@@ -59,31 +61,29 @@ class RecipeSlot:
 
     def tier(self, engine: Engine) -> TierName | None:
         """The fastest memory of the engine's that has it; None: it is not leased there, or was released by others."""
-        if self.handle is not None and not engine.holds(self.handle):
-            self.handle, self.pinned = None, False
-        if self.handle is None:
-            return None
-        return engine.tiers([self.handle])[0]
+        found = None if self.handle is None else engine.kv.tiers([self.handle])[0]
+        if found is None:
+            self.handle, self.leases, self.pinned = None, None, False
+        return found
 
     def keep(self, engine: Engine, handle: MessageHandle) -> None:
-        """Take a lease of no scope over; one is enough."""
-        assert handle.id == self.entry.id
-        self.give_up(engine)
-        self.handle = handle
+        """Lease a message for the shelf; one lease is enough."""
+        assert handle.id == self.kv_key.id
+        self.give_up()
+        self.handle, self.leases = handle, engine.kv.lease([handle], scoped=False)
 
-    def give_up(self, engine: Engine) -> None:
+    def give_up(self) -> None:
         """Return the lease."""
-        handle, self.handle = self.handle, None
-        if handle is not None:
-            with engine.unscoped(), suppress(HandleError):
-                engine.release(handle)
+        leases, self.handle, self.leases = self.leases, None, None
+        if leases is not None:
+            leases.release()
 
     def unpin(self, engine: Engine) -> None:
         """Let it leave the device."""
         pinned, self.pinned = self.pinned, False
         if pinned and self.handle is not None:
             with suppress(HandleError):
-                engine.unpin(self.handle)
+                engine.kv.unpin(self.handle)
 
     def call(self) -> Prefill:
         """What encodes it, once its parents are there."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from choreo_agents.engine import Engine, Prefill
-from choreo_agents.engine.adopting import Leases
+from choreo_agents.engine.kv_transfer import Leases
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.pml.assembling import Assembly, FreshText
 
@@ -59,7 +59,7 @@ def begin_view(engine: Engine, assembly: Assembly, modules: Mapping[str, Message
         modules: Their handles by piece key.
     """
     placed = [(piece.offset, modules[piece.key]) for piece in assembly.cached]
-    leases = engine.lease([handle for _, handle in placed])
+    leases = engine.kv.lease([handle for _, handle in placed])
     return PromptView(assembly.end, assembly.cached_tokens, assembly.fresh_tokens, leases, placed)
 
 

@@ -33,15 +33,14 @@ class ArchiveWriter:
         new = [handle for handle in handles if not self._archive.has(handle.id)]
         if not new:
             return
-        with self._engine.unscoped():
-            leases = self._engine.lease(new)
+        leases = self._engine.kv.lease(new, scoped=False)
 
         def work() -> None:
             try:
                 # If the engine is closed meanwhile, or has no room to bring it back, it is written another time.
                 with suppress(ChoreoError):
                     for handle in new:
-                        self._archive.save(self._engine.entry(handle), self._engine.read_kv(handle))
+                        self._archive.save(self._engine.kv.key(handle), self._engine.kv.read(handle))
             finally:
                 leases.release()
 

@@ -34,6 +34,15 @@ class Counters:
     cancelled: int = 0
     failed: int = 0
 
+    def count_step(self, rows: int, sampled: int, unfinished: int) -> None:
+        """Count a step of so many rows, of which some sampled, when so many requests were unfinished."""
+        self.steps += 1
+        self.rows += rows
+        if sampled:
+            self.decode_steps += 1
+            self.decode_rows += rows
+            self.decode_unfinished += unfinished
+
     def count(self, tokens: int, *, again: bool, mapped: bool) -> None:
         """Count tokens that a step has encoded."""
         if again:

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from choreo_agents.errors import ChoreoError, EngineClosedError, EngineFailedError, RequestTimeoutError
 from choreo_agents.runtime.admission import Admission, Reclaimer
 from choreo_agents.runtime.executor import Executor
+from choreo_agents.runtime.planner import Planner
 from choreo_agents.runtime.request import Request
-from choreo_agents.runtime.scheduler import Limits, Running, plan_step
 from choreo_agents.runtime.step import Row, Step, make_step
-from choreo_agents.runtime.timetable import Timetable
 from choreo_agents.sampling import Chosen
 from choreo_agents.tracing import EventSink, FirstToken, RequestFinished, RequestSubmitted, StepRan, guarded
 
@@ -26,31 +25,32 @@ class EngineLoop:
     Args:
         executor: Runs a step.
         lock: Guards all bookkeeping; held between steps only, never during a forward pass.
-        limits: Bounds of a step.
+        planner: Says what a step does.
         sink: Receives events.
         reclaimer: Whose caches may be evicted to admit a request.
-        timetable: Writes down every step, or prescribes them.
     """
 
     def __init__(
         self,
         executor: Executor,
         lock: threading.RLock,
-        limits: Limits,
+        planner: Planner,
         sink: EventSink,
         reclaimer: Reclaimer,
-        timetable: Timetable | None = None,
     ) -> None:
-        self._timetable = timetable
         self.executor = executor
         self.counters = executor.counters
         self._lock = lock
-        self._limits = limits
+        self._planner = planner
         self._emit = guarded(sink)
-        self._admission = Admission(executor.pool, reclaimer, _announcer(self._emit), self._fail)
+        self._admission = Admission(executor.pool, reclaimer, _announcer(self._emit), self._drop)
         self._running: dict[int, Request] = {}
         self._changed = threading.Event()
         """Set whenever there may be something to do; by whom needs no lock."""
+        self._leaving: set[Request] = set()
+        """Whose tenants have left."""
+        self._ended = threading.Condition(lock)
+        """Notified whenever a request has ended."""
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -79,6 +79,14 @@ class EngineLoop:
     def hurry(self, request: Request, priority: int) -> None:
         self._admission.hurry(request, priority)
 
+    def drop_tenant(self, tenant: str) -> None:
+        """Fail a tenant's requests with `EngineClosedError`; on another thread, return when none of them runs."""
+        with self._lock:
+            self._leaving.update(request for request in self._unfinished() if request.tenant == tenant)
+            self._changed.set()
+            if self._thread is not threading.current_thread():
+                self._ended.wait_for(lambda: self._closed or all(r.tenant != tenant for r in self._unfinished()))
+
     def unfinished(self) -> int:
         return len(self._admission.waiting) + len(self._running)
 
@@ -87,6 +95,7 @@ class EngineLoop:
         with self._lock:
             self._closed = True
             self._changed.set()
+            self._ended.notify_all()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -99,11 +108,12 @@ class EngineLoop:
                 except Exception as cause:
                     with self._lock:
                         for request in self._unfinished():
-                            self._drop(request, "failed", _failed(cause))
+                            self._drop(request, _failed(cause))
         except BaseException as cause:
             # The bookkeeping itself failed, so that nothing can go on; but nobody may wait for ever.
             with self._lock:
                 self._closed = True
+                self._ended.notify_all()
                 for request in self._unfinished():
                     _resolve(request, _failed(cause))
             raise
@@ -121,7 +131,7 @@ class EngineLoop:
                 return True
             error = EngineClosedError("the engine was closed before this call was done")
             for request in self._unfinished():
-                self._drop(request, "failed", error)
+                self._drop(request, error)
             return False
 
     def _unfinished(self) -> list[Request]:
@@ -131,6 +141,7 @@ class EngineLoop:
         """Schedule, run, account."""
         with self._lock:
             step, unfinished = self._schedule()
+            patience = 0.0 if step.rows else _patience(self._unfinished())
             samplers = {
                 row.number: decoding.sampler
                 for row in step.rows
@@ -139,7 +150,7 @@ class EngineLoop:
         if not step.rows:
             if unfinished:
                 # All that wait wait for the disk, which tells when it is done.
-                self._changed.wait(self._patience())
+                self._changed.wait(patience)
             return
         started = time.perf_counter()
         chosen = self.executor.run(step, samplers)
@@ -152,15 +163,11 @@ class EngineLoop:
         admission = self._admission
         for request in self._running.values():
             admission.add(request.grow())
-        waiting = admission.seen()
+        seen = admission.seen()
         unfinished = self.unfinished()
-        running = [Running(r.number, r.pending) for r in self._running.values()]
-        plan = plan_step(waiting, running, admission.room(), self._limits)
-        if self._timetable is not None and self._timetable.is_kept_to:
-            prescribed = self._timetable.plan(self._unfinished(), self._running)
-            if prescribed is None:
-                return make_step([]), unfinished
-            plan = prescribed
+        plan = self._planner.plan(seen, admission.waiting, self._running, admission.room())
+        if plan is None:
+            return make_step([]), unfinished
         by_number = {request.number: request for request in admission.waiting}
         stuck, chunks = list(plan.stuck), dict(plan.chunks)
         for number in plan.admitted:
@@ -173,23 +180,19 @@ class EngineLoop:
             elif alone:
                 stuck.append(number)
         for number in stuck:
-            self._fail(by_number[number], admission.no_room(by_number[number]))
+            self._drop(by_number[number], admission.no_room(by_number[number]))
         rows = [_row(self._running[n], count) for n, count in plan.chunks if n in self._running]
         admitted = [self._running[n].binding for n in plan.admitted if n in self._running]
         arrivals = [arrival for binding in admitted if binding is not None for arrival in binding.arrivals]
-        if self._timetable is not None:
-            self._timetable.record((self._running[row.number], len(row.tokens)) for row in rows)
+        self._planner.record([(self._running[row.number], len(row.tokens)) for row in rows])
         waits = admission.waiting and not stuck and not self._closed
         return make_step(rows, arrivals), unfinished if rows or waits else 0
 
-    def _patience(self) -> float:
-        """Seconds until the loop has to look again by itself."""
-        with self._lock:
-            deadlines = [deadline for request in self._unfinished() for deadline in request.deadlines.values()]
-        return max(0.0, min([DISK_PATIENCE_S, *(deadline - time.perf_counter() for deadline in deadlines)]))
-
     def _drop_left(self) -> None:
-        """Drop what nobody waits for any more."""
+        """Drop what nobody waits for any more, and what tenants have left."""
+        leaving, self._leaving = self._leaving, set()
+        for request in leaving.intersection(self._unfinished()):
+            self._drop(request, EngineClosedError("the tenancy was closed before this call was done"))
         now = time.perf_counter()
         for request in self._unfinished():
             late = request.late(now)
@@ -197,17 +200,12 @@ class EngineLoop:
                 if future.set_running_or_notify_cancel():
                     future.set_exception(RequestTimeoutError("the call was not done in time: see its timeout_s"))
             if request.cancelled():
-                self._drop(request, "timed out" if late else "cancelled", None)
+                self._drop(request, None, "timed out" if late else "cancelled")
 
     def _account(self, step: Step, chosen: dict[int, Chosen], started: float, unfinished: int) -> None:
         now = time.perf_counter()
         counters = self.counters
-        counters.steps += 1
-        counters.rows += len(step.rows)
-        if chosen:
-            counters.decode_steps += 1
-            counters.decode_rows += len(step.rows)
-            counters.decode_unfinished += unfinished
+        counters.count_step(len(step.rows), len(chosen), unfinished)
         for row in step.rows:
             request = self._running[row.number]
             request.advance(len(row.tokens))
@@ -238,11 +236,12 @@ class EngineLoop:
             raise
         finally:
             request.encoding.unpin()
+        self._ended.notify_all()
         self._emit_end(request, "done")
         for future in request.futures:
             future.set_result(result)
 
-    def _drop(self, request: Request, outcome: str, error: ChoreoError | None) -> None:
+    def _drop(self, request: Request, error: ChoreoError | None, outcome: str = "failed") -> None:
         """End a request without a result and give its memory back."""
         if request in self._admission.waiting:
             self._admission.waiting.remove(request)
@@ -261,9 +260,7 @@ class EngineLoop:
             self._emit_end(request, outcome)
         finally:
             _resolve(request, error)
-
-    def _fail(self, request: Request, error: ChoreoError) -> None:
-        self._drop(request, "failed", error)
+            self._ended.notify_all()
 
     def _emit_end(self, request: Request, outcome: str) -> None:
         spent, reused = request.charges, request.reused
@@ -280,6 +277,12 @@ def _row(request: Request, count: int) -> Row:
     tokens = tuple(request.tokens[first : first + count])
     view, made_by = request.binding.view, (request.adapter, request.mapper)
     return Row(request.number, tokens, first, request.segment, view, samples, *made_by)
+
+
+def _patience(requests: Sequence[Request]) -> float:
+    """Seconds until the loop has to look again by itself."""
+    deadlines = [deadline for request in requests for deadline in request.deadlines.values()]
+    return max(0.0, min([DISK_PATIENCE_S, *(deadline - time.perf_counter() for deadline in deadlines)]))
 
 
 def _announcer(emit: EventSink) -> Callable[[Request], None]:

@@ -180,10 +180,10 @@ class Request:
     number: int
     encoding: Encoding
     owner: Owner
-    decoding: Decoding | None
-    author: str | None
-    role: str | None
-    futures: list[Future[Any]]
+    decoding: Decoding | None = None
+    author: str | None = None
+    role: str | None = None
+    futures: list[Future[Any]] = field(default_factory=list)
     """Who waits for it: several if the same prefill was asked for while it was under way."""
     adapter: str = ""
     """Fingerprint of the adapter that encodes it; empty: the model alone."""

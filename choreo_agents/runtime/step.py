@@ -38,7 +38,7 @@ class Step:
     wanted: tuple[int, ...]
     """Indices of the tokens whose logits are sampled from, in the order of the rows that sample."""
     adapted: tuple[tuple[str, int, int], ...] = ()
-    """Adapters, and the first and last-but-one index of the tokens that each serves."""
+    """Adapters, and where the tokens that each serves begin and end."""
     mapped: tuple[Row, ...] = ()
     """Rows whose KV is made of other KV, before the pass."""
     arrivals: tuple[Arrival, ...] = ()

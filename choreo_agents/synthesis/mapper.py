@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.errors import AdapterError
 from choreo_agents.kv.geometry import KVGeometry
-from choreo_agents.kv.rounding import rounded
+from choreo_agents.kv.quantization import rounded
 from choreo_agents.models.adapter_files import require_base
 from choreo_agents.models.files import read_tensors, write_tensors
 
@@ -40,7 +40,7 @@ class CacheMapper(nn.Module):
         self.rank = usual_rank(geometry) if rank is None else rank
         self.kinds = tuple(kinds)
         self.rounds = False
-        """Whether what it makes has the precision of eight bits, to be stored so without loss (see `kv.rounding`)."""
+        """Whether what it makes has the precision of eight bits, to be stored so without loss (`kv.quantization`)."""
         width = geometry.kv_heads * geometry.head_dim
         if not 1 <= self.rank <= width:
             raise AdapterError(f"a mapper's rank lies between 1 and {width}, the width of a layer's keys, not {rank!r}")

@@ -29,7 +29,7 @@ def record(engine: Engine, name: str, handles: Sequence[MessageHandle]) -> Trace
         TrainingError: It cannot be said as a trace: a mapped message was mapped once more, or a view grew while its
             message was decoded.
     """
-    made = engine.records(handles)
+    made = engine.inspect.records(handles)
     starts = {each.handle.id: each.new_offset for each in made}
     messages: list[TraceMessage] = []
     for each in made:

@@ -25,7 +25,7 @@ class TraceMessage:
     offsets: tuple[int, ...] = ()
     new_offset: int = 0
     learn: tuple[int, int] | None = None
-    """First and last-but-one index of the tokens whose log-loss counts, the first at least 1; None: it was given."""
+    """Where the tokens whose log-loss counts begin, at least at 1, and end; None: it was given."""
     adapter: str | None = None
     """Which adapter encodes it; None: the model alone."""
     mapped: bool = False

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from choreo_agents.engine.methods import MethodName
+from choreo_agents.engine.settings import MethodName
 from choreo_agents.graph import ChoreoGraph
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.phrasing import Prompts

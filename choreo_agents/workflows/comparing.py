@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
-from choreo_agents.engine.methods import MethodName
+from choreo_agents.engine.settings import MethodName
 from choreo_agents.workflows.debating import Cost, DebateRun, DebateSetting, hold
 
 METHODS: tuple[MethodName, ...] = ("choreo", "baseline", "naive")

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from langchain_core.messages import AIMessage, BaseMessage
 
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Engine, Memory
 from choreo_agents.engine.memory_map import MemoryMap
-from choreo_agents.engine.methods import MethodName
+from choreo_agents.engine.settings import MethodName
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.turn.run_place import Replay
 from choreo_agents.kv.handle import MessageHandle
@@ -136,15 +136,13 @@ def hold(
     with Engine.load(
         setting.model,
         method=method,
-        kv_budget_bytes=setting.kv_budget_bytes,
-        host_bytes=setting.host_bytes,
-        disk=setting.disk,
+        memory=Memory(kv_budget_bytes=setting.kv_budget_bytes, host_bytes=setting.host_bytes, disk=setting.disk),
         seed=setting.seed,
     ) as engine:
         seen: Any = {"on_token": on_token, "on_decode": on_decode}
         messages = [("user", words) for words in told]
         state, spent = run_coroutine(run_graph(engine, graph, messages, replay=replay, **seen))
-        stats, memory = engine.stats(), engine.memory_map()
+        stats, memory = engine.stats(), engine.kv.memory_map()
         said = {
             (entry["author"], entry["superstep"], entry["branch"], entry["call"]): _generated(engine, entry)
             for entry in state["handles"]

@@ -26,6 +26,13 @@ def test_what_is_too_large_is_named(tmp_path: Path, source: str, complaint: str)
     assert complaint in found
 
 
+def test_a_class_counts_with_its_bases_of_the_tree(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("class A:\n" + "    x = 1\n" * 99 + "class B(A):\n" + "    x = 1\n" * 99)
+    assert list(size_budget.too_large(tmp_path)) == []
+    (tmp_path / "two.py").write_text("import one\nclass C(one.B[int], Exception):\n" + "    x = 1\n" * 50)
+    assert list(size_budget.too_large(tmp_path)) == ["two.py: class C has 251 lines with its bases B, A, at most 250"]
+
+
 def test_no_room_is_called_by_a_name_that_says_nothing() -> None:
     vague = {"utils", "util", "common", "helpers", "helper", "misc"}
     assert not [path for path in size_budget.PACKAGE.rglob("*") if path.stem in vague]

@@ -9,9 +9,9 @@ import torch
 from conformance.test_backends import CASES, KINDS, kind_of
 from torch import Tensor
 
-from choreo_agents.attention.backends import cuda, make_backend
-from choreo_agents.attention.backends.cuda import CHUNK, VarlenBackend, chunks
+from choreo_agents.attention.backends import make_backend, varlen
 from choreo_agents.attention.backends.reference import ReferenceBackend
+from choreo_agents.attention.backends.varlen import CHUNK, VarlenBackend, chunks
 from choreo_agents.attention.layout import QuerySpan, Read
 from choreo_agents.errors import InvalidRequestError
 
@@ -97,9 +97,9 @@ def test_a_kernel_that_is_wrong_is_not_used() -> None:
 
 
 def test_what_the_machine_lacks_is_refused_by_name_and_gone_without_by_default(monkeypatch) -> None:
-    monkeypatch.setattr(cuda, "torch_kernel", lambda: None)
-    with pytest.raises(InvalidRequestError, match="cuda backend"):
-        make_backend("cuda", torch.bfloat16, CPU)
+    monkeypatch.setattr(varlen, "torch_kernel", lambda: None)
+    with pytest.raises(InvalidRequestError, match="varlen backend"):
+        make_backend("varlen", torch.bfloat16, CPU)
     assert type(make_backend("auto", torch.bfloat16, CPU)).__name__ == "FoldedBackend"
 
 

@@ -23,7 +23,7 @@ from support.tiny import save_tiny_llama
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from choreo_agents import Engine, Sampling
+from choreo_agents import Engine, Memory, Sampling
 from choreo_agents.errors import AdapterError
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.models import files as tensor_files
@@ -172,7 +172,7 @@ def test_adapters_of_another_model_are_refused_with_both_fingerprints(
     for what in ("ours", "mapper"):
         with pytest.raises(AdapterError, match=f"was trained on the weights '{theirs}', this model's are '{mine}'"):
             engine.load_adapter(tmp_path / what)
-        with Engine.load(other, kv_budget_bytes=1 << 20) as at_home:
+        with Engine.load(other, memory=Memory(kv_budget_bytes=1 << 20)) as at_home:
             assert at_home.load_adapter(tmp_path / what) == what
 
 
@@ -188,19 +188,22 @@ def test_an_adapter_that_was_trained_in_fp32_serves_the_weights_in_bfloat16(tiny
     parts = read_adapter(save_adapter(tmp_path / "theirs", tiny_path), trained.adapter.model, "").parts
     write_adapter(tmp_path / "ours", parts, trained.adapter.weights, name="tiny", dropout=0.0)
     save_mapper(tmp_path / "ours", trained)
-    with Engine.load(tiny_path, dtype=torch.bfloat16, kv_budget_bytes=1 << 22) as engine:
+    with Engine.load(tiny_path, dtype=torch.bfloat16, memory=Memory(kv_budget_bytes=1 << 22)) as engine:
         assert engine.model.adapter.fingerprint != trained.adapter.fingerprint
         assert engine.load_adapter(tmp_path / "ours") == "ours"
         branch = engine.prefill([5, 6, 7], adapter="ours")
-        assert engine.merge([branch], adapter="ours", sampling=Sampling(max_tokens=2)).length > 1
+        assert engine.branches.merge([branch], adapter="ours", sampling=Sampling(max_tokens=2)).length > 1
 
 
 NAMES: dict[str, tuple[Callable[[Engine, Path], object], str]] = {
     "an unknown one": (lambda e, _: e.prefill([5], adapter="nobody"), "there is no adapter 'nobody': .* are 'good'"),
     "an unknown one, decoding": (lambda e, _: e.decode([5], adapter="nobody"), "there is no adapter 'nobody'"),
-    "an unknown one, merging": (lambda e, _: e.merge([e.prefill([5])], adapter="nobody"), "no adapter 'nobody'"),
-    "no mapper": (lambda e, _: e.map([e.prefill([5])], adapter="good"), "cannot be mapped by 'good'"),
-    "no mapper by default": (lambda e, _: e.map([e.prefill([5])]), "cannot be mapped by None"),
+    "an unknown one, merging": (
+        lambda e, _: e.branches.merge([e.prefill([5])], adapter="nobody"),
+        "no adapter 'nobody'",
+    ),
+    "no mapper": (lambda e, _: e.branches.map([e.prefill([5])], adapter="good"), "cannot be mapped by 'good'"),
+    "no mapper by default": (lambda e, _: e.branches.map([e.prefill([5])]), "cannot be mapped by None"),
     "the model's own": (lambda e, f: e.load_adapter(f, "base"), "cannot be called 'base'"),
     "none": (lambda e, f: e.load_adapter(f, ""), "cannot be called ''"),
     "another's": (lambda e, f: e.load_adapter(f, "good"), "another adapter is called 'good', that of .*good"),

@@ -15,8 +15,8 @@ from support.tiny import save_tiny_llama
 
 from choreo_agents import Engine, MessageHandle, Prefill, Sampling
 from choreo_agents.errors import CapacityError, HandleError, InvalidRequestError
-from choreo_agents.kv.archive import Archive, Entry
-from choreo_agents.kv.tiers import Parcel
+from choreo_agents.kv.archive import Archive, KVKey
+from choreo_agents.kv.tiers import HostKV
 from choreo_agents.models import load_model
 
 TOKEN = 2 * 3 * 2 * 16 * 4
@@ -28,7 +28,7 @@ def tokens(seed: int, count: int) -> list[int]:
     return [rng.randrange(3, 360) for _ in range(count)]
 
 
-def same(one: Parcel, other: Parcel) -> bool:
+def same(one: HostKV, other: HostKV) -> bool:
     return torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values)
 
 
@@ -51,9 +51,9 @@ def test_what_is_adopted_is_the_message_itself(
     calls, made = pair(here)
     adopted: list[MessageHandle] = []
     for call, handle in zip(calls, made, strict=True):
-        assert there.identify(call) == handle and not there.holds(handle)
-        adopted.append(there.adopt(call, here.read_kv(handle)))
-        assert there.holds(handle) and same(there.read_kv(handle), here.read_kv(handle))
+        assert there.kv.key(call).handle == handle and there.kv.tiers([handle]) == [None]
+        adopted.append(there.kv.adopt(call, here.kv.read(handle)))
+        assert there.kv.tiers([handle]) == ["device"] and same(there.kv.read(handle), here.kv.read(handle))
     assert adopted == made
     assert there.stats().tokens_encoded == 0 and there.stats().adopted == 2
     probe(here, made, 1)
@@ -61,7 +61,7 @@ def test_what_is_adopted_is_the_message_itself(
     assert all(torch.equal(a, b) for a, b in zip(logits_by_seed[1], logits_by_seed[2], strict=True))
     again = there.prefill(calls)
     assert again == made and there.stats().leases == 5, "a prefill finds what was adopted"
-    assert there.ancestors(made[1]) == {made[0]: None}
+    assert there.inspect.ancestors(made[1]) == {made[0]: None}
 
 
 def test_what_is_adopted_is_computed_again_from_its_lineage(
@@ -70,11 +70,11 @@ def test_what_is_adopted_is_computed_again_from_its_lineage(
     here, there = make_engine(), make_engine(kv_budget_bytes=256 * TOKEN)
     calls, made = pair(here)
     for call, handle in zip(calls, made, strict=True):
-        there.adopt(call, here.read_kv(handle))
-    there.evict(made)
-    assert there.tiers(made) == ["lineage", "lineage"] and there.stats().kv_bytes == 0
-    assert same(there.read_kv(made[0]), here.read_kv(made[0]))
-    difference = there.read_kv(made[1]).keys - here.read_kv(made[1]).keys
+        there.kv.adopt(call, here.kv.read(handle))
+    there.kv.park(made)
+    assert there.kv.tiers(made) == ["lineage", "lineage"] and there.stats().kv_bytes == 0
+    assert same(there.kv.read(made[0]), here.kv.read(made[0]))
+    difference = there.kv.read(made[1]).keys - here.kv.read(made[1]).keys
     assert difference.abs().max() <= 1e-4
     assert there.stats().recomputed == 2
     probe(here, made, 3)
@@ -85,27 +85,27 @@ def test_what_is_adopted_is_computed_again_from_its_lineage(
 def test_adopting_what_was_lost_brings_it_back_without_computing(make_engine: MakeEngine) -> None:
     engine = make_engine()
     calls, made = pair(engine)
-    parcel = engine.read_kv(made[0])
-    engine.evict(made)
+    host_kv = engine.kv.read(made[0])
+    engine.kv.park(made)
     encoded = engine.stats().tokens_encoded
-    assert engine.adopt(calls[0], parcel) == made[0]
-    assert engine.tiers(made) == ["device", "lineage"] and engine.stats().tokens_encoded == encoded
-    assert same(engine.read_kv(made[0]), parcel)
+    assert engine.kv.adopt(calls[0], host_kv) == made[0]
+    assert engine.kv.tiers(made) == ["device", "lineage"] and engine.stats().tokens_encoded == encoded
+    assert same(engine.kv.read(made[0]), host_kv)
 
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_kv_is_read_in_every_tier(make_engine: MakeEngine, tmp_path: Path, tier: str) -> None:
     engine = make_engine(**({"host_bytes": 1 << 20} if tier == "host" else {"disk": tmp_path}))
     _, made = pair(engine)
-    parcels = [engine.read_kv(handle) for handle in made]
+    host_kvs = [engine.kv.read(handle) for handle in made]
     encoded = engine.stats().tokens_encoded
     for _ in range(2):
-        engine.evict(made)
-        assert set(engine.tiers(made)) <= {tier, "host"}
-        assert all(same(engine.read_kv(h), parcel) for h, parcel in zip(made, parcels, strict=True))
-    engine.evict(made)
-    engine.restore(made)
-    assert engine.tiers(made) == ["device", "device"]
+        engine.kv.park(made)
+        assert set(engine.kv.tiers(made)) <= {tier, "host"}
+        assert all(same(engine.kv.read(h), host_kv) for h, host_kv in zip(made, host_kvs, strict=True))
+    engine.kv.park(made)
+    engine.kv.restore(made)
+    assert engine.kv.tiers(made) == ["device", "device"]
     assert engine.stats().tokens_encoded == encoded
 
 
@@ -116,7 +116,7 @@ def test_kv_from_another_position_serves(
     calls, made = pair(here)
     for call, handle in zip(calls, made, strict=True):
         moved = replace(call, offsets=[105] if call.parents else None, new_offset=(call.new_offset or 0) + 100)
-        assert there.adopt(moved, here.read_kv(handle), call.new_offset) == handle
+        assert there.kv.adopt(moved, here.kv.read(handle), call.new_offset) == handle
     probe(here, made, 5)
     probe(there, made, 6)
     assert all(torch.equal(a, b) for a, b in zip(logits_by_seed[5], logits_by_seed[6], strict=True))
@@ -125,70 +125,70 @@ def test_kv_from_another_position_serves(
 def test_a_parcel_that_does_not_fit_is_refused(make_engine: MakeEngine) -> None:
     engine = make_engine(kv_budget_bytes=64 * TOKEN)
     handle = engine.prefill(tokens(1, 30))
-    parcel = engine.read_kv(handle)
+    host_kv = engine.kv.read(handle)
     call = Prefill(tokens(3, 30))
     wrong = [
-        Parcel(parcel.keys[:, :, :-1], parcel.values[:, :, :-1]),
-        Parcel(parcel.keys.double(), parcel.values.double()),
-        Parcel(parcel.keys[:2], parcel.values[:2]),
-        parcel.packed(),
+        HostKV(host_kv.keys[:, :, :-1], host_kv.values[:, :, :-1]),
+        HostKV(host_kv.keys.double(), host_kv.values.double()),
+        HostKV(host_kv.keys[:2], host_kv.values[:2]),
+        host_kv.quantized(),
         None,
     ]
     for each in wrong:
         with pytest.raises(InvalidRequestError, match="not of 30 tokens"):
-            engine.adopt(call, each)  # type: ignore[arg-type]
+            engine.kv.adopt(call, each)  # type: ignore[arg-type]
     for place in (-1, True, 2000, "0"):
         with pytest.raises(InvalidRequestError):
-            engine.adopt(call, parcel, place)  # type: ignore[arg-type]
+            engine.kv.adopt(call, host_kv, place)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="before position 0"):
-        engine.adopt(Prefill(tokens(3, 30), [handle]), parcel, 29)
-    engine.pin(handle)
+        engine.kv.adopt(Prefill(tokens(3, 30), [handle]), host_kv, 29)
+    engine.kv.pin(handle)
     long = Prefill(tokens(4, 40))
     with pytest.raises(CapacityError, match="unpin"):
-        engine.adopt(long, Parcel(*(torch.zeros(3, 2, 40, 16) for _ in range(2))))
+        engine.kv.adopt(long, HostKV(*(torch.zeros(3, 2, 40, 16) for _ in range(2))))
     assert engine.stats().messages == 1
     with pytest.raises(HandleError):
-        engine.read_kv(MessageHandle(id="0" * 32, model=handle.model, length=3))
+        engine.kv.read(MessageHandle(id="0" * 32, model=handle.model, length=3))
     text = make_engine(method="naive")
     with pytest.raises(InvalidRequestError, match="keeps no KV"):
-        text.read_kv(text.prefill(tokens(1, 5)))
-    assert text.adopt(call, parcel) == text.prefill([call])[0], "a twin that re-encodes text keeps the text"
+        text.kv.read(text.prefill(tokens(1, 5)))
+    assert text.kv.adopt(call, host_kv) == text.prefill([call])[0], "a twin that re-encodes text keeps the text"
 
 
 def test_leases_outside_of_scopes_outlive_them(make_engine: MakeEngine) -> None:
     engine = make_engine()
     with engine.scope():
-        with engine.unscoped():
+        with engine.scope():
             kept = engine.prefill(tokens(1, 10))
-            with engine.scope():
-                inner = engine.prefill(tokens(2, 10))
-            assert not engine.holds(inner)
-        engine.lease([kept])
+            engine.kv.lease([kept], scoped=False)
+            inner = engine.prefill(tokens(2, 10))
+        assert engine.kv.tiers([kept, inner]) == ["device", None]
+        engine.kv.lease([kept])
         gone = engine.prefill(tokens(3, 10))
         assert engine.stats().leases == 3
-    assert engine.holds(kept) and not engine.holds(gone) and engine.stats().leases == 1
+    assert engine.kv.tiers([kept, gone]) == ["device", None] and engine.stats().leases == 1
 
 
 def test_leases_are_dropped_once_and_never_those_of_others(make_engine: MakeEngine) -> None:
     engine = make_engine()
     kept = engine.prefill(tokens(1, 10))
     with engine.scope():
-        inside = engine.lease([kept, kept])
+        inside = engine.kv.lease([kept, kept])
     inside.release()
     assert engine.stats().leases == 1, "they ended with their scope"
     with engine.scope():
-        inside = engine.lease([kept])
-        with engine.unscoped():
+        inside = engine.kv.lease([kept])
+        with engine.scope():
             inside.release()
             assert engine.stats().leases == 1
-        outside = engine.lease([kept])
+        outside = engine.kv.lease([kept])
         outside.add([engine.prefill(tokens(2, 10))])
         outside.release()
         outside.release()
         assert engine.stats().leases == 1
-    assert engine.holds(kept)
+    assert engine.kv.tiers([kept]) == ["device"]
     with pytest.raises(HandleError):
-        engine.lease([kept, MessageHandle(id="0" * 32, model=kept.model, length=3)])
+        engine.kv.lease([kept, MessageHandle(id="0" * 32, model=kept.model, length=3)])
     assert engine.stats().leases == 1
 
 
@@ -196,47 +196,46 @@ def test_another_tenant_neither_holds_nor_reads_it(make_engine: MakeEngine) -> N
     engine = make_engine()
     other = engine.tenant("other")
     _, made = pair(engine)
-    assert not other.holds(made[0])
+    assert other.kv.tiers([made[0]]) == [None]
     for ask in (
-        other.read_kv,
-        lambda h: other.lease([h]),
-        other.entry,
-        lambda h: other.tiers([h]),
-        lambda h: other.evict([h]),
+        other.kv.read,
+        lambda h: other.kv.lease([h]),
+        other.kv.key,
+        lambda h: other.kv.park([h]),
     ):
         with pytest.raises(HandleError):
             ask(made[0])
-    assert other.identify(Prefill(tokens(1, 30))) != made[0]
+    assert other.kv.key(Prefill(tokens(1, 30))).handle != made[0]
 
 
 # --- files ---
 
 
-def wanted(engine: Engine, call: Prefill) -> Entry:
+def wanted(engine: Engine, call: Prefill) -> KVKey:
     """What the files of `pair` are asked for: found by content alone, before the engine has any of it."""
-    root = engine.entry_for(tokens(1, 30), 5)
+    root = engine.kv.key(Prefill(tokens(1, 30), new_offset=5))
     if not call.parents:
         return root
-    return engine.entry_for(call.content, 50, [(root, 5)])  # type: ignore[arg-type]
+    return engine.kv.key(Prefill(call.content, [root.handle], [5], 50))
 
 
 def saved(engine: Engine, folder: Path) -> tuple[Archive, list[Prefill], list[MessageHandle]]:
-    archive = engine.archive(folder)
+    archive = engine.kv.archive(folder)
     calls, made = pair(engine)
     for handle in made:
-        assert archive.save(engine.entry(handle), engine.read_kv(handle)) and archive.has(handle.id)
+        assert archive.save(engine.kv.key(handle), engine.kv.read(handle)) and archive.has(handle.id)
     return archive, calls, made
 
 
 def test_a_file_holds_the_same_bits_for_another_engine(make_engine: MakeEngine, tmp_path: Path) -> None:
     here, there = make_engine(), make_engine()
     _, calls, made = saved(here, tmp_path)
-    archive = there.archive(tmp_path)
+    archive = there.kv.archive(tmp_path)
     for call, handle in zip(calls, made, strict=True):
         found = archive.load(wanted(there, call))
         assert found is not None
-        there.adopt(call, *found)
-        assert same(there.read_kv(handle), here.read_kv(handle))
+        there.kv.adopt(call, *found)
+        assert same(there.kv.read(handle), here.kv.read(handle))
     assert there.stats().tokens_encoded == 0
     assert [path.suffix for path in archive.folder.iterdir()] == [".safetensors"] * 2
 
@@ -286,7 +285,7 @@ def test_a_damaged_or_foreign_file_is_set_aside(make_engine: MakeEngine, tmp_pat
     DAMAGE[damage](path, other)
     assert archive.load(entry) is None
     assert not path.exists() and path.with_suffix(".broken").exists()
-    assert archive.save(engine.entry(made[0]), engine.read_kv(made[0])) and archive.load(entry) is not None
+    assert archive.save(engine.kv.key(made[0]), engine.kv.read(made[0])) and archive.load(entry) is not None
 
 
 def test_models_and_tenants_have_folders_of_their_own(
@@ -297,7 +296,7 @@ def test_models_and_tenants_have_folders_of_their_own(
     twin = make_engine(load_model(save_tiny_llama(tmp_path_factory.mktemp("other"), seed=5)))
     tenant = engine.tenant("other")
     for stranger in (twin, tenant):
-        theirs = stranger.archive(tmp_path)
+        theirs = stranger.kv.archive(tmp_path)
         entry = wanted(stranger, calls[0])
         assert theirs.folder != archive.folder and theirs.load(entry) is None
         # Even under the right name it is no other's: the seal is the tenant's.
@@ -312,13 +311,13 @@ def test_the_longest_unused_files_leave_for_new_ones(make_engine: MakeEngine, tm
 
     engine = make_engine()
     made = [engine.prefill(tokens(seed, 40)) for seed in range(4)]
-    archive = engine.archive(tmp_path, budget_bytes=3 * 42 * TOKEN)
+    archive = engine.kv.archive(tmp_path, budget_bytes=3 * 42 * TOKEN)
     for age, handle in enumerate(made[:3]):
-        assert archive.save(engine.entry(handle), engine.read_kv(handle))
+        assert archive.save(engine.kv.key(handle), engine.kv.read(handle))
         os.utime(archive.folder / f"{handle.id}.safetensors", (age, age))
-    assert archive.load(engine.entry(made[0])) is not None, "used just now"
-    archive.save(engine.entry(made[3]), engine.read_kv(made[3]))
+    assert archive.load(engine.kv.key(made[0])) is not None, "used just now"
+    archive.save(engine.kv.key(made[3]), engine.kv.read(made[3]))
     assert [archive.has(handle.id) for handle in made] == [True, False, True, True]
     assert archive.used_bytes() <= archive.budget_bytes
-    tight = engine.archive(tmp_path / "tight", budget_bytes=39 * TOKEN)
-    assert not tight.save(engine.entry(made[0]), engine.read_kv(made[0])) and not tight.has(made[0].id)
+    tight = engine.kv.archive(tmp_path / "tight", budget_bytes=39 * TOKEN)
+    assert not tight.save(engine.kv.key(made[0]), engine.kv.read(made[0])) and not tight.has(made[0].id)

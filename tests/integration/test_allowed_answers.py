@@ -219,12 +219,12 @@ def test_calls_without_choices_keep_their_seeds(engine: Engine) -> None:
     """The derived seed is of the JSON that earlier releases wrote; with choices it is another."""
     free = Sampling(temperature=1.0, max_tokens=4, stop_tokens=())
     named = free.model_dump(mode="json")
-    from choreo_agents.engine.intake import _written
+    from choreo_agents.engine.request_builder import canonical
 
     assert list(named)[-2:] == ["choices", "lead"]
-    assert _written(free) == free.model_dump_json().replace(',"choices":[],"lead":""', "")
-    assert _written(with_(free, choices=("a",))) != _written(with_(free, choices=("b",)))
-    assert _written(VOTE) != _written(with_(VOTE, lead=""))
+    assert canonical(free) == free.model_dump_json().replace(',"choices":[],"lead":""', "")
+    assert canonical(with_(free, choices=("a",))) != canonical(with_(free, choices=("b",)))
+    assert canonical(VOTE) != canonical(with_(VOTE, lead=""))
 
 
 CORPUS = ["I vote for Bob. I vote for Ann, I vote for Zoë", "Ann and Bob vote: I vote", "for Bob or for Ann", "a b c"]

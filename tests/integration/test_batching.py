@@ -10,7 +10,7 @@ import pytest
 from conftest import MakeEngine
 from support.graphs import QUESTION, branches, said
 
-from choreo_agents import Engine, EngineStats
+from choreo_agents import Engine, EngineStats, Memory
 from choreo_agents.models import LoadedModel
 
 NAMES = [f"agent{i:02}" for i in range(16)]
@@ -20,7 +20,7 @@ NAMES = [f"agent{i:02}" for i in range(16)]
 def alone(tiny: LoadedModel) -> dict[str, list[int]]:
     """What each branch says with the engine to itself."""
     tokens: dict[str, list[int]] = {}
-    with Engine.load(tiny, kv_budget_bytes=1 << 23) as engine:
+    with Engine.load(tiny, memory=Memory(kv_budget_bytes=1 << 23)) as engine:
         for name in NAMES:
             state = branches([name]).compile(engine=engine).invoke(QUESTION)
             tokens[name] = said(engine, state)[name]

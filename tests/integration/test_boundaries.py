@@ -45,14 +45,14 @@ def test_each_branch_is_followed_by_the_opening_of_a_turn(make_engine: MakeEngin
     trunk, branches = team(engine)
     before = engine.stats()
     view = view_of(engine, branches, [9, 9, 9], strategy=strategy, adapter="merger")
-    copies = engine.map(branches, "merger")
+    copies = engine.branches.map(branches, "merger")
     starts = view.handles[5:8]
     assert view.handles[:5] == [*trunk, *copies] and len(view.handles) == 9
     assert [engine.tokens(each) for each in starts] == behind(engine, branches)
     end = sum(handle.length for handle in trunk)
     assert view.offsets[5:8] == [at + each.length for at, each in zip(view.offsets[2:5], copies, strict=True)]
     for start, copy in zip(starts, copies, strict=True):
-        [record] = [each for each in engine.records([start]) if each.handle == start]
+        [record] = [each for each in engine.inspect.records([start]) if each.handle == start]
         assert list(record.parents) == [*trunk, copy], "no branch's boundary sees another branch"
         assert [*record.offsets, record.new_offset] == [0, trunk[0].length, end, end + copy.length]
     asked = end + (sum if strategy == "sequential" else max)(each.length for each in branches)
@@ -92,7 +92,7 @@ def test_words_need_none(make_engine: MakeEngine, merger: Path, method: Any, str
     view = view_of(engine, branches, [9], strategy=strategy)
     assert len(view.handles) == 6
     if method != "choreo":
-        assert engine.boundaries(branches, [], [], [0] * 3) == []
+        assert engine.branches.boundaries(branches, [], [], [0] * 3) == []
 
 
 def test_summaries_have_them_too(make_engine: MakeEngine, merger: Path) -> None:
@@ -105,9 +105,13 @@ def test_summaries_have_them_too(make_engine: MakeEngine, merger: Path) -> None:
 def test_who_reads_none_encodes_none(make_engine: MakeEngine, tiny: LoadedModel, tmp_path: Path) -> None:
     engine = make_engine(adapter=save_mapper(tmp_path / "mapper", tiny))
     _, branches = team(engine)
-    assert engine.boundaries(branches, [], [], [0] * 3) == [] == engine.boundaries(branches, [], [], [0] * 3, "base")
+    assert (
+        engine.branches.boundaries(branches, [], [], [0] * 3)
+        == []
+        == engine.branches.boundaries(branches, [], [], [0] * 3, "base")
+    )
     with pytest.raises(AdapterError, match="there is no adapter 'other'"):
-        engine.boundaries(branches, [], [], [0] * 3, "other")
+        engine.branches.boundaries(branches, [], [], [0] * 3, "other")
 
 
 def test_a_tenants_own_adapter_has_its_own_boundaries(make_engine: MakeEngine, tiny: LoadedModel, merger: Path) -> None:
@@ -131,14 +135,16 @@ def test_a_tenants_own_adapter_has_its_own_boundaries(make_engine: MakeEngine, t
 @pytest.mark.parametrize("stored", ["int8", "low-rank"])
 def test_copies_that_are_stored_smaller_are_read_behind_too(make_engine: MakeEngine, merger: Path, stored: Any) -> None:
     engine = make_engine(adapter=merger, mapped_storage=stored, kv_budget_bytes=1 << 20)
-    trunk, branches = team(engine)
+    _, branches = team(engine)
     heards = []
     for _ in range(2):
         view = view_of(engine, branches, [9, 9, 9], strategy="parallel")
         assert len(view.handles) == 9
         heards.append(heard(engine, view))
         give_back(engine, view)
-        engine.park([*trunk, *branches])
+        copies = engine.branches.map(branches)
+        engine.kv.park(copies)
+        assert set(engine.kv.tiers(copies)) == {"lineage"}
     assert torch.equal(*heards), "after copies were put away, to the bit"
 
 
@@ -148,7 +154,7 @@ def test_the_turn_that_a_branch_is_decides_what_follows_it(make_engine: MakeEngi
     roles: tuple[Any, ...] = ("user", "system", "assistant")
     said = [engine.prefill(engine.chat.turn(role, "Ann has 3 red kites."), role="user") for role in roles]
     said.append(engine.prefill([5, 6, 7], role="user"))
-    calls = engine.boundaries(said, [], [], [0] * 4)
+    calls = engine.branches.boundaries(said, [], [], [0] * 4)
     assert [call.content for call in calls] == [engine.chat.start(role) for role in (*roles, "assistant")]
     assert len({call.content for call in calls}) == 3
     assert [(call.offsets, call.new_offset) for call in calls] == [([0], handle.length) for handle in said]
@@ -163,8 +169,8 @@ def test_a_branch_that_left_the_trunk_early_has_its_boundary_there(make_engine: 
     branches = [engine.prefill([9 + (i + n) % 200 for n in range(most // 2 - 10)], [root]) for i in range(2)]
     view = view_of(engine, branches, strategy="parallel", trunk=[root, long])
     assert view.end == 24 + most // 2 and view.offsets[2:4] == [24, 24]
-    for start, branch in zip(view.handles[4:], engine.map(branches), strict=True):
-        [record] = [each for each in engine.records([start]) if each.handle == start]
+    for start, branch in zip(view.handles[4:], engine.branches.map(branches), strict=True):
+        [record] = [each for each in engine.inspect.records([start]) if each.handle == start]
         assert record.parents == (root, branch), "not what came after it had left"
 
 
@@ -238,7 +244,7 @@ def test_a_node_reads_what_the_engine_would(make_engine: MakeEngine, merger: Pat
         view = view_of(
             engine, [said["bruno"], said["alice"]], "Say it all.", strategy=strategy, trunk=trunk, adapter="merger"
         )
-        [record] = [each for each in engine.records([said["editor"]]) if each.handle == said["editor"]]
+        [record] = [each for each in engine.inspect.records([said["editor"]]) if each.handle == said["editor"]]
         assert list(record.parents) == view.handles and list(record.offsets) == view.offsets
         assert record.new_offset == view.end and len(view.handles) == 7
     assert engine.stats().leases == before
@@ -270,9 +276,9 @@ def test_in_a_second_round_a_boundary_sees_the_first(make_engine: MakeEngine, me
         said = [MessageHandle.model_validate(entry["handle"]) for entry in state["handles"]]
         authors = [entry["author"] for entry in state["handles"]]
         assert [*map(authors.index, ("alice", "bruno", "editor"))] == [1, 2, 3] and len(said) == 8
-        known = {each.handle: each for each in engine.records(said)}
+        known = {each.handle: each for each in engine.inspect.records(said)}
         last = known[said[authors.index("editor", 4)]]
-        copies = engine.map(
+        copies = engine.branches.map(
             [said[place] for place, author in enumerate(authors) if author in ("alice", "bruno")], "merger"
         )
         opening = engine.model.encode(engine.chat.start("assistant"))
@@ -305,8 +311,8 @@ def test_what_is_only_read_stands_between_branches_without_parting_them(
     with engine.scope():
         state = graph.compile(engine=engine).invoke(QUESTION)
         said = {e["author"]: MessageHandle.model_validate(e["handle"]) for e in state["handles"]}
-        last, known = said["editor"], {each.handle: each for each in engine.records([said["editor"]])}
-        alice, bruno = engine.map([said["alice"], said["bruno"]], "merger")
+        last, known = said["editor"], {each.handle: each for each in engine.inspect.records([said["editor"]])}
+        alice, bruno = engine.branches.map([said["alice"], said["bruno"]], "merger")
         opening = engine.model.encode(engine.chat.start("assistant"))
         seen = [set(known[each].parents) for each in known[last].parents if list(known[each].tokens) == opening]
         assert len(seen) == 2 and alice in seen[0] and bruno in seen[1]

@@ -83,13 +83,13 @@ async def test_cancelling_one_of_two_who_wait_for_the_same_prefill(make_engine: 
 def test_a_request_that_finds_only_pinned_memory_fails_and_can_be_repeated(make_engine: MakeEngine) -> None:
     engine = make_engine(kv_budget_bytes=256 * 3 * 64 * 4)
     held = engine.prefill([5] * 100, author="alice")
-    engine.pin(held)
+    engine.kv.pin(held)
     reason = (
         r"no room for 208 tokens \(\d+ bytes\): 144 of 256 are free, and the rest is pinned by 'alice' \(100 tokens\)"
     )
     with pytest.raises(CapacityError, match=reason):
         engine.decode([7], sampling=LONG)
-    engine.unpin(held)
+    engine.kv.unpin(held)
     assert engine.decode([7], sampling=LONG).length == 201
 
 

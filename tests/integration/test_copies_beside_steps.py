@@ -20,7 +20,7 @@ from choreo_agents.errors import EngineFailedError
 from choreo_agents.kv import copying
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
-from choreo_agents.kv.tiers import Parcel
+from choreo_agents.kv.tiers import HostKV
 from choreo_agents.synthesis.mapper import CacheMapper
 
 SOON_S = 20.0
@@ -45,7 +45,7 @@ def answer(engine: Engine, seen: list[MessageHandle], seed: int) -> None:
 
 def leave(engine: Engine) -> None:
     """Park everything, and wipe what it leaves behind: it may come back to the same slots."""
-    engine.park()
+    engine.kv.park()
     pool = engine._core.pool
     assert not pool.used_bytes
     for side in (*pool.keys, *pool.values):
@@ -60,11 +60,11 @@ class Watch:
         self.begun = threading.Event()
         fill, attend = KVPool.fill, StepAttention.attend
 
-        def waiting_fill(pool: KVPool, segment: Segment, parcel: Parcel, layer: int) -> None:
+        def waiting_fill(pool: KVPool, segment: Segment, host_kv: HostKV, layer: int) -> None:
             self.begun.set()
             assert layer == 0 or self.attended.wait(SOON_S), "the step waited for all layers"
             time.sleep(0.02)
-            fill(pool, segment, parcel, layer)
+            fill(pool, segment, host_kv, layer)
             self.copied.append(layer)
 
         def telling_attend(step: StepAttention, layer: int, *rest: Any, **options: Any) -> Tensor:
@@ -88,7 +88,7 @@ def test_a_step_begins_before_its_last_layer_is_there(
     seen = messages(engine)
     answer(engine, seen, 1)
     leave(engine)
-    assert set(engine.tiers(seen)) == {"host"}
+    assert set(engine.kv.tiers(seen)) == {"host"}
     watch = Watch(monkeypatch)
     answer(engine, seen, 2)
     assert watch.copied == [layer for layer in range(LAYERS) for _ in seen]
@@ -101,19 +101,19 @@ def test_who_reads_meanwhile_waits_until_all_is_there(
 ) -> None:
     engine = make_engine(host_bytes=1 << 30)
     seen = messages(engine)
-    wanted = engine.read_kv(seen[0])
+    wanted = engine.kv.read(seen[0])
     leave(engine)
     watch = Watch(monkeypatch)
     # The step attends in its first layer only when somebody asks for what is on its way.
     settle = copying.LayeredCopy.wait
-    asked, found = threading.Event(), list[Parcel]()
+    asked, found = threading.Event(), list[HostKV]()
 
     def late_wait(copy: copying.LayeredCopy, layer: int) -> None:
         assert asked.wait(SOON_S)
         settle(copy, layer)
 
     monkeypatch.setattr(copying.LayeredCopy, "wait", late_wait)
-    reader = threading.Thread(target=lambda: (asked.set(), found.append(engine.read_kv(seen[0]))))
+    reader = threading.Thread(target=lambda: (asked.set(), found.append(engine.kv.read(seen[0]))))
     speaker = threading.Thread(target=lambda: answer(engine, seen, 1))
     speaker.start()
     assert watch.begun.wait(SOON_S)
@@ -132,17 +132,17 @@ def test_mapped_copies_wait_for_what_they_are_made_of(
     mapper = CacheMapper(adapter.geometry, adapter.kinds)
     engine._core.adapters.add_default(Loaded(Path("zero"), None, mapper, mapper.fingerprint))
     [one, *_] = messages(engine)
-    wanted = engine.read_kv(one)
+    wanted = engine.kv.read(one)
     leave(engine)
     fill = KVPool.fill
 
-    def slow_fill(pool: KVPool, segment: Segment, parcel: Parcel, layer: int) -> None:
+    def slow_fill(pool: KVPool, segment: Segment, host_kv: HostKV, layer: int) -> None:
         time.sleep(0.05)
-        fill(pool, segment, parcel, layer)
+        fill(pool, segment, host_kv, layer)
 
     monkeypatch.setattr(KVPool, "fill", slow_fill)
-    [copy] = engine.map([one])
-    assert torch.equal(engine.read_kv(copy).keys, wanted.keys)
+    [copy] = engine.branches.map([one])
+    assert torch.equal(engine.kv.read(copy).keys, wanted.keys)
 
 
 def test_what_is_adopted_is_there_when_adopt_returns(make_engine: MakeEngine, logits_by_seed: Logits) -> None:
@@ -150,11 +150,11 @@ def test_what_is_adopted_is_there_when_adopt_returns(make_engine: MakeEngine, lo
     first, second = make_engine(), make_engine()
     seen = messages(first)
     answer(first, seen, 1)
-    parcels = [first.read_kv(handle) for handle in seen]
+    host_kvs = [first.kv.read(handle) for handle in seen]
     calls = [Prefill(list(first.tokens(handle))) for handle in seen]
-    adopted = [second.adopt(call, parcel) for call, parcel in zip(calls, parcels, strict=True)]
-    for parcel in parcels:
-        parcel.keys.zero_()
+    adopted = [second.kv.adopt(call, host_kv) for call, host_kv in zip(calls, host_kvs, strict=True)]
+    for host_kv in host_kvs:
+        host_kv.keys.zero_()
     answer(second, adopted, 2)
     require_same_bits(logits_by_seed[1], logits_by_seed[2])
 
@@ -164,10 +164,10 @@ def test_what_leaves_again_while_it_arrives_is_whole(make_engine: MakeEngine, lo
     seen = messages(engine)
     answer(engine, seen, 1)
     for _ in range(20):
-        engine.park()
+        engine.kv.park()
         for handle in seen:
-            assert engine.read_kv(handle).keys.shape[2] == handle.length
-    engine.park()
+            assert engine.kv.read(handle).keys.shape[2] == handle.length
+    engine.kv.park()
     answer(engine, seen, 2)
     require_same_bits(logits_by_seed[1], logits_by_seed[2])
 
@@ -180,17 +180,17 @@ def test_a_copy_that_fails_fails_its_step_and_nothing_is_lost(
     engine = make_engine(host_bytes=1 << 30)
     seen = messages(engine)
     answer(engine, seen, 1)
-    engine.park()
+    engine.kv.park()
     held = engine.stats().host_bytes
     with monkeypatch.context() as patch:
 
-        def broken(pool: KVPool, segment: Segment, parcel: Parcel, layer: int) -> None:
+        def broken(pool: KVPool, segment: Segment, host_kv: HostKV, layer: int) -> None:
             raise MemoryError("no such memory")
 
         patch.setattr(KVPool, "fill", broken)
         with pytest.raises(EngineFailedError, match="could not be copied"):
             answer(engine, seen, 2)
-    assert set(engine.tiers(seen)) == {"host"} and engine.stats().host_bytes == held
+    assert set(engine.kv.tiers(seen)) == {"host"} and engine.stats().host_bytes == held
     assert engine.stats().restored_from_host == 0
     answer(engine, seen, 3)
     assert engine.stats().recomputed == 0

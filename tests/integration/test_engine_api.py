@@ -59,7 +59,7 @@ def test_lineage_outlives_release_while_descendants_live(engine: Engine) -> None
     leaf = engine.decode([8], [middle], sampling=SHORT)
     engine.release(root)
     engine.release(middle)
-    assert list(engine.ancestors(leaf)) == [middle, root]
+    assert list(engine.inspect.ancestors(leaf)) == [middle, root]
     with pytest.raises(ReleasedHandleError):
         engine.tokens(root)
 

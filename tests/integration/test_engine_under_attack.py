@@ -17,7 +17,8 @@ import torch
 from conftest import MakeEngine
 from support.tiny import save_tiny_llama
 
-from choreo_agents import Decode, Engine, Prefill, Sampling
+from choreo_agents import Decode, Engine, Memory, Prefill, Sampling, Scheduling
+from choreo_agents.engine.pending import Pending
 from choreo_agents.errors import EngineFailedError, InvalidRequestError, KVBudgetError
 from choreo_agents.models import LoadedModel, load_model
 
@@ -38,8 +39,8 @@ def test_a_reused_prefix_never_stands_in_the_way_of_its_reader(make_engine: Make
 def test_leaving_in_the_middle_of_a_stream_ends_the_interpreter_in_order(tiny_path: Path) -> None:
     program = """
 import sys
-from choreo_agents import Engine, Sampling
-engine = Engine.load(sys.argv[1], kv_budget_bytes=1 << 23)
+from choreo_agents import Engine, Memory, Sampling
+engine = Engine.load(sys.argv[1], memory=Memory(kv_budget_bytes=1 << 23))
 for _ in engine.stream([5], sampling=Sampling(max_tokens=1000, stop_tokens=())):
     break
 pending = engine.stream([6], sampling=Sampling(max_tokens=1000, stop_tokens=()))
@@ -143,7 +144,7 @@ async def test_a_cancelled_baseline_decode_keeps_only_what_it_encoded(make_engin
 
 def test_an_engine_that_is_dropped_ends_its_thread(tiny: LoadedModel) -> None:
     def use_and_drop() -> threading.Thread | None:
-        engine = Engine.load(tiny, kv_budget_bytes=1 << 20)
+        engine = Engine.load(tiny, memory=Memory(kv_budget_bytes=1 << 20))
         engine.prefill([5])
         return engine._core.loop._thread
 
@@ -188,14 +189,16 @@ def test_integers_of_numpy_and_torch_are_tokens(engine: Engine) -> None:
 
 
 def test_settings_out_of_range_are_refused(tiny: LoadedModel) -> None:
-    for settings in (
-        {"step_tokens": 0},
-        {"kv_budget_bytes": 0},
-        {"kv_budget_bytes": 100},
-        {"kv_budget_bytes": 1 << 62},
+    for setting, value in (
+        (Scheduling, {"step_tokens": 0}),
+        (Scheduling, {"rows": 0}),
+        (Memory, {"kv_budget_bytes": 0}),
     ):
-        with pytest.raises(ValueError, match=r"step_tokens|kv_budget_bytes|KV budget"):
-            Engine.load(tiny, **settings)
+        with pytest.raises(ValueError, match=next(iter(value))):
+            setting(**value)
+    for budget in (100, 1 << 62):
+        with pytest.raises(ValueError, match="KV budget"):
+            Engine.load(tiny, memory=Memory(kv_budget_bytes=budget))
     with pytest.raises(InvalidRequestError, match="loaded already"):
         Engine.load(tiny, dtype=torch.bfloat16)
 
@@ -269,8 +272,8 @@ def test_nobody_waits_for_ever_when_the_bookkeeping_itself_fails(
     tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    with Engine.load(tiny, kv_budget_bytes=1 << 22) as engine:
-        monkeypatch.setattr(engine._desk, broken, lambda *_: 1 / 0)
+    with Engine.load(tiny, memory=Memory(kv_budget_bytes=1 << 22)) as engine:
+        monkeypatch.setattr(Pending, broken, lambda *_: 1 / 0)
         if broken == "abandon":
             monkeypatch.setattr(engine._core.loop.executor, "run", lambda *_: 1 / 0)
         with pytest.raises(EngineFailedError, match="ZeroDivisionError"):

@@ -56,12 +56,12 @@ def test_a_whole_prompt_is_one_step(make_engine: MakeEngine, logits_by_seed: Log
     answer(eager, chain(eager), 1)
     seen = chain(lazy, lazy=True)
     assert (lazy.stats().steps, lazy.stats().tokens_encoded, lazy.stats().kv_bytes) == (0, 0, 0)
-    assert set(lazy.tiers(seen)) == {"lineage"}
+    assert set(lazy.kv.tiers(seen)) == {"lineage"}
     said = answer(lazy, seen, 2)
     # Three words and what closes nothing: one step each; the prompt is in the first of them.
     assert lazy.stats().steps == eager.stats().steps - 3 == 4
     assert lazy.stats().tokens_encoded == eager.stats().tokens_encoded
-    assert lazy.stats().recomputed == 0 and set(lazy.tiers(seen)) == {"device"}
+    assert lazy.stats().recomputed == 0 and set(lazy.kv.tiers(seen)) == {"device"}
     assert [lazy.usage(each).tokens_encoded for each in seen] == [0, 0, 0], "who read them first is charged"
     usage = lazy.usage(said)
     assert (usage.tokens_encoded, usage.tokens_reused, usage.prompt_tokens) == (65, 0, 65)
@@ -96,7 +96,7 @@ def test_what_nobody_reads_is_never_encoded(make_engine: MakeEngine) -> None:
     engine = make_engine()
     one, other = engine.prefill([Prefill(words(1), lazy=True), Prefill(words(2), lazy=True)])
     answer(engine, [one], 1)
-    assert engine.usage(other).tokens_encoded == 0 and engine.tiers([other]) == ["lineage"]
+    assert engine.usage(other).tokens_encoded == 0 and engine.kv.tiers([other]) == ["lineage"]
     engine.release(one)
     engine.release(other)
     engine.check()
@@ -108,7 +108,7 @@ def test_it_is_the_message_that_it_would_have_been(make_engine: MakeEngine) -> N
     seen = chain(lazy, lazy=True)
     assert lazy.stats().tokens_reused == 0, "what nobody has encoded is not reused"
     for one, other in zip(chain(eager), seen, strict=True):
-        kv, wanted = lazy.read_kv(other), eager.read_kv(one)
+        kv, wanted = lazy.kv.read(other), eager.kv.read(one)
         torch.testing.assert_close(kv.keys, wanted.keys, atol=1e-5, rtol=0)
         torch.testing.assert_close(kv.values, wanted.values, atol=1e-5, rtol=0)
     # Nobody was to read them: each is its own call, and sees those before it.
@@ -122,7 +122,7 @@ def test_asked_for_at_once_it_is_encoded_at_once(make_engine: MakeEngine) -> Non
     engine = make_engine()
     [one] = engine.prefill([Prefill(words(1), lazy=True)])
     assert engine.prefill(words(1)) == one
-    assert engine.stats().tokens_encoded == 20 and engine.tiers([one]) == ["device"]
+    assert engine.stats().tokens_encoded == 20 and engine.kv.tiers([one]) == ["device"]
     engine.prefill(words(1))
     assert engine.stats().tokens_encoded == 20
     engine.release(one)
@@ -132,17 +132,17 @@ def test_asked_for_at_once_it_is_encoded_at_once(make_engine: MakeEngine) -> Non
 def test_it_is_restored_pinned_and_lost_like_any_other(make_engine: MakeEngine, logits_by_seed: Logits) -> None:
     engine = make_engine(kv_budget_bytes=160 * TOKEN)
     seen = chain(engine, lazy=True)
-    engine.pin(seen[0])
-    engine.restore(seen)
-    assert set(engine.tiers(seen)) == {"device"} and engine.stats().recomputed == 0
+    engine.kv.pin(seen[0])
+    engine.kv.restore(seen)
+    assert set(engine.kv.tiers(seen)) == {"device"} and engine.stats().recomputed == 0
     answer(engine, seen, 1)
     with engine.scope():
         engine.prefill(words(9, 100))  # takes the room of what is not pinned
-    assert engine.tiers(seen)[0] == "device" and "lineage" in engine.tiers(seen)
+    assert engine.kv.tiers(seen)[0] == "device" and "lineage" in engine.kv.tiers(seen)
     answer(engine, seen, 2)
     assert engine.stats().recomputed > 0
     require_close(logits_by_seed[1], logits_by_seed[2])
-    engine.unpin(seen[0])
+    engine.kv.unpin(seen[0])
 
 
 def test_what_it_reads_may_be_released_before(make_engine: MakeEngine, logits_by_seed: Logits) -> None:
@@ -162,15 +162,15 @@ def test_what_has_come_back_meanwhile_is_read_where_it_is(
     whole, engine = make_engine(), make_engine(step_tokens=4, host_bytes=1 << 30)
     seen = whole.prefill(words(1, 60))
     answer(whole, [seen], 1)
-    parcel = whole.read_kv(seen)
+    host_kv = whole.kv.read(seen)
     [lazy] = engine.prefill([Prefill(words(1, 60), lazy=True)])
     account, steps = EngineLoop._account, itertools.count(1)
 
     def accounted(loop: EngineLoop, *rest: Any) -> None:
         account(loop, *rest)
         if next(steps) == 3:
-            engine.adopt(Prefill(words(1, 60)), parcel)
-            engine.evict([lazy])
+            engine.kv.adopt(Prefill(words(1, 60)), host_kv)
+            engine.kv.park([lazy])
 
     monkeypatch.setattr(EngineLoop, "_account", accounted)
     answer(engine, [lazy], 2)
@@ -183,10 +183,10 @@ def test_a_released_message_that_others_have_read_may_be_promised_again(make_eng
     [child] = engine.prefill([Prefill(words(2), [one])])
     engine.release(one)
     [again] = engine.prefill([Prefill(words(1), lazy=True)])
-    assert again == one and engine.tiers([again]) == ["lineage"] and engine.usage(again).tokens_encoded == 0
+    assert again == one and engine.kv.tiers([again]) == ["lineage"] and engine.usage(again).tokens_encoded == 0
     before = engine.stats().tokens_encoded
     engine.prefill(words(1))
-    assert engine.stats().tokens_encoded == before + 20 and engine.tiers([again]) == ["device"]
+    assert engine.stats().tokens_encoded == before + 20 and engine.kv.tiers([again]) == ["device"]
     assert engine.usage(again).tokens_encoded == 20 and engine.stats().recomputed == 0
     engine.prefill([Prefill(words(2), [one], lazy=True)])
     assert engine.usage(child).tokens_encoded == 20, "it is encoded: nothing is promised"
@@ -195,8 +195,8 @@ def test_a_released_message_that_others_have_read_may_be_promised_again(make_eng
 def test_its_reader_waits_for_what_is_on_disk(make_engine: MakeEngine, tmp_path: Path, logits_by_seed: Logits) -> None:
     engine, other = make_engine(disk=tmp_path), make_engine()
     parked = engine.prefill(words(5))
-    engine.park()
-    while engine.tiers([parked]) != ["disk"]:
+    engine.kv.park()
+    while engine.kv.tiers([parked]) != ["disk"]:
         time.sleep(0.01)
     answer(engine, [parked, *chain(engine, lazy=True)], 1)
     answer(other, [other.prefill(words(5)), *chain(other)], 2)
@@ -207,11 +207,11 @@ def test_its_reader_waits_for_what_is_on_disk(make_engine: MakeEngine, tmp_path:
 def test_without_room_its_reader_fails_and_nobody_else(make_engine: MakeEngine) -> None:
     engine = make_engine(kv_budget_bytes=96 * TOKEN)
     kept = engine.prefill(words(1, 70))
-    engine.pin(kept)
+    engine.kv.pin(kept)
     [one] = engine.prefill([Prefill(words(2, 30), lazy=True)])
     with pytest.raises(CapacityError, match="no room"):
         answer(engine, [one], 1)
-    engine.unpin(kept)
+    engine.kv.unpin(kept)
     assert engine.usage(answer(engine, [one], 2)).tokens_encoded == 30 + 5
 
 
@@ -227,7 +227,7 @@ def test_a_reader_that_gives_up_leaves_it_for_the_next(make_engine: MakeEngine) 
 def test_a_restarted_engine_keeps_it(make_engine: MakeEngine) -> None:
     engine = make_engine()
     seen = chain(engine, lazy=True)
-    engine.restart()
+    engine.owner.restart()
     assert engine.usage(answer(engine, seen, 1)).tokens_encoded == 60 + 5
 
 
@@ -256,11 +256,11 @@ def test_each_message_is_encoded_by_its_own_adapter(
 def test_what_is_read_late_comes_when_it_is_encoded(make_engine: MakeEngine) -> None:
     engine = make_engine()
     [one, late] = engine.prefill([Prefill(words(1), lazy=True), Prefill(words(2), lazy=True)])
-    joining = engine.joining()
+    joining = engine.branches.joining()
     sampling = Sampling(forced=tuple(words(3, 9)), seed=1)
     joining.add(late, 50)
     said = engine.decode([7], [one], sampling=sampling, joining=joining)
-    [record] = engine.records([said])[-1:]
+    [record] = engine.inspect.records([said])[-1:]
     assert list(record.parents) == [one, late]
 
 

@@ -16,7 +16,7 @@ from support.tiny import save_tiny_llama
 from transformers import BertConfig, BertModel
 from typer.testing import CliRunner
 
-from choreo_agents import Engine, Sampling
+from choreo_agents import Engine, Memory, Sampling
 from choreo_agents.cli import app
 from choreo_agents.errors import UnsupportedModelError
 from choreo_agents.models import LoadedModel, load_model
@@ -126,7 +126,7 @@ def test_fingerprints_tell_weights_dtypes_and_shapes_apart(tmp_path: Path) -> No
 
 
 def test_the_embedded_model_recalls_from_notes(embedded: LoadedModel) -> None:
-    with Engine.load(embedded, kv_budget_bytes=1 << 23) as engine:
+    with Engine.load(embedded, memory=Memory(kv_budget_bytes=1 << 23)) as engine:
         chat = engine.chat
         notes = "Notes: Ann has 3 red kites. Bob has 5 blue boats. Cleo has 2 green drums."
         right = 0

@@ -64,7 +64,7 @@ def heard(engine: Engine, view: list[MessageHandle], **options: Any) -> torch.Te
 @pytest.fixture
 def wanted(make_engine: MakeEngine, both: Path) -> torch.Tensor:
     engine = make_engine(adapter=both)
-    return heard(engine, engine.map(branches_of(engine))[::-1])
+    return heard(engine, engine.branches.map(branches_of(engine))[::-1])
 
 
 @pytest.mark.parametrize("tiers", TIERS)
@@ -72,7 +72,7 @@ def test_copies_that_left_the_pool_come_back(
     make_engine: MakeEngine, both: Path, tmp_path: Path, wanted: torch.Tensor, tiers: str
 ) -> None:
     engine = make_engine(adapter=both, kv_budget_bytes=SMALL, **TIERS[tiers](tmp_path))
-    copies = engine.map(branches_of(engine))
+    copies = engine.branches.map(branches_of(engine))
     fill(engine)
     assert engine.stats().evicted >= 4
     mapped, again = engine.stats().tokens_mapped, engine.stats().tokens_recomputed
@@ -87,17 +87,17 @@ def test_copies_that_left_the_pool_come_back(
         assert stats.recomputed == 0
         assert stats.restored_from_host + stats.restored_from_disk >= 2
     fill(engine)
-    assert engine.map([engine.prefill(words(9, 10))])[0].length == 10
+    assert engine.branches.map([engine.prefill(words(9, 10))])[0].length == 10
 
 
 def test_copies_are_made_again_after_a_restart(make_engine: MakeEngine, both: Path, wanted: torch.Tensor) -> None:
     engine = make_engine(adapter=both)
     sources = branches_of(engine)
-    copies = engine.map(sources)
-    engine.restart()
+    copies = engine.branches.map(sources)
+    engine.owner.restart()
     assert engine.stats().kv_bytes == 0
     torch.testing.assert_close(heard(engine, copies[::-1]), wanted, atol=1e-4, rtol=0)
-    assert engine.stats().recomputed == 5 and engine.map(sources) == copies
+    assert engine.stats().recomputed == 5 and engine.branches.map(sources) == copies
     for source in sources:
         engine.release(source)
     assert engine.stats().messages == engine.stats().kv_bytes == 0
@@ -112,7 +112,7 @@ def test_a_source_that_is_encoded_again_elsewhere_is_mapped_alike(
     sources = engine.prefill(
         [Prefill(words(2, 20), [root], [0], 24), Prefill(words(3, 30), [root], [0], 24, adapter="base")]
     )
-    copies = engine.map(sources)
+    copies = engine.branches.map(sources)
     keeping = engine.decode([7], copies, sampling=Sampling(forced=(5,)))
     kept = heard(engine, [keeping])
     for source in sources:
@@ -122,10 +122,10 @@ def test_a_source_that_is_encoded_again_elsewhere_is_mapped_alike(
     )
     assert again == sources, "the lineage of what has read the copies"
     # Lost, what has read the copies is computed again of copies that stand where they stood: their sources do not.
-    engine.park()
+    engine.kv.park()
     torch.testing.assert_close(heard(engine, [keeping]), kept, atol=1e-4, rtol=0)
     assert engine.stats().recomputed == 1 + 2 + 2 + 1
-    assert engine.map(again) == copies
+    assert engine.branches.map(again) == copies
     torch.testing.assert_close(heard(engine, copies[::-1]), wanted, atol=1e-4, rtol=0)
 
 
@@ -138,16 +138,22 @@ def test_tenants_do_not_find_each_others_copies(make_engine: MakeEngine, both: P
         tenant = engine.tenant(salt)
         sources = branches_of(tenant)
         before = engine.stats().tokens_mapped
-        copies = tenant.map(sources)
+        copies = tenant.branches.map(sources)
         found[salt] = engine.stats().tokens_mapped - before, copies
-        tenant.park()
+        tenant.kv.park()
         before = engine.stats().tokens_mapped
-        assert engine.tenant(salt).map(sources) == copies and engine.stats().tokens_mapped == before
+        assert engine.tenant(salt).branches.map(sources) == copies and engine.stats().tokens_mapped == before
         logits.append(heard(tenant, copies))
     assert found["a"][0] == found["b"][0] == 50
     assert not {copy.id for copy in found["a"][1]} & {copy.id for copy in found["b"][1]}
     assert torch.equal(*logits)
-    for use in (engine.tokens, engine.release, engine.pin, lambda h: engine.map([h]), lambda h: engine.merge([h])):
+    for use in (
+        engine.tokens,
+        engine.release,
+        engine.kv.pin,
+        lambda h: engine.branches.map([h]),
+        lambda h: engine.branches.merge([h]),
+    ):
         with pytest.raises(UnknownHandleError):
             use(found["b"][1][0])
 
@@ -184,7 +190,7 @@ def test_messages_that_are_not_seen_change_no_bit_beside_adapters_and_mappers(
         seen: list[list[torch.Tensor]] = [[], []]
 
         async def read() -> None:
-            copies = await engine.amap(pair)
+            copies = await engine.branches.amap(pair)
             calls = [
                 Decode(
                     [9],

@@ -33,8 +33,8 @@ def mapper(tiny: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settled_bytes(engine: Engine) -> int:
     """Below the pool, when all that was on its way to the disk is there."""
     with engine._core.lock:
-        for holding in engine._core.memory._holdings:
-            engine._core.memory._arrive(holding, wait=True)
+        for entry in engine._core.cache._entries:
+            engine._core.cache._arrive(entry, wait=True)
     stats = engine.stats()
     return stats.host_bytes + stats.disk_bytes
 
@@ -54,7 +54,7 @@ def test_copies_come_back_bit_by_bit(
     view = view_of(engine, branches, words(9, 5))
     before, encoded = heard(engine, view), engine.stats().tokens_encoded
     for _ in range(2):
-        engine.park()
+        engine.kv.park()
         assert engine.stats().kv_bytes == 0
         per_token = {"full": TOKEN, "int8": INT8_TOKEN, "low-rank": 0}[stored]
         assert settled_bytes(engine) == COPIED * per_token + (COPIED + OTHER + 5) * TOKEN
@@ -75,7 +75,7 @@ def test_a_small_host_keeps_more_of_what_takes_less(make_engine: MakeEngine, map
         _, branches = team(engine)
         view = view_of(engine, branches, words(9, 5))
         before = heard(engine, view)
-        engine.park()
+        engine.kv.park()
         lost[stored] = engine.stats().lost
         torch.testing.assert_close(heard(engine, view), before, atol=1e-4, rtol=0)
         engine.check()
@@ -99,7 +99,7 @@ def test_rounded_copies_are_other_messages_than_whole_ones(make_engine: MakeEngi
     copies, engines = [], []
     for stored in ("full", "int8", "low-rank"):
         engines.append(make_engine(adapter=mapper, mapped_storage=stored))
-        copies += engines[-1].map([engines[-1].prefill(words(1, 20))])
+        copies += engines[-1].branches.map([engines[-1].prefill(words(1, 20))])
     whole, rounded, again = copies
     assert whole == again and whole.id != rounded.id and rounded.model == f"{whole.model}.int8"
     assert whole.base_model == rounded.base_model
@@ -111,16 +111,16 @@ def test_rounded_copies_are_other_messages_than_whole_ones(make_engine: MakeEngi
 def test_what_a_waiting_request_wants_is_not_made_again(make_engine: MakeEngine, mapper: Path, host_bytes: int) -> None:
     engine = make_engine(adapter=mapper, mapped_storage="low-rank", host_bytes=host_bytes)
     source = engine.prefill(words(1, 20))
-    [copy] = engine.map([source])
+    [copy] = engine.branches.map([source])
     core = engine._core
-    message = core.ledger.get(copy.id)
+    message = core.table.get(copy.id)
     assert message is not None
     with core.lock:
-        holding = core.ledger.want(message)
-        core.memory.park([holding])
-        assert not core.memory.lost(holding), "kept on the host for who waits"
-        core.ledger.unwant(message)
-        assert core.memory.lost(holding) and core.memory.bytes_by_tier()["host"] == 0
+        entry = core.table.want(message)
+        core.cache.park([entry])
+        assert not core.cache.lost(entry), "kept on the host for who waits"
+        core.table.unwant(message)
+        assert core.cache.lost(entry) and core.cache.bytes_by_tier()["host"] == 0
     assert engine.stats().lost == 1
     engine.check()
 
@@ -130,9 +130,9 @@ def test_a_restarted_engine_maps_again_as_before(make_engine: MakeEngine, mapper
     _, branches = team(engine)
     view = view_of(engine, branches, words(9, 5))
     before = heard(engine, view)
-    engine.restart()
+    engine.owner.restart()
     torch.testing.assert_close(heard(engine, view), before, atol=1e-3, rtol=0)
-    engine.park()
+    engine.kv.park()
     assert engine.stats().host_bytes == COPIED * INT8_TOKEN + (COPIED + OTHER + 5) * TOKEN
 
 

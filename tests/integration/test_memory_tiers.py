@@ -16,7 +16,7 @@ from conftest import MakeEngine
 
 from choreo_agents import Decode, Engine, MessageHandle, Sampling
 from choreo_agents.errors import CapacityError, EngineFailedError, InvalidRequestError, RequestTimeoutError
-from choreo_agents.kv import memory
+from choreo_agents.kv import cache
 from choreo_agents.kv.tiers import DiskTier
 
 TOKEN = 2 * 3 * 2 * 16 * 4
@@ -130,16 +130,16 @@ def test_a_parked_scope_gives_the_pool_back_and_goes_on_as_if_nothing_had_happen
         made = chain(engine)
         probe(engine, made, 920)
         before = engine.stats().kv_bytes
-        engine.park(scope)
+        engine.kv.park(scope)
         assert engine.stats().kv_bytes == engine._core.pool.rounded(30) * TOKEN < before
         probe(engine, made, 921)
         with engine.scope():
             inner = engine.prefill(tokens(51, 16))
-            engine.park(scope)
+            engine.kv.park(scope)
             assert engine.stats().kv_bytes == engine._core.pool.rounded(30) * TOKEN, "what inner scopes lease, too"
             assert engine.tokens(inner) == tokens(51, 16)
     require_close(logits_by_seed[920], logits_by_seed[921])
-    engine.park()
+    engine.kv.park()
     assert engine.stats().kv_bytes == 0
     probe(engine, [kept], 922)
     engine.release(kept)
@@ -149,7 +149,7 @@ def test_a_parked_scope_gives_the_pool_back_and_goes_on_as_if_nothing_had_happen
 def test_files_are_removed_when_their_messages_are_released(make_engine: MakeEngine, tmp_path: Path) -> None:
     engine = make_engine(disk=tmp_path)
     made = [engine.prefill(tokens(seed, 20)) for seed in range(3)]
-    engine.park()
+    engine.kv.park()
     wait_until(lambda: len(list(tmp_path.rglob("*.safetensors"))) == 3)
     assert {path.stem for path in tmp_path.rglob("*.safetensors")} == {f"{handle.id}-0" for handle in made}
     for handle in made:
@@ -164,7 +164,7 @@ def test_a_file_that_cannot_be_read_is_computed_again(
     engine = make_engine(disk=tmp_path)
     one, other = engine.prefill(tokens(1, 20)), engine.prefill(tokens(2, 20))
     probe(engine, [one, other], 930)
-    engine.park()
+    engine.kv.park()
     wait_until(lambda: engine.stats().host_bytes == 0)
     files = {path.stem.partition("-")[0]: path for path in tmp_path.rglob("*.safetensors")}
     if harm == "missing":
@@ -181,23 +181,23 @@ def test_a_file_that_cannot_be_read_is_computed_again(
 def test_a_pinned_message_stays_and_one_unpinned_too_often_is_an_error(make_engine: MakeEngine) -> None:
     engine = make_engine(kv_budget_bytes=SMALL)
     held = engine.prefill(tokens(1, 64), author="alice")
-    engine.pin(held)
-    engine.park()
+    engine.kv.pin(held)
+    engine.kv.park()
     with engine.scope():
         engine.prefill(tokens(2, 190))
     probe(engine, [held], 0)
     assert engine.stats().recomputed == 0
-    engine.unpin(held)
-    engine.park()
+    engine.kv.unpin(held)
+    engine.kv.park()
     assert engine.stats().kv_bytes == 0
     with pytest.raises(InvalidRequestError, match="unpinned more often"):
-        engine.unpin(held)
+        engine.kv.unpin(held)
 
 
 def test_pins_that_leave_no_room_fail_a_call_and_no_other(make_engine: MakeEngine) -> None:
     engine = make_engine(kv_budget_bytes=SMALL)
     held = engine.prefill(tokens(1, 128), author="alice")
-    engine.pin(held)
+    engine.kv.pin(held)
     with pytest.raises(CapacityError, match="pinned by 'alice'"):
         engine.prefill(tokens(2, 200))
     assert engine.prefill(tokens(3, 64)).length == 64
@@ -216,7 +216,7 @@ async def test_calls_that_want_each_others_room_wait_for_it(make_engine: MakeEng
 async def test_cancelling_a_call_whose_messages_are_being_computed_again(make_engine: MakeEngine) -> None:
     engine = make_engine(kv_budget_bytes=SMALL, step_tokens=4)
     made = chain(engine)
-    engine.park()
+    engine.kv.park()
     task = asyncio.create_task(engine.adecode([7], made, sampling=forced(1)))
     while engine.stats().unfinished < 2:
         await asyncio.sleep(0)
@@ -235,7 +235,7 @@ def test_a_failed_step_fails_the_call_that_waited_for_a_message_to_be_computed_a
 ) -> None:
     engine = make_engine()
     made = chain(engine)
-    engine.park()
+    engine.kv.park()
     with monkeypatch.context() as patch:
         patch.setattr(engine._core.loop.executor, "run", lambda *_: 1 / 0)
         with pytest.raises(Exception, match="ZeroDivisionError"):
@@ -247,7 +247,7 @@ def test_a_failed_step_fails_the_call_that_waited_for_a_message_to_be_computed_a
 def test_two_calls_for_one_lost_message_compute_it_once(make_engine: MakeEngine) -> None:
     engine = make_engine()
     lost = engine.prefill(tokens(1, 40))
-    engine.park()
+    engine.kv.park()
     before = engine.stats().tokens_encoded
     said = engine.decode([Decode([7], [lost], sampling=forced(seed, 3)) for seed in range(5)])
     assert engine.stats().recomputed == 1 and engine.stats().tokens_recomputed == 40
@@ -271,7 +271,7 @@ def test_a_file_of_the_same_message_at_another_place_is_not_taken_for_it(
     neighbour, engine, plain = make_engine(disk=tmp_path), make_engine(disk=tmp_path), make_engine()
     assert neighbour.prefill(text) == engine.prefill(text, new_offset=100)
     for each in (neighbour, engine):
-        each.park()
+        each.kv.park()
         wait_until(lambda each=each: each.stats().host_bytes == 0)
     assert len(list(tmp_path.rglob("*.safetensors"))) == 2
     for seed, each in enumerate((engine, plain)):
@@ -285,9 +285,9 @@ def test_closing_removes_the_engines_own_files_and_no_others(make_engine: MakeEn
     mine, other = make_engine(disk=tmp_path), make_engine(disk=tmp_path)
     mine.prefill(tokens(1, 20)), other.prefill(tokens(2, 20))
     for engine in (mine, other):
-        engine.park()
+        engine.kv.park()
         wait_until(lambda engine=engine: engine.stats().host_bytes == 0)
-    mine.restart()
+    mine.owner.restart()
     assert len(list(tmp_path.rglob("*.safetensors"))) == 1
     other.close()
     assert not list(tmp_path.rglob("*.safetensors"))
@@ -297,10 +297,10 @@ def test_waiting_for_a_slow_disk_does_not_stop_the_engine(
     make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More leaves for the disk than may be on its way, while a reader waits for the disk: neither blocks the other."""
-    monkeypatch.setattr(memory, "_UNWRITTEN_BYTES", 20 * TOKEN)
+    monkeypatch.setattr(cache, "_UNWRITTEN_BYTES", 20 * TOKEN)
     engine = make_engine(disk=tmp_path)
     first = engine.prefill(tokens(1, 30))
-    engine.park()
+    engine.kv.park()
     wait_until(lambda: engine.stats().host_bytes == 0)
     slow = threading.Event()
     get = DiskTier.get
@@ -309,7 +309,7 @@ def test_waiting_for_a_slow_disk_does_not_stop_the_engine(
     answers: list[MessageHandle] = []
     reader = threading.Thread(target=lambda: answers.append(engine.decode([7], [first], sampling=forced(9))))
     reader.start()
-    parker = threading.Thread(target=engine.park)
+    parker = threading.Thread(target=engine.kv.park)
     parker.start()
     for thread in (reader, parker):
         thread.join(timeout=30)
@@ -320,7 +320,7 @@ def test_waiting_for_a_slow_disk_does_not_stop_the_engine(
 def test_failing_to_copy_leaks_nothing(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(host_bytes=1 << 20)
     one = engine.prefill(tokens(1, 30))
-    engine.park()
+    engine.kv.park()
     used = engine.stats().kv_bytes
     with monkeypatch.context() as patch:
         patch.setattr(engine._core.pool, "fill", lambda *_: 1 / 0)
@@ -332,9 +332,9 @@ def test_failing_to_copy_leaks_nothing(make_engine: MakeEngine, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(engine._core.pool, "read", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            engine.park()
+            engine.kv.park()
     engine.check()
-    engine.park()
+    engine.kv.park()
     assert engine.stats().kv_bytes == 0
 
 
@@ -343,7 +343,7 @@ def test_what_was_read_from_disk_for_nobody_is_not_kept(
 ) -> None:
     engine = make_engine(disk=tmp_path)
     made = [engine.prefill(tokens(seed, 30)) for seed in range(4)]
-    engine.park()
+    engine.kv.park()
     wait_until(lambda: engine.stats().host_bytes == 0)
     get = DiskTier.get
     monkeypatch.setattr(DiskTier, "get", lambda *a: (time.sleep(0.1), get(*a))[1])
@@ -359,7 +359,7 @@ def test_a_scope_that_ends_after_the_engine_was_closed_is_in_nobodys_way(make_en
     engine = make_engine(disk=tmp_path)
     with pytest.raises(KeyError, match="mine"), engine.scope():
         engine.prefill(tokens(1, 30))
-        engine.park()
+        engine.kv.park()
         wait_until(lambda: engine.stats().host_bytes == 0)
         engine.close()
         raise KeyError("mine")
@@ -371,7 +371,7 @@ def test_a_decode_repeated_after_its_kv_was_lost_keeps_the_new_one(make_engine: 
     engine = make_engine()
     call = Sampling(max_tokens=8, stop_tokens=(), seed=3, logprobs=2)
     answer = engine.decode(tokens(1, 20), sampling=call)
-    engine.park()
+    engine.kv.park()
     assert engine.decode(tokens(1, 20), sampling=call.model_copy(update={"logprobs": None})) == answer
     assert engine.stats().kv_bytes > 0
     before = engine.stats().tokens_encoded
@@ -383,7 +383,7 @@ def test_a_decode_repeated_after_its_kv_was_lost_keeps_the_new_one(make_engine: 
 def test_memory_counts_what_the_disk_really_holds(make_engine: MakeEngine, tmp_path: Path) -> None:
     engine = make_engine(disk=tmp_path, disk_bytes=100 * TOKEN)
     made = [engine.prefill(tokens(seed, 40)) for seed in range(8)]
-    engine.park()
+    engine.kv.park()
     wait_until(lambda: engine.stats().host_bytes == 0)
     files = len(list(tmp_path.rglob("*.safetensors")))
     assert engine.stats().disk_bytes == files * 40 * TOKEN <= 100 * TOKEN and files == 2

@@ -16,8 +16,8 @@ from support.adapters import save_adapter, save_mapper
 from support.merges import give_back, heard, require_nothing_left, team, view_of, watching, words
 
 from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling, StreamedToken
-from choreo_agents.engine.intake import Intake
-from choreo_agents.engine.merging import MergedView
+from choreo_agents.engine.branches import MergedView, trunk
+from choreo_agents.engine.request_builder import RequestBuilder
 from choreo_agents.errors import (
     ContextLengthError,
     EngineFailedError,
@@ -64,7 +64,7 @@ def test_nothing_of_the_branches_is_encoded_again_or_copied(make_engine: MakeEng
     engine = make_engine()
     trunk, branches = team(engine)
     before, memory = engine.stats(), engine._core.pool.used_bytes
-    merged = engine.merge(branches, [9, 9, 9], strategy=strategy, header=[10], sampling=SHORT)
+    merged = engine.branches.merge(branches, [9, 9, 9], strategy=strategy, header=[10], sampling=SHORT)
     after = engine.stats()
     turn_end = len(engine.model.encode(engine.chat.turn_end))
     assert after.tokens_encoded - before.tokens_encoded == merged.length + 3
@@ -74,7 +74,7 @@ def test_nothing_of_the_branches_is_encoded_again_or_copied(make_engine: MakeEng
     assert pool.used_bytes - memory == pool.rounded(merged.length) * pool.geometry.bytes_per_token
     # What was asked is given back; it stays in the lineage.
     assert after.messages == before.messages + 1
-    assert set(engine.ancestors(merged)) >= {*trunk, *branches} and len(engine.ancestors(merged)) == 6
+    assert set(engine.inspect.ancestors(merged)) >= {*trunk, *branches} and len(engine.inspect.ancestors(merged)) == 6
 
 
 def test_a_branch_is_mapped_once_however_often_it_is_merged(make_engine: MakeEngine, mapper: Path) -> None:
@@ -83,22 +83,22 @@ def test_a_branch_is_mapped_once_however_often_it_is_merged(make_engine: MakeEng
     mapped = []
     for chosen, strategy in ((branches, "parallel"), (branches[::-1], "sequential"), (branches[:1] * 2, "parallel")):
         encoded = engine.stats().tokens_encoded
-        merged = engine.merge(chosen, strategy=strategy, header=[10], sampling=SHORT)
+        merged = engine.branches.merge(chosen, strategy=strategy, header=[10], sampling=SHORT)
         assert engine.stats().tokens_encoded - encoded == merged.length
         mapped.append(engine.stats().tokens_mapped)
         engine.release(merged)
     assert mapped == [48, 48, 48]
     assert engine.stats().leases == 2 + 3 + 3, "a copy has one lease, that of its source"
-    copies = engine.map(branches)
+    copies = engine.branches.map(branches)
     assert [engine.usage(copy).tokens_encoded for copy in copies] == [0, 0, 0]
     assert engine.stats().tokens_mapped == 48 and len({*copies, *branches}) == 6
-    engine.merge(branches, adapter="base", header=[10], sampling=SHORT)
+    engine.branches.merge(branches, adapter="base", header=[10], sampling=SHORT)
     assert engine.stats().tokens_mapped == 48
 
 
 def test_copies_live_as_long_as_their_sources(make_engine: MakeEngine, mapper: Path) -> None:
     engine = make_engine(adapter=mapper)
-    [one] = engine.map([source := engine.prefill(words(1, 20))])
+    [one] = engine.branches.map([source := engine.prefill(words(1, 20))])
     assert engine.prefill(words(1, 20)) == source
     engine.release(source)
     assert engine.tokens(one) == words(1, 20)
@@ -109,7 +109,7 @@ def test_copies_live_as_long_as_their_sources(make_engine: MakeEngine, mapper: P
     with engine.scope():
         inner = engine.prefill(words(2, 20))
         with engine.scope():
-            [copy] = engine.map([inner])
+            [copy] = engine.branches.map([inner])
         assert engine.tokens(copy), "it lasts as long as what it is a copy of"
     require_nothing_left(engine)
 
@@ -117,12 +117,12 @@ def test_copies_live_as_long_as_their_sources(make_engine: MakeEngine, mapper: P
 def test_a_copy_that_was_released_early_is_made_again(make_engine: MakeEngine, mapper: Path) -> None:
     engine = make_engine(adapter=mapper)
     source = engine.prefill(words(1, 20))
-    [copy] = engine.map([source])
+    [copy] = engine.branches.map([source])
     engine.release(copy)
     engine.check()
     assert engine.stats().messages == 1
-    assert engine.map([source]) == [copy] and engine.tokens(copy) and engine.stats().tokens_mapped == 40
-    [again] = engine.map([copy])
+    assert engine.branches.map([source]) == [copy] and engine.tokens(copy) and engine.stats().tokens_mapped == 40
+    [again] = engine.branches.map([copy])
     engine.release(copy)
     with pytest.raises(ReleasedHandleError):
         engine.tokens(again)
@@ -133,12 +133,12 @@ def test_a_copy_that_was_released_early_is_made_again(make_engine: MakeEngine, m
 def test_a_parked_scope_parks_copies_too(make_engine: MakeEngine, mapper: Path) -> None:
     engine = make_engine(adapter=mapper, host_bytes=1 << 20)
     kept = engine.prefill(words(2, 16))
-    engine.map([kept])
+    engine.branches.map([kept])
     before = engine.stats().kv_bytes
     with engine.scope() as scope:
-        [copy] = engine.map([engine.prefill(words(1, 30))])
-        [deeper] = engine.map([copy])
-        engine.park(scope)
+        [copy] = engine.branches.map([engine.prefill(words(1, 30))])
+        [deeper] = engine.branches.map([copy])
+        engine.kv.park(scope)
         assert engine.stats().kv_bytes == before
         assert heard(engine, MergedView([deeper], [0], 30)).isfinite().all()
 
@@ -148,16 +148,15 @@ def test_a_source_that_goes_while_it_is_mapped_leaves_no_copy(
 ) -> None:
     engine = make_engine(adapter=mapper)
     branches = [engine.prefill(words(i, 20)) for i in range(3)]
-    wait = engine._wait
+    keep = trunk.keep
 
-    def releasing(*args: Any, **options: Any) -> Any:
-        made = wait(*args, **options)
+    def releasing(*args: Any) -> None:
         engine.release(branches[1])
-        return made
+        keep(*args)
 
-    monkeypatch.setattr(engine, "_wait", releasing)
+    monkeypatch.setattr(trunk, "keep", releasing)
     with pytest.raises(ReleasedHandleError):
-        engine.map(branches)
+        engine.branches.map(branches)
     monkeypatch.undo()
     assert engine.stats().messages == 2
     engine.release(branches[0])
@@ -194,9 +193,9 @@ def test_text_says_what_a_baseline_engine_says(make_engine: MakeEngine) -> None:
     for method in METHODS:
         engine = make_engine(method=method)
         _, branches = team(engine)
-        merged = engine.merge(branches, "What is it?", strategy="text", author="end", sampling=SHORT)
+        merged = engine.branches.merge(branches, "What is it?", strategy="text", author="end", sampling=SHORT)
         said[method] = engine.tokens(merged)
-        shared = engine.merge(branches, "What is it?", strategy="sequential", author="end", sampling=SHORT)
+        shared = engine.branches.merge(branches, "What is it?", strategy="sequential", author="end", sampling=SHORT)
         said[f"{method} sequential"] = engine.tokens(shared)
         for handle in (merged, shared):
             engine.release(handle)
@@ -208,9 +207,9 @@ def test_text_encodes_words_again_only_where_they_have_another_place(make_engine
     engine = make_engine()
     _, branches = team(engine)
     before = engine.stats().tokens_encoded
-    merged = engine.merge(branches, strategy="text", header=[10], sampling=SHORT)
+    merged = engine.branches.merge(branches, strategy="text", header=[10], sampling=SHORT)
     assert engine.stats().tokens_encoded - before == 20 + 16 + merged.length, "the first is where it was said"
-    [first, *others] = engine.audit([merged]).messages[0].ancestors
+    [first, *others] = engine.inspect.audit([merged]).messages[0].ancestors
     assert {"words"} <= {channel for each in (first, *others) for channel in each.channels}
 
 
@@ -244,8 +243,8 @@ def test_after_merging_nothing_is_left_but_what_was_said(
     trunk, branches = team(engine)
     before = engine.stats()
     options: dict[str, Any] = {"strategy": strategy, "sampling": SHORT, "author": "end"}
-    merged = engine.merge(branches, "What is it?", **options)
-    assert merged == asyncio.run(engine.amerge(branches, "What is it?", **options))
+    merged = engine.branches.merge(branches, "What is it?", **options)
+    assert merged == asyncio.run(engine.branches.amerge(branches, "What is it?", **options))
     engine.release(merged)
     engine.release(merged)
     copies = 3 if served and method == "choreo" and strategy in ("parallel", "sequential") else 0
@@ -265,7 +264,7 @@ def test_branches_whose_trunk_was_released_are_merged(make_engine: MakeEngine, m
         if early:
             for handle in trunk:
                 engine.release(handle)
-        merged = engine.merge(branches, [9, 9], header=[10], sampling=SHORT)
+        merged = engine.branches.merge(branches, [9, 9], header=[10], sampling=SHORT)
         said.append(engine.tokens(merged))
         engine.release(merged)
         for handle in (*branches, *([] if early else trunk)):
@@ -280,10 +279,12 @@ def test_merging_from_threads_and_event_loops_at_once(make_engine: MakeEngine, m
     said: list[tuple[int, ...]] = []
 
     async def merge() -> list[MessageHandle]:
-        return list(await asyncio.gather(*(engine.amerge(branches, header=[10], sampling=SHORT) for _ in range(3))))
+        return list(
+            await asyncio.gather(*(engine.branches.amerge(branches, header=[10], sampling=SHORT) for _ in range(3)))
+        )
 
     def work(loop: bool) -> None:
-        made = asyncio.run(merge()) if loop else [engine.merge(branches, header=[10], sampling=SHORT)]
+        made = asyncio.run(merge()) if loop else [engine.branches.merge(branches, header=[10], sampling=SHORT)]
         for handle in made:
             said.append(tuple(engine.tokens(handle)))
             engine.release(handle)
@@ -302,9 +303,9 @@ def test_merging_from_threads_and_event_loops_at_once(make_engine: MakeEngine, m
 
 async def test_a_merged_view_streams(engine: Engine) -> None:
     trunk, branches = team(engine)
-    view = await engine.amerged_view(branches, [9, 9], strategy="sequential")
+    view = await engine.branches.aview(branches, [9, 9], strategy="sequential")
     items = [item async for item in engine.astream([10], view.handles, view.offsets, view.end, sampling=SHORT)]
-    merged = await engine.amerge(branches, [9, 9], strategy="sequential", header=[10], sampling=SHORT)
+    merged = await engine.branches.amerge(branches, [9, 9], strategy="sequential", header=[10], sampling=SHORT)
     tokens = [item.token for item in items if isinstance(item, StreamedToken)]
     assert tokens == engine.tokens(merged)[1:6]
     for handle in (*view.made, items[-1], merged, *trunk, *branches):
@@ -335,7 +336,7 @@ async def test_a_cancelled_merge_leaves_nothing(
         left[0] = step
         held.clear()
         go.clear()
-        merge = asyncio.create_task(engine.amerge(branches, words(3, 20), strategy=strategy, sampling=SHORT))
+        merge = asyncio.create_task(engine.branches.amerge(branches, words(3, 20), strategy=strategy, sampling=SHORT))
         while not held.is_set() and not merge.done():
             await asyncio.sleep(0.001)
         merge.cancel()
@@ -372,14 +373,14 @@ def test_a_merge_that_fails_leaves_nothing(
     for step in range(1, 8):
         left[0] = step
         with pytest.raises(EngineFailedError):
-            engine.merge(branches, words(3, 20), strategy=strategy, sampling=SHORT)
+            engine.branches.merge(branches, words(3, 20), strategy=strategy, sampling=SHORT)
         left[0] = 0
     with pytest.raises(RequestTimeoutError):
-        engine.merge(branches, words(3, 20), strategy=strategy, sampling=SHORT, timeout_s=0)
+        engine.branches.merge(branches, words(3, 20), strategy=strategy, sampling=SHORT, timeout_s=0)
     with pytest.raises(ContextLengthError):
-        engine.merge(branches, strategy=strategy, sampling=Sampling(max_tokens=1020))
+        engine.branches.merge(branches, strategy=strategy, sampling=Sampling(max_tokens=1020))
     with pytest.raises(TypeError):
-        engine.merge(branches, strategy=strategy, nonsense=1)
+        engine.branches.merge(branches, strategy=strategy, nonsense=1)
     for handle in (*trunk, *branches):
         engine.release(handle)
     require_nothing_left(engine)
@@ -393,7 +394,7 @@ def test_a_scope_that_ends_meanwhile_takes_no_lease_of_others(
 
     async def run() -> None:
         with engine.scope() as scope:
-            merge = asyncio.create_task(engine.amerge(branches, [9], header=[10], sampling=SHORT))
+            merge = asyncio.create_task(engine.branches.amerge(branches, [9], header=[10], sampling=SHORT))
             await asyncio.sleep(0)
             engine._core.close_scope(scope)
             with suppress(ReleasedHandleError):
@@ -406,15 +407,15 @@ def test_a_scope_that_ends_meanwhile_takes_no_lease_of_others(
 async def test_a_scope_that_ends_meanwhile_takes_no_copy_of_others(make_engine: MakeEngine, mapper: Path) -> None:
     engine = make_engine(adapter=mapper)
     source = engine.prefill(words(3, 20))
-    view = await engine.amerged_view([source], [5, 6])
+    view = await engine.branches.aview([source], [5, 6])
     with engine.scope():
-        mapping = asyncio.create_task(engine.amap([source]))
+        mapping = asyncio.create_task(engine.branches.amap([source]))
         await asyncio.sleep(0)
     with suppress(ReleasedHandleError):
         await mapping
     assert engine.decode([9], view.handles, view.offsets, view.end, sampling=SHORT)
     mapped = engine.stats().tokens_mapped
-    assert engine.map(iter([source])) == view.handles[:1]  # type: ignore[arg-type]
+    assert engine.branches.map(iter([source])) == view.handles[:1]  # type: ignore[arg-type]
     assert engine.stats().tokens_mapped == mapped
 
 
@@ -424,11 +425,13 @@ async def test_a_scope_that_ends_meanwhile_leaves_no_lease_behind(
 ) -> None:
     engine = make_engine(adapter=mapper)
     _, branches = team(engine)
-    kept = await engine.amerged_view(branches, [9, 9], strategy=strategy)  # what is known already is answered at once
+    kept = await engine.branches.aview(branches, [9, 9], strategy=strategy)  # what is known already is answered at once
     before = engine.stats()
     for waits in range(1, 5):
         with engine.scope():
-            merge = asyncio.create_task(engine.amerge(branches, [9, 9], strategy=strategy, header=[10], sampling=SHORT))
+            merge = asyncio.create_task(
+                engine.branches.amerge(branches, [9, 9], strategy=strategy, header=[10], sampling=SHORT)
+            )
             for _ in range(waits):
                 await asyncio.sleep(0)
         with suppress(HandleError):
@@ -447,23 +450,23 @@ def test_all_that_a_merge_does_is_hurried_and_timed_alike(
     engine = make_engine()
     _, branches = team(engine)
     seen: list[tuple[int, float | None]] = []
-    read = Intake.read
+    read = RequestBuilder.read
 
-    def reading(self: Intake, call: Any) -> Any:
+    def reading(self: RequestBuilder, call: Any) -> Any:
         seen.append((call.priority, call.timeout_s))
         return read(self, call)
 
-    monkeypatch.setattr(Intake, "read", reading)
+    monkeypatch.setattr(RequestBuilder, "read", reading)
     options: dict[str, Any] = {"strategy": strategy, "priority": 3, "timeout_s": 60.0}
-    engine.merge(branches, [9, 9], sampling=SHORT, **options)
-    asyncio.run(engine.amerged_view(branches, [9, 9], **options))
+    engine.branches.merge(branches, [9, 9], sampling=SHORT, **options)
+    asyncio.run(engine.branches.aview(branches, [9, 9], **options))
     left = [timeout for _, timeout in seen]
     assert {priority for priority, _ in seen} == {3} and all(each is not None and 0 < each < 60 for each in left)
     encoded = engine.stats().tokens_encoded
     with pytest.raises(RequestTimeoutError):
-        engine.merge(branches, "What else?", strategy=strategy, timeout_s=0.0)
+        engine.branches.merge(branches, "What else?", strategy=strategy, timeout_s=0.0)
     with pytest.raises(InvalidRequestError, match="timeout_s must be"):
-        engine.merge(branches, "What else?", strategy=strategy, timeout_s=-1.0)
+        engine.branches.merge(branches, "What else?", strategy=strategy, timeout_s=-1.0)
     assert engine.stats().tokens_encoded - encoded <= 16, "one step at most, of the first call"
 
 
@@ -471,7 +474,7 @@ def test_a_summary_begins_as_its_branch_does(engine: Engine) -> None:
     header = engine.model.encode("<|assistant|> Ann, who knows:")
     decoded = engine.decode(header, [engine.prefill(words(3, 9))], sampling=SHORT, author="team|worker")
     written = engine.prefill(words(5, 9), author="bob")
-    one, other = asyncio.run(engine.asummaries([decoded, written]))
+    one, other = asyncio.run(engine.branches.asummaries([decoded, written]))
     assert engine.tokens(one)[: len(header)] == header
     assert engine.text(other).startswith(engine.chat.header("bob"))
 
@@ -479,10 +482,12 @@ def test_a_summary_begins_as_its_branch_does(engine: Engine) -> None:
 def test_copies_are_merged_behind_the_trunk_of_their_sources(make_engine: MakeEngine, mapper: Path) -> None:
     engine = make_engine(adapter=mapper)
     _, branches = team(engine)
-    copies = engine.map(branches)
-    view = asyncio.run(engine.amerged_view(copies, adapter="base"))
-    assert view == asyncio.run(engine.amerged_view(branches))
-    summaries = [engine.records(asyncio.run(engine.asummaries(given[:1])))[-1] for given in (copies, branches)]
+    copies = engine.branches.map(branches)
+    view = asyncio.run(engine.branches.aview(copies, adapter="base"))
+    assert view == asyncio.run(engine.branches.aview(branches))
+    summaries = [
+        engine.inspect.records(asyncio.run(engine.branches.asummaries(given[:1])))[-1] for given in (copies, branches)
+    ]
     assert summaries[0].parents[:-2] == summaries[1].parents[:-2] and summaries[0].offsets == summaries[1].offsets
 
 
@@ -494,20 +499,40 @@ def test_a_mapping_that_says_something_else_is_refused(
     source = engine.prefill(words(3, 9))
     with pytest.raises(InvalidRequestError, match="says what its parent says"):
         engine.prefill([Prefill(**({"content": words(3, 9), "parents": [source], "maps": True} | wrong))])
-    assert engine.prefill([Prefill(words(3, 9), [source], maps=True)]) == engine.map([source])
+    assert engine.prefill([Prefill(words(3, 9), [source], maps=True)]) == engine.branches.map([source])
 
 
 BAD_MERGES: dict[str, tuple[Callable[[Engine, list[MessageHandle]], object], type[Exception], str]] = {
-    "no branch": (lambda e, b: e.merge([]), InvalidRequestError, "no branch to merge"),
-    "one that is no list": (lambda e, b: e.merge(b[0]), InvalidRequestError, "branches must be a list of handles"),  # type: ignore[arg-type]
-    "a text": (lambda e, b: e.merge("ab"), InvalidRequestError, "branches must be a list of handles"),  # type: ignore[arg-type]
-    "a dict": (lambda e, b: e.merge([b[0].plain()]), InvalidRequestError, "expected a MessageHandle"),  # type: ignore[list-item]
-    "a trunk that is no list": (lambda e, b: e.merge(b, trunk=b[0]), InvalidRequestError, "trunk must be a list"),
-    "a trunk of texts": (lambda e, b: e.merge(b, trunk=["a"]), InvalidRequestError, "expected a MessageHandle"),
-    "no such strategy": (lambda e, b: e.merge(b, strategy="magic"), InvalidRequestError, "one of parallel, sequential"),
-    "no strategy": (lambda e, b: e.merge(b, strategy=None), InvalidRequestError, "not None"),
-    "a strategy that is a list": (lambda e, b: e.merge(b, strategy=["text"]), InvalidRequestError, r"not \['text'\]"),
-    "an empty header": (lambda e, b: e.merge(b, header=[]), InvalidRequestError, "header is empty"),
+    "no branch": (lambda e, b: e.branches.merge([]), InvalidRequestError, "no branch to merge"),
+    "one that is no list": (
+        lambda e, b: e.branches.merge(b[0]),
+        InvalidRequestError,
+        "branches must be a list of handles",
+    ),  # type: ignore[arg-type]
+    "a text": (lambda e, b: e.branches.merge("ab"), InvalidRequestError, "branches must be a list of handles"),  # type: ignore[arg-type]
+    "a dict": (lambda e, b: e.branches.merge([b[0].plain()]), InvalidRequestError, "expected a MessageHandle"),  # type: ignore[list-item]
+    "a trunk that is no list": (
+        lambda e, b: e.branches.merge(b, trunk=b[0]),
+        InvalidRequestError,
+        "trunk must be a list",
+    ),
+    "a trunk of texts": (
+        lambda e, b: e.branches.merge(b, trunk=["a"]),
+        InvalidRequestError,
+        "expected a MessageHandle",
+    ),
+    "no such strategy": (
+        lambda e, b: e.branches.merge(b, strategy="magic"),
+        InvalidRequestError,
+        "one of parallel, sequential",
+    ),
+    "no strategy": (lambda e, b: e.branches.merge(b, strategy=None), InvalidRequestError, "not None"),
+    "a strategy that is a list": (
+        lambda e, b: e.branches.merge(b, strategy=["text"]),
+        InvalidRequestError,
+        r"not \['text'\]",
+    ),
+    "an empty header": (lambda e, b: e.branches.merge(b, header=[]), InvalidRequestError, "header is empty"),
 }
 
 
@@ -540,13 +565,13 @@ def test_branches_that_cannot_be_merged_are_refused(
     }
     before = engine.stats()
     for error, handle in wrong.items():
-        for call in (engine.merge, engine.map, lambda h: asyncio.run(engine.asummaries(h))):
+        for call in (engine.branches.merge, engine.branches.map, lambda h: asyncio.run(engine.branches.asummaries(h))):
             with pytest.raises(error):
                 call([branches[0], handle])
         with pytest.raises(error):
-            engine.merge(branches, trunk=[*trunk, handle], strategy=strategy, adapter="base", sampling=SHORT)
+            engine.branches.merge(branches, trunk=[*trunk, handle], strategy=strategy, adapter="base", sampling=SHORT)
         with pytest.raises(error):
-            engine.merge([branches[0], handle], strategy=strategy)
+            engine.branches.merge([branches[0], handle], strategy=strategy)
     after = engine.stats()
     assert (after.messages, after.leases) == (before.messages, before.leases)
 
@@ -554,8 +579,8 @@ def test_branches_that_cannot_be_merged_are_refused(
 def test_iterators_of_branches_are_read_once(engine: Engine) -> None:
     _, branches = team(engine)
     before = engine.stats().leases
-    assert asyncio.run(engine.asummaries(iter(branches)))  # type: ignore[arg-type]
+    assert asyncio.run(engine.branches.asummaries(iter(branches)))  # type: ignore[arg-type]
     assert engine.stats().leases == before + len(branches)
-    merged = engine.merge(iter(branches), header=[10], sampling=SHORT)  # type: ignore[arg-type]
-    assert merged == engine.merge(branches, header=[10], sampling=SHORT)
-    assert set(branches) <= set(engine.ancestors(merged))
+    merged = engine.branches.merge(iter(branches), header=[10], sampling=SHORT)  # type: ignore[arg-type]
+    assert merged == engine.branches.merge(branches, header=[10], sampling=SHORT)
+    assert set(branches) <= set(engine.inspect.ancestors(merged))

@@ -16,7 +16,7 @@ from support.tiny import save_tiny_llama
 
 from choreo_agents import Engine, MessageHandle, Sampling, Schema, SchemaLibrary, StreamedToken
 from choreo_agents.errors import InvalidRequestError, PMLError
-from choreo_agents.kv.tiers import Parcel
+from choreo_agents.kv.tiers import HostKV
 from choreo_agents.models import load_model
 
 TOKEN = 2 * 3 * 2 * 16 * 4
@@ -64,7 +64,7 @@ def make_library(make_engine: MakeEngine) -> Iterator[MakeLibrary]:
         yield make
 
 
-def same(one: Parcel, other: Parcel) -> bool:
+def same(one: HostKV, other: HostKV) -> bool:
     return torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values)
 
 
@@ -128,9 +128,9 @@ def test_modules_are_bitwise_independent_of_their_siblings(make_library: MakeLib
     differing: list[str] = []
     for text in texts:
         pairs = zip(view_of(one, text)[1], view_of(other, text)[1], strict=True)
-        for mine, theirs in ((m, t) for m, t in pairs if one_engine.holds(m) and other_engine.holds(t)):
+        for mine, theirs in ((m, t) for m, t in pairs if one_engine.kv.tiers([m])[0] and other_engine.kv.tiers([t])[0]):
             if mine == theirs:
-                assert same(one_engine.read_kv(mine), other_engine.read_kv(theirs))
+                assert same(one_engine.kv.read(mine), other_engine.kv.read(theirs))
             else:
                 differing.append(one_engine.text(mine))
     assert differing == [" Go to Paris.", " Sleep well."], "what was changed, and nothing else"
@@ -141,7 +141,7 @@ def test_what_a_prompt_reads_is_in_the_order_of_positions(make_library: MakeLibr
     offsets, handles = view_of(library, TRIP)
     assert offsets == sorted(offsets) and len(set(offsets)) == len(handles)
     handle = answer(library, TRIP, 9)
-    assert set(engine.ancestors(handle)) > set(handles[-1:])
+    assert set(engine.inspect.ancestors(handle)) > set(handles[-1:])
     assert engine.text(handle).startswith(engine.chat.header(None))
 
 
@@ -149,7 +149,7 @@ def test_a_text_sees_all_that_stands_before_it_and_nothing_after(make_library: M
     engine, library = make_library()
     text = "<plan days='3'><paris/></plan> Go. <hotel/><user>Where?</user>"
     with library.assemble(library.prompt("trip", text)) as view:
-        records = {record.handle: record for record in engine.records(view.handles)}
+        records = {record.handle: record for record in engine.inspect.records(view.handles)}
         fresh = [place for place, each in enumerate(view.handles) if engine.text(each).strip(" ") in ("3", "Go.")]
         assert fresh == sorted(fresh) and len(fresh) == 2 and max(fresh) < len(view.handles) - 2
         for place in (*fresh, len(view.handles) - 1):
@@ -179,7 +179,7 @@ def test_confidential_modules_are_marked_for_audits(make_library: MakeLibrary) -
     engine, library = make_library()
     said = answer(library, "<secret/><user>How much?</user>", 1)
     other = answer(library, "<hotel/><user>How much?</user>", 2)
-    marked = [engine.audit([handle]).messages[0].confidential_sources for handle in (said, other)]
+    marked = [engine.inspect.audit([handle]).messages[0].confidential_sources for handle in (said, other)]
     assert [each.authors for each in marked[0]] == [{"trip/secret"}] and marked[1] == ()
 
 
@@ -251,7 +251,7 @@ def test_a_restarted_engine_finds_modules_in_their_files(make_library: MakeLibra
     engine, library = make_library(tmp_path)
     library.register(schema(), encode="eager")
     encoded = engine.stats().tokens_encoded
-    engine.restart()
+    engine.owner.restart()
     library.load("trip")
     assert engine.stats().tokens_encoded == encoded and engine.stats().recomputed == 0
 

@@ -18,7 +18,7 @@ import torch
 from conftest import MakeEngine
 
 from choreo_agents import Engine, Sampling
-from choreo_agents.kv.tiers import Parcel
+from choreo_agents.kv.tiers import HostKV
 from choreo_agents.pml.shelf import Budgets, Shelf
 from choreo_agents.pml.slots import Recipe
 
@@ -49,7 +49,7 @@ def make_shelf(make_engine: MakeEngine) -> Iterator[MakeShelf]:
 
         def make(folder: Path | None = None, budgets: Budgets | None = None, **options: Any) -> tuple[Engine, Shelf]:
             engine = make_engine(**options)
-            shelf = Shelf(engine, None if folder is None else engine.archive(folder), budgets or Budgets())
+            shelf = Shelf(engine, None if folder is None else engine.kv.archive(folder), budgets or Budgets())
             shelf.add(ALL)
             stack.callback(shelf.close)
             return engine, shelf
@@ -57,12 +57,12 @@ def make_shelf(make_engine: MakeEngine) -> Iterator[MakeShelf]:
         yield make
 
 
-def kv(engine: Engine, shelf: Shelf, key: str) -> Parcel:
+def kv(engine: Engine, shelf: Shelf, key: str) -> HostKV:
     with shelf.brought([key]) as handles:
-        return engine.read_kv(handles[key])
+        return engine.kv.read(handles[key])
 
 
-def same(one: Parcel, other: Parcel) -> bool:
+def same(one: HostKV, other: HostKV) -> bool:
     return torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values)
 
 
@@ -76,7 +76,7 @@ def test_texts_are_encoded_once_after_their_parents(make_shelf: MakeShelf) -> No
     ready: list[int] = []
     with shelf.brought(["inner"], ready.append) as handles:
         assert list(handles) == ["inner"] and sum(ready) == 96
-        seen = [engine.tokens(handle) for handle in engine.ancestors(handles["inner"])]
+        seen = [engine.tokens(handle) for handle in engine.inspect.ancestors(handles["inner"])]
     assert sorted(seen) == sorted([list(ROOT.tokens), list(LEFT.tokens)])
     assert [shelf.place(key)[0] for key in KEYS] == ["device", "device", "nowhere", "device"]
     with shelf.brought(KEYS):
@@ -117,7 +117,7 @@ def test_what_was_evicted_is_read_again_and_not_computed(make_shelf: MakeShelf, 
     assert engine.stats().messages == 2
     assert all(same(kv(engine, shelf, key), wanted[key]) for key in KEYS)
     with shelf.brought(["right"]) as handles:
-        engine.evict(list(handles.values()))  # the engine needs its memory for something else
+        engine.kv.park(list(handles.values()))  # the engine needs its memory for something else
         assert shelf.place("right")[0] == "disk"
         assert same(kv(engine, shelf, "right"), wanted["right"])
     assert engine.stats().tokens_encoded == 128 and engine.stats().recomputed == 0 and engine.stats().leases == 4
@@ -180,7 +180,7 @@ def test_budgets_take_the_longest_unused_out_first(make_shelf: MakeShelf, tmp_pa
     places = [shelf.place(key)[0] for key in KEYS]
     assert places.count("device") == 2 and places.count("host") <= 1 and "disk" in places
     with shelf.brought(["left"]) as handles:
-        engine.evict([handles["left"]])
+        engine.kv.park([handles["left"]])
         assert shelf.place("left")[0] == "host"
     shelf.pin(["left"])
     for key in ("inner", "right", "root", "inner"):
@@ -213,12 +213,12 @@ def test_scopes_of_callers_leave_the_leases_alone(make_shelf: MakeShelf) -> None
     engine, shelf = make_shelf()
     with engine.scope(), shelf.brought(KEYS) as handles:
         kept = handles["left"]
-    assert engine.holds(kept) and engine.stats().leases == 4
+    assert engine.kv.tiers([kept])[0] is not None and engine.stats().leases == 4
     with engine.scope(), shelf.brought(["left"]) as handles:
-        engine.lease(list(handles.values()))
+        engine.kv.lease(list(handles.values()))
         shelf.remove(["left"])
-        assert engine.holds(kept)
-    assert not engine.holds(kept)
+        assert engine.kv.tiers([kept])[0] is not None
+    assert engine.kv.tiers([kept]) == [None]
 
 
 def test_calls_from_many_threads_encode_everything_once(make_shelf: MakeShelf, tmp_path: Path) -> None:
@@ -287,18 +287,18 @@ def test_one_that_fails_does_not_fail_others_that_wait_for_it(
 OTHER_PROCESS = """
 import json, sys
 import torch
-from choreo_agents import Engine
+from choreo_agents import Engine, Memory
 from choreo_agents.pml.shelf import Budgets, Shelf
 from choreo_agents.pml.slots import Recipe
 model, folder, recipes = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 torch.set_num_threads(1)
-with Engine.load(model, kv_budget_bytes=1 << 23) as engine:
-    shelf = Shelf(engine, engine.archive(folder), Budgets())
+with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23)) as engine:
+    shelf = Shelf(engine, engine.kv.archive(folder), Budgets())
     shelf.add([Recipe(key, tuple(tokens), start, tuple(parents)) for key, tokens, start, parents in recipes])
     print("ready", flush=True)
     sys.stdin.readline()
     with shelf.brought([recipe[0] for recipe in recipes]) as handles:
-        sums = [engine.read_kv(handle).keys.double().sum().item() for handle in handles.values()]
+        sums = [engine.kv.read(handle).keys.double().sum().item() for handle in handles.values()]
     shelf.close()
     print(json.dumps([engine.stats().tokens_encoded, engine.stats().adopted, sums]))
 """

@@ -64,14 +64,14 @@ def test_the_record_is_read_by_all_and_notes_and_questions_by_one_each(make_engi
         own = [MessageHandle.model_validate(e["handle"]) for e in state["handles"] if e["author"] == name]
         assert len(own) == 2
         for number, handle in enumerate(own):
-            read = engine.records([handle])[-1].parents
+            read = engine.inspect.records([handle])[-1].parents
             assert [parent.id for parent in read if parent.id in record] == record
             asked = [engine.text(parent) for parent in read]
             assert asked.count(engine.chat.turn("user", "Who?")) == 1
             assert asked.count(engine.chat.turn("user", "Again.")) == number
             told = [each for each in NOTES.values() if each is not None and engine.chat.turn("system", each) in asked]
             assert told == ([] if notes is None else [notes])
-        first = [engine.text(parent) for parent in engine.records([own[0]])[-1].parents]
+        first = [engine.text(parent) for parent in engine.inspect.records([own[0]])[-1].parents]
         assert first[-1] == engine.chat.turn("user", "Who?"), "behind all that it is about"
 
 

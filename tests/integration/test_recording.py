@@ -154,7 +154,7 @@ def test_adapters_and_mapped_branches_are_recorded(make_engine: MakeEngine, tiny
         for name, adapter in (("a", None), ("b", "one"))
     ]
     branches = engine.decode(calls)
-    mapped = engine.map(branches, "one")
+    mapped = engine.branches.map(branches, "one")
     view = [root, *mapped]
     last = Decode([9, 10], view, [0, 3, 3], 20, sampling=FREE, adapter="one", watch=keep(seen["last"]))
     [said] = engine.decode([last])
@@ -184,7 +184,7 @@ def test_a_copy_stands_where_its_source_was_encoded_last(
     engine = make_engine()
     engine.load_adapter(tmp_path / "one")
     source = engine.prefill([5, 6, 7], new_offset=10)
-    [mapped] = engine.map([source], "one")
+    [mapped] = engine.branches.map([source], "one")
     seen: list[Tensor] = []
     call = Decode([8], [mapped], [2], 9, sampling=FREE, watch=keep(seen))
     [said] = engine.decode([call])

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from choreo_agents import Engine, MessageHandle, Sampling
+from choreo_agents import Engine, Memory, MessageHandle, Sampling, Scheduling
 from choreo_agents.models import LoadedModel
 
 REQUESTS = int(os.environ.get("CHOREO_SOAK", "2000"))
@@ -82,7 +82,7 @@ async def work(engine: Engine, number: int, tally: Tally) -> None:
         if len(tally.said) < tally.requests // 20:
             tally.said.append(made)
         if rng.random() < 0.02:
-            engine.park()
+            engine.kv.park()
         if len(mine) > 40:
             engine.release(mine.pop(rng.randrange(len(mine))).handle)
     for said in mine:
@@ -106,7 +106,12 @@ def again(engine: Engine, said: Said, known: dict[Said, MessageHandle]) -> Messa
 def test_a_soak_leaks_nothing_and_says_nothing_wrong(tiny: LoadedModel, tmp_path: Path, capsys) -> None:
     tallies = [Tally() for _ in range(TASKS)]
     budgets = {"kv_budget_bytes": POOL * BYTES_PER_TOKEN, "host_bytes": HOST * BYTES_PER_TOKEN}
-    with Engine.load(tiny, disk=tmp_path, disk_bytes=DISK * BYTES_PER_TOKEN, step_tokens=128, **budgets) as engine:
+    with Engine.load(
+        tiny,
+        memory=Memory(disk=tmp_path, disk_bytes=DISK * BYTES_PER_TOKEN),
+        scheduling=Scheduling(step_tokens=128),
+        **budgets,
+    ) as engine:
 
         async def several(first: int) -> None:
             await asyncio.gather(*(work(engine, i, tallies[i]) for i in range(first, TASKS, LOOPS)))
@@ -139,7 +144,7 @@ def test_a_soak_leaks_nothing_and_says_nothing_wrong(tiny: LoadedModel, tmp_path
     assert not any(thread.name == "choreo-engine" for thread in threading.enumerate())
 
     checked = 0
-    with Engine.load(tiny, kv_budget_bytes=1 << 26) as quiet:
+    with Engine.load(tiny, memory=Memory(kv_budget_bytes=1 << 26)) as quiet:
         known: dict[Said, MessageHandle] = {}
         for tally in tallies:
             for said in tally.said:

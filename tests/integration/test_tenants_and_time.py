@@ -11,8 +11,9 @@ import pytest
 from conftest import MakeEngine
 from support.adapters import save_adapter
 
-from choreo_agents import Decode, Engine, Prefill, Sampling
-from choreo_agents.engine.gate import Gate
+from choreo_agents import Decode, Engine, Memory, Prefill, Sampling, Scheduling
+from choreo_agents.engine.pending import Pending
+from choreo_agents.engine.rate_limit import RateLimiter
 from choreo_agents.errors import (
     AdapterError,
     CapacityError,
@@ -45,7 +46,10 @@ def test_an_adapter_is_its_tenants_own(make_engine: MakeEngine, tiny_path: Path,
     made = [tenant.prefill(TEXT, adapter=name) for name in (None, "shared", "merger") for tenant in (one, two)]
     assert made[0].model == made[1].model == made[2].model == made[3].model
     assert len({made[0].model, made[4].model, made[5].model}) == 3
-    assert two.records([made[5]])[-1].adapter == "merger" and two.records([made[1]])[-1].adapter == "shared"
+    assert (
+        two.inspect.records([made[5]])[-1].adapter == "merger"
+        and two.inspect.records([made[1]])[-1].adapter == "shared"
+    )
     for tenant, there in ((two, "merger"), (two, "shared")):
         with pytest.raises(AdapterError) as refused:
             tenant.load_adapter(own, there)
@@ -76,7 +80,7 @@ def test_a_handle_of_another_tenant_is_unknown(make_engine: MakeEngine) -> None:
     other = engine.tenant("b")
     mine, theirs = engine.prefill(TEXT), other.prefill(TEXT)
     assert mine != theirs
-    for use in (other.tokens, other.release, other.pin, other.usage, lambda h: other.decode([7], [h])):
+    for use in (other.tokens, other.release, other.kv.pin, other.usage, lambda h: other.decode([7], [h])):
         with pytest.raises(UnknownHandleError):
             use(mine)
     engine.release(mine)
@@ -107,7 +111,7 @@ def test_tenants_share_steps_and_scopes_are_their_own(make_engine: MakeEngine) -
 def test_tenants_find_nothing_of_each_other_in_any_tier(make_engine: MakeEngine, tmp_path, budget: dict) -> None:
     engine = make_engine(**({"disk": tmp_path} if "disk" in budget else budget))
     root = engine.prefill(TEXT)
-    engine.park()
+    engine.kv.park()
     while "disk" in budget and engine.stats().host_bytes:
         time.sleep(0.001)  # on its way to the disk
     other = engine.tenant("b")
@@ -125,7 +129,7 @@ def test_parking_parks_the_tenants_own(make_engine: MakeEngine) -> None:
     other = engine.tenant("b")
     engine.prefill(TEXT), other.prefill(TEXT)
     whole = engine.stats().kv_bytes
-    other.park()
+    other.kv.park()
     assert engine.stats().kv_bytes == whole // 2
 
 
@@ -154,7 +158,7 @@ async def test_only_the_impatient_caller_of_a_shared_call_fails(make_engine: Mak
 
 def test_a_higher_priority_comes_first_and_equals_as_they_came(tiny: LoadedModel) -> None:
     events: list[Event] = []
-    with Engine.load(tiny, kv_budget_bytes=1 << 16, sink=events.append) as engine:
+    with Engine.load(tiny, memory=Memory(kv_budget_bytes=1 << 16), sink=events.append) as engine:
         room = engine._core.pool.total_tokens
         filling = Sampling(max_tokens=room - 40, stop_tokens=(), seed=1)
         calls = [Decode([7 + i], sampling=filling, priority=p) for i, p in enumerate((0, 0, 1, 5, 1, 0))]
@@ -193,7 +197,7 @@ def test_the_rate_is_the_tenants_own(make_engine: MakeEngine) -> None:
 
 
 def test_closing_ends_the_wait_for_a_start(tiny: LoadedModel) -> None:
-    engine = Engine.load(tiny, kv_budget_bytes=1 << 20, starts_per_s=0.01)
+    engine = Engine.load(tiny, memory=Memory(kv_budget_bytes=1 << 20), starts_per_s=0.01)
     engine.prefill([5])
     failed: list[BaseException] = []
 
@@ -226,14 +230,14 @@ def test_a_restarted_engine_goes_on_with_the_same_handles(make_engine: MakeEngin
     engine = make_engine(method=method)
     root = engine.prefill(TEXT)
     middle = engine.decode([7], [root], sampling=SHORT)
-    engine.pin(middle)
+    engine.kv.pin(middle)
     wanted = engine.tokens(engine.decode([8], [root, middle], sampling=SHORT))
     finished = engine.stats().finished
-    engine.restart()
+    engine.owner.restart()
     assert engine.stats().kv_bytes == 0 and engine.stats().finished == finished
     assert engine.tokens(engine.decode([8], [root, middle], sampling=SHORT)) == wanted
     assert engine.stats().recomputed == (2 if method == "choreo" else 0)
-    engine.unpin(middle)
+    engine.kv.unpin(middle)
 
 
 async def test_a_restart_fails_what_was_under_way(make_engine: MakeEngine) -> None:
@@ -241,7 +245,7 @@ async def test_a_restart_fails_what_was_under_way(make_engine: MakeEngine) -> No
     root = engine.prefill(TEXT)
     under_way = asyncio.create_task(engine.adecode([7], [root], sampling=LONG, memo="m"))
     await asyncio.sleep(0.02)
-    await asyncio.to_thread(engine.restart)
+    await asyncio.to_thread(engine.owner.restart)
     with pytest.raises(EngineClosedError):
         await under_way
     assert len(engine.tokens(await engine.adecode([7], [root], sampling=LONG, memo="m"))) == 401
@@ -251,17 +255,17 @@ def test_an_engine_whose_bookkeeping_failed_can_be_restarted(
     tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    with Engine.load(tiny, kv_budget_bytes=1 << 22) as engine:
+    with Engine.load(tiny, memory=Memory(kv_budget_bytes=1 << 22)) as engine:
         root = engine.prefill(TEXT)
         wanted = engine.tokens(engine.decode([7], [root], sampling=SHORT))
         with monkeypatch.context() as patch:
-            patch.setattr(engine._desk, "abandon", lambda *_: 1 / 0)
+            patch.setattr(Pending, "abandon", lambda *_: 1 / 0)
             patch.setattr(engine._core.loop.executor, "run", lambda *_: 1 / 0)
             with pytest.raises(EngineFailedError):
                 engine.decode([8], [root], sampling=SHORT, memo="m")
         with pytest.raises(EngineClosedError):
             engine.decode([7], [root], sampling=SHORT)
-        engine.restart()
+        engine.owner.restart()
         assert engine.tokens(engine.decode([7], [root], sampling=SHORT)) == wanted
         engine.decode([8], [root], sampling=SHORT, memo="m")
         engine.check()
@@ -269,7 +273,10 @@ def test_an_engine_whose_bookkeeping_failed_can_be_restarted(
 
 def test_events_tell_of_a_timeout(tiny: LoadedModel) -> None:
     events = EventList()
-    with Engine.load(tiny, kv_budget_bytes=1 << 20, sink=events) as engine, pytest.raises(RequestTimeoutError):
+    with (
+        Engine.load(tiny, memory=Memory(kv_budget_bytes=1 << 20), sink=events) as engine,
+        pytest.raises(RequestTimeoutError),
+    ):
         engine.prefill(TEXT, timeout_s=0.0)
     assert [e.outcome for e in events.events if isinstance(e, RequestFinished)] == ["timed out"]
 
@@ -304,9 +311,9 @@ def test_a_batch_that_cannot_be_submitted_is_given_back_whole(
 
 def test_what_is_computed_again_for_a_low_priority_comes_first_for_a_high_one(tiny: LoadedModel) -> None:
     """Many readers of one lost message, together larger than the pool, before the one for whom it was queued."""
-    with Engine.load(tiny, kv_budget_bytes=256 * 768, step_tokens=64) as engine:
+    with Engine.load(tiny, memory=Memory(kv_budget_bytes=256 * 768), scheduling=Scheduling(step_tokens=64)) as engine:
         shared = engine.prefill(list(range(20, 84)))
-        engine.park()
+        engine.kv.park()
         filling = threading.Thread(
             target=lambda: engine.decode([7], sampling=LONG.model_copy(update={"max_tokens": 200}))
         )
@@ -332,7 +339,7 @@ def test_what_is_computed_again_for_a_low_priority_comes_first_for_a_high_one(ti
 
 def test_who_joins_a_waiting_call_lends_it_its_priority(tiny: LoadedModel) -> None:
     done: list[str] = []
-    with Engine.load(tiny, kv_budget_bytes=64 * 768) as engine:
+    with Engine.load(tiny, memory=Memory(kv_budget_bytes=64 * 768)) as engine:
 
         async def work() -> None:
             async def call(name: str, token: int, priority: int) -> None:
@@ -350,21 +357,21 @@ def test_who_joins_a_waiting_call_lends_it_its_priority(tiny: LoadedModel) -> No
 
 
 def test_waiting_callers_start_in_the_order_they_came() -> None:
-    gate = Gate(50)
+    limiter = RateLimiter(50)
     started: list[int] = []
-    waiting = [gate.enter([Prefill([5])]) for _ in range(60)]
+    waiting = [limiter.enter([Prefill([5])]) for _ in range(60)]
     for number, each in enumerate(waiting):
         each.add_done_callback(lambda _, number=number: started.append(number))
     for each in waiting:
         each.result(timeout=30)
-    gate.close()
+    limiter.close()
     assert started == list(range(60))
 
 
 def test_a_rate_is_one_for_all_faces_of_a_tenant(make_engine: MakeEngine) -> None:
     engine = make_engine()
     faces = [engine.tenant("a", starts_per_s=20) for _ in range(10)]
-    assert sum(thread.name == "choreo-gate" for thread in threading.enumerate()) <= 1
+    assert sum(thread.name == "choreo-rate-limit" for thread in threading.enumerate()) <= 1
     begun = time.monotonic()
     for number, face in enumerate([*faces, *faces, *faces, *faces, engine.tenant("a")]):
         face.prefill([5 + number])
@@ -377,14 +384,14 @@ def test_a_rate_is_one_for_all_faces_of_a_tenant(make_engine: MakeEngine) -> Non
 
 
 def test_errors_and_maps_name_the_tenants_own_authors_only(tiny: LoadedModel) -> None:
-    with Engine.load(tiny, kv_budget_bytes=256 * 768) as engine:
+    with Engine.load(tiny, memory=Memory(kv_budget_bytes=256 * 768)) as engine:
         secret, other = engine.tenant("secret"), engine.tenant("other")
-        secret.pin(secret.prefill(list(range(20, 220)), author="merger with Initech"))
+        secret.kv.pin(secret.prefill(list(range(20, 220)), author="merger with Initech"))
         with pytest.raises(CapacityError, match=r"pinned by others \(200 tokens\)") as told:
             other.prefill(list(range(20, 100)))
         assert "Initech" not in str(told.value)
-        assert list(secret.memory_map().authors) == ["merger with Initech"]
-        assert not other.memory_map().authors
+        assert list(secret.kv.memory_map().authors) == ["merger with Initech"]
+        assert not other.kv.memory_map().authors
         with pytest.raises(CapacityError, match="Initech"):
             secret.prefill(list(range(120, 220)))
 
@@ -399,7 +406,7 @@ def test_scopes_are_shared_by_all_faces_of_a_tenant(make_engine: MakeEngine) -> 
 
 def test_restarts_and_closes_from_many_threads_leave_one_engine_or_none(tiny: LoadedModel) -> None:
     for last in ("restart", "close"):
-        engine = Engine.load(tiny, kv_budget_bytes=1 << 20)
+        engine = Engine.load(tiny, memory=Memory(kv_budget_bytes=1 << 20))
         root = engine.prefill(TEXT)
         stop = threading.Event()
 
@@ -412,7 +419,7 @@ def test_restarts_and_closes_from_many_threads_leave_one_engine_or_none(tiny: Lo
 
         workers = [threading.Thread(target=work) for _ in range(3)]
         restarts = [
-            threading.Thread(target=lambda engine=engine: [engine.restart() for _ in range(5)]) for _ in range(2)
+            threading.Thread(target=lambda engine=engine: [engine.owner.restart() for _ in range(5)]) for _ in range(2)
         ]
         for thread in (*workers, *restarts):
             thread.start()
@@ -434,7 +441,7 @@ def test_restarts_and_closes_from_many_threads_leave_one_engine_or_none(tiny: Lo
         else:
             assert not alive
             with pytest.raises(EngineClosedError):
-                engine.restart()
+                engine.owner.restart()
 
 
 def test_a_timeout_is_kept_while_only_the_disk_is_awaited(
@@ -442,7 +449,7 @@ def test_a_timeout_is_kept_while_only_the_disk_is_awaited(
 ) -> None:
     engine = make_engine(disk=tmp_path)
     root = engine.prefill(TEXT)
-    engine.park()
+    engine.kv.park()
     while engine.stats().host_bytes:
         time.sleep(0.001)
     get = DiskTier.get

@@ -14,7 +14,7 @@ from support.exact import TOLERANCE, exactly, plain_model
 from support.families import FAMILIES, save_tiny
 from torch import Tensor
 
-from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling
+from choreo_agents import Decode, Engine, Memory, MessageHandle, Prefill, Sampling, Scheduling
 from choreo_agents.models.adapter_files import read_adapter, write_adapter
 
 SERVED = ("llama", "qwen3", "phi3", "gpt_neox", "stablelm", "smollm3", "cohere", "gemma2", "qwen3_moe")
@@ -42,7 +42,9 @@ def oracle(model_path: Path, adapters: list[Path]) -> PeftOracle:
 @pytest.fixture(scope="module")
 def served(model_path: Path, adapters: list[Path]) -> Iterator[Engine]:
     """An engine with both adapters; its own calls have none."""
-    with Engine.load(model_path, kv_budget_bytes=1 << 23, step_tokens=16) as engine:
+    with Engine.load(
+        model_path, memory=Memory(kv_budget_bytes=1 << 23), scheduling=Scheduling(step_tokens=16)
+    ) as engine:
         assert [engine.load_adapter(folder) for folder in adapters] == ["a1", "a2"]
         yield engine
         engine.check()
@@ -86,7 +88,9 @@ def test_a_chain_of_adapted_messages_equals_peft_on_the_concatenation(
     wanted = oracle.logits([*one, *two, *header, *rest])[-len(rest) - 1 : -1]
     with oracle.model.disable_adapter(), exactly():
         assert (oracle.logits([*one, *two, *header, *rest])[-1] - wanted[-1]).abs().max() > 0.1, "the adapter matters"
-    with Engine.load(model_path, kv_budget_bytes=1 << 23, step_tokens=16, adapter=adapters[0]) as engine:
+    with Engine.load(
+        model_path, memory=Memory(kv_budget_bytes=1 << 23), scheduling=Scheduling(step_tokens=16), adapter=adapters[0]
+    ) as engine:
         first = engine.prefill(one)
         second = engine.prefill(two, [first])
         assert first.model == second.model != engine.model.adapter.fingerprint == first.base_model
@@ -155,7 +159,7 @@ def test_every_way_to_write_ranks_and_scales(llama: Path, tmp_path: Path, option
     folder = save_adapter(tmp_path / "other", llama, seed=4, **options)
     one, header, rest = draw(6, 17, 2, 5)
     wanted = PeftOracle(llama, folder).logits([*one, *header, *rest])[-len(rest) - 1 : -1]
-    with Engine.load(llama, kv_budget_bytes=1 << 23, adapter=folder) as engine:
+    with Engine.load(llama, memory=Memory(kv_budget_bytes=1 << 23), adapter=folder) as engine:
         require_close(watched(engine, header, [engine.prefill(one)], rest), wanted)
 
 

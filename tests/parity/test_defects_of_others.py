@@ -14,7 +14,7 @@ from support.exact import TOLERANCE
 from support.families import FAMILIES, save_tiny
 from support.oracle import Oracle
 
-from choreo_agents import Decode, Engine, MessageHandle, Sampling
+from choreo_agents import Decode, Engine, Memory, MessageHandle, Sampling
 from choreo_agents.errors import ForeignHandleError, UnknownHandleError
 
 Seen = dict[int, list[torch.Tensor]]
@@ -32,7 +32,7 @@ def oracle(model_path: Path) -> Oracle:
 
 @pytest.fixture
 def engine(model_path: Path):
-    with Engine.load(model_path, kv_budget_bytes=1 << 23) as engine:
+    with Engine.load(model_path, memory=Memory(kv_budget_bytes=1 << 23)) as engine:
         yield engine
         engine.check()
 
@@ -136,14 +136,14 @@ def test_modules_come_back_in_the_order_of_the_request_not_of_their_use(
     """Modules used often and seldom leave the device and come back together: each has its own KV still."""
     rng = random.Random(6)
     below = {"host": {"host_bytes": 1 << 22}, "disk": {"disk": tmp_path}, "lineage": {}}[tier]
-    with Engine.load(model_path, kv_budget_bytes=1 << 23, **below) as engine:
+    with Engine.load(model_path, memory=Memory(kv_budget_bytes=1 << 23, **below)) as engine:
         words = [draw(rng, count) for count in (20, 7, 33)]
         modules = [engine.prefill(tokens) for tokens in words]
         for number, uses in enumerate((1, 5, 3)):
             for use in range(uses):
                 with engine.scope():
                     engine.decode([5 + use], [modules[number]], sampling=forced([4], 100))
-        engine.park()
+        engine.kv.park()
         order = [2, 0, 1]
         rest = draw(rng, 5)
         engine.decode([9], [modules[i] for i in order], sampling=forced(rest, 1))

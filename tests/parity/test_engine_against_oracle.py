@@ -11,7 +11,7 @@ from support.exact import TOLERANCE
 from support.families import FAMILIES, save_tiny
 from support.oracle import Oracle, OracleMessage, require_same_tokens
 
-from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling
+from choreo_agents import Decode, Engine, Memory, MessageHandle, Prefill, Sampling, Scheduling
 from choreo_agents.models import LoadedModel, load_model
 
 
@@ -48,7 +48,9 @@ def test_greedy_decode_equals_hugging_face_generate(model: LoadedModel, oracle: 
     prompt = draw_tokens(random.Random(prompt_length), prompt_length, prompt_length)
     wanted, logits = oracle.generate(prompt, 40)
     for step_tokens in (512, 7):
-        with Engine.load(model, kv_budget_bytes=1 << 23, step_tokens=step_tokens) as engine:
+        with Engine.load(
+            model, memory=Memory(kv_budget_bytes=1 << 23), scheduling=Scheduling(step_tokens=step_tokens)
+        ) as engine:
             handle = engine.decode(prompt, sampling=Sampling(max_tokens=40, stop_tokens=()))
             require_same_tokens(engine.tokens(handle)[len(prompt) :], wanted, logits)
 
@@ -60,7 +62,7 @@ def test_greedy_decode_over_a_parent_equals_generate_over_the_concatenation(
     rng = random.Random(5)
     first, second, header = draw_tokens(rng), draw_tokens(rng), draw_tokens(rng, 1, 4)
     wanted, logits = oracle.generate([*first, *second, *header], 30)
-    with Engine.load(model, kv_budget_bytes=1 << 23, method=method) as engine:
+    with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23), method=method) as engine:
         one = engine.prefill(first)
         two = engine.prefill(second, [one])
         handle = engine.decode(header, [one, two], sampling=Sampling(max_tokens=30, stop_tokens=()))
@@ -74,7 +76,9 @@ def test_random_choreographies_equal_the_oracle(
     """Random programs of prefills and decodes over reordered, gapped and overlapping views, in random batches."""
     rng, lazy = random.Random(seed), random.Random(f"lazy {seed}")
     made: list[tuple[MessageHandle, OracleMessage]] = []
-    with Engine.load(model, kv_budget_bytes=1 << 23, step_tokens=rng.choice([512, 16])) as engine:
+    with Engine.load(
+        model, memory=Memory(kv_budget_bytes=1 << 23), scheduling=Scheduling(step_tokens=rng.choice([512, 16]))
+    ) as engine:
         for round_ in range(4):
             prefills: list[Prefill] = []
             decodes: list[Decode] = []
@@ -120,7 +124,7 @@ def test_one_message_at_two_offsets_in_the_same_step(
 ) -> None:
     rng = random.Random(11)
     shared, header, rest = draw_tokens(rng, 30, 30), [5, 9], draw_tokens(rng, 10, 10)
-    with Engine.load(model, kv_budget_bytes=1 << 23) as engine:
+    with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23)) as engine:
         message = engine.prefill(shared, new_offset=40)
         calls = [
             Decode(header, [message], [offset], new, sampling=forced(rest, seed))
@@ -141,7 +145,7 @@ def test_the_same_view_anywhere_gives_the_same_logits(
 ) -> None:
     rng = random.Random(13)
     shared, rest = draw_tokens(rng, 25, 25), draw_tokens(rng, 8, 8)
-    with Engine.load(model, kv_budget_bytes=1 << 23) as engine:
+    with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23)) as engine:
         message = engine.prefill(shared)
         engine.decode([7], [message], [0], 25, sampling=forced(rest, 0))
         engine.decode([7], [message], [300], 325, sampling=forced(rest, 1))
@@ -183,7 +187,7 @@ def test_half_precision_stays_near_the_oracle(
     path = save_tiny(tmp_path, family, FAMILIES[family], seed=3)
     oracle = Oracle(path)
     first, second, rest = draw_tokens(rng), draw_tokens(rng), draw_tokens(rng, 6, 6)
-    with Engine.load(path, kv_budget_bytes=1 << 23, dtype=dtype) as engine:
+    with Engine.load(path, memory=Memory(kv_budget_bytes=1 << 23), dtype=dtype) as engine:
         one, two = engine.prefill([Prefill(first), Prefill(second)])
         engine.decode([7], [two, one], sampling=forced(rest, 0))
     alone = [oracle.encode(first, [], [], 0), oracle.encode(second, [], [], 0)]

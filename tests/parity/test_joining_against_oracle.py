@@ -12,7 +12,7 @@ from support.exact import TOLERANCE
 from support.families import FAMILIES, save_tiny
 from support.oracle import Oracle, OracleMessage
 
-from choreo_agents import Decode, Engine, Joining, MessageHandle, Sampling
+from choreo_agents import Decode, Engine, Joining, Memory, MessageHandle, Sampling, Scheduling
 
 SERVED = ["llama", "llama-yarn", "mistral", "gemma2", "gemma3_text", "qwen2", "cohere2", "gpt_neox", "gpt_oss", "olmo3"]
 Late = tuple[MessageHandle, OracleMessage, int, int]
@@ -53,7 +53,9 @@ def require_close(mine: Sequence[torch.Tensor], theirs: torch.Tensor) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_tokens_see_what_was_there_when_they_were_encoded(model_path: Path, oracle: Oracle, seed: int) -> None:
     rng = random.Random(seed)
-    with Engine.load(model_path, kv_budget_bytes=1 << 23, step_tokens=rng.choice([512, 9])) as engine:
+    with Engine.load(
+        model_path, memory=Memory(kv_budget_bytes=1 << 23), scheduling=Scheduling(step_tokens=rng.choice([512, 9]))
+    ) as engine:
         made: list[tuple[MessageHandle, OracleMessage]] = []
         for _ in range(5):
             content, start = draw_tokens(rng, 1, 30), rng.randrange(60)
@@ -64,7 +66,7 @@ def test_tokens_see_what_was_there_when_they_were_encoded(model_path: Path, orac
         late = [(*message, rng.randrange(150), rng.randrange(len(said) - 1)) for message in rest]
         late.sort(key=lambda each: each[3])
         logits: list[torch.Tensor] = []
-        joining = engine.joining()
+        joining = engine.branches.joining()
         call = Decode(
             header,
             [handle for handle, _ in view],
@@ -75,7 +77,7 @@ def test_tokens_see_what_was_there_when_they_were_encoded(model_path: Path, orac
             joining=joining,
         )
         [handle] = engine.decode([call])
-        assert engine.joined(handle) == {each[0]: len(header) + each[3] for each in late}
+        assert engine.inspect.joined(handle) == {each[0]: len(header) + each[3] for each in late}
         wanted = oracle.encode(
             header + said,
             [message for _, message in view] + [each[1] for each in late],
@@ -86,7 +88,7 @@ def test_tokens_see_what_was_there_when_they_were_encoded(model_path: Path, orac
         require_close(logits, oracle.logits(wanted)[len(header) - 1 : -1])
         for lost in (False, True):
             if lost:
-                engine.park()
+                engine.kv.park()
                 assert engine.stats().kv_bytes == 0
             probed: list[torch.Tensor] = []
             probe = Decode([7], [handle], [5], sampling=Sampling(forced=(8, 9)), watch=probed.append)

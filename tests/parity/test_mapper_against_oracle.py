@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from choreo_agents import Decode, Engine, MessageHandle, Sampling
-from choreo_agents.engine.merging import MergedView
+from choreo_agents import Decode, Engine, Memory, MessageHandle, Sampling, Scheduling
+from choreo_agents.engine.branches import MergedView
 from choreo_agents.synthesis.mapper import CacheMapper
 
 SERVED = ("llama", "qwen3", "phi3", "gpt_neox", "stablelm", "smollm3", "cohere", "glm4")
@@ -120,7 +120,9 @@ def test_mapped_branches_equal_the_oracle_wherever_they_are_shown(
     branches = [oracle.encode(tokens, 23, [trunk])[0] for tokens in (one, two)]
     starts = [23, 23 if parallel else 23 + 19]
     end = 23 + 19 if parallel else 23 + 19 + 14
-    with Engine.load(model_path, kv_budget_bytes=1 << 23, step_tokens=16) as engine:
+    with Engine.load(
+        model_path, memory=Memory(kv_budget_bytes=1 << 23), scheduling=Scheduling(step_tokens=16)
+    ) as engine:
         engine.load_adapter(save_mapper(tmp_path / "mapper", engine.model))
         mapper = random_mapper(engine.model)
         parent = engine.prefill(root)
@@ -129,7 +131,7 @@ def test_mapped_branches_equal_the_oracle_wherever_they_are_shown(
         for name, used in (("mapper", mapper), ("base", None)):
             shown = [oracle.shown(kv, 23, at, used) for kv, at in zip(branches, starts, strict=True)]
             wanted[name] = oracle.encode([*header, *rest], end, [trunk, *shown])[1][1:-1]
-            sources = made if used is None else engine.map(made, adapter=name)
+            sources = made if used is None else engine.branches.map(made, adapter=name)
             mine = watched(engine, header, MergedView([parent, *sources], [0, *starts], end), rest)
             require_close(mine, wanted[name])
         assert (wanted["mapper"] - wanted["base"]).abs().max() > 0.1, "the mapper matters"
@@ -152,11 +154,11 @@ def test_mapped_keys_are_those_before_rotation(llama: Path, tmp_path: Path) -> N
         for kept in caught.values():
             kept.clear()
         model(input_ids=torch.tensor([one]), past_key_values=cache, use_cache=True)
-    with Engine.load(llama, kv_budget_bytes=1 << 23) as engine:
+    with Engine.load(llama, memory=Memory(kv_budget_bytes=1 << 23)) as engine:
         engine.load_adapter(save_mapper(tmp_path / "mapper", engine.model))
         mapper = random_mapper(engine.model)
         parent = engine.prefill(root)
-        [mapped] = engine.map([engine.prefill(one, [parent])], adapter="mapper")
+        [mapped] = engine.branches.map([engine.prefill(one, [parent])], adapter="mapper")
         mine = {at: watched(engine, header, MergedView([parent, mapped], [0, at], 77), rest) for at in (12, 40, 5)}
     with exactly():
         for at, logits in mine.items():
@@ -177,13 +179,15 @@ def test_mapped_keys_are_those_before_rotation(llama: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_mapper_of_zeros_changes_no_bit(model_path: Path, tmp_path: Path, dtype: torch.dtype) -> None:
     root, one, two, header, rest = draw(3, 9, 21, 13, 2, 6)
-    with Engine.load(model_path, kv_budget_bytes=1 << 23, dtype=dtype, step_tokens=16) as engine:
+    with Engine.load(
+        model_path, memory=Memory(kv_budget_bytes=1 << 23), dtype=dtype, scheduling=Scheduling(step_tokens=16)
+    ) as engine:
         adapter = engine.model.adapter
         CacheMapper(adapter.geometry, adapter.kinds).save(tmp_path, adapter.weights)
         engine.load_adapter(tmp_path, "zero")
         parent = engine.prefill(root)
         branches = [engine.prefill(tokens, [parent], [3], 12 + 3) for tokens in (one, two)]
-        mapped = engine.map(branches, adapter="zero")
+        mapped = engine.branches.map(branches, adapter="zero")
         assert [copy.id for copy in mapped] != [branch.id for branch in branches]
         for offsets in ([0, 9, 9], [3, 15, 36]):
             views = [MergedView([parent, *both], [*offsets], 80) for both in (branches, mapped)]
@@ -192,7 +196,7 @@ def test_a_mapper_of_zeros_changes_no_bit(model_path: Path, tmp_path: Path, dtyp
 
 
 def test_copies_of_copies_and_of_adapted_messages_are_others(llama: Path, tmp_path: Path) -> None:
-    with Engine.load(llama, kv_budget_bytes=1 << 23) as engine:
+    with Engine.load(llama, memory=Memory(kv_budget_bytes=1 << 23)) as engine:
         engine.load_adapter(save_mapper(tmp_path / "one", engine.model))
         engine.load_adapter(save_mapper(tmp_path / "two", engine.model, seed=2))
         source = engine.prefill(draw(4, 20)[0])
@@ -200,7 +204,7 @@ def test_copies_of_copies_and_of_adapted_messages_are_others(llama: Path, tmp_pa
         for path in (("one",), ("two",), ("one", "one"), ("one", "two"), ("two", "one")):
             copy = source
             for adapter in path:
-                [copy] = engine.map([copy], adapter=adapter)
+                [copy] = engine.branches.map([copy], adapter=adapter)
             names[copy] = path
             assert engine.tokens(copy) == engine.tokens(source) and copy.base_model == source.model
         assert len(names) == 5 and engine.stats().tokens_mapped == 5 * 20

@@ -14,7 +14,7 @@ from support.families import FAMILIES, save_tiny
 from support.oracle import Oracle, require_same_tokens
 from torch import Tensor
 
-from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling
+from choreo_agents import Decode, Engine, Memory, MessageHandle, Prefill, Sampling
 
 SERVED = ("llama", "qwen3", "gpt_neox", "cohere2", "gemma2", "smollm3", "gpt_oss")
 
@@ -32,7 +32,7 @@ def draw(seed: int, *counts: int) -> list[list[int]]:
 async def heard(engine: Engine, branches: list[MessageHandle], asked: list[int], rest: list[int]) -> Tensor:
     """The logits before each token of what is said about branches, [tokens, vocabulary]."""
     seen: list[Tensor] = []
-    view = await engine.amerged_view(branches, asked)
+    view = await engine.branches.aview(branches, asked)
     forced = Sampling(forced=tuple(rest))
     watch = lambda logits: seen.append(logits.clone())  # noqa: E731
     made = await engine.adecode([Decode([9], view.handles, view.offsets, view.end, forced, watch=watch)])
@@ -48,7 +48,7 @@ def test_branches_in_parallel_are_heard_alike_in_any_order(model_path: Path) -> 
     seen = [top, *(oracle.encode(tail, [top], [0], 24) for tail in tails)]
     question = oracle.encode(asked, seen, [0, 24, 24, 24], 46)
     wanted = oracle.logits(oracle.encode([9, *rest], [*seen, question], [0, 24, 24, 24, 46], 50))[:-1]
-    with Engine.load(model_path, kv_budget_bytes=1 << 23) as engine:
+    with Engine.load(model_path, memory=Memory(kv_budget_bytes=1 << 23)) as engine:
         parent = engine.prefill(root)
         branches = engine.prefill([Prefill(tail, [parent]) for tail in tails])
         found = [asyncio.run(heard(engine, list(order), asked, rest)) for order in itertools.permutations(branches)]
@@ -62,10 +62,10 @@ def test_branches_in_parallel_are_heard_alike_in_any_order(model_path: Path) -> 
 def test_text_says_greedily_what_hugging_face_says_of_the_concatenation(model_path: Path) -> None:
     root, one, two, asked = draw(2, 20, 12, 9, 4)
     wanted, logits = Oracle(model_path).generate([*root, *one, *two, *asked, 9], 12)
-    with Engine.load(model_path, kv_budget_bytes=1 << 23) as engine:
+    with Engine.load(model_path, memory=Memory(kv_budget_bytes=1 << 23)) as engine:
         parent = engine.prefill(root)
         branches = engine.prefill([Prefill(tail, [parent]) for tail in (one, two)])
-        said = engine.merge(
+        said = engine.branches.merge(
             branches, asked, strategy="text", header=[9], sampling=Sampling(max_tokens=12, stop_tokens=())
         )
         require_same_tokens(engine.tokens(said)[1:13], wanted, logits)

@@ -18,7 +18,7 @@ from support.traces import (
     with_mapped,
 )
 
-from choreo_agents import Engine
+from choreo_agents import Engine, Memory
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.training.forward import TraceForward
 
@@ -34,7 +34,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_the_packed_pass_equals_the_engine(model: LoadedModel) -> None:
     rng = random.Random(f"packed {Path(model.name).name}")
     traces = [draw_trace(rng, rng.randint(1, 9), name=str(number)) for number in range(3)]
-    with Engine.load(model, kv_budget_bytes=1 << 23) as engine:
+    with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23)) as engine:
         wanted = torch.cat([engine_logits(engine, trace) for trace in traces])
     with torch.no_grad():
         learnt = TraceForward(model).logits(traces)

@@ -18,7 +18,7 @@ from support.families import FAMILIES, save_tiny
 from support.oracle import Oracle
 from torch import Tensor
 
-from choreo_agents import Decode, Engine, Sampling
+from choreo_agents import Decode, Engine, Memory, Sampling
 from choreo_agents.models import LoadedModel, load_model
 
 SERVED = ("llama", "llama-yarn", "phi3", "gemma2", "cohere2", "gpt_neox")
@@ -64,7 +64,7 @@ def heard(model: LoadedModel, encoded: int, shown: int) -> Tensor:
     forced = Sampling(forced=tuple(rest))
     watch = lambda logits: seen.append(logits.double())  # noqa: E731
     # A new engine each time: another would show what it has at another place.
-    with Engine.load(model, kv_budget_bytes=1 << 23) as engine:
+    with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23)) as engine:
         first = engine.prefill(one, new_offset=encoded)
         second = engine.prefill(two, [first], [encoded], encoded + len(one))
         offsets = [shown, shown + len(one)]

@@ -11,7 +11,7 @@ from support.exact import TOLERANCE
 from support.families import FAMILIES, save_tiny
 from support.oracle import Oracle
 
-from choreo_agents import Engine, Sampling, Schema, SchemaLibrary
+from choreo_agents import Engine, Memory, Sampling, Schema, SchemaLibrary
 
 SHOWN = ["llama", "qwen3", "gemma2", "phi", "cohere2", "gpt_oss", "mistral"]
 
@@ -52,13 +52,18 @@ def test_prompts_equal_a_dense_pass_under_a_mask_of_blocks(
     oracle, said = Oracle(model_path), (5, 6, 7, 8)
     schema = Schema.from_text(SCHEMA)
     for kind in ("encoded here", "read from files"):
-        with Engine.load(model_path, kv_budget_bytes=1 << 24) as engine, SchemaLibrary(engine, tmp_path) as library:
+        with (
+            Engine.load(model_path, memory=Memory(kv_budget_bytes=1 << 24)) as engine,
+            SchemaLibrary(engine, tmp_path) as library,
+        ):
             library.register(schema, encode="eager")
             for number, (name, text) in enumerate(PROMPTS.items()):
                 with library.assemble(schema.prompt(text)) as view:
                     blocks = blocks_of(engine, view.handles, view.offsets)
                     shown = {handle.id for handle in view.handles}
-                    seen = [i for i, record in enumerate(engine.records(view.handles)) if record.handle.id in shown]
+                    seen = [
+                        i for i, record in enumerate(engine.inspect.records(view.handles)) if record.handle.id in shown
+                    ]
                     seed = 100 * len(kind) + number
                     sampling = Sampling(forced=said, seed=seed)
                     engine.decode([9], view.handles, view.offsets, view.end, sampling=sampling)
@@ -77,7 +82,7 @@ def test_a_chain_of_modules_equals_an_ordinary_prompt(
         "<schema name='chain'>All <module name='a'>of this <module name='b'>is one <module name='c'>text."
         "</module></module></module></schema>"
     )
-    with Engine.load(model_path, kv_budget_bytes=1 << 24) as engine, SchemaLibrary(engine) as library:
+    with Engine.load(model_path, memory=Memory(kv_budget_bytes=1 << 24)) as engine, SchemaLibrary(engine) as library:
         library.register(schema)
         with library.assemble(schema.prompt("<a><b><c/></b></a> So what? <user>Say it.</user>")) as view:
             tokens = tuple(token for handle in view.handles for token in engine.tokens(handle))

@@ -89,7 +89,7 @@ def test_adapter_and_mapper_have_the_trainers_logits_in_the_engine(
     seen: list[Tensor] = []
     call = Decode(
         [20, 21],
-        [root, *engine.map(branches, name)],
+        [root, *engine.branches.map(branches, name)],
         [0, 3, 3, 3],
         40,
         sampling=FREE,

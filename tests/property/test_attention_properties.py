@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from choreo_agents.attention.backends import partial
-from choreo_agents.attention.backends.cpu import FoldedBackend
-from choreo_agents.attention.backends.merging import SoftmaxMerging
+from choreo_agents.attention.backends.folded import FoldedBackend
+from choreo_agents.attention.backends.log_sum_exp import LogSumExpMerge
 from choreo_agents.attention.backends.partial import attend_padded, attend_run, matmul_attention
 from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.kind import AttentionKind
@@ -186,7 +186,7 @@ def test_merging_parts_is_the_softmax_over_their_union(lengths, count: int, seed
         # Each token keeps its first part, and of the others as chance has it.
         seen = (torch.rand(len(outs), generator=generator) < 0.5) | (torch.arange(len(outs)) < count)
         order = order[seen[order]]
-    merging = SoftmaxMerging(tokens[order], count)
+    merging = LogSumExpMerge(tokens[order], count)
     if how == "scattered":
         merging._parts = None
     got, lse = merging.join(outs[order], lses[order], with_lse=True)
@@ -202,8 +202,8 @@ def test_merging_parts_is_the_softmax_over_their_union(lengths, count: int, seed
 
 
 def test_few_tokens_with_most_of_the_parts_are_not_padded_for() -> None:
-    assert SoftmaxMerging(torch.tensor([0] * 40 + list(range(1, 30))), 30)._parts is None
-    assert SoftmaxMerging(torch.tensor([0, 1, 2, 0]), 3)._parts is not None
+    assert LogSumExpMerge(torch.tensor([0] * 40 + list(range(1, 30))), 30)._parts is None
+    assert LogSumExpMerge(torch.tensor([0, 1, 2, 0]), 3)._parts is not None
 
 
 @given(groups, st.integers(1, 40), st.integers(1, 200), st.booleans(), seeds, st.booleans())

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling
+from choreo_agents import Decode, Engine, Memory, MessageHandle, Prefill, Sampling, Scheduling
 from choreo_agents.engine.adapters import Loaded
-from choreo_agents.engine.methods import MethodName
+from choreo_agents.engine.settings import MethodName
 from choreo_agents.errors import ChoreoError
 from choreo_agents.models import LoadedModel
 from choreo_agents.synthesis.mapper import CacheMapper
@@ -38,9 +38,8 @@ class Program:
         self.engine = Engine.load(
             model,
             method=method,
-            kv_budget_bytes=BUDGET * token,
-            host_bytes=rng.choice([0, 0, 150]) * token,
-            step_tokens=rng.choice([512, 512, 16]),
+            memory=Memory(kv_budget_bytes=BUDGET * token, host_bytes=rng.choice([0, 0, 150]) * token),
+            scheduling=Scheduling(step_tokens=rng.choice([512, 512, 16])),
             sink=self.events,
         )
         mapper = CacheMapper(model.adapter.geometry, model.adapter.kinds)
@@ -85,8 +84,8 @@ class Program:
             calls.append(replace(call, lazy=self.rng.random() < 0.5))
             prompts.append(sum(handle.length for handle in call.parents) + len(call.content))
         self.prefills += calls
-        known = {handle for handle in self.made if self.engine.tiers([handle]) != ["lineage"]}
-        promised = {handle for handle in self.made if self.engine._desk.find(handle).promise is not None}
+        known = {handle for handle in self.made if self.engine.kv.tiers([handle]) != ["lineage"]}
+        promised = {handle for handle in self.made if self.engine._tenant.find(handle).promise is not None}
         handles = self.engine.prefill(calls)
         new: set[MessageHandle] = set()
         for call, handle, prompt in zip(calls, handles, prompts, strict=True):
@@ -118,30 +117,30 @@ class Program:
     def join(self) -> None:
         """Messages, some of them lost or only promised, are to come into the view of a decode; not all are in time."""
         view, late = self.view(), {handle.id: handle for handle in self.view()}
-        joining = self.engine.joining()
+        joining = self.engine.branches.joining()
         for handle in late.values():
             joining.add(handle, 0)
         forced = tuple(self.rng.randrange(5, 300) for _ in range(self.rng.randint(1, 6)))
         call = Decode([7], view, new_offset=200, sampling=Sampling(forced=forced), joining=joining)
         [said] = self.engine.decode([call])
-        usage, seen = self.engine.usage(said), self.engine.records([said])[-1].parents
+        usage, seen = self.engine.usage(said), self.engine.inspect.records([said])[-1].parents
         own = said.length if self.engine.method == "choreo" else said.length - 1
         assert usage.prompt_tokens == sum(parent.length for parent in seen) + own
         assert usage.tokens_reused >= 0 and usage.tokens_beyond >= 0
         self.made.append(said)
 
     def park(self) -> None:
-        self.engine.park()
+        self.engine.kv.park()
 
     def restore(self) -> None:
-        self.engine.restore(self.view())
+        self.engine.kv.restore(self.view())
 
     def map(self) -> None:
         sources = [handle for handle in self.view() if "~" not in handle.model]
-        copies = {copy for each in sources for copy in self.engine._desk.find(each).copies}
+        copies = {copy for each in sources for copy in self.engine._tenant.find(each).copies}
         there = {copy.parents[0].handle for copy in copies}
         seen: set[MessageHandle] = set()
-        self.engine.map(sources)
+        self.engine.branches.map(sources)
         if self.engine.method == "choreo":
             for source in sources:
                 self.found += 2 * source.length if source in there | seen else 0
@@ -151,7 +150,7 @@ class Program:
         forced = Sampling(forced=tuple(range(5, 60)))
         calls = [Decode([7], self.view(), sampling=forced) for _ in range(2)]
         steps = self.engine.stats().steps + self.rng.choice([0, 1, 5])
-        answers = self.engine._desk.submit_decodes(calls, None)
+        answers = self.engine._tenant.submit(calls, None)
         while self.engine.stats().steps < steps and self.engine.stats().unfinished:
             pass
         for answer in answers:
@@ -193,7 +192,7 @@ def test_the_first_submitted_of_several_readers_pays(make_engine: Any) -> None:
     said = engine.decode(calls)
     # The first attends to what `told` has seen only through it.
     assert usages(engine, said) == [(34, 0, 0, 20), (4, 30, 0, 0)]
-    engine.park()
+    engine.kv.park()
     said = engine.decode([Decode([7, 9], view, sampling=Sampling(forced=(5,))) for view in ([told, told], [seen])])
     assert usages(engine, said) == [(3, 10, 30, 20), (3, 20, 0, 0)], "one message at two places is encoded once"
 
@@ -209,9 +208,9 @@ def test_what_is_brought_back_for_nobody_is_only_recomputed(make_engine: Any) ->
     engine = make_engine()
     seen = engine.prefill([5] * 20)
     told = engine.prefill([6] * 10, [seen])
-    engine.evict([told])
+    engine.kv.park([told])
     before = engine.stats()
-    engine.restore([told])
+    engine.kv.restore([told])
     after = engine.stats()
     assert after.tokens_recomputed - before.tokens_recomputed == 10
     assert (after.tokens_encoded, after.tokens_reused) == (before.tokens_encoded, before.tokens_reused)
@@ -221,11 +220,11 @@ def test_what_is_brought_back_for_nobody_is_only_recomputed(make_engine: Any) ->
 def test_what_comes_too_late_to_join_is_not_taken_for_found(make_engine: Any) -> None:
     engine = make_engine(step_tokens=8)
     [late] = engine.prefill([Prefill([5] * 200, lazy=True)])
-    joining = engine.joining()
+    joining = engine.branches.joining()
     joining.add(late, 0)
     said = engine.decode([7], new_offset=300, sampling=Sampling(forced=(5,) * 10), joining=joining)
     usage = engine.usage(said)
-    assert not engine.joined(said) and usage.tokens_beyond > 0
+    assert not engine.inspect.joined(said) and usage.tokens_beyond > 0
     assert (usage.tokens_reused, usage.prompt_tokens) == (0, said.length) and engine.stats().tokens_reused == 0
 
 
@@ -233,9 +232,9 @@ def test_what_a_mapper_makes_again_is_recomputed_too(make_engine: Any) -> None:
     engine = make_engine()
     mapper = CacheMapper(engine.model.adapter.geometry, engine.model.adapter.kinds)
     engine._core.adapters.add_default(Loaded(Path("zero"), None, mapper, mapper.fingerprint))
-    [copy] = engine.map([engine.prefill([5] * 20)])
+    [copy] = engine.branches.map([engine.prefill([5] * 20)])
     before = engine.stats()
-    engine.park()
+    engine.kv.park()
     engine.decode([7], [copy], sampling=Sampling(forced=(5,)))
     spent = engine.stats().tokens_recomputed - before.tokens_recomputed, engine.stats().tokens_mapped
     assert spent == (20 + 20, before.tokens_mapped), "the copy, and what it is a copy of"
@@ -245,7 +244,7 @@ def test_who_goes_on_waiting_pays_the_rest(make_engine: Any) -> None:
     engine = make_engine(step_tokens=8)
     [seen] = engine.prefill([Prefill([5] * 200, lazy=True)])
     calls = [Decode([7, n], [seen], sampling=Sampling(forced=(5,))) for n in range(2)]
-    first, second = engine._desk.submit_decodes(calls, None)
+    first, second = engine._tenant.submit(calls, None)
     while engine.stats().tokens_encoded < 24:
         pass
     first.cancel()
@@ -258,7 +257,7 @@ def test_a_reader_that_gives_up_pays_for_what_it_caused(make_engine: Any) -> Non
     events = EventList()
     engine = make_engine(sink=events, step_tokens=8)
     [seen] = engine.prefill([Prefill([5] * 200, lazy=True)])
-    [first] = engine._desk.submit_decodes([Decode([7], [seen], sampling=Sampling(forced=(5,)))], None)
+    [first] = engine._tenant.submit([Decode([7], [seen], sampling=Sampling(forced=(5,)))], None)
     while engine.stats().tokens_encoded < 24:
         pass
     first.cancel()

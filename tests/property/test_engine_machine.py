@@ -20,7 +20,7 @@ from support.exact import TOLERANCE
 from support.oracle import Oracle, OracleMessage
 from support.tiny import save_tiny_llama
 
-from choreo_agents import Decode, Engine, MessageHandle, Sampling
+from choreo_agents import Decode, Engine, Memory, MessageHandle, Sampling, Scheduling
 from choreo_agents.engine.adapters import Loaded
 from choreo_agents.errors import CapacityError, KVBudgetError, ReleasedHandleError
 from choreo_agents.kv.tiers import Stored
@@ -58,11 +58,13 @@ class Machine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="choreo-tier-"))
         self.engine = Engine.load(
             model,
-            kv_budget_bytes=BUDGET * self.token,
-            step_tokens=step_tokens,
-            host_bytes=100 * self.token if tiers in ("host", "both") else 0,
-            disk=self.folder if tiers in ("disk", "both") else None,
-            mapped_storage=stored,
+            memory=Memory(
+                kv_budget_bytes=BUDGET * self.token,
+                host_bytes=100 * self.token if tiers in ("host", "both") else 0,
+                disk=self.folder if tiers in ("disk", "both") else None,
+                mapped_storage=stored,
+            ),
+            scheduling=Scheduling(step_tokens=step_tokens),
         )
         # One that changes nothing: a copy reads as its source does.
         mapper = CacheMapper(model.adapter.geometry, model.adapter.kinds)
@@ -112,7 +114,7 @@ class Machine(RuleBasedStateMachine):
         rng = Random(seed)
         (view, offsets, start), header, rest = self.draw_view(rng), draw_tokens(rng, 1, 9), draw_tokens(rng, 1, 20)
         late = [(h, rng.randrange(150), rng.randrange(-1, len(rest))) for h in self.draw_view(rng)[0]]
-        joining = self.engine.joining()
+        joining = self.engine.branches.joining()
         steps = itertools.count()
 
         def watch(_: torch.Tensor) -> None:
@@ -130,7 +132,7 @@ class Machine(RuleBasedStateMachine):
         while self.engine.stats().unfinished:
             pass  # what was still to be computed again for it, when it ended
         if handle is not None:
-            record = self.engine.records([handle])[-1]
+            record = self.engine.inspect.records([handle])[-1]
             shift = start - record.new_offset
             seen = (list(record.parents), [offset + shift for offset in record.offsets], record.since)
             assert seen[0][: len(view)] == view and not any(record.since[: len(view)])
@@ -142,7 +144,7 @@ class Machine(RuleBasedStateMachine):
         view, offsets, start = self.draw_view(rng)
         call = Decode([5], view, offsets, start, sampling=Sampling(forced=tuple(draw_tokens(rng, 30, 40))))
         try:
-            [answer] = self.engine._desk.submit_decodes([call], None)
+            [answer] = self.engine._tenant.submit([call], None)
         except KVBudgetError:
             return
         for _ in range(rng.choice([0, 100, 10_000])):
@@ -173,7 +175,7 @@ class Machine(RuleBasedStateMachine):
     def map(self, seed: int, branches: int) -> None:
         rng = Random(seed)
         sources = rng.choices(list(self.leases), k=branches)
-        copies = self.tried(lambda: self.engine.map(sources))
+        copies = self.tried(lambda: self.engine.branches.map(sources))
         for source, copy in zip(sources, copies or [], strict=False):
             assert self.copies.setdefault(source, copy) == copy
             self.made[copy] = self.made[source]
@@ -186,12 +188,12 @@ class Machine(RuleBasedStateMachine):
         branches = rng.sample(list(self.leases), min(2, len(self.leases)))
         options: dict[str, Any] = {"strategy": strategy, "adapter": None if mapped else "base", "header": [5]}
         forced = Sampling(forced=tuple(draw_tokens(rng, 1, 9)))
-        merged = self.tried(lambda: self.engine.merge(branches, [6, 7], sampling=forced, **options))
+        merged = self.tried(lambda: self.engine.branches.merge(branches, [6, 7], sampling=forced, **options))
         if merged is not None:
             self.engine.release(merged)
         with self.engine._core.lock:
             for source in branches:  # some may have been mapped before memory refused the rest
-                for copy in self.engine._desk.find(source).copies:
+                for copy in self.engine._tenant.find(source).copies:
                     self.copies[source] = copy.handle
                     self.made[copy.handle] = self.made[source]
 
@@ -208,7 +210,7 @@ class Machine(RuleBasedStateMachine):
     def pin(self, seed: int) -> None:
         handle = Random(seed).choice(list(self.leases))
         if sum(h.length + 16 for h in {*self.pins, handle}) <= MOST_PINNED:
-            self.engine.pin(handle)
+            self.engine.kv.pin(handle)
             self.pins[handle] += 1
 
     @precondition(lambda self: self.pins)
@@ -218,12 +220,12 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def park(self) -> None:
-        self.engine.park()
+        self.engine.kv.park()
 
     @rule(tokens=st.integers(1, BUDGET))
     def evict(self, tokens: int) -> None:
         with self.engine._core.lock:
-            self.engine._core.memory.evict(tokens)
+            self.engine._core.cache.evict(tokens)
 
     @precondition(lambda self: self.leases)
     @rule(seed=seeds)
@@ -243,7 +245,7 @@ class Machine(RuleBasedStateMachine):
             self.engine.tokens(handle)
 
     def unpin(self, handle: MessageHandle) -> None:
-        self.engine.unpin(handle)
+        self.engine.kv.unpin(handle)
         self.pins[handle] -= 1
         self.pins += Counter()
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.tuning import make_tuning
 from support.visible_graphs import BOX, CELLAR, MODES, OWN, Forced, Speaker, Spec, heard, specs
 
-from choreo_agents import Engine, MessageHandle, Policy, Rule
+from choreo_agents import Engine, Memory, MessageHandle, Policy, Rule, Scheduling
 from choreo_agents.graph.audit import AuditReport
 from choreo_agents.graph.turn import turn
 from choreo_agents.models import LoadedModel
@@ -37,7 +37,12 @@ def run(
     spec: Spec, forced: Forced | None = None, timetable: Timetable | None = None, adapter: Path | None = None
 ) -> tuple[Any, Any, AuditReport]:
     """Run once on a cold engine: distributions and words by message, and the audit of the run."""
-    with Engine.load(_models["tiny"], kv_budget_bytes=1 << 23, timetable=timetable, adapter=adapter) as engine:
+    with Engine.load(
+        _models["tiny"],
+        memory=Memory(kv_budget_bytes=1 << 23),
+        scheduling=Scheduling(timetable=timetable),
+        adapter=adapter,
+    ) as engine:
         app = spec.graph(WARN).compile(engine=engine)
         state = asyncio.run(app.ainvoke(QUESTION, {"configurable": {"seed": 5, "replay": forced}}))
         said = {
@@ -179,7 +184,7 @@ def test_visibility_views_do_not_depend_on_who_is_done_first(spec: Spec, seed: i
         return said
 
     def handles() -> dict[tuple[str, int], str]:
-        with Engine.load(_models["tiny"], kv_budget_bytes=1 << 23) as engine:
+        with Engine.load(_models["tiny"], memory=Memory(kv_budget_bytes=1 << 23)) as engine:
             app = spec.graph(WARN).compile(engine=engine)
             state = asyncio.run(app.ainvoke(QUESTION, {"configurable": {"seed": 5, "replay": Forced(seed)}}))
             return {(e["author"], e["superstep"]): e["handle"]["id"] for e in state["handles"]}

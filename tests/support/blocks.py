@@ -24,7 +24,7 @@ class Block:
 
 def blocks_of(engine: Engine, view: Sequence[MessageHandle], offsets: Sequence[int | None]) -> list[Block]:
     """All that a view descends from, as the engine's lineage has it; nothing in it may have been moved."""
-    records = engine.records(view)
+    records = engine.inspect.records(view)
     places = {record.handle.id: number for number, record in enumerate(records)}
     starts = {record.handle.id: record.new_offset for record in records}
     assert [starts[handle.id] for handle in view] == list(offsets)

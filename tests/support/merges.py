@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from choreo_agents import Decode, Engine, MessageHandle, Sampling
-from choreo_agents.engine.merging import MergedView
+from choreo_agents.engine.branches import MergedView
 
 
 def words(first: int, count: int) -> list[int]:
@@ -43,7 +43,7 @@ def heard(engine: Engine, view: MergedView) -> torch.Tensor:
 
 
 def view_of(engine: Engine, branches: list[MessageHandle], prompt: Any = "", **options: Any) -> MergedView:
-    return asyncio.run(engine.amerged_view(branches, prompt, **options))
+    return asyncio.run(engine.branches.aview(branches, prompt, **options))
 
 
 def give_back(engine: Engine, view: MergedView) -> None:

@@ -14,7 +14,7 @@ from choreo_agents.cli.commands import CASES, DRAW_DEBATE, MOST_REPORTS
 from choreo_agents.cli.lazy import found
 from choreo_agents.cli.run.debate_display import DebateDisplay, cost_object, cost_table, opening, summary, verdict
 from choreo_agents.cli.run.workflow import run_case
-from choreo_agents.engine.methods import MethodName
+from choreo_agents.engine.settings import MethodName
 from choreo_agents.terminal.case_options import InputsOption, MaxTokensOption, OutOption, PromptsOption
 from choreo_agents.terminal.options import (
     AgentsOption,
@@ -29,6 +29,8 @@ from choreo_agents.workflows.comparing import TWINS, Comparison, compare, runs
 from choreo_agents.workflows.debating import Debated, DebateRun, DebateSetting, hold
 
 REPORTS: int = found(MOST_REPORTS)
+
+_REPEATS = 5
 
 _REPEATS = 5
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from choreo_agents.cli.commands import CASES, SCORE_ITEMS
 from choreo_agents.cli.lazy import found
 from choreo_agents.cli.run.message_display import PlayDisplay, ending, opening
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Engine, Memory
 from choreo_agents.terminal.case_options import (
     BudgetOption,
     InputsOption,
@@ -70,7 +70,10 @@ def run_case(
         console.print(opening(case, item, model, variant))
         served = case.variants[variant].method
         budget = int(kv_gib * (1 << 30))
-        with Engine.load(loaded, method=served, kv_budget_bytes=budget) as engine, PlayDisplay(console) as display:
+        with (
+            Engine.load(loaded, method=served, memory=Memory(kv_budget_bytes=budget)) as engine,
+            PlayDisplay(console) as display,
+        ):
             result, spoken, cost = asyncio.run(play(engine, setup, item, seed=seed, on_token=display.add))
         console.print(ending(case, result, cost))
         if as_json:

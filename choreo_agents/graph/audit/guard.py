@@ -76,7 +76,7 @@ class Guard:
     ) -> tuple[Channel, str] | None:
         """The first promise that the view would break."""
         home, _, node = reader.rpartition("|")
-        [lineage] = engine.audit([handle]).messages
+        [lineage] = engine.inspect.audit([handle]).messages
         for ancestor in lineage.ancestors:
             names = names_of(ancestor, entries)
             if "encoding" in ancestor.channels and not words_only:

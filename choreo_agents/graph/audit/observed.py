@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 
 from choreo_agents.engine import Engine
-from choreo_agents.engine.lineage import Ancestor
+from choreo_agents.engine.inspect import Ancestor
 from choreo_agents.graph.audit.chart import Chart
 from choreo_agents.graph.audit.report import AuditReport, Finding, Hop
 from choreo_agents.graph.state import HandleEntry
@@ -26,7 +26,7 @@ def audit_entries(engine: Engine, chart: Chart, entries: Sequence[HandleEntry]) 
     personas = {node.name: node.persona for node in chart.nodes}
     found: dict[tuple[str, str, Channel], Finding] = {}
     handles = [MessageHandle.model_validate(entry["handle"]) for entry in entries]
-    for entry, lineage in zip(entries, engine.audit(handles).messages, strict=True):
+    for entry, lineage in zip(entries, engine.inspect.audit(handles).messages, strict=True):
         reader = entry["author"]
         if reader not in personas:
             continue

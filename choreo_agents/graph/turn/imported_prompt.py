@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 
 from choreo_agents.engine import Engine, Prefill
-from choreo_agents.engine.adopting import Leases
+from choreo_agents.engine.kv_transfer import Leases
 from choreo_agents.errors import ContextLengthError
 from choreo_agents.graph.turn.placed_view import PlacedView
 from choreo_agents.kv.handle import MessageHandle
@@ -37,7 +37,7 @@ class ImportedPrompt:
     """
 
     def __init__(self, engine: Engine, prompt: Prompt, public: str | None) -> None:
-        self._modules = engine.keep(_Modules)
+        self._modules = engine.kv.keeper(_Modules, engine)
         self._schema = prompt.schema.name
         number, schema = self._modules.known(prompt.schema)
         self._assembly = compile_prompt(schema, prompt, engine.model)
@@ -132,7 +132,7 @@ class _Modules:
         """Have pieces ready to be read, each leased once more in the scope of the caller."""
         wanted = list(keys)
         with self._shelf.brought(wanted) as handles:
-            return self._engine.lease([handles[key] for key in wanted])
+            return self._engine.kv.lease([handles[key] for key in wanted])
 
 
 def _recipes(number: int, schema: CompiledSchema) -> Iterator[Recipe]:

@@ -70,11 +70,11 @@ class MergedBranches:
         if self._merging is None or not merged:
             return []
         engine, summary = self._engine.engine, self._merging.summary
-        made = [] if summary is None else await engine.asummaries(merged, summary)
+        made = [] if summary is None else await engine.branches.asummaries(merged, summary)
         shown = made or list(merged)
         try:
-            if engine.maps(self._adapter):
-                shown = await engine.amap(shown, self._adapter)
+            if engine.branches.maps(self._adapter):
+                shown = await engine.branches.amap(shown, self._adapter)
         except BaseException:
             with suppress(HandleError):  # a scope may have ended meanwhile
                 for handle in made:
@@ -106,7 +106,7 @@ class MergedBranches:
         return tuple(at for at, fan in enumerate(self._fans[:place]) if fan is None or fan != mine)
 
     async def read_behind(self, view: PlacedView, first: int = 0) -> list[MessageHandle]:
-        """Show what the adapter reads behind each branch (see `Engine.boundaries`), if it reads that.
+        """Show what the adapter reads behind each branch (see `Branches.boundaries`), if it reads that.
 
         It sees the branch and what stood before it, but no branch that came together with it. Nothing moves for it:
         what follows starts where it would have started.
@@ -127,7 +127,7 @@ class MergedBranches:
             alike = list(together)
             branches, anchors = [view.handles[at] for at in alike], [view.offsets[at] for at in alike]
             trunk, offsets = [view.handles[at] for at in before], [view.offsets[at] for at in before]
-            made = self._engine.engine.boundaries(branches, trunk, offsets, anchors, self._adapter)
+            made = self._engine.engine.branches.boundaries(branches, trunk, offsets, anchors, self._adapter)
             calls += made
             places += alike[: len(made)]
         handles = await self._engine.aprefill(calls) if calls else []

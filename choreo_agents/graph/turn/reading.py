@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from langchain_core.messages import BaseMessage
 
 from choreo_agents.engine import Engine, Prefill
-from choreo_agents.engine.adopting import Leases
 from choreo_agents.engine.calls import Content
+from choreo_agents.engine.kv_transfer import Leases
 from choreo_agents.errors import ContextLengthError, HandleError
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.turn.bound_engine import BoundEngine
@@ -250,7 +250,7 @@ class Reading:
         for said in group:
             so_far, first = before.copy(), MessageHandle.model_validate(said[0].entry["handle"])
             if self.is_parallel and first.id in self._branches.stands_for:
-                so_far.resume_at(before.behind({each.id for each in self._engine.ancestors(first)}))
+                so_far.resume_at(before.behind({each.id for each in self._engine.inspect.ancestors(first)}))
             shown = len(so_far.handles)
             for entry, rule in said:
                 await self._append(so_far, entry, rule)

@@ -139,7 +139,7 @@ class AgentTurn:
             prompt = await prompt if inspect.isawaitable(prompt) else prompt
             sampling = self._chosen()
             if self._late is not None:
-                self._joining = self.engine.joining()
+                self._joining = self.engine.branches.joining()
                 self._late.make_room(reading, view, self._left_over(view, prompt, sampling))
             asked = None if prompt is None else await reading.ask(view, prompt)
             decode = self._decode_all(view, sampling)
@@ -242,7 +242,7 @@ class AgentTurn:
         """What came into a message's view behind so many that were in it, and after how many of its tokens."""
         if self._late is None:
             return []
-        made = self.engine.records([handle])[-1]
+        made = self.engine.inspect.records([handle])[-1]
         return list(zip(made.parents[present:], made.since[present:], strict=True))
 
     def _left_over(self, view: PlacedView, prompt: str | None, sampling: Sampling) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Engine, Memory
 from choreo_agents.errors import InvalidRequestError, KVBudgetError
 from choreo_agents.graph.turn.run_place import Replay
 from choreo_agents.kv.handle import MessageHandle
@@ -137,8 +137,8 @@ def sample_traces(
     done = len(items) - len(left)
     on_progress(done)
     with (
-        Engine.load(model, method="baseline", kv_budget_bytes=kv_budget_bytes) as teacher,
-        Engine.load(model, method=served.method, kv_budget_bytes=kv_budget_bytes) as student,
+        Engine.load(model, method="baseline", memory=Memory(kv_budget_bytes=kv_budget_bytes)) as teacher,
+        Engine.load(model, method=served.method, memory=Memory(kv_budget_bytes=kv_budget_bytes)) as student,
     ):
         most = min(CHUNK, room(teacher), room(student))
         for first in range(0, len(left), most):
@@ -244,7 +244,9 @@ def score_played(
     served = lesson.served
     setup = lesson.setup.changed(served)
     seeds = lesson.seeds(items, seed)
-    with Engine.load(model, method=served.method, kv_budget_bytes=kv_budget_bytes, adapter=adapter) as engine:
+    with Engine.load(
+        model, method=served.method, memory=Memory(kv_budget_bytes=kv_budget_bytes), adapter=adapter
+    ) as engine:
 
         async def score(item: Item, own: int) -> float:
             try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Engine, Memory
 from choreo_agents.lab.embedded.pretrain import Pretraining, recipe_object
 from choreo_agents.lab.evaluation import Evaluation, evaluate
 from choreo_agents.lab.language import Task
@@ -38,7 +38,7 @@ def save_model(run: Pretraining, out: Path) -> None:
 
 def score_model(out: Path, tasks: Sequence[Task], count: int) -> Evaluation:
     """Score the saved weights on the test split, in ordinary prompts."""
-    with Engine.load(out, method="baseline", kv_budget_bytes=KV_BUDGET_BYTES) as engine:
+    with Engine.load(out, method="baseline", memory=Memory(kv_budget_bytes=KV_BUDGET_BYTES)) as engine:
         return evaluate(engine, tasks, count=count)
 
 

@@ -88,7 +88,7 @@ async def play_synthesis(
         for message in parts.trunk:
             trunk.append(await play.prefill(message, trunk))
         starts, branches = await play.branches(parts.branches, trunk, workers)
-        shown = await engine.amap(branches, adapter) if engine.maps(adapter) else branches
+        shown = await engine.branches.amap(branches, adapter) if engine.branches.maps(adapter) else branches
         lengths = [(start, branch.length) for start, branch in zip(starts, branches, strict=True)]
         shared, anchors, end = place_branches(layout, [handle.length for handle in trunk], lengths)
         early = len(shown) - (0 if late is None else late.branches)
@@ -180,7 +180,7 @@ class _Play:
         adapter: str | None,
     ) -> list[tuple[MessageHandle, int]]:
         """What the adapter reads behind each branch, and where that is."""
-        calls = self.engine.boundaries(shown, trunk, offsets, anchors, adapter)
+        calls = self.engine.branches.boundaries(shown, trunk, offsets, anchors, adapter)
         handles = await self.engine.aprefill(calls) if calls else []
         self.held += handles
         return [(handle, at + each.length) for handle, at, each in zip(handles, anchors, shown, strict=False)]
@@ -209,7 +209,7 @@ class _Play:
 
     def joined(self, call: Decode, late: Sequence[tuple[MessageHandle, int]], after: int) -> Decode:
         """The same call, which more messages come into after so many of its tokens."""
-        joining, seen = self.engine.joining(), count(1)
+        joining, seen = self.engine.branches.joining(), count(1)
 
         def come() -> None:
             for handle, offset in late:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Engine, Memory
 from choreo_agents.errors import InvalidRequestError, KVBudgetError
 from choreo_agents.lab.evaluation.evaluate import at_once, room
 from choreo_agents.lab.language import Split
@@ -107,7 +107,9 @@ def play_all(
         if not left:
             continue
         changed = setup.changed(variant)
-        with Engine.load(model, method=variant.method, kv_budget_bytes=kv_budget_bytes, adapter=served) as engine:
+        with Engine.load(
+            model, method=variant.method, memory=Memory(kv_budget_bytes=kv_budget_bytes), adapter=served
+        ) as engine:
             started = time.perf_counter()
             over = progress.finished
 

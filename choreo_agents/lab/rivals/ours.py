@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from choreo_agents.engine import Decode, Engine
+from choreo_agents.engine import Decode, Engine, Memory, Scheduling
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.lab.rivals.base import Levels, Timer, paths
 from choreo_agents.models import LoadedModel
@@ -21,7 +21,9 @@ class Ours:
     def __init__(self, model: LoadedModel, kv_tokens: int) -> None:
         self._steps: list[StepRan] = []
         budget = kv_tokens * model.adapter.geometry.bytes_per_token
-        self._engine = Engine.load(model, kv_budget_bytes=budget, step_tokens=4096, sink=self._see)
+        self._engine = Engine.load(
+            model, memory=Memory(kv_budget_bytes=budget), scheduling=Scheduling(step_tokens=4096), sink=self._see
+        )
         self._seeds = itertools.count()
 
     def _see(self, event: Event) -> None:

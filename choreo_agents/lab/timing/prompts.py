@@ -11,7 +11,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from choreo_agents.engine import Engine, StreamedToken
+from choreo_agents.engine import Engine, Memory, StreamedToken
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
@@ -74,10 +74,10 @@ class PromptTimer:
         self.prompt, self.speaker = prompt, speaker
         budget = room_for(model, compile_schema(schema, model), prompt, added)
         self._own = TemporaryDirectory() if folder is None else None
-        self.engine = Engine.load(model, kv_budget_bytes=budget, host_bytes=budget)
+        self.engine = Engine.load(model, memory=Memory(kv_budget_bytes=budget, host_bytes=budget))
         self.library = SchemaLibrary(self.engine, folder or Path(self._own.name if self._own else ""))
         self.library.register(schema, encode="eager", on_ready=on_ready)
-        self._twin = Engine.load(model, method="naive", kv_budget_bytes=budget)
+        self._twin = Engine.load(model, method="naive", memory=Memory(kv_budget_bytes=budget))
         self._header = len(model.encode(self.engine.chat.header(speaker)))
 
     def answer(self, sampling: Sampling) -> Iterator[StreamedToken | MessageHandle]:
@@ -123,9 +123,9 @@ class PromptTimer:
         with self.library.assemble(self.prompt) as view:
             cached = {piece.offset for piece in self._assembly.cached}
             handles = [handle for offset, handle in view.placed if offset in cached]
-            self.engine.park()
+            self.engine.kv.park()
             started = time.perf_counter()
-            self.engine.restore(handles)
+            self.engine.kv.restore(handles)
             return time.perf_counter() - started
 
     @cached_property
@@ -140,7 +140,7 @@ class PromptTimer:
         name = self.prompt.schema.name
         self.library.load(name)
         if source == "host":
-            self.engine.park()
+            self.engine.kv.park()
         elif source == "disk":
             self.library.evict(name)
         with self.engine.scope():

@@ -49,24 +49,24 @@ def handle_of(state: dict[str, Any], author: str) -> MessageHandle:
 
 def authors_seen(engine: Engine, handle: MessageHandle) -> set[str | None]:
     """Authors of the messages that a decode attended to directly."""
-    return {parent.author for parent in engine._desk.find(handle).parents}
+    return {parent.author for parent in engine._tenant.find(handle).parents}
 
 
 def test_a_shared_edge_hands_over_the_encoding_itself(engine: Engine) -> None:
     state = pair().compile(engine=engine).invoke(QUESTION)
     pro, judge = handle_of(state, "pro"), handle_of(state, "judge")
-    assert pro in engine.ancestors(judge)
+    assert pro in engine.inspect.ancestors(judge)
     assert authors_seen(engine, judge) == {"public root", START, "pro"}
 
 
 def test_a_reencoded_edge_hands_over_words_only(engine: Engine) -> None:
     state = pair("reencoded").compile(engine=engine).invoke(QUESTION)
     pro, judge = handle_of(state, "pro"), handle_of(state, "judge")
-    assert pro not in engine.ancestors(judge)
-    [copy] = [p for p in engine._desk.find(judge).parents if p.author == "pro"]
+    assert pro not in engine.inspect.ancestors(judge)
+    [copy] = [p for p in engine._tenant.find(judge).parents if p.author == "pro"]
     assert list(copy.tokens) == engine.tokens(pro)
     assert [p.author for p in copy.parents] == ["public root", START]
-    assert "pro.system" not in {a.author for a in engine._desk.find(judge).ancestors()}
+    assert "pro.system" not in {a.author for a in engine._tenant.find(judge).ancestors()}
 
 
 def test_a_private_edge_hands_over_nothing(engine: Engine) -> None:
@@ -97,7 +97,7 @@ def test_private_holds_through_others_unless_words_are_reencoded(engine: Engine)
     graph.add_edge("judge", "third", visibility={"judge": "reencoded", "pro": "private"})
     state = graph.compile(engine=engine).invoke(QUESTION)
     third = handle_of(state, "third")
-    assert handle_of(state, "pro") not in engine.ancestors(third)
+    assert handle_of(state, "pro") not in engine.inspect.ancestors(third)
 
 
 def test_private_holds_through_copies_that_were_reencoded_for_others(engine: Engine) -> None:
@@ -127,7 +127,7 @@ def test_views_are_ordered_by_superstep_then_own_then_declared_order(engine: Eng
     app = debate(notes, rounds=3, sampling=SHORT).compile(engine=engine)
     state = app.invoke(QUESTION)
     last = [e for e in state["handles"] if e["author"] == "alice"][-1]
-    parents = engine._desk.find(MessageHandle.model_validate(last["handle"])).parents
+    parents = engine._tenant.find(MessageHandle.model_validate(last["handle"])).parents
     assert [p.author for p in parents] == ["public root", "alice.system", START, "alice", "alice", "zoe", "mia"]
     by_id = {e["handle"]["id"]: e["superstep"] for e in state["handles"]}
     # The question is a copy that was encoded again for this reader alone.
@@ -146,7 +146,7 @@ def test_history_keeps_the_last_supersteps_only(engine: Engine) -> None:
     for words in ("first", "second", "third"):
         state = app.invoke({"messages": [("user", words)]}, config)
     last = [e for e in state["handles"] if e["author"] == "two"][-1]
-    parents = engine._desk.find(MessageHandle.model_validate(last["handle"])).parents
+    parents = engine._tenant.find(MessageHandle.model_validate(last["handle"])).parents
     assert [p.author for p in parents if p.author == "one"] == ["one"] * 2
     assert [p.author for p in parents if p.author == START] == [START] * 3
     assert [p.author for p in parents if p.author == "two"] == ["two"] * 2
@@ -172,7 +172,7 @@ def test_the_words_are_mirrored_as_messages(engine: Engine) -> None:
     assert pro.response_metadata["choreo"]["handle"] == entry["handle"]["id"]
     assert str(pro.text) in engine.text(handle_of(state, "pro"), special=False)
     assert judge.usage_metadata["input_token_details"]["cache_read"] == sum(
-        p.handle.length for p in engine._desk.find(handle_of(state, "judge")).parents
+        p.handle.length for p in engine._tenant.find(handle_of(state, "judge")).parents
     )
 
 
@@ -209,7 +209,7 @@ def test_send_branches_are_told_apart_and_kept_in_order(engine: Engine) -> None:
     workers = [entry for entry in state["handles"] if entry["author"] == "worker"]
     assert [entry["branch"] for entry in workers] == [0, 1, 2, 3]
     assert len({entry["handle"]["id"] for entry in workers}) == 4, "each branch draws from its own seed"
-    parents = engine._desk.find(handle_of(state, "judge")).parents
+    parents = engine._tenant.find(handle_of(state, "judge")).parents
     assert [p.handle.id for p in parents if p.author == "worker"] == [e["handle"]["id"] for e in workers]
 
 

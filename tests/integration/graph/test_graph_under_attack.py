@@ -58,7 +58,7 @@ def last_handle(state: dict[str, Any], author: str) -> MessageHandle:
 
 def seen_by(engine: Engine, state: dict[str, Any], author: str) -> list[tuple[str | None, str]]:
     """Author and text of what an author's last message attended to."""
-    parents = engine._desk.find(last_handle(state, author)).parents
+    parents = engine._tenant.find(last_handle(state, author)).parents
     return [(parent.author, engine.model.decode(list(parent.tokens), special=False)) for parent in parents]
 
 
@@ -275,7 +275,7 @@ def test_the_public_root_is_the_one_parent_of_system_prompts_and_input(engine: E
     graph.add_node(agent("a", system="Notes: x"))
     graph.add_edge(START, "a")
     state = graph.compile(engine=engine).invoke(QUESTION)
-    root, system, question = engine._desk.find(last_handle(state, "a")).parents
+    root, system, question = engine._tenant.find(last_handle(state, "a")).parents
     assert engine.text(root.handle) == "<s><|system|> Hear each other.<|end|>"
     assert (system.author, system.parents, question.author, question.parents) == ("a.system", (root,), START, (root,))
 
@@ -408,7 +408,7 @@ def test_debaters_see_each_other_as_told(engine: Engine) -> None:
     app = debate({"a": "x", "b": "y"}, rounds=2, sampling=SHORT, visibility="reencoded").compile(engine=engine)
     state = app.invoke(QUESTION)
     first = MessageHandle.model_validate(next(e for e in state["handles"] if e["author"] == "b")["handle"])
-    assert first not in engine.ancestors(last_handle(state, "a"))
+    assert first not in engine.inspect.ancestors(last_handle(state, "a"))
 
 
 def test_the_final_answer_is_that_of_the_last_round() -> None:

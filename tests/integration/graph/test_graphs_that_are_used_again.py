@@ -10,8 +10,7 @@ import pytest
 from langchain_core.messages import HumanMessage, RemoveMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
-from choreo_agents import END, START, Agent, ChoreoGraph, Engine, Policy, Sampling, Synthesizer, Worker
-from choreo_agents.engine.calling import Calling
+from choreo_agents import END, START, Agent, ChoreoGraph, Engine, Memory, Policy, Sampling, Synthesizer, Worker
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
@@ -25,21 +24,21 @@ ROLES = {name: Role(name.title()) for name in ("affirmative", "negative", "moder
 
 @pytest.fixture
 def engine(embedded: LoadedModel) -> Any:
-    with Engine.load(embedded, kv_budget_bytes=1 << 26) as loaded:
+    with Engine.load(embedded, memory=Memory(kv_budget_bytes=1 << 26)) as loaded:
         yield loaded
 
 
 def views(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[tuple[str, int]]]]:
     """What every decode from now on sees: author, then texts and offsets."""
     seen: list[tuple[str, list[tuple[str, int]]]] = []
-    stream = Calling.astream
+    stream = Engine.astream
 
     def spy(self: Any, header: Any, parents: Any, **options: Any) -> Any:
         texts = [self.text(parent) for parent in parents]
         seen.append((options["author"], list(zip(texts, options["offsets"], strict=True))))
         return stream(self, header, parents, **options)
 
-    monkeypatch.setattr(Calling, "astream", spy)
+    monkeypatch.setattr(Engine, "astream", spy)
     return seen
 
 
@@ -73,7 +72,7 @@ def test_in_another_engine_messages_keep_who_said_them(engine: Engine, embedded:
     before = build().compile(saver, engine=engine, interrupt_before=["judge"]).invoke(FACT, config)
     told = headers(engine, before)
     assert told[1:] == ["<|assistant|> Clara", "<|assistant|> David", "<|assistant|> Emma notes"]
-    with Engine.load(embedded, kv_budget_bytes=1 << 26) as other:
+    with Engine.load(embedded, memory=Memory(kv_budget_bytes=1 << 26)) as other:
         after = build().compile(saver, engine=other).invoke(None, config)
         assert headers(other, after) == [*told, "<|assistant|> Judge"]
 
@@ -83,7 +82,7 @@ def test_in_another_engine_an_agent_still_knows_what_it_is_always_asked(
 ) -> None:
     seen = views(monkeypatch)
     saver, config = InMemorySaver(), {"configurable": {"thread_id": "t"}}
-    with Engine.load(embedded, kv_budget_bytes=1 << 26) as other:
+    with Engine.load(embedded, memory=Memory(kv_budget_bytes=1 << 26)) as other:
         for serving, words in ((engine, "Ann has 3 red kites."), (other, "Ben has 7 blue cups.")):
             graph = ChoreoGraph(system="S.")
             graph.add_node("a", Agent("Alice", prompt="Check it.", sampling=SHORT)).add_edge(START, "a")
@@ -162,7 +161,7 @@ def test_samples_of_one_instance_are_siblings(engine: Engine, monkeypatch: pytes
 
 
 def test_a_failed_sample_leaves_nothing_of_the_others(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream, calls = Calling.astream, []
+    stream, calls = Engine.astream, []
 
     async def failing() -> AsyncIterator[Any]:
         await asyncio.sleep(0.3)  # the others are done by then
@@ -176,7 +175,7 @@ def test_a_failed_sample_leaves_nothing_of_the_others(engine: Engine, monkeypatc
     graph = ChoreoGraph(system="S.")
     graph.add_node(Worker("solver", n=3, sampling=Sampling(max_tokens=3, temperature=3.0))).add_edge(START, "solver")
     app = graph.compile(engine=engine)
-    monkeypatch.setattr(Calling, "astream", third_fails)
+    monkeypatch.setattr(Engine, "astream", third_fails)
     leases = []
     for _ in range(3):
         with pytest.raises(RuntimeError, match="boom"):

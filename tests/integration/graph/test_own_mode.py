@@ -78,7 +78,7 @@ class Listening(BaseCallbackHandler):
         [[generation]] = response.generations
         noted = generation.message.response_metadata["choreo"]
         made = MessageHandle(id=noted["handle"], model=noted["model"], length=noted["length"])
-        [lineage] = self.engine.audit([made]).messages
+        [lineage] = self.engine.inspect.audit([made]).messages
         self.attended[noted["author"]] = [
             (author, self.engine.text(each.handle))
             for each in lineage.ancestors

@@ -19,11 +19,13 @@ from choreo_agents import (
     ChoreoGraph,
     ChoreoState,
     Engine,
+    Memory,
     MessageHandle,
     Policy,
     Prompt,
     Rule,
     Sampling,
+    Scheduling,
     Schema,
     SchemaLibrary,
     Synthesizer,
@@ -88,14 +90,14 @@ def handle_of(state: dict[str, Any], author: str) -> MessageHandle:
 
 def seen(engine: Engine, state: dict[str, Any], author: str = "ann") -> list[str]:
     """The texts of an agent's view, in order."""
-    records = {each.handle: each for each in engine.records([handle_of(state, author)])}
+    records = {each.handle: each for each in engine.inspect.records([handle_of(state, author)])}
     tokens = [records[parent].tokens for parent in records[handle_of(state, author)].parents]
     texts = [engine.model.decode(list(each)).replace("<|end|>", "").strip() for each in tokens]
     return [text for text in texts if text]
 
 
 def ancestors(engine: Engine, state: dict[str, Any], author: str) -> set[str]:
-    [lineage] = engine.audit([handle_of(state, author)]).messages
+    [lineage] = engine.inspect.audit([handle_of(state, author)]).messages
     return {name for ancestor in lineage.through("encoding") for name in ancestor.authors}
 
 
@@ -107,7 +109,7 @@ def encoded(engine: Engine, app: Any, given: Any = QUESTION, config: Any = None)
 
 def module_tokens(engine: Engine, author: str = "trip") -> int:
     """Tokens of the schema's messages that are leased, whoever leases them."""
-    found = engine.memory_map().authors.items()
+    found = engine.kv.memory_map().authors.items()
     return sum(sum(each.tokens.values()) for name, each in found if name.startswith(author))
 
 
@@ -160,7 +162,7 @@ def test_one_module_is_the_system_prompt_of_the_same_words(engine: Engine) -> No
     for options in ({"system": "Ann has kites."}, {"prompt": notes.prompt("<kites/>")}):
         graph = ChoreoGraph().add_node(agent("ann", **options)).add_edge(START, "ann")
         handle = handle_of(graph.compile(engine=engine).invoke(QUESTION), "ann")
-        [record] = [each for each in engine.records([handle]) if each.handle == handle]
+        [record] = [each for each in engine.inspect.records([handle]) if each.handle == handle]
         views.append((record.parents, record.offsets))
     assert views[0] == views[1]
 
@@ -296,9 +298,9 @@ def test_it_survives_a_restart_and_a_full_pool(make_engine: MakeEngine, tiny: Lo
     engine = make_engine()
     app = one(told=prompt(TOLD)).compile(engine=engine)
     before = seen(engine, app.invoke(QUESTION))
-    engine.park()
+    engine.kv.park()
     assert seen(engine, app.invoke(QUESTION)) == before
-    engine.restart()
+    engine.owner.restart()
     assert seen(engine, app.invoke(QUESTION)) == before
 
 
@@ -444,7 +446,9 @@ def test_an_unreachable_module_changes_no_bit_of_a_reader(tiny: LoadedModel, rul
         for spec in graph.nodes.values():
             speaker: Any = spec.runnable
             speaker.sampling = Sampling(temperature=1.0, max_tokens=3, stop_tokens=(), logprobs=8)
-        with Engine.load(tiny, kv_budget_bytes=1 << 23, timetable=timetable) as engine:
+        with Engine.load(
+            tiny, memory=Memory(kv_budget_bytes=1 << 23), scheduling=Scheduling(timetable=timetable)
+        ) as engine:
             app = graph.compile(engine=engine)
             state = app.invoke(QUESTION, {"configurable": {"seed": 5, "replay": Forced(1)}})
             return heard(engine, state), app.audit(state)

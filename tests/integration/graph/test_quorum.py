@@ -119,14 +119,14 @@ def test_it_speaks_before_the_slow_one_is_done_and_sees_it_then(engine: Engine, 
     state = run(app, QUESTION, held.config(), sync=sync)
     made, late = handle(state, "editor"), handle(state, "b")
     header = len(engine.model.encode(engine.chat.header("editor")))
-    [(joined, since)] = engine.joined(made).items()
+    [(joined, since)] = engine.inspect.joined(made).items()
     assert joined == late and header + 4 < since < header + 150
-    assert {handle(state, "a"), handle(state, "c"), late} <= engine.ancestors(made).keys()
+    assert {handle(state, "a"), handle(state, "c"), late} <= engine.inspect.ancestors(made).keys()
     assert branches(state) == {"a": 0, "c": 0, "b": since}
     supersteps = {entry["author"]: entry["superstep"] for entry in state["handles"]}
     assert supersteps["editor"] > supersteps["a"] == supersteps["b"] == supersteps["c"]
     assert [message.name for message in state["messages"]][1:] == ["a", "b", "c", "editor"]
-    view = engine.records([made])[-1].parents
+    view = engine.inspect.records([made])[-1].parents
     assert state["messages"][-1].usage_metadata["input_tokens"] == sum(each.length for each in view) + header
 
 
@@ -143,7 +143,7 @@ def test_a_stream_shows_it_before_the_slow_one(engine: Engine) -> None:
 def test_late_ones_stand_where_the_others_do_if_there_is_room(engine: Engine) -> None:
     held = Held()
     state = team(held, reader=editor(strategy="parallel")).compile(engine=engine).invoke(QUESTION, held.config())
-    made = engine.records([handle(state, "editor")])[-1]
+    made = engine.inspect.records([handle(state, "editor")])[-1]
     at = dict(zip(made.parents, made.offsets, strict=True))
     assert at[handle(state, "b")] == at[handle(state, "a")] == at[handle(state, "c")]
 
@@ -154,7 +154,7 @@ def test_longer_ones_end_where_its_own_turn_begins(engine: Engine, asked: str | 
     graph = team(held, reader=editor(strategy="parallel", prompt=asked))
     graph.nodes["b"].runnable.sampling = Sampling(max_tokens=14, stop_tokens=())
     state = graph.compile(engine=engine).invoke(QUESTION, held.config())
-    made = engine.records([handle(state, "editor")])[-1]
+    made = engine.inspect.records([handle(state, "editor")])[-1]
     at, late, first = dict(zip(made.parents, made.offsets, strict=True)), handle(state, "b"), handle(state, "a")
     own = max(at[each] + each.length for each in (first, handle(state, "c")))
     assert late.length > first.length and at[late] + late.length == own
@@ -165,7 +165,7 @@ def test_longer_ones_end_where_its_own_turn_begins(engine: Engine, asked: str | 
 def test_one_after_the_other_there_is_room_for_those_that_are_out(engine: Engine) -> None:
     held = Held()
     state = team(held, reader=editor(quorum=1)).compile(engine=engine).invoke(QUESTION, held.config())
-    made = engine.records([handle(state, "editor")])[-1]
+    made = engine.inspect.records([handle(state, "editor")])[-1]
     at = dict(zip(made.parents, made.offsets, strict=True))
     spans = sorted((at[each], at[each] + each.length) for each in (handle(state, name) for name in "abc"))
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
@@ -179,7 +179,7 @@ def test_room_is_left_only_where_the_context_has_it(engine: Engine) -> None:
     for name in "bc":
         graph.nodes[name].runnable.prompt, graph.nodes[name].runnable.sampling = held.prompt, short
     state = graph.compile(engine=engine).invoke(QUESTION, held.config())
-    made = engine.records([handle(state, "editor")])[-1]
+    made = engine.inspect.records([handle(state, "editor")])[-1]
     assert made.new_offset + made.handle.length == engine.model.adapter.max_positions
     assert branches(state).keys() == {*"abc"}
 
@@ -199,7 +199,7 @@ def test_there_is_room_for_the_names_that_branches_speak_under(engine: Engine, t
     )
     graph.add_edge("worker", "editor")
     state = graph.compile(engine=engine).invoke(QUESTION, held.config())
-    made = engine.records([handle(state, "editor")])[-1]
+    made = engine.inspect.records([handle(state, "editor")])[-1]
     said = {MessageHandle.model_validate(e["handle"]) for e in state["handles"] if e["author"] == "worker"}
     view = zip(made.parents, made.offsets, strict=True)
     spans = sorted((at, at + each.length) for each, at in view if each in said)
@@ -214,7 +214,7 @@ def test_a_late_branch_of_its_own_persona_stands_in_front_of_its_turn(engine: En
     graph.nodes["a"].runnable.sampling = Sampling(max_tokens=60, stop_tokens=())
     graph.nodes["b"].runnable.persona = "ann"
     state = graph.compile(engine=engine).invoke(QUESTION, held.config())
-    made, late = engine.records([handle(state, "editor")])[-1], handle(state, "b")
+    made, late = engine.inspect.records([handle(state, "editor")])[-1], handle(state, "b")
     at = dict(zip(made.parents, made.offsets, strict=True))
     [asked] = [MessageHandle.model_validate(e["prompt"]) for e in state["handles"] if e["author"] == "b"]
     assert at[asked] + asked.length == at[late] and at[late] + late.length <= made.new_offset
@@ -233,7 +233,7 @@ def test_what_came_before_its_first_token_is_told_too(engine: Engine) -> None:
 
     async def waits(state: Any) -> str:
         open_.set()
-        while not any(message.author == "b" and message.chosen for message in engine._core.ledger.messages()):
+        while not any(message.author == "b" and message.chosen for message in engine._core.table.messages()):
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.05)
         return "Merge."
@@ -244,7 +244,7 @@ def test_what_came_before_its_first_token_is_told_too(engine: Engine) -> None:
         open_.clear()
         with engine.scope():
             state = app.invoke(QUESTION)
-            made = engine.records([handle(state, "editor")])[-1]
+            made = engine.inspect.records([handle(state, "editor")])[-1]
             assert made.parents[-1] == handle(state, "b") and branches(state)["b"] == made.since[-1]
             counted = state["messages"][-1].usage_metadata["input_tokens"]
             assert counted == sum(each.length for each in made.parents) + made.sampled[0]
@@ -258,7 +258,7 @@ def test_it_tells_of_what_stands_in_its_view_alone(make_engine: MakeEngine, tmp_
     for name in "abc":
         graph.add_edge(name, "editor", visibility={})
     state = graph.compile(engine=engine).invoke(QUESTION, held.config())
-    in_view = {parent.id for parent in engine.records([handle(state, "editor")])[-1].parents}
+    in_view = {parent.id for parent in engine.inspect.records([handle(state, "editor")])[-1].parents}
     told = state["messages"][-1].response_metadata["choreo"]["branches"]
     assert branches(state).keys() == {"a", "b"} and {each["handle"] for each in told} <= in_view
 
@@ -311,7 +311,10 @@ def test_who_comes_after_its_end_is_in_the_state_only(engine: Engine) -> None:
     held = Held(tokens=6)
     app = team(held, reader=editor(sampling=Sampling(max_tokens=6, stop_tokens=()))).compile(engine=engine)
     state = app.invoke(QUESTION, held.config())
-    assert handle(state, "b") not in engine.ancestors(handle(state, "editor")) and branches(state) == {"a": 0, "c": 0}
+    assert handle(state, "b") not in engine.inspect.ancestors(handle(state, "editor")) and branches(state) == {
+        "a": 0,
+        "c": 0,
+    }
     assert state["messages"][-1].name == "editor"
 
 
@@ -338,7 +341,7 @@ def test_instances_are_counted_by_their_sends(engine: Engine, sync: bool, n: int
     entries = [entry for entry in state["handles"] if entry["author"] == "worker"]
     late = [MessageHandle.model_validate(entry["handle"]) for entry in entries if entry["branch"] == 1]
     made = handle(state, "editor")
-    assert len(entries) == 3 * n and len(late) == n and engine.joined(made).keys() == {*late}
+    assert len(entries) == 3 * n and len(late) == n and engine.inspect.joined(made).keys() == {*late}
     assert state["messages"][-1].name == "editor"
 
 
@@ -402,7 +405,7 @@ def test_it_stands_behind_a_late_branch_that_was_sent_more(make_engine: MakeEngi
     state = graph.compile(engine=engine).invoke(QUESTION, held.config())
     said = {(entry["author"], entry["branch"]): entry["superstep"] for entry in state["handles"]}
     assert said["worker", 1] > said["worker", 0] and said["worker", 1] < said["editor", 2]
-    assert len(engine.joined(handle(state, "editor"))) == (method == "choreo")
+    assert len(engine.inspect.joined(handle(state, "editor"))) == (method == "choreo")
 
 
 def test_two_editors_of_one_superstep_each_wait_for_their_own(engine: Engine) -> None:
@@ -414,7 +417,7 @@ def test_two_editors_of_one_superstep_each_wait_for_their_own(engine: Engine) ->
         graph.add_edge(name, "other")
     graph.nodes["editor"].runnable.quorum = 1
     state = graph.compile(engine=engine).invoke(QUESTION, held.config())
-    seen = {author: engine.ancestors(handle(state, author)).keys() for author in ("editor", "other")}
+    seen = {author: engine.inspect.ancestors(handle(state, author)).keys() for author in ("editor", "other")}
     sees = {author: {name for name in "abc" if handle(state, name) in seen[author]} for author in seen}
     assert sees == {"editor": {"a", "b"}, "other": {"a", "c"}}
 
@@ -528,7 +531,7 @@ def test_after_an_interrupt_it_sees_what_was_said_before(make_engine: MakeEngine
     state = run(app, Command(resume="Go on."), {"configurable": {"thread_id": "t"}}, sync=sync)
     assert sorted(branches(state).values()) == [0, 0, 0]
     assert [message.name for message in state["messages"][1:]] == ["a", "b", "c", "editor"]
-    assert len(engine.ancestors(handle(state, "editor"))) >= 4
+    assert len(engine.inspect.ancestors(handle(state, "editor"))) >= 4
 
 
 def test_interrupted_before_quorum_is_of_no_concern_the_run_goes_on(engine: Engine) -> None:
@@ -541,7 +544,9 @@ def test_interrupted_before_quorum_is_of_no_concern_the_run_goes_on(engine: Engi
     config: RunnableConfig = {"configurable": {"thread_id": "t"}}
     app.invoke(QUESTION, config)
     state = app.invoke(Command(resume="Go on."), config)
-    assert branches(state) == {"a": 0, "c": 0} and handle(state, "b") not in engine.ancestors(handle(state, "editor"))
+    assert branches(state) == {"a": 0, "c": 0} and handle(state, "b") not in engine.inspect.ancestors(
+        handle(state, "editor")
+    )
 
 
 def asks_in_second_round(state: Any) -> str:
@@ -572,7 +577,7 @@ def test_after_an_interrupt_what_others_hand_on_is_no_branch(engine: Engine, bes
     app, config = graph.compile(InMemorySaver(), engine=engine), RunnableConfig(configurable={"thread_id": "t"})
     assert "__interrupt__" in app.invoke(QUESTION, config)
     state = app.invoke(Command(resume="Go on."), config)
-    assert handle(state, "b", last=True) in engine.ancestors(handle(state, "editor", last=True))
+    assert handle(state, "b", last=True) in engine.inspect.ancestors(handle(state, "editor", last=True))
 
 
 async def test_a_cancelled_run_leaves_nothing_behind(engine: Engine) -> None:
@@ -586,7 +591,7 @@ async def test_a_cancelled_run_leaves_nothing_behind(engine: Engine) -> None:
     while engine.stats().unfinished:
         await asyncio.sleep(0.002)
     engine.check()
-    said = {message.author: message.leases for message in engine._core.ledger.messages() if message.chosen}
+    said = {message.author: message.leases for message in engine._core.table.messages() if message.chosen}
     assert said == {"a": 1, "c": 1}, "what was said is in its checkpoint, what was begun is nowhere"
 
 
@@ -611,7 +616,7 @@ def test_runs_at_once_do_not_mix(engine: Engine) -> None:
     for thread in threads:
         thread.join(60)
     for number in range(3):
-        seen = engine.ancestors(handle(results[number], "editor"))
+        seen = engine.inspect.ancestors(handle(results[number], "editor"))
         assert branches(results[number]).keys() == {*"abc"}
         assert not any(handle(results[other], name) in seen for other in range(3) if other != number for name in "abc")
 
@@ -620,7 +625,7 @@ def test_a_late_branch_is_mapped_too(make_engine: MakeEngine, tmp_path: Path) ->
     engine, held = make_engine(), Held()
     engine.load_adapter(save_mapper(tmp_path / "mapper", engine.model), "merger")
     state = team(held, reader=editor(adapter="merger")).compile(engine=engine).invoke(QUESTION, held.config())
-    [late] = engine.joined(handle(state, "editor"))
+    [late] = engine.inspect.joined(handle(state, "editor"))
     assert "~" in late.model and engine.tokens(late) == engine.tokens(handle(state, "b"))
     assert branches(state)["b"] > 0
 
@@ -633,7 +638,7 @@ def test_late_branches_leave_no_lease_of_boundaries(make_engine: MakeEngine, tmp
         write_merging(folder, MergingConfig(boundaries=boundaries))
         engine.load_adapter(folder, "merger")
         state = team(held, reader=editor(adapter="merger")).compile(engine=engine).invoke(QUESTION, held.config())
-        assert len(engine.joined(handle(state, "editor"))) == 1 + boundaries
+        assert len(engine.inspect.joined(handle(state, "editor"))) == 1 + boundaries
         leases.append(engine.stats().leases)
     assert leases[0] == leases[1] > 0
 
@@ -650,9 +655,9 @@ def test_a_late_branch_brings_its_boundary(make_engine: MakeEngine, tmp_path: Pa
     with engine.scope():
         state = graph.compile(engine=engine).invoke(QUESTION, held.config())
         made = handle(state, "editor")
-        known = {record.handle: record for record in engine.records([made])}
+        known = {record.handle: record for record in engine.inspect.records([made])}
         placed = dict(zip(known[made].parents, known[made].offsets, strict=True))
-        late, start = engine.joined(made)
+        late, start = engine.inspect.joined(made)
         opening = tuple(engine.model.encode(engine.chat.start("assistant")))
         starts = [each for each in placed if tuple(known[each].tokens) == opening]
         copies = [each for each in placed if "~" in each.model and each not in starts]
@@ -675,9 +680,9 @@ def test_a_late_branch_is_seen_by_the_rule_of_its_source(engine: Engine, mode: A
     reader = editor(merges={"a": "shared", "b": mode, "c": "shared"})
     state = team(held, reader=reader).compile(engine=engine).invoke(QUESTION, held.config())
     made, late = handle(state, "editor"), handle(state, "b")
-    [joined] = engine.joined(made)
+    [joined] = engine.inspect.joined(made)
     assert joined.length == late.length and (joined == late) is (mode == "shared")
-    [lineage] = engine.audit([made]).messages
+    [lineage] = engine.inspect.audit([made]).messages
     assert late in {each.handle for each in lineage.through("encoding" if mode == "shared" else "words")}
 
 
@@ -695,8 +700,8 @@ def test_what_is_private_stays_so_however_late(engine: Engine) -> None:
     app = graph.compile(engine=engine)
     state = app.invoke(QUESTION, held.config())
     made, plan = handle(state, "editor"), handle(state, "planner")
-    assert plan in engine.ancestors(handle(state, "b")) and plan not in engine.ancestors(made)
-    [joined] = engine.joined(made)
+    assert plan in engine.inspect.ancestors(handle(state, "b")) and plan not in engine.inspect.ancestors(made)
+    [joined] = engine.inspect.joined(made)
     assert joined.length == handle(state, "b").length and joined != handle(state, "b")
     assert not app.audit(state).violations
 
@@ -717,8 +722,8 @@ def test_a_team_with_a_quorum_is_a_node_of_another_graph(engine: Engine) -> None
     outer.add_edge("team", "closer")
     state = outer.compile(engine=engine).invoke(QUESTION, held.config())
     made = handle(state, "team|editor")
-    assert engine.joined(made).keys() == {handle(state, "team|b")}
-    assert made in engine.ancestors(handle(state, "closer"))
+    assert engine.inspect.joined(made).keys() == {handle(state, "team|b")}
+    assert made in engine.inspect.ancestors(handle(state, "closer"))
 
 
 def plain(_: Any) -> dict[str, Any]:

@@ -15,10 +15,10 @@ logging.basicConfig(level=logging.WARNING, stream=sys.stdout)
 import torch
 torch.set_num_threads(1)
 from langgraph.checkpoint.memory import InMemorySaver
-from choreo_agents import Engine, Sampling
+from choreo_agents import Engine, Memory, Sampling
 from choreo_agents.workflows import debate
 
-with Engine.load(sys.argv[1], kv_budget_bytes=1 << 23) as engine:
+with Engine.load(sys.argv[1], memory=Memory(kv_budget_bytes=1 << 23)) as engine:
     graph = debate({"alice": "one", "bruno": "two"}, rounds=2, sampling=Sampling(max_tokens=4))
     app = graph.compile(InMemorySaver(), engine=engine, interrupt_before=["moderator"])
     config = {"configurable": {"thread_id": "t"}}

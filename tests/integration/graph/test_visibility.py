@@ -43,7 +43,7 @@ def handle_of(state: dict[str, Any], author: str) -> MessageHandle:
 
 def ancestors(engine: Engine, handle: MessageHandle) -> set[str]:
     """Authors of all that a message's encoding attended to."""
-    [lineage] = engine.audit([handle]).messages
+    [lineage] = engine.inspect.audit([handle]).messages
     return {author for ancestor in lineage.through("encoding") for author in ancestor.authors}
 
 
@@ -57,7 +57,7 @@ def test_a_public_scope_encodes_words_once_for_all_its_readers(engine: Engine) -
     state = graph.compile(engine=engine).invoke(QUESTION)
     copies = []
     for reader in ("one", "two"):
-        [lineage] = engine.audit([handle_of(state, reader)]).messages
+        [lineage] = engine.inspect.audit([handle_of(state, reader)]).messages
         copies += [
             ancestor.handle
             for ancestor in lineage.through("encoding")
@@ -65,7 +65,7 @@ def test_a_public_scope_encodes_words_once_for_all_its_readers(engine: Engine) -
         ]
         assert "pro.system" not in ancestors(engine, handle_of(state, reader))
     assert len(copies) == 2 and copies[0] == copies[1]
-    assert engine.audit([copies[0]]).messages[0].authors == {"pro"}
+    assert engine.inspect.audit([copies[0]]).messages[0].authors == {"pro"}
     assert ancestors(engine, copies[0]) == {"public root"}
 
 
@@ -101,9 +101,9 @@ def test_a_persona_sees_what_its_nodes_said_and_were_asked_and_nobody_else_does(
         engine.chat.turn("user", "What is your plan?"),
         engine.chat.turn("user", "2 said."),
     ]
-    parents = engine._desk.find(handle_of(state, "ann")).parents
+    parents = engine._tenant.find(handle_of(state, "ann")).parents
     assert [parent.handle for parent in parents[-3:]] == [prompts[0], handle_of(state, "ann.plan"), prompts[1]]
-    seen = [parent.handle for parent in engine._desk.find(handle_of(state, "bob")).parents]
+    seen = [parent.handle for parent in engine._tenant.find(handle_of(state, "bob")).parents]
     assert not {*prompts} & {*seen} and handle_of(state, "ann.plan") in seen
 
 
@@ -117,7 +117,7 @@ def test_parallel_positions_put_siblings_at_one_offset(engine: Engine) -> None:
     graph.share("pro", "press", "reencoded").share("con", "press", "reencoded")
     state = graph.compile(engine=engine).invoke(QUESTION)
     for reader in ("judge", "press"):
-        message = engine._desk.find(handle_of(state, reader))
+        message = engine._tenant.find(handle_of(state, reader))
         starts = [message.native_offset + offset for offset in message.relative_offsets]
         lengths = [len(parent.tokens) for parent in message.parents]
         siblings = [i for i, parent in enumerate(message.parents) if parent.author in ("pro", "con")]
@@ -138,7 +138,7 @@ def test_positions_of_a_graph_can_be_an_agents_own(make_engine: Any) -> None:
             graph.add_edge(START, name)
         graph.add_node(agent("judge", positions="sequential")).add_edge(["pro", "con"], "judge")
         state = graph.compile(engine=engine).invoke(QUESTION)
-        message = engine._desk.find(handle_of(state, "judge"))
+        message = engine._tenant.find(handle_of(state, "judge"))
         starts = [offset + message.native_offset for offset in message.relative_offsets]
         assert method != "choreo" or sorted(set(starts)) == starts
     for wrong in (lambda: ChoreoGraph(positions="side by side"), lambda: agent("pro", positions="")):
@@ -173,11 +173,11 @@ def test_a_send_selects_among_what_its_target_may_read(engine: Engine) -> None:
         handle = MessageHandle.model_validate(entry["handle"])
         authors = ancestors(engine, handle)
         assert "pro" in authors and "con" not in authors
-        assert handle_of(state, "pro") in engine.ancestors(handle)
+        assert handle_of(state, "pro") in engine.inspect.ancestors(handle)
     assert len(entries_of(state, "worker")) == 2
     state = branching(reencoded="pro").compile(engine=engine).invoke(QUESTION)
     worker = handle_of(state, "worker")
-    assert handle_of(state, "pro") not in engine.ancestors(worker) and "pro" in ancestors(engine, worker)
+    assert handle_of(state, "pro") not in engine.inspect.ancestors(worker) and "pro" in ancestors(engine, worker)
     state = branching().compile(engine=engine).invoke(QUESTION)
     assert "pro" not in ancestors(engine, handle_of(state, "worker"))
 
@@ -485,7 +485,7 @@ def test_what_an_edited_message_was_made_of_is_known(
     said = app.invoke(QUESTION, config)["messages"][-1]
     app.update_state(config, {"messages": [said.model_copy(update={"content": f"{said.content} (mended)"})]})
     state = app.invoke(None, config)
-    [lineage] = engine.audit([handle_of(state, "bob")]).messages
+    [lineage] = engine.inspect.audit([handle_of(state, "bob")]).messages
     assert "ann.plan" in {author for each in lineage.through("words") for author in each.authors}
     assert "ann.plan" in app.audit(state).reached("bob", "words")
 
@@ -589,7 +589,7 @@ def test_words_are_kept_back_at_call_time_too(engine: Engine) -> None:
 
 def words(state: dict[str, Any], engine: Engine, author: str) -> list[str]:
     """What an author's last message attended to, by author."""
-    return [str(parent.author) for parent in engine._desk.find(handle_of(state, author)).parents]
+    return [str(parent.author) for parent in engine._tenant.find(handle_of(state, author)).parents]
 
 
 def test_a_conversation_handed_on_as_messages_keeps_its_order(engine: Engine) -> None:
@@ -679,4 +679,4 @@ def test_equal_words_of_a_source_that_is_not_private_are_no_breach(engine: Engin
     graph.add_node(agent("c")).add_node(agent("carl"))
     graph.add_edge("a", "c").add_edge("b", "c", visibility={}).add_edge("c", "carl").share("b", "carl", "private")
     state = graph.compile(engine=engine).invoke(QUESTION)
-    assert handle_of(state, "a") == handle_of(state, "b") in engine.ancestors(handle_of(state, "carl"))
+    assert handle_of(state, "a") == handle_of(state, "b") in engine.inspect.ancestors(handle_of(state, "carl"))

@@ -58,12 +58,12 @@ def handles(state: dict[str, Any], author: str = "worker") -> list[MessageHandle
 
 
 def parents(engine: Engine, handle: MessageHandle) -> list[MessageHandle]:
-    return [parent.handle for parent in engine._desk.find(handle).parents]
+    return [parent.handle for parent in engine._tenant.find(handle).parents]
 
 
 def offsets(engine: Engine, handle: MessageHandle) -> list[int]:
     """Where a message saw its parents, the first of them at 0, and where it stands itself."""
-    relative = engine._desk.find(handle).relative_offsets
+    relative = engine._tenant.find(handle).relative_offsets
     return [offset - relative[0] for offset in (*relative, 0)]
 
 
@@ -101,7 +101,9 @@ def test_no_instance_sees_another_or_what_it_was_asked(engine: Engine) -> None:
     asked = {MessageHandle.model_validate(entry["prompt"]) for entry in entries(state)}
     assert len(asked) == 3
     for handle in handles(state):
-        assert len(asked & {*engine.ancestors(handle)}) == 1 and not {*handles(state)} & {*engine.ancestors(handle)}
+        assert len(asked & {*engine.inspect.ancestors(handle)}) == 1 and not {*handles(state)} & {
+            *engine.inspect.ancestors(handle)
+        }
     [judge] = handles(state, "judge")
     assert not asked & {*parents(engine, judge)} and {*handles(state)} <= {*parents(engine, judge)}
 
@@ -451,10 +453,10 @@ def test_merged_text_is_encoded_again_after_what_stands_before_it(engine: Engine
     view = trunk_of(engine)
     for name in ("zoe", "alice", "bruno"):
         [said] = handles(state, name)
-        assert said not in engine.ancestors(merged)
+        assert said not in engine.inspect.ancestors(merged)
         view.append(engine.prefill(engine.tokens(said), view))
     assert parents(engine, merged)[:-1] == view
-    assert not {f"{name}.system" for name in ("alice", "bruno", "zoe")} & {*engine.ancestors(merged).values()}
+    assert not {f"{name}.system" for name in ("alice", "bruno", "zoe")} & {*engine.inspect.ancestors(merged).values()}
     places = after_each_other(view)
     assert engine.tokens(merged) == by_hand(engine, view, places[:-1], places[-1])
 
@@ -475,7 +477,7 @@ def test_a_merge_can_have_rules_and_sources_besides(engine: Engine) -> None:
     [merged] = handles(state, "merger")
     seen = parents(engine, merged)
     assert handles(state, "zoe")[0] in seen and handles(state, "bruno")[0] not in seen
-    assert [parent.author for parent in engine._desk.find(merged).parents[2:-1]] == ["zoe", "bruno"]
+    assert [parent.author for parent in engine._tenant.find(merged).parents[2:-1]] == ["zoe", "bruno"]
     assert offsets(engine, merged) == after_each_other(seen)
 
 
@@ -545,7 +547,7 @@ def test_siblings_among_plain_nodes_stand_in_one_superstep(engine: Engine) -> No
     assert supersteps["one"] == supersteps["two"] > supersteps[START]
     assert supersteps["later"] > supersteps["one"] and supersteps["reader"] > supersteps["later"]
     [read] = handles(state, "reader")
-    assert [parent.author for parent in engine._desk.find(read).parents] == [
+    assert [parent.author for parent in engine._tenant.find(read).parents] == [
         "public root",
         START,
         "two",

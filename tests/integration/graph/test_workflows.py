@@ -40,11 +40,11 @@ def said(state: dict[str, Any], author: str) -> list[MessageHandle]:
 
 
 def parents(engine: Engine, handle: MessageHandle) -> list[MessageHandle]:
-    return [parent.handle for parent in engine._desk.find(handle).parents]
+    return [parent.handle for parent in engine._tenant.find(handle).parents]
 
 
 def seen(engine: Engine, handle: MessageHandle) -> list[str | None]:
-    return [parent.author for parent in engine._desk.find(handle).parents]
+    return [parent.author for parent in engine._tenant.find(handle).parents]
 
 
 def last_asked(engine: Engine, handle: MessageHandle) -> str:
@@ -164,9 +164,9 @@ def test_later_speakers_can_see_fresh_encodings_of_thoughts(engine: Engine) -> N
     thoughts = {*said(state, THINKER)}
     for author in (VOTER, FINALIST):
         for handle in said(state, author):
-            assert not thoughts & {*engine.ancestors(handle)} and THINKER in seen(engine, handle)
+            assert not thoughts & {*engine.inspect.ancestors(handle)} and THINKER in seen(engine, handle)
     [last] = said(state, FINALIST)
-    copies = [parent for parent in engine._desk.find(last).parents if parent.author == THINKER]
+    copies = [parent for parent in engine._tenant.find(last).parents if parent.author == THINKER]
     by_id = {entry["message_id"]: MessageHandle.model_validate(entry["handle"]) for entry in state["handles"]}
     assert [list(copy.tokens) for copy in copies] == [engine.tokens(by_id[each]) for each in state["kept"][0]]
 
@@ -215,12 +215,12 @@ def test_parts_can_be_merged_otherwise(engine: Engine, strategy: Any) -> None:
     graph = branch_solve_merge(["Write part 1.", "Write part 2."], strategy=strategy, sampling=WARM)
     state = graph.compile(engine=engine).invoke(QUESTION)
     [merged] = said(state, "merger")
-    message = engine._desk.find(merged)
+    message = engine._tenant.find(merged)
     places = [
         place for place, one in zip(message.relative_offsets, message.parents, strict=True) if one.author == "solver"
     ]
     assert len(places) == 2 and (len(set(places)) == 1) == (strategy == "parallel")
-    assert ({*said(state, "solver")} <= {*engine.ancestors(merged)}) == (strategy == "parallel")
+    assert ({*said(state, "solver")} <= {*engine.inspect.ancestors(merged)}) == (strategy == "parallel")
 
 
 def test_a_problem_without_parts_is_refused() -> None:
@@ -241,7 +241,7 @@ def test_questions_are_encoded_apart_and_placed_as_told(engine: Engine, layout: 
     assert authors(state) == [START, *names, "answerer"]
     assert len({entry["superstep"] for entry in state["handles"] if entry["author"] in names}) == 1
     [answer] = said(state, "answerer")
-    message = engine._desk.find(answer)
+    message = engine._tenant.find(answer)
     assert last_asked(engine, answer) == engine.chat.turn("user", "Answer all.")
     before = ["public root", "answerer.system", START] if notes else ["public root", START]
     assert seen(engine, answer) == [*before, *names, "answerer.system"]
@@ -275,7 +275,7 @@ def test_one_agent_answers_at_once(engine: Engine, private: str | None) -> None:
     [answer] = said(state, "solver")
     own = ["solver.system"] if private else []
     assert seen(engine, answer) == ["public root", *own, START, "solver.system"]
-    question = engine._desk.find(answer).parents[-2]
+    question = engine._tenant.find(answer).parents[-2]
     assert [parent.author for parent in question.parents] == ["public root", *own], (
         "it is read in the light of the notes"
     )

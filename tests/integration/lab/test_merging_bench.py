@@ -334,7 +334,7 @@ def test_copies_are_rounded_for_contenders_that_store_them_so(
     asked: list[tuple[str, Any]] = []
 
     def evaluate(engine: Any, *_: Any, late: Any, **options: Any) -> list[Any]:
-        asked.append((engine._core.settings.mapped_storage, late))
+        asked.append((engine._core.settings.memory.mapped_storage, late))
         return []
 
     monkeypatch.setattr(measure, "evaluate_synthesis", evaluate)

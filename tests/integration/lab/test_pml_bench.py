@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from choreo_agents import Engine, SchemaLibrary
+from choreo_agents import Engine, Memory, SchemaLibrary
 from choreo_agents.cli import app
 from choreo_agents.engine.adapters import BASE
 from choreo_agents.lab.experiments.bench_pml.cases import case_of_length, example_cases
@@ -59,7 +59,7 @@ def problem(task: str, number: int = 0) -> Problem:
 @pytest.mark.parametrize("task", DOCUMENT_TASKS)
 def test_a_problem_is_the_same_tokens_as_a_prompt_of_modules_and_as_text(tiny: LoadedModel, task: str) -> None:
     asked = DocumentQuestion.of(problem(task), tiny.chat, "s")
-    with Engine.load(tiny, kv_budget_bytes=1 << 23) as engine, SchemaLibrary(engine) as library:
+    with Engine.load(tiny, memory=Memory(kv_budget_bytes=1 << 23)) as engine, SchemaLibrary(engine) as library:
         library.register(asked.schema)
         with library.assemble(asked.prompt) as view, library.assemble(asked.documents) as bare:
             tokens = [token for handle in view.handles for token in engine.tokens(handle)]
@@ -67,7 +67,7 @@ def test_a_problem_is_the_same_tokens_as_a_prompt_of_modules_and_as_text(tiny: L
             assert view.offsets == [sum(h.length for h in view.handles[:i]) for i in range(len(view.handles))]
             # No document has attended to another.
             for handle in bare.handles[1:]:
-                assert set(engine.ancestors(handle)) == {bare.handles[0]}
+                assert set(engine.inspect.ancestors(handle)) == {bare.handles[0]}
     assert tokens == tiny.encode(asked.as_text(tiny.chat))
     assert view.fresh_tokens == len(tiny.encode(asked.as_text(tiny.chat))) - bare.cached_tokens
 
@@ -81,10 +81,10 @@ async def test_a_scaffold_is_an_ordinary_prompt_and_no_adapter_changes_nothing(e
     whole = problem("two_hops")
     asked = DocumentQuestion.of(whole, embedded.chat, "s")
     name = asked.parts.answer.name
-    with Engine.load(embedded, method="naive", kv_budget_bytes=1 << 23) as twin:
+    with Engine.load(embedded, method="naive", memory=Memory(kv_budget_bytes=1 << 23)) as twin:
         text = await FromText(twin).answer(asked)
         assert twin.stats().leases == 0
-    with Engine.load(embedded, kv_budget_bytes=1 << 23) as engine, SchemaLibrary(engine) as library:
+    with Engine.load(embedded, memory=Memory(kv_budget_bytes=1 << 23)) as engine, SchemaLibrary(engine) as library:
         cached = await FromModules(library).answer(asked)
         adapted = await FromAdaptedModules(library, BASE).answer(asked)
         assert engine.stats().leases == 0 and library.schemas == ()
@@ -109,7 +109,7 @@ async def test_the_adapters_mapper_shows_the_documents(embedded: LoadedModel, tm
             torch.nn.init.normal_(parameter, std=0.3)
     mapper.save(tmp_path / "own", adapter.weights)
     asked = DocumentQuestion.of(problem("reports"), embedded.chat, "s")
-    with Engine.load(embedded, kv_budget_bytes=1 << 25) as engine, SchemaLibrary(engine) as library:
+    with Engine.load(embedded, memory=Memory(kv_budget_bytes=1 << 25)) as engine, SchemaLibrary(engine) as library:
         name = engine.load_adapter(tmp_path / "own")
         plain = await FromModules(library).answer(asked)
         mapped = await FromAdaptedModules(library, name).answer(asked)

@@ -138,8 +138,8 @@ async def test_late_branches_come_after_so_many_tokens_into_the_place_that_was_k
         [call] = calls
         views.append((list(call.parents), list(call.offsets), call.new_offset))
         [made] = await decode(calls)
-        joined.append(dict(engine.joined(made)))
-        seen.append([parent.handle for parent in engine._desk.find(made).parents])
+        joined.append(dict(engine.inspect.joined(made)))
+        seen.append([parent.handle for parent in engine._tenant.find(made).parents])
         header = made.length - len(engine.logprobs(made)) - len(engine.model.encode(engine.chat.turn_end))
         return [made]
 
@@ -167,6 +167,7 @@ class Adapters:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.branches = self
         self.named: list[tuple[str | None, str | None]] = []
 
     def __getattr__(self, name: str) -> Any:

@@ -16,7 +16,7 @@ import torch
 from conftest import MakeEngine
 from support.tuning import KilledError
 
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Engine, Memory, Scheduling
 from choreo_agents.errors import AdapterError, InvalidRequestError, TrainingError
 from choreo_agents.lab.evaluation.merging import play_synthesis
 from choreo_agents.lab.evaluation.synthesis import evaluate_synthesis
@@ -121,7 +121,9 @@ def test_workers_are_bitwise_the_same_with_and_without_it(
 
     def run(adapter: Path | None, timetable: Timetable) -> tuple[dict[str, str], dict[int, list[torch.Tensor]]]:
         logits_by_seed.clear()
-        with Engine.load(embedded, kv_budget_bytes=1 << 26, timetable=timetable) as engine:
+        with Engine.load(
+            embedded, memory=Memory(kv_budget_bytes=1 << 26), scheduling=Scheduling(timetable=timetable)
+        ) as engine:
             name = None if adapter is None else engine.load_adapter(adapter)
             play = play_synthesis(
                 engine, problem, sampling=Sampling(max_tokens=20), layout=layout, workers="say", adapter=name
@@ -154,7 +156,7 @@ def test_an_adapter_or_a_mapper_alone_is_trained_and_loads(
     found = trained(embedded, tmp_path, replace(ONCE, examples=8, judged=1), settings=settings)
     engine = make_engine(embedded, kv_budget_bytes=1 << 26)
     name = engine.load_adapter(found.out, "merge")
-    assert engine.maps(name) == bool(mapper_rank)
+    assert engine.branches.maps(name) == bool(mapper_rank)
     [record] = evaluate_synthesis(engine, [SYNTHESIS_TASKS["best"]], count=1, layout="parallel", adapter=name)
     assert record.answer
     assert (found.out / "adapter_config.json").exists() == bool(rank)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Engine, Memory
 from choreo_agents.graph import START
 from choreo_agents.lab.experiments.bench_workflows.scenarios import (
     Instance,
@@ -34,7 +34,7 @@ def runs(model: LoadedModel, scenario: WorkflowScenario, lengths: Lengths = LENG
     found = {}
     for method in METHODS:
         instance = scenario.build(ScenarioWords(vocabulary_of(model), lengths, 0))
-        with Engine.load(model, method=method, kv_budget_bytes=1 << 27) as engine:
+        with Engine.load(model, method=method, memory=Memory(kv_budget_bytes=1 << 27)) as engine:
             question = [("user", instance.question)]
             state, cost = asyncio.run(run_graph(engine, instance.graph, question, replay=instance.said))
         found[method] = instance, state, cost
@@ -89,7 +89,7 @@ def test_all_methods_say_what_they_are_told(played: Runs, embedded: LoadedModel)
 )
 def test_as_many_calls_as_the_size_says(embedded: LoadedModel, scenario: WorkflowScenario, calls: int) -> None:
     instance = scenario.build(ScenarioWords(vocabulary_of(embedded), LENGTHS, 0))
-    with Engine.load(embedded, kv_budget_bytes=1 << 27) as engine:
+    with Engine.load(embedded, memory=Memory(kv_budget_bytes=1 << 27)) as engine:
         question = [("user", instance.question)]
         _, cost = asyncio.run(run_graph(engine, instance.graph, question, replay=instance.said))
     assert len(cost.ttft_s) == len(instance.said) == calls
@@ -102,7 +102,7 @@ def test_choreo_encodes_every_turn_of_a_parallel_debate_once(embedded: LoadedMod
     def count(text: str) -> int:
         return len(embedded.encode(text))
 
-    with Engine.load(embedded, kv_budget_bytes=1 << 24) as engine:
+    with Engine.load(embedded, memory=Memory(kv_budget_bytes=1 << 24)) as engine:
         chat = engine.chat
     once = count(chat.root(instance.chat.system)) + count(chat.turn("user", instance.question))
     turn = LENGTHS.utterance + count(chat.turn_end)

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from choreo_agents.attention.backends import cpu as folded
-from choreo_agents.attention.backends import packed, partial
-from choreo_agents.attention.backends.cpu import FoldedBackend
+from choreo_agents.attention.backends import folded, packed, partial
+from choreo_agents.attention.backends.folded import FoldedBackend
 from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout, QuerySpan, Read

@@ -15,7 +15,7 @@ from choreo_agents.kv.copying import Arrival, LayeredCopy
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
-from choreo_agents.kv.tiers import Parcel
+from choreo_agents.kv.tiers import HostKV
 
 GEOMETRY = KVGeometry(layers=3, kv_heads=2, head_dim=4, dtype=torch.float32)
 SOON_S = 20.0
@@ -31,10 +31,10 @@ def pool_of(blocks: int = 16) -> KVPool:
     return KVPool(GEOMETRY, blocks * 4 * GEOMETRY.bytes_per_token, torch.device("cpu"), 4)
 
 
-def parcel(tokens: int, seed: int) -> Parcel:
+def host_kv(tokens: int, seed: int) -> HostKV:
     shape = (GEOMETRY.layers, GEOMETRY.kv_heads, tokens, GEOMETRY.head_dim)
     rng = torch.Generator().manual_seed(seed)
-    return Parcel(torch.randn(shape, generator=rng), torch.randn(shape, generator=rng))
+    return HostKV(torch.randn(shape, generator=rng), torch.randn(shape, generator=rng))
 
 
 def allocated(pool: KVPool, tokens: int) -> Segment:
@@ -43,7 +43,7 @@ def allocated(pool: KVPool, tokens: int) -> Segment:
     return segment
 
 
-def arrival(pool: KVPool, each: Parcel) -> Arrival:
+def arrival(pool: KVPool, each: HostKV) -> Arrival:
     segment = allocated(pool, each.keys.shape[2])
     segment.encoded = each.keys.shape[2]
     return Arrival(segment, each, each)
@@ -57,7 +57,7 @@ class Gate:
         self.order: list[tuple[int, Segment]] = []
         fill = KVPool.fill
 
-        def gated(pool: KVPool, segment: Segment, each: Parcel, layer: int) -> None:
+        def gated(pool: KVPool, segment: Segment, each: HostKV, layer: int) -> None:
             assert not layer or self.opened.wait(SOON_S)
             fill(pool, segment, each, layer)
             self.order.append((layer, segment))
@@ -87,24 +87,24 @@ def test_what_is_written_is_read_wherever_its_slots_are(sizes: list[int], gone: 
         kept = [segment for number, segment in enumerate(first) if number not in gone]
         free = pool.free_tokens
         kept += [allocated(pool, free)] if free else []
-        parcels = [parcel(segment.capacity, seed) for seed, segment in enumerate(kept)]
+        host_kvs = [host_kv(segment.capacity, seed) for seed, segment in enumerate(kept)]
         if way == "write":
-            for segment, each in zip(kept, parcels, strict=True):
+            for segment, each in zip(kept, host_kvs, strict=True):
                 pool.write(segment, each)
         else:
             for segment in kept:
                 segment.encoded = segment.capacity
-            arrivals = [Arrival(segment, each, each) for segment, each in zip(kept, parcels, strict=True)]
+            arrivals = [Arrival(segment, each, each) for segment, each in zip(kept, host_kvs, strict=True)]
             with LayeredCopy(pool, arrivals):
                 pass
-            assert all(each.is_there and each.over.is_set() and each.parcel is None for each in arrivals)
-        for segment, each in zip(kept, parcels, strict=True):
+            assert all(each.is_there and each.over.is_set() and each.kv is None for each in arrivals)
+        for segment, each in zip(kept, host_kvs, strict=True):
             found = pool.read(segment)
             assert torch.equal(found.keys, each.keys) and torch.equal(found.values, each.values)
 
 
 def test_a_layer_is_waited_for_and_later_ones_are_not(gate: Gate) -> None:
-    pool, each = pool_of(), parcel(8, 1)
+    pool, each = pool_of(), host_kv(8, 1)
     coming = arrival(pool, each)
     [run] = coming.segment.runs
     with LayeredCopy(pool, [coming]) as copy:
@@ -123,7 +123,7 @@ def test_a_layer_is_waited_for_and_later_ones_are_not(gate: Gate) -> None:
 
 def test_first_layers_of_all_come_before_second_ones(gate: Gate) -> None:
     pool = pool_of()
-    one, other = (arrival(pool, parcel(4, seed)) for seed in (1, 2))
+    one, other = (arrival(pool, host_kv(4, seed)) for seed in (1, 2))
     gate.opened.set()
     with LayeredCopy(pool, [one, other]):
         pass
@@ -133,7 +133,7 @@ def test_first_layers_of_all_come_before_second_ones(gate: Gate) -> None:
 def test_the_block_ends_when_nothing_is_copied_any_more(gate: Gate) -> None:
     """Also if what computes fails meanwhile: slots may be given back then."""
     pool = pool_of()
-    coming = arrival(pool, parcel(4, 1))
+    coming = arrival(pool, host_kv(4, 1))
     threading.Timer(0.05, gate.opened.set).start()
     with pytest.raises(ZeroDivisionError), LayeredCopy(pool, [coming]):
         raise ZeroDivisionError
@@ -147,18 +147,18 @@ def test_what_cannot_be_copied_fails_its_readers_and_keeps_nobody_waiting(
 ) -> None:
     monkeypatch.setattr(copying, "BESIDE_BYTES", 0 if beside else 1 << 30)
 
-    def broken(pool: KVPool, segment: Segment, each: Parcel, layer: int) -> None:
+    def broken(pool: KVPool, segment: Segment, each: HostKV, layer: int) -> None:
         raise MemoryError("no such memory")
 
     monkeypatch.setattr(KVPool, "fill", broken)
     pool = pool_of()
-    coming = arrival(pool, parcel(8, 1))
+    coming = arrival(pool, host_kv(8, 1))
     with pytest.raises(RuntimeError, match="could not be copied"), LayeredCopy(pool, [coming]) as copy:
         copy.wait(0)
     assert not coming.over.is_set() and not coming.is_there and coming.stored is not None
     coming.end(is_there=False)
     assert coming.over.is_set() and not coming.is_there
-    unread = arrival(pool, parcel(8, 1))
+    unread = arrival(pool, host_kv(8, 1))
     with pytest.raises(RuntimeError, match="could not be copied"), LayeredCopy(pool, [unread]):
         pass
 
@@ -168,7 +168,7 @@ def test_without_a_thread_it_is_copied_at_once(monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refused)
-    pool, each = pool_of(), parcel(8, 1)
+    pool, each = pool_of(), host_kv(8, 1)
     coming = arrival(pool, each)
     with LayeredCopy(pool, [coming]) as copy:
         assert coming.is_there

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from choreo_agents import Decode, Engine, Prefill, Sampling
+from choreo_agents import Decode, Engine, Prefill, Sampling, Scheduling
 from choreo_agents.errors import EngineFailedError
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime import timetable as module
@@ -34,13 +34,13 @@ def say(engine: Engine, *order: str) -> None:
 
 def test_another_engine_runs_the_same_steps_whoever_comes_first(tiny: LoadedModel) -> None:
     written = Timetable()
-    with Engine.load(tiny, timetable=written) as engine:
+    with Engine.load(tiny, scheduling=Scheduling(timetable=written)) as engine:
         say(engine, "ann", "bob")
         steps = engine.stats().steps
     assert len(written.steps) == steps >= 4 and not written.is_kept_to
     for order in (("ann", "bob"), ("bob", "ann")):
         again = written.again()
-        with Engine.load(tiny, timetable=again) as engine:
+        with Engine.load(tiny, scheduling=Scheduling(timetable=again)) as engine:
             assert again.is_kept_to
             say(engine, *order)
             assert again.steps == written.steps and not again.is_kept_to
@@ -50,7 +50,7 @@ def test_another_engine_runs_the_same_steps_whoever_comes_first(tiny: LoadedMode
 def test_labels_do_not_depend_on_words(tiny: LoadedModel) -> None:
     def steps(word: str) -> Any:
         written = Timetable()
-        with Engine.load(tiny, timetable=written) as engine:
+        with Engine.load(tiny, scheduling=Scheduling(timetable=written)) as engine:
             root = engine.prefill(f"{word} has 3 red kites.", author="ann")
             engine.prefill([Prefill("Yes.", [root], author="bob"), Prefill("No.", [root], author="carl")])
         return written.steps
@@ -62,9 +62,9 @@ def test_labels_do_not_depend_on_words(tiny: LoadedModel) -> None:
 
 def test_calls_that_never_come_fail_the_others(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     written = Timetable()
-    with Engine.load(tiny, timetable=written) as engine:
+    with Engine.load(tiny, scheduling=Scheduling(timetable=written)) as engine:
         engine.prefill("Ann has 3 red kites.", author="ann")
     monkeypatch.setattr(module, "PATIENCE_S", 0.05)
     missed = pytest.raises(EngineFailedError, match="holds 1 calls that have not come")
-    with Engine.load(tiny, timetable=written.again()) as engine, missed:
+    with Engine.load(tiny, scheduling=Scheduling(timetable=written.again())) as engine, missed:
         engine.prefill("Ann has 3 red kites.", author="bob")

@@ -56,8 +56,8 @@ def test_a_merge_is_placed_as_the_engine_merges_it(embedded: LoadedModel, layout
             engine.prefill(chat.turn("assistant", "I see kites.", "Alice"), [*trunk, notes]),
             engine.prefill(chat.turn("assistant", "I see drums and cups.", "Bruno"), trunk),
         ]
-        merged = engine.merge(branches, merge.ask, strategy=layout, trunk=trunk, author="Clara")
-        *_, asked, said = engine.records([merged])
+        merged = engine.branches.merge(branches, merge.ask, strategy=layout, trunk=trunk, author="Clara")
+        *_, asked, said = engine.inspect.records([merged])
     first, second = (trace.by_name[f"branch {number}"] for number in (1, 2))
     assert first.new_offset == second.new_offset + notes.length, "after what it alone was told"
     assert "context 1.1" in first.parents and len(first.parents) == len(second.parents) + 1

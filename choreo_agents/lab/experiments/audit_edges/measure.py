@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Engine, Memory
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph import Agent, ChoreoGraph, Policy
 from choreo_agents.graph.visibility import START_SOURCE
@@ -201,7 +201,7 @@ def _run(graph: ChoreoGraph, model: Any, given: EdgeInput, said: Mapping[Place, 
     def watch(*place: Any) -> Callable[[Tensor], None]:
         return lambda logits: found.logits[place].append(logits.float().cpu().clone())
 
-    with Engine.load(model, kv_budget_bytes=1 << 28) as engine:
+    with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 28)) as engine:
         app = graph.compile(engine=engine)
         config: Any = {"configurable": {"replay": said, "watch": watch if said is not None else None, "seed": 0}}
         streamed: Iterator[Any] = app.stream(dict(given.state), config, stream_mode=["values", "custom"])

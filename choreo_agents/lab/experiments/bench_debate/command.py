@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from choreo_agents.engine.methods import MethodName
+from choreo_agents.engine.settings import MethodName
 from choreo_agents.lab.evaluation import Difference, Score
 from choreo_agents.lab.experiments.bench_debate.measure import Accuracy, score_debates
 from choreo_agents.lab.language.tasks.record_debate import REPORTS, debate_drawn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from choreo_agents.engine.methods import MethodName
+from choreo_agents.engine.settings import MethodName
 from choreo_agents.lab.evaluation import Difference, Score
 from choreo_agents.lab.language.tasks.debate import DebateProblem
 from choreo_agents.models import LoadedModel

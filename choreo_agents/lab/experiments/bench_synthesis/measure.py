@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 import torch
 
-from choreo_agents.engine import Engine, Prefill, StreamedToken
+from choreo_agents.engine import Engine, Memory, Prefill, Scheduling, StreamedToken
 from choreo_agents.engine.adapters import BASE
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.lab.rivals import PlainGenerate
@@ -186,7 +186,12 @@ class SynthesisBench:
     @contextmanager
     def _engine(self, sizes: Sizes, method: Literal["choreo", "baseline"]) -> Iterator[Engine]:
         budget = 2 * sizes.room * self.model.adapter.geometry.bytes_per_token
-        with Engine.load(self.model, method=method, kv_budget_bytes=budget, step_tokens=_STEP_TOKENS) as engine:
+        with Engine.load(
+            self.model,
+            method=method,
+            memory=Memory(kv_budget_bytes=budget),
+            scheduling=Scheduling(step_tokens=_STEP_TOKENS),
+        ) as engine:
             yield engine
 
 
@@ -209,7 +214,7 @@ def _merged(engine: Engine, branches: Sequence[MessageHandle], words: BranchWord
     strategy: Strategy = "parallel" if way.startswith("parallel") else "sequential"
     name = MAPPER if "mapped" in way else BASE
     if name == MAPPER:
-        copies = engine.map(branches, name)
+        copies = engine.branches.map(branches, name)
         for copy in copies if way.endswith("now") else ():
             engine.release(copy)
     return _first_token(engine, branches, words, strategy, name)
@@ -222,7 +227,7 @@ def _first_token(
 
     async def run() -> float:
         started, took = time.perf_counter(), 0.0
-        view = await engine.amerged_view(branches, words.question, strategy=strategy, adapter=adapter)
+        view = await engine.branches.aview(branches, words.question, strategy=strategy, adapter=adapter)
         async for item in engine.astream(words.header, view.handles, view.offsets, view.end, sampling=_ONE):
             if isinstance(item, StreamedToken):
                 took = time.perf_counter() - started

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from choreo_agents.engine.methods import MethodName
+from choreo_agents.engine.settings import MethodName
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.lab.experiments.bench_workflows.measure import METHODS, WorkflowBench, key_of, measure_workflows
 from choreo_agents.lab.experiments.bench_workflows.plot import save_lengths, save_sweep

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from choreo_agents.engine import Engine
-from choreo_agents.engine.methods import MethodName
+from choreo_agents.engine import Engine, Memory
+from choreo_agents.engine.settings import MethodName
 from choreo_agents.lab.experiments.bench_workflows.scenarios import (
     Instance,
     Lengths,
@@ -68,7 +68,7 @@ class WorkflowBench:
         if method == CHAT:
             return self._run_chat(instance)
         name: Any = method
-        with Engine.load(self.model, method=name, kv_budget_bytes=self.kv_budget_bytes) as engine:
+        with Engine.load(self.model, method=name, memory=Memory(kv_budget_bytes=self.kv_budget_bytes)) as engine:
             question = [("user", instance.question)]
             _, cost = asyncio.run(run_graph(engine, instance.graph, question, replay=instance.said))
         return asdict(cost)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Engine, Memory
 from choreo_agents.lab.cases import CASES
 from choreo_agents.lab.cases.prisoners_dilemma import DECISIONS, AliceStrategy, DilemmaOptions
 from choreo_agents.lab.evaluation import Difference, Score
@@ -88,7 +88,7 @@ def measure_dilemma(
     served: list[tuple[str, Variant, Path | None]] = [(variant, variant, None) for variant in variants]
     for name, variant, tuned in [*served, *([(TUNED, VARIANTS[1], adapter)] if adapter is not None else [])]:
         method = case.variants[variant].method
-        with Engine.load(model, method=method, kv_budget_bytes=kv_budget_bytes, adapter=tuned) as engine:
+        with Engine.load(model, method=method, adapter=tuned, memory=Memory(kv_budget_bytes=kv_budget_bytes)) as engine:
             for alice in alices:
                 options = DilemmaOptions(alice=alice, leak=variant)
                 setup = Setup(case, options, _free_to_decide(), sampling)

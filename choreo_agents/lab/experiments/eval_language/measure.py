@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
-from choreo_agents.engine import Engine
-from choreo_agents.engine.methods import MethodName
+from choreo_agents.engine import Engine, Memory
+from choreo_agents.engine.settings import MethodName
 from choreo_agents.lab.evaluation import Layout, Score, TaskResult, VoteResult, evaluate, sample_and_vote
 from choreo_agents.lab.language import TASKS, Split
 from choreo_agents.models import LoadedModel
@@ -131,7 +131,7 @@ def measure(
     fingerprint = ""
     for view in views:
         method, layout = _SETTINGS[view]
-        with Engine.load(model, method=method, kv_budget_bytes=KV_BUDGET_BYTES) as engine:
+        with Engine.load(model, method=method, memory=Memory(kv_budget_bytes=KV_BUDGET_BYTES)) as engine:
             fingerprint = engine.model.adapter.fingerprint
             results[view] = evaluate(
                 engine,

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from choreo_agents.engine import Decode, Engine, Prefill
+from choreo_agents.engine import Decode, Engine, Memory, Prefill
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.lab.evaluation.evaluate import GREEDY, at_once, room
@@ -119,7 +119,7 @@ class Answerer(Protocol):
 @contextmanager
 def _answering(model: LoadedModel, way: Way) -> Iterator[Answerer]:
     method: Any = "naive" if way.name == BASELINE else "choreo"
-    with Engine.load(model, method=method, kv_budget_bytes=KV_BUDGET_BYTES) as engine:
+    with Engine.load(model, method=method, memory=Memory(kv_budget_bytes=KV_BUDGET_BYTES)) as engine:
         if way.name == BASELINE:
             yield FromText(engine)
             return
@@ -181,11 +181,11 @@ class FromAdaptedModules:
         try:
             with await self.library.aassemble(asked.documents) as view:
                 own, *documents = view.handles
-                if self.engine.maps(self.adapter):
+                if self.engine.branches.maps(self.adapter):
                     # Copies go with the modules that they are of, which problems may share.
-                    documents = await self.engine.amap(documents, self.adapter)
+                    documents = await self.engine.branches.amap(documents, self.adapter)
                 first, *anchors = [at or 0 for at in view.offsets]
-                calls = self.engine.boundaries(documents, [own], [first], anchors, self.adapter)
+                calls = self.engine.branches.boundaries(documents, [own], [first], anchors, self.adapter)
                 behind = await self.engine.aprefill(calls) if calls else []
                 made += behind
                 ends = [at + document.length for at, document in zip(anchors, documents, strict=True)]

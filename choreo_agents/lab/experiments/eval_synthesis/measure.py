@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Engine, Memory
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.lab.evaluation.merging import Late
 from choreo_agents.lab.evaluation.synthesis import evaluate_synthesis
@@ -160,7 +160,7 @@ class Referee:
     def _engine(self, contender: Contender, calibrating: Sequence[SynthesisTask]) -> Engine:
         method: Any = "baseline" if contender.kind == "text" else "choreo"
         engine = Engine.load(
-            self.model, method=method, kv_budget_bytes=KV_BUDGET_BYTES, mapped_storage=contender.stored
+            self.model, method=method, memory=Memory(kv_budget_bytes=KV_BUDGET_BYTES, mapped_storage=contender.stored)
         )
         if contender.kind == "calibrated":
             engine.load_adapter(self._calibrated(contender.layout, calibrating))
@@ -219,7 +219,7 @@ class Referee:
             tempered(adapter.geometry, adapter.kinds, temperature).save(folder, adapter.weights)
             key = f"calibration {layout} {temperature:g}"
             if key not in self.journal:
-                with Engine.load(self.model, kv_budget_bytes=KV_BUDGET_BYTES) as engine:
+                with Engine.load(self.model, memory=Memory(kv_budget_bytes=KV_BUDGET_BYTES)) as engine:
                     name = engine.load_adapter(folder)
                     records = evaluate_synthesis(
                         engine, tasks, count=CALIBRATED_ON, split="dev", layout=layout, adapter=name

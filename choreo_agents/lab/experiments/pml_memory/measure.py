@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Engine, Memory
 from choreo_agents.models import LoadedModel
 
 
@@ -22,10 +22,13 @@ def token_memory(model: LoadedModel, tokens: int = 256) -> TokenMemory:
     """Measured on a text of so many tokens (less where the model's context is shorter), headers of files included."""
     count = min(tokens, model.adapter.max_positions)
     budget = 4 * (count + 16) * model.adapter.geometry.bytes_per_token
-    with TemporaryDirectory() as folder, Engine.load(model, kv_budget_bytes=budget, host_bytes=budget) as engine:
+    with (
+        TemporaryDirectory() as folder,
+        Engine.load(model, memory=Memory(kv_budget_bytes=budget, host_bytes=budget)) as engine,
+    ):
         handle = engine.prefill([number % min(256, model.adapter.vocabulary_size) for number in range(count)])
         device = engine.stats().kv_bytes
-        archive = engine.archive(folder)
-        archive.save(engine.entry(handle), engine.read_kv(handle))
-        engine.evict([handle])
+        archive = engine.kv.archive(folder)
+        archive.save(engine.kv.key(handle), engine.kv.read(handle))
+        engine.kv.park([handle])
         return TokenMemory(device / count, engine.stats().host_bytes / count, archive.used_bytes() / count)

@@ -67,7 +67,7 @@ async def replayed(engine: Engine, trace: Trace) -> dict[str, MessageHandle]:
     for message in trace.messages:
         parents = [handles[name] for name in message.parents]
         if message.mapped:
-            [handles[message.name]] = await engine.amap(parents, "merge")
+            [handles[message.name]] = await engine.branches.amap(parents, "merge")
             continue
         handles[message.name] = await engine.aprefill(
             message.tokens, parents, message.offsets, message.new_offset, adapter=message.adapter

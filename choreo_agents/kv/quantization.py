@@ -10,7 +10,7 @@ LEAST = -112
 """Of exponents: what is smaller is nothing."""
 
 
-def whole(x: Tensor) -> tuple[Tensor, Tensor]:
+def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     """The nearest whole numbers, and what they are to be multiplied with: `x` is about `numbers * 2**exponents`.
 
     Of what was rounded so before, the numbers come out the same: `rounded(rounded(x))` has the bits of `rounded(x)`.
@@ -28,11 +28,11 @@ def whole(x: Tensor) -> tuple[Tensor, Tensor]:
     return numbers.to(torch.int8), exponents.squeeze(-1).to(torch.int8)
 
 
-def multiplied(numbers: Tensor, exponents: Tensor, dtype: torch.dtype) -> Tensor:
-    """What `whole` rounded to, exactly, in any of the types that models compute in."""
+def dequantize(numbers: Tensor, exponents: Tensor, dtype: torch.dtype) -> Tensor:
+    """What `quantize` rounded to, exactly, in any of the types that models compute in."""
     return torch.ldexp(numbers.float(), exponents.to(torch.int32).unsqueeze(-1)).to(dtype)
 
 
 def rounded(x: Tensor) -> Tensor:
     """`x`, [..., head_dim], at the precision that is kept of it: off by less than 1 % of a head's largest."""
-    return multiplied(*whole(x), x.dtype)
+    return dequantize(*quantize(x), x.dtype)

@@ -25,6 +25,11 @@ class Placement:
         """With one more parent, that is seen from one of the new message's tokens on."""
         return replace(self, offsets=(*self.offsets, offset), since=(*self.seen_since(), since))
 
+    def moved(self, new_offset: int) -> Placement:
+        """The same with the new message, and so its parents, elsewhere."""
+        shift = new_offset - self.new_offset
+        return replace(self, offsets=tuple(offset + shift for offset in self.offsets), new_offset=new_offset)
+
     def relative(self) -> tuple[int, ...]:
         """The parents' offsets as seen from the new message."""
         return tuple(offset - self.new_offset for offset in self.offsets)

@@ -13,7 +13,7 @@ from choreo_agents.engine.calls import Decode, Prefill
 from choreo_agents.errors import EngineClosedError, InvalidRequestError, RequestTimeoutError
 
 
-class Gate:
+class RateLimiter:
     """Lets calls through at a rate, whichever thread and event loop they come from.
 
     One event loop of its own, on a thread that the first call starts, waits for all of them.
@@ -36,7 +36,7 @@ class Gate:
         """A future that is done when all these calls may start.
 
         It fails with `RequestTimeoutError` if that takes longer than the least patient of them waits, and with
-        `EngineClosedError` if the gate is closed meanwhile.
+        `EngineClosedError` if it is closed meanwhile.
         """
         patience = min((call.timeout_s for call in calls if call.timeout_s is not None), default=None)
         with self._lock:
@@ -44,7 +44,7 @@ class Gate:
                 raise EngineClosedError("the engine is closed: load a new one")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._run, args=(self._loop,), name="choreo-gate", daemon=True).start()
+                threading.Thread(target=self._run, args=(self._loop,), name="choreo-rate-limit", daemon=True).start()
             return asyncio.run_coroutine_threadsafe(self._enter(len(calls), patience), self._loop)
 
     def close(self) -> None:

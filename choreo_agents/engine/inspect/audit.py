@@ -6,29 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from choreo_agents.engine.ledger import Message
+from choreo_agents.engine.messages.message import Message
 from choreo_agents.kv.handle import MessageHandle
 
 Channel = Literal["encoding", "words"]
 """How a text can reach a message: through KV that attended to it, or through words decoded from it that were then
 encoded again."""
-
-
-@dataclass(frozen=True)
-class Label:
-    """What one call says about the message that it asks for."""
-
-    author: str | None
-    confidential: bool
-    source: Message | None
-
-    def put_on(self, message: Message) -> None:
-        """Add it to what others said about the same message."""
-        if self.author is not None:
-            message.authors.add(self.author)
-        message.confidential = message.confidential or self.confidential
-        if self.source is not None and self.source is not message and self.source not in message.sources:
-            message.sources.append(self.source)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from choreo_agents.engine.desk import Desk
-from choreo_agents.engine.ledger import Message
+from choreo_agents.engine.messages.message import Message
+from choreo_agents.engine.tenant import Tenant
 from choreo_agents.kv.handle import MessageHandle
 
 
@@ -26,7 +26,7 @@ class MessageRecord:
     since: tuple[int, ...]
     """For each parent, how many of the message's tokens were encoded before it came into view: 0 but for late ones."""
     sampled: tuple[int, int] | None
-    """First and last-but-one index of the tokens that were sampled; None: it was prefilled."""
+    """Index of the first token that was sampled, and the end of those that were; None: it was prefilled."""
     adapter: str | None
     """The name of the adapter that encoded it; None: the model alone."""
     mapped: bool
@@ -35,15 +35,15 @@ class MessageRecord:
     role: str | None
 
 
-def records_of(desk: Desk, handles: Sequence[MessageHandle]) -> tuple[MessageRecord, ...]:
+def records_of(tenant: Tenant, handles: Sequence[MessageHandle]) -> tuple[MessageRecord, ...]:
     """The records of messages and of all that they descend from, each once, parents first.
 
     Raises:
         HandleError: A handle is unknown, released, or another model's.
     """
-    with desk.core.lock:
+    with tenant.core.lock:
         found: dict[str, Message] = {}
-        todo = [desk.find(handle) for handle in reversed(handles)]
+        todo = [tenant.find(handle) for handle in reversed(handles)]
         while todo:
             message = todo[-1]
             missing = [parent for parent in message.parents if parent.handle.id not in found]
@@ -52,10 +52,10 @@ def records_of(desk: Desk, handles: Sequence[MessageHandle]) -> tuple[MessageRec
             else:
                 found.setdefault(message.handle.id, message)
                 todo.pop()
-        return tuple(_record(desk, message) for message in found.values())
+        return tuple(_record(tenant, message) for message in found.values())
 
 
-def _record(desk: Desk, message: Message) -> MessageRecord:
+def _record(tenant: Tenant, message: Message) -> MessageRecord:
     start = message.native_offset
     return MessageRecord(
         message.handle,
@@ -63,10 +63,10 @@ def _record(desk: Desk, message: Message) -> MessageRecord:
         tuple(parent.handle for parent in message.parents),
         tuple(start + offset for offset in message.relative_offsets),
         start,
-        message.since or (0,) * len(message.parents),
+        message.since,
         (message.header, message.header + len(message.chosen)) if message.chosen else None,
-        desk.core.adapters.name_of(message.adapter, desk.tenant),
-        bool(message.mapper),
+        tenant.core.adapters.name_of(message.lineage.adapter, tenant.name),
+        bool(message.lineage.mapper),
         message.author,
         message.role,
     )

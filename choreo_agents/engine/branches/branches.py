@@ -2,52 +2,30 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 from typing import Any
 
-from choreo_agents.engine import branches as lineages
-from choreo_agents.engine.calling import Calling
-from choreo_agents.engine.calls import Content, Decode, Prefill
-from choreo_agents.engine.desk import Answer
-from choreo_agents.engine.merge_steps import SHORTER, Calls, MergedView, MergeSteps
-from choreo_agents.engine.scope import Scope
+from choreo_agents.engine.branches import trunk as lineages
+from choreo_agents.engine.branches.steps import SHORTER, MergedView, MergeSteps
+from choreo_agents.engine.calling import Caller, Plan, Terms
+from choreo_agents.engine.calls import Content, Prefill
+from choreo_agents.engine.messages.joining import Joining
 from choreo_agents.kv.handle import MessageHandle
 
-__all__ = ["SHORTER", "MergedView", "Merging"]
 
-_Plan = Callable[[MergeSteps], Generator[Calls, list[MessageHandle], Any]]
-"""What is to be done, of all that merging knows to do."""
+class Branches:
+    """What an engine does with messages that stand beside each other: `engine.branches`.
 
+    Every sync call does what its async form does.
+    """
 
-@dataclass(frozen=True)
-class _Terms:
-    """What all calls of one merge have in common."""
-
-    scope: Scope | None
-    """Which takes their leases."""
-    priority: int = 0
-    timeout_s: float | None = None
-    """Of all of them together, from `started` on, as `time.perf_counter` counts."""
-    started: float = field(default_factory=time.perf_counter)
-
-    def put_on(self, calls: Calls) -> Any:
-        """The same calls under these terms, with the time that is left."""
-        left = self.timeout_s
-        if isinstance(left, int | float) and left > 0:
-            left = max(0.0, left - (time.perf_counter() - self.started))
-        return [replace(call, priority=self.priority, timeout_s=left) for call in calls]
-
-
-class Merging(Calling):
-    """The calls that merge branches. Every sync one does what its async form does."""
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._tenant = caller.tenant
 
     async def amap(self, handles: Sequence[MessageHandle], adapter: str | None = None) -> list[MessageHandle]:
         """See `map`."""
-        mapped: list[MessageHandle] = await self._adrive(lambda steps: steps.mapped(handles, adapter))
-        return mapped
+        return await self._caller.arun(self._mapped(handles, adapter))
 
     def map(self, handles: Sequence[MessageHandle], adapter: str | None = None) -> list[MessageHandle]:
         """The same messages as a synthesizer's cache mapper shows them: copies, made once and found again.
@@ -62,8 +40,7 @@ class Merging(Calling):
             AdapterError: It has no mapper.
             HandleError: A handle is unknown, released, or another model's.
         """
-        mapped: list[MessageHandle] = self._drive(lambda steps: steps.mapped(handles, adapter))
-        return mapped
+        return self._caller.run(self._mapped(handles, adapter))
 
     def maps(self, adapter: str | None = None) -> bool:
         """Whether an adapter has a cache mapper, and the engine caches for it to map.
@@ -71,7 +48,7 @@ class Merging(Calling):
         Raises:
             AdapterError: There is no such adapter.
         """
-        return lineages.maps(self._desk, adapter)
+        return lineages.maps(self._tenant, adapter)
 
     def boundaries(
         self,
@@ -102,16 +79,19 @@ class Merging(Calling):
             AdapterError: There is no such adapter.
             HandleError: A branch is unknown, released, or another model's.
         """
-        return lineages.boundaries(self._desk, branches, trunk, offsets, anchors, adapter)
+        return lineages.boundaries(self._tenant, branches, trunk, offsets, anchors, adapter)
 
     async def asummaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
+        """See `summaries`."""
+        return await self._caller.arun(self._summarised(branches, ask))
+
+    def summaries(self, branches: Sequence[MessageHandle], ask: str = SHORTER) -> list[MessageHandle]:
         """What each branch's speaker says when asked to be short, after all that it has seen and said.
 
         Returns:
             Leased handles.
         """
-        said: list[MessageHandle] = await self._adrive(lambda steps: steps.summaries(branches, ask))
-        return said
+        return self._caller.run(self._summarised(branches, ask))
 
     async def amerge(
         self,
@@ -123,10 +103,7 @@ class Merging(Calling):
         **options: Any,
     ) -> MessageHandle:
         """See `merge`."""
-        merged: MessageHandle = await self._adrive(
-            lambda steps: steps.merge(branches, prompt, **options), priority, timeout_s
-        )
-        return merged
+        return await self._caller.arun(self._merged(branches, prompt, options), Terms(priority, timeout_s))
 
     def merge(
         self,
@@ -160,10 +137,9 @@ class Merging(Calling):
             AdapterError: There is no such adapter.
             HandleError: A branch is unknown, released, or another model's or tenant's.
         """
-        merged: MessageHandle = self._drive(lambda steps: steps.merge(branches, prompt, **options), priority, timeout_s)
-        return merged
+        return self._caller.run(self._merged(branches, prompt, options), Terms(priority, timeout_s))
 
-    async def amerged_view(
+    async def aview(
         self,
         branches: Sequence[MessageHandle],
         prompt: Content = "",
@@ -172,37 +148,35 @@ class Merging(Calling):
         timeout_s: float | None = None,
         **options: Any,
     ) -> MergedView:
-        """What `merge` would decode over, ready for `astream` or several decodes. Arguments as for `merge`."""
-        view: MergedView = await self._adrive(
-            lambda steps: steps.view(branches, prompt, **options), priority, timeout_s
-        )
-        return view
+        """See `view`."""
+        return await self._caller.arun(self._viewed(branches, prompt, options), Terms(priority, timeout_s))
 
-    def _drive(self, plan: _Plan, priority: int = 0, timeout_s: float | None = None) -> Any:
-        terms = _Terms(self._scope(), priority, timeout_s)
-        with closing(plan(MergeSteps(self._desk, terms.scope))) as steps:
-            try:
-                calls = next(steps)
-                while True:
-                    calls = terms.put_on(calls)
-                    answers = self._submitted(calls, terms.scope, self._enter(calls))
-                    calls = steps.send(self._wait(answers, terms.scope, one=False))
-            except StopIteration as done:
-                return done.value
+    def view(
+        self,
+        branches: Sequence[MessageHandle],
+        prompt: Content = "",
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> MergedView:
+        """What `merge` would decode over, ready for `stream` or several decodes. Arguments as for `merge`."""
+        return self._caller.run(self._viewed(branches, prompt, options), Terms(priority, timeout_s))
 
-    async def _adrive(self, plan: _Plan, priority: int = 0, timeout_s: float | None = None) -> Any:
-        terms = _Terms(self._scope(), priority, timeout_s)
-        with closing(plan(MergeSteps(self._desk, terms.scope))) as steps:
-            try:
-                calls = next(steps)
-                while True:
-                    calls = terms.put_on(calls)
-                    answers = self._submitted(calls, terms.scope, await self._aenter(calls))
-                    calls = steps.send(await self._await(answers, terms.scope, one=False))
-            except StopIteration as done:
-                return done.value
+    def joining(self) -> Joining:
+        """What brings messages into the view of a decode while that is under way: `decode(..., joining=...)`."""
+        return self._tenant.joining()
 
-    def _submitted(self, calls: Any, scope: Scope | None, started: float) -> list[Answer]:
-        submit: Any = self._desk.submit_decodes if isinstance(calls[0], Decode) else self._desk.submit_prefills
-        answers: list[Answer] = submit(calls, scope, started)
-        return answers
+    def _mapped(self, handles: Sequence[MessageHandle], adapter: str | None) -> Plan[list[MessageHandle]]:
+        return lambda scope: MergeSteps(self._tenant, scope).mapped(handles, adapter)
+
+    def _summarised(self, branches: Sequence[MessageHandle], ask: str) -> Plan[list[MessageHandle]]:
+        return lambda scope: MergeSteps(self._tenant, scope).summaries(branches, ask)
+
+    def _merged(
+        self, branches: Sequence[MessageHandle], prompt: Content, options: dict[str, Any]
+    ) -> Plan[MessageHandle]:
+        return lambda scope: MergeSteps(self._tenant, scope).merge(branches, prompt, **options)
+
+    def _viewed(self, branches: Sequence[MessageHandle], prompt: Content, options: dict[str, Any]) -> Plan[MergedView]:
+        return lambda scope: MergeSteps(self._tenant, scope).view(branches, prompt, **options)

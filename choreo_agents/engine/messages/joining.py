@@ -24,7 +24,7 @@ class GrowingView(Protocol):
 class Joining:
     """Brings messages into the view of a decode between two of its steps. May be used from any thread.
 
-    Made by `Engine.joining`, given to one call of `decode`, `astream` or their kin, before it or while it runs.
+    Made by `Branches.joining`, given to one call of `decode`, `astream` or their kin, before it or while it runs.
 
     Args:
         maker: Whose calls it is for.
@@ -45,7 +45,7 @@ class Joining:
         """Show a message to the decode, from its next token on, as soon as the message's KV is in the pool.
 
         The decode waits for nothing: what is still on its way when the last token was sampled is left out. What was
-        seen, and from which token on, `Engine.joined` says of the finished message.
+        seen, and from which token on, `Inspection.joined` says of the finished message.
 
         Args:
             handle: The message. It may be released right away.

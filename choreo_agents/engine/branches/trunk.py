@@ -7,38 +7,39 @@ from itertools import takewhile
 
 from choreo_agents.engine.adapters import BASE
 from choreo_agents.engine.calls import Prefill
-from choreo_agents.engine.desk import Desk
-from choreo_agents.engine.ledger import Message
-from choreo_agents.engine.scope import Scope
+from choreo_agents.engine.messages.message import Message
+from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import HandleError
 from choreo_agents.kv.handle import MessageHandle
 
 
-def maps(desk: Desk, adapter: str | None) -> bool:
+def maps(tenant: Tenant, adapter: str | None) -> bool:
     """Whether an adapter has a cache mapper, and the engine caches to be mapped.
 
     Raises:
         AdapterError: There is no such adapter.
     """
-    core = desk.core
+    core = tenant.core
     with core.lock:
-        return bool(core.adapters.mapper_key(adapter, desk.tenant)) and core.method.keeps_kv
+        tenant.require_tenancy()
+        return bool(core.adapters.mapper_key(adapter, tenant.name)) and core.method.keeps_kv
 
 
 def boundaries(
-    desk: Desk,
+    tenant: Tenant,
     branches: Sequence[MessageHandle],
     trunk: Sequence[MessageHandle],
     offsets: Sequence[int],
     anchors: Sequence[int],
     adapter: str | None,
 ) -> list[Prefill]:
-    """For each branch, what an adapter reads behind it (see `Merging.boundaries`)."""
-    core = desk.core
+    """For each branch, what an adapter reads behind it (see `Branches.boundaries`)."""
+    core = tenant.core
     with core.lock:
-        if not (core.adapters.boundaries(adapter, desk.tenant) and core.method.keeps_kv):
+        if not (core.adapters.boundaries(adapter, tenant.name) and core.method.keeps_kv):
             return []
-        said = [desk.find(branch).tokens for branch in branches]
+        said = [tenant.find(branch).tokens for branch in branches]
     openings = [core.model.opening(tokens) for tokens in said]
     if not all(openings):
         return []
@@ -52,55 +53,56 @@ def boundaries(
     return calls
 
 
-def shared_trunk(desk: Desk, branches: Sequence[MessageHandle], scope: Scope | None) -> list[MessageHandle]:
+def shared_trunk(tenant: Tenant, branches: Sequence[MessageHandle], scope: Scope | None) -> list[MessageHandle]:
     """What all branches see from the start of their views on, each with a new lease: to be released."""
-    with desk.core.lock:
-        views = [_from_the_start(desk.find(branch)) for branch in branches]
+    with tenant.core.lock:
+        views = [_from_the_start(tenant.find(branch)) for branch in branches]
         alike = takewhile(lambda each: len(set(map(id, each))) == 1, zip(*views, strict=False))
-        return _leased(desk, [each[0] for each in alike], scope)
+        return _leased(tenant, [each[0] for each in alike], scope)
 
 
 def _from_the_start(branch: Message) -> list[Message]:
     """What a branch saw before what came into its view late."""
     branch = _original(branch)
-    since = branch.since or (0,) * len(branch.parents)
-    return [parent for parent, late in zip(branch.parents, since, strict=True) if not late]
+    return [parent for parent, late in zip(branch.parents, branch.since, strict=True) if not late]
 
 
 def _original(message: Message) -> Message:
     """What a mapped copy is a copy of; any other message itself."""
-    while message.mapper:
+    while message.lineage.mapper:
         [message] = message.parents
     return message
 
 
-def depths(desk: Desk, branches: Sequence[MessageHandle], trunk: Sequence[MessageHandle]) -> list[int]:
+def depths(tenant: Tenant, branches: Sequence[MessageHandle], trunk: Sequence[MessageHandle]) -> list[int]:
     """How many trunk messages each branch had seen when it was encoded; of one that saw none of them, all.
 
     Raises:
         HandleError: One of them is unknown, released, or another model's.
     """
-    with desk.core.lock:
+    with tenant.core.lock:
         found: list[int] = []
-        shared = [desk.find(handle) for handle in trunk]
+        shared = [tenant.find(handle) for handle in trunk]
         for branch in branches:
-            seen = set(desk.find(branch).ancestors())
+            seen = set(tenant.find(branch).ancestors())
             deepest = [place for place, message in enumerate(shared, start=1) if message in seen]
             found.append(max(deepest, default=len(trunk)))
         return found
 
 
-def view_of(desk: Desk, branch: MessageHandle, scope: Scope | None) -> list[tuple[MessageHandle, int]]:
+def view_of(tenant: Tenant, branch: MessageHandle, scope: Scope | None) -> list[tuple[MessageHandle, int]]:
     """What a branch attended to and itself last, with offsets; all but itself with a new lease: to be released."""
-    with desk.core.lock:
-        said = _original(desk.find(branch))
-        seen = _leased(desk, said.parents, scope)
+    with tenant.core.lock:
+        said = _original(tenant.find(branch))
+        seen = _leased(tenant, said.parents, scope)
         start = said.native_offset
         offsets = [start + offset for offset in said.relative_offsets]
         return [*zip(seen, offsets, strict=True), (branch, start)]
 
 
-def keep(desk: Desk, sources: Sequence[MessageHandle], copies: Sequence[MessageHandle], scope: Scope | None) -> None:
+def keep(
+    tenant: Tenant, sources: Sequence[MessageHandle], copies: Sequence[MessageHandle], scope: Scope | None
+) -> None:
     """Let copies live as long as their sources: the leases that their maker has are the sources' from now on.
 
     If the maker's scope has ended meanwhile, its leases have, too: those of others are left to them.
@@ -108,12 +110,12 @@ def keep(desk: Desk, sources: Sequence[MessageHandle], copies: Sequence[MessageH
     Raises:
         HandleError: A source was released meanwhile; nothing is kept.
     """
-    with desk.core.lock:
+    with tenant.core.lock:
         if scope is not None and scope.closed:
             return
-        ledger, made = desk.core.ledger, [desk.find(copy) for copy in copies]
+        ledger, made = tenant.core.table, [tenant.find(copy) for copy in copies]
         try:
-            found = [desk.find(source) for source in sources]
+            found = [tenant.find(source) for source in sources]
         except HandleError:
             for copy in made:
                 ledger.release(copy, scope)
@@ -122,14 +124,14 @@ def keep(desk: Desk, sources: Sequence[MessageHandle], copies: Sequence[MessageH
             ledger.keep(source, copy, scope)
 
 
-def speaker(desk: Desk, branch: MessageHandle) -> tuple[Message, str]:
+def speaker(tenant: Tenant, branch: MessageHandle) -> tuple[Message, str]:
     """What a branch was as its speaker said it, and the name of the adapter that encoded it, to be given to a call."""
-    with desk.core.lock:
-        said = _original(desk.find(branch))
-        return said, desk.core.adapters.name_of(said.adapter, desk.tenant) or BASE
+    with tenant.core.lock:
+        said = _original(tenant.find(branch))
+        return said, tenant.core.adapters.name_of(said.lineage.adapter, tenant.name) or BASE
 
 
-def _leased(desk: Desk, messages: Sequence[Message], scope: Scope | None) -> list[MessageHandle]:
+def _leased(tenant: Tenant, messages: Sequence[Message], scope: Scope | None) -> list[MessageHandle]:
     for message in messages if scope is None or not scope.closed else ():
-        desk.core.ledger.lease(message, scope)
+        tenant.core.table.lease(message, scope)
     return [message.handle for message in messages]

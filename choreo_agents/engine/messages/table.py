@@ -3,108 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from choreo_agents.engine.calls import Usage
-from choreo_agents.engine.scope import Scope
+from choreo_agents.engine.messages.message import Message
+from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.errors import ForeignHandleError, InvalidRequestError, ReleasedHandleError, UnknownHandleError
+from choreo_agents.kv.cache import CacheEntry, KVCache
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.kv.memory import Holding, Memory
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.tiers import Stored
-from choreo_agents.sampling import Chosen
 
 _REMEMBERED_RELEASES = 65_536
 
 
-@dataclass(eq=False)
-class Message:
-    """One message. It refers to its parents, so that lineage lives as long as any descendant does.
-
-    `tokens`, `parents`, `relative_offsets`, `since`, `adapter` and `mapper` with the model's fingerprint are its
-    lineage: from them its KV can be computed again, at `native_offset` as the first time.
-    """
-
-    handle: MessageHandle
-    tenant: str
-    """Who alone may use it."""
-    tokens: tuple[int, ...]
-    parents: tuple[Message, ...]
-    relative_offsets: tuple[int, ...]
-    author: str | None
-    """Who said it first."""
-    role: str | None
-    usage: Usage
-    adapter: str = ""
-    """Fingerprint of the adapter that encoded it; empty: the model alone."""
-    mapper: str = ""
-    """Fingerprint of the cache mapper that made its KV of its one parent's; empty: it was encoded."""
-    promise: int | None = None
-    """As long as nobody has encoded it: the number of the request that will, for whoever reads it first."""
-    label: str = ""
-    """What the request that made it was called."""
-    since: tuple[int, ...] = ()
-    """For each parent, how many of the message's tokens were encoded before it came into view; empty: none."""
-    native_offset: int = 0
-    """Where its KV was encoded; under a method that keeps text only, where its call placed it."""
-    holding: Holding | None = None
-    """Where its KV is while it is leased or a request wants it; None else, and always under a method that keeps text
-    only."""
-    chosen: tuple[Chosen, ...] = ()
-    """What was sampled, if it was decoded: less than all tokens by the header and what closed it."""
-    header: int = 0
-    """How many of its tokens came before these."""
-    leases: int = 0
-    scoped: Counter[Scope] = field(default_factory=Counter)
-    """Which of the leases end with a scope."""
-    memos: set[str] = field(default_factory=set)
-    authors: set[str] = field(default_factory=set)
-    """All who said it: equal words in an equal place are one message."""
-    confidential: bool = False
-    """Whether any of them marked it so."""
-    sources: list[Message] = field(default_factory=list)
-    """The messages whose words were encoded again as this one."""
-    copies: list[Message] = field(default_factory=list)
-    """Mapped copies of it, which have a lease for as long as it has any."""
-
-    def leases_within(self, scope: Scope | None) -> int:
-        """Leases that last as long as a scope does: its own, those of scopes around it, and those of none."""
-        around = set() if scope is None else set(scope.chain())
-        return self.leases - sum(count for held, count in self.scoped.items() if held not in around)
-
-    def leased_only_within(self, scope: Scope) -> bool:
-        """Whether all its leases end with a scope, or with one inside of it."""
-        inside = sum(count for held, count in self.scoped.items() if scope in held.chain())
-        return self.leases == inside + (self.is_kept() and self.parents[0].leased_only_within(scope))
-
-    def is_kept(self) -> bool:
-        """Whether it is a mapped copy that has the lease of its source."""
-        return bool(self.mapper) and self in self.parents[0].copies
-
-    def ancestors(self) -> Iterator[Message]:
-        """All that its encoding has ever attended to, nearest first, each once."""
-        seen = {self.handle.id}
-        queue = list(self.parents)
-        for message in queue:
-            if message.handle.id not in seen:
-                seen.add(message.handle.id)
-                queue.extend(message.parents)
-                yield message
-
-
-class Ledger:
+class MessageTable:
     """All messages of one engine. Used under the engine's lock only.
 
     Args:
-        memory: Where their KV is.
+        cache: Where their KV is.
         fingerprint: Of the model.
         mapped_storage: How that of mapped copies is kept below the pool.
     """
 
-    def __init__(self, memory: Memory, fingerprint: str, mapped_storage: Stored = "full") -> None:
-        self._memory = memory
+    def __init__(self, cache: KVCache, fingerprint: str, mapped_storage: Stored = "full") -> None:
+        self.cache = cache
         self._mapped_storage = mapped_storage
         self._fingerprint = fingerprint
         self._leased: dict[str, Message] = {}
@@ -112,24 +35,26 @@ class Ledger:
         self._released: OrderedDict[str, str] = OrderedDict()
         """Whose they were, by id."""
         self._memos: dict[str, Message] = {}
+        self._in_scope: dict[Scope, dict[Message, None]] = {}
+        """What has been leased in each scope that is open."""
         self._moving: dict[str, int] = {}
         """From one memory to another: how often each message is pinned."""
 
-    def leave_memory(self) -> None:
+    def leave_cache(self) -> None:
         """The memory is given up: all messages are lineage only, until there is another."""
         for message in self._known.values():
-            if message.holding is not None:
-                self._moving[message.handle.id] = message.holding.pins
-                message.holding = None
+            if message.entry is not None:
+                self._moving[message.handle.id] = message.entry.pins
+                message.entry = None
 
-    def enter_memory(self, memory: Memory) -> Ledger:
+    def enter_cache(self, cache: KVCache) -> MessageTable:
         """The same messages over another, empty memory: what is read of them is computed again."""
-        self._memory = memory
+        self.cache = cache
         for message_id, pins in self._moving.items():
             message = self._leased.get(message_id)
             if message is not None:
-                message.holding = self._hold(message, None)
-                message.holding.pins = pins
+                message.entry = self._hold(message, None)
+                message.entry.pins = pins
         self._moving.clear()
         return self
 
@@ -142,8 +67,7 @@ class Ledger:
             ReleasedHandleError: Its last lease was dropped.
             UnknownHandleError: This engine never made it for this tenant.
         """
-        if not isinstance(handle, MessageHandle):
-            raise InvalidRequestError(f"expected a MessageHandle, not {handle!r}: use MessageHandle.model_validate")
+        require_handle(handle)
         message = self._leased.get(handle.id)
         if message is not None and message.tenant == tenant and handle.model == message.handle.model:
             return message
@@ -171,36 +95,47 @@ class Ledger:
         known = self._known.get(message.handle.id)
         if known is None:
             self._known[message.handle.id] = known = message
-        if segment is not None or known.holding is None or self._memory.lost(known.holding):
+        if segment is not None or known.entry is None or self.cache.lost(known.entry):
             known.usage, known.promise = message.usage, message.promise
         if message.chosen and (not known.chosen or known.chosen[0].logprob is None):
             known.chosen, known.header = message.chosen, message.header
-        if segment is not None and known.holding is not None and self._memory.lost(known.holding):
-            self._memory.refill(known.holding, segment)
-        elif segment is not None and known.holding is None:
-            known.native_offset = segment.native_offset
-            known.holding = self._hold(known, segment)
+        if segment is not None and known.entry is not None and self.cache.lost(known.entry):
+            self.cache.refill(known.entry, segment)
+        elif segment is not None and known.entry is None:
+            known.lineage = known.lineage.at(segment.native_offset)
+            known.entry = self._hold(known, segment)
         elif segment is not None:
             # The same content was decoded twice: the first encoding serves both.
-            self._memory.pool.unpin(segment)
+            self.cache.pool.unpin(segment)
         return known
 
-    def place(self, message: Message) -> Holding:
+    def entry(self, message: Message) -> CacheEntry:
         """Where a leased message's KV is, or will be if there is none."""
-        if message.holding is None:
-            message.holding = self._hold(message, None)
-        return message.holding
+        if message.entry is None:
+            message.entry = self._hold(message, None)
+        return message.entry
 
-    def want(self, message: Message) -> Holding:
+    def restored(self, message: Message, segment: Segment, first: Usage | None) -> None:
+        """A lost message's KV is there again, or, with its usage, for the first time; takes over the segment's pin."""
+        if message.entry is None or not self.cache.lost(message.entry):
+            self.cache.pool.unpin(segment)  # nobody wants it any longer
+            return
+        self.cache.refill(message.entry, segment)
+        if first is None:
+            self.cache.movements.recomputed += 1
+        else:
+            message.promise, message.usage = None, first
+
+    def want(self, message: Message) -> CacheEntry:
         """A request is to read a message, released or not: keep its KV, or a place for it, until `unwant`."""
-        holding = self.place(message)
-        self._memory.want(holding)
-        return holding
+        entry = self.entry(message)
+        self.cache.want(entry)
+        return entry
 
     def unwant(self, message: Message) -> None:
         """The request that wanted it has ended."""
-        assert message.holding is not None
-        self._memory.unwant(message.holding)
+        assert message.entry is not None
+        self.cache.unwant(message.entry)
         self._free_if_unneeded(message)
 
     def lease(self, message: Message, scope: Scope | None) -> None:
@@ -210,6 +145,7 @@ class Ledger:
         self._released.pop(message.handle.id, None)
         if scope is not None:
             message.scoped[scope] += 1
+            self._in_scope.setdefault(scope, {})[message] = None
 
     def release(self, message: Message, scope: Scope | None) -> None:
         """Drop a lease: one of the caller's scope or those around it, else one of no scope, else any.
@@ -228,9 +164,20 @@ class Ledger:
 
     def close(self, scope: Scope) -> None:
         """Drop all leases that a scope counts."""
+        for message in self._in_scope.pop(scope, ()):
+            count = message.scoped.pop(scope, 0)
+            message.leases -= count
+            if count:
+                self.drop_if_unleased(message)
+
+    def drop_tenant(self, tenant: str) -> None:
+        """Drop all leases and pins of a tenant's messages."""
         for message in self.messages():
-            message.leases -= message.scoped.pop(scope, 0)
-            self.drop_if_unleased(message)
+            if message.tenant == tenant:
+                if message.entry is not None:
+                    message.entry.pins = 0
+                while message.leases:
+                    self.release(message, None)
 
     def drop_if_unleased(self, message: Message) -> None:
         """Free a message that nobody leases."""
@@ -259,15 +206,15 @@ class Ledger:
         else:
             source.copies.append(copy)
 
-    def _hold(self, message: Message, segment: Segment | None) -> Holding:
-        stored = self._mapped_storage if message.mapper else "full"
-        held = Holding(message.handle.id, len(message.tokens), message.native_offset, segment, stored=stored)
-        return self._memory.hold(held)
+    def _hold(self, message: Message, segment: Segment | None) -> CacheEntry:
+        stored = self._mapped_storage if message.lineage.mapper else "full"
+        held = CacheEntry(message.handle.id, len(message.tokens), message.native_offset, segment, stored=stored)
+        return self.cache.hold(held)
 
     def _free_if_unneeded(self, message: Message) -> None:
-        if message.holding is not None and not message.leases and not message.holding.wanted:
-            self._memory.drop(message.holding)
-            message.holding = None
+        if message.entry is not None and not message.leases and not message.entry.wanted:
+            self.cache.drop(message.entry)
+            message.entry = None
 
     def memoise(self, memo: str, message: Message) -> None:
         """Remember the answer to a call for as long as it is leased."""
@@ -294,7 +241,13 @@ class Ledger:
             assert message.handle.length == len(message.tokens)
             assert all(copy.parents == (message,) and copy.handle.id in self._leased for copy in message.copies)
             assert len(set(message.copies)) == len(message.copies)
-            if message.holding is not None:
-                assert message.holding.key == message_id and message.holding.tokens == len(message.tokens)
+            if message.entry is not None:
+                assert message.entry.key == message_id and message.entry.tokens == len(message.tokens)
         for memo, message in self._memos.items():
             assert message.leases > 0 and memo in message.memos
+
+
+def require_handle(handle: object) -> None:
+    """Raise `InvalidRequestError` unless it is a handle."""
+    if not isinstance(handle, MessageHandle):
+        raise InvalidRequestError(f"expected a MessageHandle, not {handle!r}: use MessageHandle.model_validate")

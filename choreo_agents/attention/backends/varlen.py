@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from choreo_agents.attention.backends.cpu import FoldedBackend, drained
-from choreo_agents.attention.backends.merging import SoftmaxMerging
+from choreo_agents.attention.backends.folded import FoldedBackend, with_sinks
+from choreo_agents.attention.backends.log_sum_exp import LogSumExpMerge
 from choreo_agents.attention.backends.partial import Partial
 from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.kind import AttentionKind
@@ -108,7 +108,7 @@ class VarlenAttention:
         starts = torch.tensor([span.first for span in spans]) - (counts.cumsum(0) - counts)
         tokens = torch.repeat_interleave(starts, counts) + torch.arange(int(counts.sum()))
         self.tokens = tokens.to(backend.device)
-        self.merging = SoftmaxMerging(self.tokens, len(layout.positions))
+        self.merging = LogSumExpMerge(self.tokens, len(layout.positions))
         self.moved = kind.rotation is not None and any(span.shift for span in spans)
         if self.moved:
             assert kind.rotation is not None
@@ -129,7 +129,7 @@ class VarlenAttention:
             parts.append(self.causal.attend(pairs[first:], keys, values, scale, causal=True))
         outs, lses = (torch.cat(each) for each in zip(*parts, strict=True))
         out, joint = self.merging.join(outs, lses, with_lse=sinks is not None)
-        return out if sinks is None or joint is None else drained(out, joint, sinks)
+        return out if sinks is None or joint is None else with_sinks(out, joint, sinks)
 
 
 class _Sequences:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from choreo_agents.attention.backends.merging import SoftmaxMerging
+from choreo_agents.attention.backends.log_sum_exp import LogSumExpMerge
 from choreo_agents.attention.backends.packed import PackedRuns, packable
 from choreo_agents.attention.backends.partial import Partial, attend_lone, attend_run, takes_lone
 from choreo_agents.attention.kind import AttentionKind
@@ -64,7 +64,7 @@ class FoldedAttention:
             shifts = torch.repeat_interleave(torch.tensor([span.shift for span in spans]), counts)
             self.cos, self.sin = (part.to(backend.device) for part in kind.rotation.cos_sin(-shifts))
         whole = len(layout.reads) == 1 and tokens.tolist() == list(range(len(layout.positions)))
-        self.merging = None if whole else SoftmaxMerging(self.tokens, len(layout.positions))
+        self.merging = None if whole else LogSumExpMerge(self.tokens, len(layout.positions))
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
         pairs = query[self.tokens]
@@ -92,9 +92,9 @@ class FoldedAttention:
             outs.append(out)
             lses.append(lse)
         if self.merging is None:
-            return outs[0] if sinks is None else drained(outs[0], lses[0], sinks)
+            return outs[0] if sinks is None else with_sinks(outs[0], lses[0], sinks)
         out, joint = self.merging.join(torch.cat(outs), torch.cat(lses), with_lse=sinks is not None)
-        return out if sinks is None or joint is None else drained(out, joint, sinks)
+        return out if sinks is None or joint is None else with_sinks(out, joint, sinks)
 
     def _turned(self, pairs: Tensor) -> Tensor:
         """Each pair's query as its run's shift asks for."""
@@ -147,7 +147,7 @@ def _attend_read(
     return out, lse.reshape(kv_heads, count, -1).transpose(0, 1).reshape(count, heads)
 
 
-def drained(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
     """Attention whose softmax gives a share to a sink of each head, which adds nothing.
 
     Args:

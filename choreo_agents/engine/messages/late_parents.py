@@ -6,8 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from choreo_agents.engine.ledger import Ledger, Message
-from choreo_agents.kv.memory import Holding, Memory
+from choreo_agents.engine.messages.message import Message
+from choreo_agents.engine.messages.table import MessageTable
+from choreo_agents.kv.cache import CacheEntry
 from choreo_agents.kv.segment import Piece, Segment
 from choreo_agents.runtime.request import Request
 
@@ -17,34 +18,33 @@ already."""
 
 
 @dataclass(eq=False)
-class Arrival:
+class LateParent:
     """A message that is to come into a view, and where it stands there."""
 
     parent: Message
     offset: int
-    holding: Holding
+    entry: CacheEntry
     awaited: Future[None] | None = None
     """Done when it has been computed again."""
     since: int = 0
     """How many of the reader's own tokens were encoded before it came."""
 
 
-class Arrivals:
+class LateParents:
     """Of one decode: wants its messages from the moment they were added until it ends. Used under the engine's lock.
 
     Args:
-        ledger: Whose messages they are.
-        memory: Where their KV is.
+        table: Has the messages.
         recompute: Brings back what is nowhere any more.
     """
 
-    def __init__(self, ledger: Ledger, memory: Memory, recompute: Recompute) -> None:
-        self._ledger = ledger
-        self._memory = memory
+    def __init__(self, table: MessageTable, recompute: Recompute) -> None:
+        self._table = table
+        self._cache = table.cache
         self._recompute = recompute
-        self._coming: list[Arrival] = []
+        self._coming: list[LateParent] = []
         self._pinned: list[Segment] = []
-        self.joined: list[Arrival] = []
+        self.joined: list[LateParent] = []
         """What is in the view, in the order in which it came."""
         self.over = False
         """Whether the decode has ended."""
@@ -52,7 +52,7 @@ class Arrivals:
     def add(self, parent: Message, offset: int) -> None:
         """Let a message come into the view as soon as its KV is in the pool."""
         assert not self.over
-        self._coming.append(Arrival(parent, offset, self._ledger.want(parent)))
+        self._coming.append(LateParent(parent, offset, self._table.want(parent)))
 
     def settle(self, reader: Request) -> tuple[list[Piece], list[Request]]:
         """What can be seen from now on, pinned; and requests for what has to be computed again first.
@@ -65,54 +65,54 @@ class Arrivals:
         pieces: list[Piece] = []
         requests: list[Request] = []
         encoded = reader.encoded
-        for arrival in list(self._coming):
-            if not self._can_be_had(arrival):
-                self._coming.remove(arrival)
-                self._ledger.unwant(arrival.parent)
-            elif self._memory.fetch(arrival.holding):
-                segment = self._pinned_segment(arrival.holding)
+        for late in list(self._coming):
+            if not self._can_be_had(late):
+                self._coming.remove(late)
+                self._table.unwant(late.parent)
+            elif self._cache.fetch(late.entry):
+                segment = self._pinned_segment(late.entry)
                 if segment is not None:
-                    self._coming.remove(arrival)
-                    arrival.since = encoded
-                    self.joined.append(arrival)
-                    pieces.append(Piece(segment, 0, arrival.holding.tokens, arrival.offset, encoded))
-            elif arrival.awaited is None and self._memory.lost(arrival.holding):
-                arrival.awaited, request = self._recompute(arrival.parent, reader)
+                    self._coming.remove(late)
+                    late.since = encoded
+                    self.joined.append(late)
+                    pieces.append(Piece(segment, 0, late.entry.tokens, late.offset, encoded))
+            elif late.awaited is None and self._cache.lost(late.entry):
+                late.awaited, request = self._recompute(late.parent, reader)
                 requests += [] if request is None else [request]
         return pieces, requests
 
     def unpin(self) -> None:
         """Undo what `settle` has pinned."""
         for segment in self._pinned:
-            self._memory.pool.unpin(segment)
+            self._cache.pool.unpin(segment)
         self._pinned = []
 
     def close(self) -> None:
         """The decode has ended: nothing is wanted for it any more."""
         self.over = True
-        for arrival in self._coming:
-            if arrival.awaited is not None:
-                arrival.awaited.cancel()
-        for arrival in (*self._coming, *self.joined):
-            self._ledger.unwant(arrival.parent)
+        for late in self._coming:
+            if late.awaited is not None:
+                late.awaited.cancel()
+        for late in (*self._coming, *self.joined):
+            self._table.unwant(late.parent)
         self._coming = []
 
-    def _can_be_had(self, arrival: Arrival) -> bool:
+    def _can_be_had(self, late: LateParent) -> bool:
         """False if what should have computed it again has failed: the decode does without it."""
-        if arrival.awaited is None or not arrival.awaited.done():
+        if late.awaited is None or not late.awaited.done():
             return True
-        failed = arrival.awaited.exception() is not None
-        arrival.awaited = None
+        failed = late.awaited.exception() is not None
+        late.awaited = None
         return not failed
 
-    def _pinned_segment(self, holding: Holding) -> Segment | None:
+    def _pinned_segment(self, entry: CacheEntry) -> Segment | None:
         """A fetched message's KV in the pool, pinned; None if there is no room for it now."""
-        pool = self._memory.pool
-        if holding.segment is None:
-            self._memory.evict(pool.rounded(holding.tokens))
-        if not self._memory.restore(holding):
+        pool = self._cache.pool
+        if entry.segment is None:
+            self._cache.evict(pool.rounded(entry.tokens))
+        if not self._cache.restore(entry):
             return None
-        assert holding.segment is not None
-        pool.pin(holding.segment)
-        self._pinned.append(holding.segment)
-        return holding.segment
+        assert entry.segment is not None
+        pool.pin(entry.segment)
+        self._pinned.append(entry.segment)
+        return entry.segment

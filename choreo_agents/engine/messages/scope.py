@@ -47,15 +47,3 @@ def entered(engine: int) -> Iterator[Scope]:
         # Left in another context, as fixtures that are generators may be: the block's own has ended with it.
         with suppress(ValueError):
             _innermost.reset(token)
-
-
-@contextmanager
-def left(engine: int) -> Iterator[None]:
-    """Be in no scope of an engine."""
-    scopes = {key: scope for key, scope in _innermost.get({}).items() if key != engine}
-    token = _innermost.set(scopes)
-    try:
-        yield
-    finally:
-        with suppress(ValueError):
-            _innermost.reset(token)

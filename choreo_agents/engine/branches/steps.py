@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from choreo_agents.engine import branches as lineages
-from choreo_agents.engine.calls import Content, Decode, Prefill
-from choreo_agents.engine.desk import Desk
-from choreo_agents.engine.scope import Scope
+from choreo_agents.engine.branches import trunk as lineages
+from choreo_agents.engine.calls import Calls, Content, Decode, Prefill
+from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import HandleError, InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling
@@ -18,7 +18,6 @@ from choreo_agents.synthesis.strategies import Strategy, anchored, require_strat
 
 SHORTER = "Say what you found, shorter."
 """What workers are asked for a summary."""
-Calls = list[Prefill] | list[Decode]
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,12 @@ class MergeSteps:
     """Of one merge. Generators yield what has to be done, are sent what came of it, and return what they are for.
 
     Args:
-        desk: Whose branches they are.
+        tenant: Whose branches they are.
         scope: Which takes all leases. If it ends meanwhile, they end with it.
     """
 
-    def __init__(self, desk: Desk, scope: Scope | None) -> None:
-        self._desk = desk
+    def __init__(self, tenant: Tenant, scope: Scope | None) -> None:
+        self._tenant = tenant
         self._scope = scope
 
     def merge(
@@ -59,8 +58,8 @@ class MergeSteps:
         summary: str = SHORTER,
         **options: Any,
     ) -> Generator[Calls, list[MessageHandle], MessageHandle]:
-        """To what was said. Arguments as for `Merging.merge`."""
-        chat = self._desk.core.model.chat
+        """To what was said. Arguments as for `Branches.merge`."""
+        chat = self._tenant.core.model.chat
         view = yield from self.view(
             branches, prompt, trunk=trunk, strategy=strategy, adapter=adapter, author=author, summary=summary
         )
@@ -98,32 +97,32 @@ class MergeSteps:
         branches = listed(branches, "branches")
         if not branches:
             raise InvalidRequestError("there is no branch to merge: give a list of one at least")
-        desk, made = self._desk, list[MessageHandle]()
+        tenant, made = self._tenant, list[MessageHandle]()
         try:
-            shared = lineages.shared_trunk(desk, branches, self._scope) if trunk is None else listed(trunk, "trunk")
+            shared = lineages.shared_trunk(tenant, branches, self._scope) if trunk is None else listed(trunk, "trunk")
             made += shared if trunk is None else []
-            depths = lineages.depths(desk, branches, shared)
+            depths = lineages.depths(tenant, branches, shared)
             if strategy == "summary":
                 branches = yield from self._summaries(branches, summary, made)
                 made += branches
             shown = list(branches)
             if strategy == "text":
                 shown = yield from self._again(branches, shared, adapter, made)
-            elif lineages.maps(desk, adapter):
+            elif lineages.maps(tenant, adapter):
                 shown = yield from self.mapped(branches, adapter)
             placed = anchored(strategy, [h.length for h in shared], [h.length for h in shown], depths)
             handles, offsets = [*shared, *shown], list[int | None]([*placed.trunk, *placed.branches])
             end = placed.end
             behind: list[Prefill] = []
             if strategy != "text":
-                behind = lineages.boundaries(desk, shown, shared, placed.trunk, placed.branches, adapter)
+                behind = lineages.boundaries(tenant, shown, shared, placed.trunk, placed.branches, adapter)
             if behind:
                 starts = yield behind
                 made += starts
                 handles += starts
                 offsets += [at + branch.length for at, branch in zip(placed.branches, shown, strict=True)]
             if len(prompt):
-                words = desk.core.model.chat.turn("user", prompt) if isinstance(prompt, str) else prompt
+                words = tenant.core.model.chat.turn("user", prompt) if isinstance(prompt, str) else prompt
                 asker = f"{author}.system" if author else None
                 [asked] = yield [Prefill(words, handles, offsets, end, asker, "user", adapter=adapter)]
                 made.append(asked)
@@ -138,13 +137,13 @@ class MergeSteps:
     ) -> Generator[Calls, list[MessageHandle], list[MessageHandle]]:
         """To copies by an adapter's cache mapper, which live as long as their sources."""
         sources = listed(handles, "handles")
-        said = [self._desk.find(source) for source in sources]
+        said = [self._tenant.find(source) for source in sources]
         calls = [
             Prefill(each.tokens, [source], author=each.author, role=each.role, adapter=adapter, maps=True)
             for source, each in zip(sources, said, strict=True)
         ]
         copies = (yield calls) if calls else []
-        lineages.keep(self._desk, sources, copies, self._scope)
+        lineages.keep(self._tenant, sources, copies, self._scope)
         return copies
 
     def summaries(
@@ -167,7 +166,7 @@ class MergeSteps:
         """The branches' words, each encoded after the trunk and those before it."""
         copies: list[MessageHandle] = []
         for branch in branches:
-            said = self._desk.find(branch)
+            said = self._tenant.find(branch)
             words, seen = said.tokens, [*trunk, *copies]
             call = Prefill(words, seen, author=said.author, role=said.role, source=branch, adapter=adapter)
             [copy] = yield [call]
@@ -179,11 +178,11 @@ class MergeSteps:
         self, branches: Sequence[MessageHandle], ask: str, made: list[MessageHandle]
     ) -> Generator[Calls, list[MessageHandle], list[MessageHandle]]:
         """What each branch's worker says when it is asked to be short: after all that it has seen and said."""
-        desk, chat = self._desk, self._desk.core.model.chat
-        workers = [lineages.speaker(desk, branch) for branch in branches]
+        tenant, chat = self._tenant, self._tenant.core.model.chat
+        workers = [lineages.speaker(tenant, branch) for branch in branches]
         views: list[tuple[list[MessageHandle], list[int | None], int]] = []
         for branch in branches:
-            seen, starts = zip(*lineages.view_of(desk, branch, self._scope), strict=True)
+            seen, starts = zip(*lineages.view_of(tenant, branch, self._scope), strict=True)
             made += seen[:-1]
             end = max(offset + handle.length for handle, offset in zip(seen, starts, strict=True))
             views.append(([*seen], [*starts], end))
@@ -212,7 +211,7 @@ class MergeSteps:
         """Drop leases that were taken in a scope; if it has ended meanwhile, they ended with it."""
         for handle in handles if self._scope is None or not self._scope.closed else ():
             with suppress(HandleError):
-                self._desk.release(handle, self._scope, spare_only=False)
+                self._tenant.release(handle, self._scope, spare_only=False)
 
 
 def listed(handles: Any, what: str) -> list[MessageHandle]:

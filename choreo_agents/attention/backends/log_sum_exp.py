@@ -11,7 +11,7 @@ _MOST_PADDING = 4
 """Parts, real and empty, for each real one: above, few tokens have most of them."""
 
 
-class SoftmaxMerging:
+class LogSumExpMerge:
     """Joins partial softmax attentions exactly: weights are each part's share of the summed exponentials.
 
     Where all tokens have about as many parts, these are gathered side by side; else each is added where it belongs.

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
-from choreo_agents.kv.tiers import DiskTier, HostTier, Parcel, Stored, shapes_of, stored_bytes
+from choreo_agents.kv.tiers import DiskTier, HostKV, HostTier, Stored, shapes_of, stored_bytes
 
 _UNWRITTEN_BYTES = 1 << 28
 """On their way to the disk at once, about."""
 
 
 @dataclass(eq=False)
-class Holding:
+class CacheEntry:
     """The KV of one message, wherever it is.
 
     device   segment         read and written by steps
-    host     parcel          in the host tier, or staged on its way to or from the disk
+    host     kv          in the host tier, or staged on its way to or from the disk
     disk     on_disk         a file named by the message's id
     lost     none of them    lineage says how to compute it again
     """
@@ -32,12 +32,12 @@ class Holding:
     native_offset: int
     """The position that its first token was encoded at: what computes it again encodes it there."""
     segment: Segment | None = None
-    staged: Parcel | None = None
+    staged: HostKV | None = None
     """On the host, whatever the host tier's budget, for as long as a request waits for it or the disk does."""
     on_disk: bool = False
     writing: Future[list[str]] | None = None
     """Under way to the disk; staged until it is there."""
-    fetching: Future[Parcel | None] | None = None
+    fetching: Future[HostKV | None] | None = None
     """Under way from the disk."""
     arriving: Arrival | None = None
     """Of the step that brought it into the pool last, and may be at it still."""
@@ -61,14 +61,14 @@ class Holding:
         """Whether it is kept below the pool: of what is rather made again, only what a request waits for."""
         return self.stored != "low-rank" or self.wanted > 0
 
-    def fill(self, pool: KVPool, segment: Segment, parcel: Parcel, arrivals: list[Arrival] | None) -> None:
+    def fill(self, pool: KVPool, segment: Segment, kv: HostKV, arrivals: list[Arrival] | None) -> None:
         """Bring its KV into a segment: now or, with a list of arrivals, in the step that these are given to."""
-        full = parcel.unpacked(pool.geometry.dtype)
+        full = kv.dequantized(pool.geometry.dtype)
         if arrivals is None:
             pool.write(segment, full)
             return
         from_disk = self.on_disk and self.writing is None
-        segment.encoded, self.arriving = self.tokens, Arrival(segment, full, parcel, from_disk)
+        segment.encoded, self.arriving = self.tokens, Arrival(segment, full, kv, from_disk)
         arrivals.append(self.arriving)
 
     def withdraw(self, pool: KVPool, arrival: Arrival) -> None:
@@ -77,11 +77,11 @@ class Holding:
         self.segment, self.staged, self.arriving = None, arrival.stored, None
         pool.unpin(arrival.segment)
 
-    def kept(self, pool: KVPool) -> Parcel:
+    def kept(self, pool: KVPool) -> HostKV:
         """What is kept of it there."""
         assert self.segment is not None
-        parcel = pool.read(self.segment)
-        return parcel.packed() if self.stored == "int8" else parcel
+        kv = pool.read(self.segment)
+        return kv.quantized() if self.stored == "int8" else kv
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Movements:
             self.restored_from_host += more
 
 
-class Memory:
+class KVCache:
     """The pool and the tiers below it. Used under the engine's lock only, but for its own thread, which does the disk.
 
     Args:
@@ -120,85 +120,85 @@ class Memory:
     """Called from the disk's thread when something that was asked of it is done."""
 
     def __init__(
-        self, pool: KVPool, host: HostTier[Holding], disk: DiskTier | None, movements: Movements | None = None
+        self, pool: KVPool, host: HostTier[CacheEntry], disk: DiskTier | None, movements: Movements | None = None
     ) -> None:
         self.pool = pool
         self.movements = Movements() if movements is None else movements
         self._host = host
         self._disk = disk
-        self._holdings: set[Holding] = set()
-        self._files: dict[str, Holding] = {}
+        self._entries: set[CacheEntry] = set()
+        self._files: dict[str, CacheEntry] = {}
         """Who has a file on disk, or one under way, by its key there."""
         self._closed = False
         self._clock = itertools.count(1)
         self._thread = ThreadPoolExecutor(1, "choreo-disk") if disk is not None else None
 
-    def hold(self, holding: Holding) -> Holding:
+    def hold(self, entry: CacheEntry) -> CacheEntry:
         """Keep a message's KV; takes over its segment's pin."""
-        self.touch(holding)
-        self._holdings.add(holding)
-        return holding
+        self.touch(entry)
+        self._entries.add(entry)
+        return entry
 
-    def drop(self, holding: Holding) -> None:
+    def drop(self, entry: CacheEntry) -> None:
         """Forget a message's KV in every tier; readers that have pinned its segment keep that."""
-        self._holdings.remove(holding)
-        self._host.take(holding)
-        if holding.segment is not None:
-            self.pool.unpin(holding.segment)
-        if holding.on_disk or holding.writing is not None:
-            self._unlink(holding)
-        holding.segment = holding.staged = holding.writing = holding.fetching = None
-        holding.on_disk = False
+        self._entries.remove(entry)
+        self._host.take(entry)
+        if entry.segment is not None:
+            self.pool.unpin(entry.segment)
+        if entry.on_disk or entry.writing is not None:
+            self._unlink(entry)
+        entry.segment = entry.staged = entry.writing = entry.fetching = None
+        entry.on_disk = False
 
-    def refill(self, holding: Holding, segment: Segment) -> None:
+    def refill(self, entry: CacheEntry, segment: Segment) -> None:
         """A lost message was encoded again; takes over the segment's pin."""
-        assert holding.segment is None and segment.encoded == holding.tokens
-        holding.segment, holding.native_offset = segment, segment.native_offset
-        self.touch(holding)
+        assert entry.segment is None and segment.encoded == entry.tokens
+        entry.segment, entry.native_offset = segment, segment.native_offset
+        self.touch(entry)
 
-    def lost(self, holding: Holding) -> bool:
+    def lost(self, entry: CacheEntry) -> bool:
         """Whether it has to be computed again."""
-        self._arrive(holding)
-        anywhere = holding.segment is not None or holding.staged is not None or holding in self._host
-        return not (anywhere or holding.on_disk)
+        self._arrive(entry)
+        anywhere = entry.segment is not None or entry.staged is not None or entry in self._host
+        return not (anywhere or entry.on_disk)
 
-    def fetch(self, holding: Holding) -> bool:
+    def fetch(self, entry: CacheEntry) -> bool:
         """Whether `restore` can bring it into the pool at once; if not because it is on disk, begin to read it."""
-        self._arrive(holding)
-        if holding.segment is not None or holding.staged is not None or holding in self._host:
+        self._arrive(entry)
+        if entry.segment is not None or entry.staged is not None or entry in self._host:
             return True
-        if holding.on_disk and holding.fetching is None:
+        if entry.on_disk and entry.fetching is None:
             assert self._disk is not None and self._thread is not None and not self._closed
-            shapes = shapes_of(self.pool.geometry, holding.tokens, packed=holding.stored == "int8")
-            holding.fetching = self._thread.submit(self._disk.get, holding.file, shapes)
-            holding.fetching.add_done_callback(lambda _: self.wake())
+            shapes = shapes_of(self.pool.geometry, entry.tokens, quantized=entry.stored == "int8")
+            entry.fetching = self._thread.submit(self._disk.get, entry.file, shapes)
+            entry.fetching.add_done_callback(lambda _: self.wake())
         return False
 
-    def restore(self, holding: Holding, arrivals: list[Arrival] | None = None) -> bool:
+    def restore(self, entry: CacheEntry, arrivals: list[Arrival] | None = None) -> bool:
         """Bring it into the pool, now or as an arrival that is added to a list; False if there is no room for it."""
-        self.touch(holding)
-        if holding.segment is not None:
+        self.touch(entry)
+        if entry.segment is not None:
             return True
-        segment = self.pool.allocate(holding.tokens, holding.native_offset)
+        segment = self.pool.allocate(entry.tokens, entry.native_offset)
         if segment is None:
             return False
-        parcel = self._host.take(holding) or holding.staged
-        assert parcel is not None, "fetch it first"
+        kv = self._host.take(entry) or entry.staged
+        assert kv is not None, "fetch it first"
         try:
-            holding.fill(self.pool, segment, parcel, arrivals)
+            entry.fill(self.pool, segment, kv, arrivals)
         except BaseException:
-            holding.staged = parcel
+            entry.staged = kv
             self.pool.unpin(segment)
             raise
-        self.movements.restored(holding.on_disk and holding.writing is None)
-        holding.segment = segment
-        if holding.writing is None:
-            holding.staged = None
+        self.movements.restored(entry.on_disk and entry.writing is None)
+        entry.segment = segment
+        if entry.writing is None:
+            entry.staged = None
         return True
 
     def evictable_tokens(self) -> int:
         """Room in the pool that evicting everything idle would give."""
-        return sum(h.segment.capacity for h in self._holdings if h.segment is not None and h.idle())
+        return sum(e.segment.capacity for e in self._entries if e.segment is not None and e.idle())
 
     def evict(self, tokens: int) -> None:
         """Take the least recently used idle messages out of the pool until it has room for `tokens`, or none is left.
@@ -207,43 +207,43 @@ class Memory:
         """
         if self.pool.free_tokens >= tokens:
             return
-        for holding in sorted((h for h in self._holdings if h.idle()), key=lambda h: (h.wanted > 0, h.used)):
-            self._leave(holding)
+        for entry in sorted((e for e in self._entries if e.idle()), key=lambda e: (e.wanted > 0, e.used)):
+            self._leave(entry)
             if self.pool.free_tokens >= tokens:
                 return
 
-    def park(self, holdings: Iterable[Holding]) -> None:
+    def park(self, entries: Iterable[CacheEntry]) -> None:
         """Take idle messages out of the pool."""
-        for holding in holdings:
-            if holding.idle():
-                self._leave(holding)
+        for entry in entries:
+            if entry.idle():
+                self._leave(entry)
 
-    def want(self, holding: Holding) -> None:
+    def want(self, entry: CacheEntry) -> None:
         """A request waits to read it."""
-        holding.wanted += 1
+        entry.wanted += 1
 
-    def unwant(self, holding: Holding) -> None:
+    def unwant(self, entry: CacheEntry) -> None:
         """It does no longer; what was staged for it goes where its tier's budget lets it."""
-        holding.wanted -= 1
-        assert holding.wanted >= 0
-        if not holding.keeps():
-            held, holding.staged = self._host.take(holding) or holding.staged, None
+        entry.wanted -= 1
+        assert entry.wanted >= 0
+        if not entry.keeps():
+            held, entry.staged = self._host.take(entry) or entry.staged, None
             self.movements.lost += held is not None
-        if holding.wanted or holding not in self._holdings or holding.staged is None or holding.writing is not None:
+        if entry.wanted or entry not in self._entries or entry.staged is None or entry.writing is not None:
             return
-        parcel, holding.staged = holding.staged, None
-        if not holding.on_disk:
-            self._to_host(holding, parcel)
+        kv, entry.staged = entry.staged, None
+        if not entry.on_disk:
+            self._to_host(entry, kv)
 
-    def pinned(self) -> list[Holding]:
+    def pinned(self) -> list[CacheEntry]:
         """What was pinned to stay in the pool."""
-        return [holding for holding in self._holdings if holding.pins]
+        return [entry for entry in self._entries if entry.pins]
 
     def bytes_by_tier(self) -> dict[str, int]:
         """What each tier holds now; the disk's files of other engines are not counted."""
         self._arrive_all()
-        staged = sum(h.staged.nbytes for h in self._holdings if h.staged is not None)
-        disk = sum(h.tokens * stored_bytes(self.pool.geometry, h.stored) for h in self._holdings if h.on_disk)
+        staged = sum(e.staged.nbytes for e in self._entries if e.staged is not None)
+        disk = sum(e.tokens * stored_bytes(self.pool.geometry, e.stored) for e in self._entries if e.on_disk)
         return {"device": self.pool.used_bytes, "host": self._host.used_bytes + staged, "disk": disk}
 
     def close(self) -> None:
@@ -256,100 +256,98 @@ class Memory:
             self._disk.drop(file)
 
     def check(self) -> None:
-        """Assert that holdings and tiers agree."""
+        """Assert that entries and tiers agree."""
         self._arrive_all()
         self._host.check()
-        for holding in self._holdings:
-            assert holding.wanted >= 0 and holding.pins >= 0
-            if holding.segment is not None:
-                assert holding.segment.pins > 0 and holding.segment.encoded == holding.tokens
-                assert holding not in self._host and (holding.staged is None or holding.writing is not None)
+        for entry in self._entries:
+            assert entry.wanted >= 0 and entry.pins >= 0
+            if entry.segment is not None:
+                assert entry.segment.pins > 0 and entry.segment.encoded == entry.tokens
+                assert entry not in self._host and (entry.staged is None or entry.writing is not None)
 
-    def _leave(self, holding: Holding) -> None:
+    def _leave(self, entry: CacheEntry) -> None:
         """Out of the pool, to wherever there is a place."""
-        assert holding.segment is not None
-        segment = holding.segment
-        copied = holding.keeps() and holding.staged is None and (holding.wanted or not holding.on_disk)
-        parcel = holding.kept(self.pool) if copied else None
-        holding.segment = None
+        assert entry.segment is not None
+        segment = entry.segment
+        copied = entry.keeps() and entry.staged is None and (entry.wanted or not entry.on_disk)
+        kv = entry.kept(self.pool) if copied else None
+        entry.segment = None
         self.pool.unpin(segment)
         self.movements.evicted += 1
-        self.movements.lost += not holding.keeps()
-        if parcel is not None and holding.on_disk:
-            holding.staged = parcel
-        elif parcel is not None:
-            self._to_host(holding, parcel)
+        self.movements.lost += not entry.keeps()
+        if kv is not None and entry.on_disk:
+            entry.staged = kv
+        elif kv is not None:
+            self._to_host(entry, kv)
 
-    def _to_host(self, holding: Holding, parcel: Parcel) -> None:
-        for leaving, left in self._host.put(holding, parcel):
+    def _to_host(self, entry: CacheEntry, kv: HostKV) -> None:
+        for leaving, left in self._host.put(entry, kv):
             if leaving.wanted:
                 leaving.staged = left
             else:
                 self._to_disk(leaving, left)
 
-    def _to_disk(self, holding: Holding, parcel: Parcel) -> None:
-        """Written by the disk's thread; until it is there the parcel stays on the host."""
+    def _to_disk(self, entry: CacheEntry, kv: HostKV) -> None:
+        """Written by the disk's thread; until it is there the kv stays on the host."""
         if self._closed or self._disk is None or self._thread is None:
             self.movements.lost += 1
             return
-        holding.staged = parcel
-        holding.writing = self._thread.submit(self._disk.put, holding.file, parcel)
-        self._files[holding.file] = holding
-        writing = [h for h in self._holdings if h.writing is not None]
-        if sum(h.tokens for h in writing) * self.pool.geometry.bytes_per_token > _UNWRITTEN_BYTES:
+        entry.staged = kv
+        entry.writing = self._thread.submit(self._disk.put, entry.file, kv)
+        self._files[entry.file] = entry
+        writing = [e for e in self._entries if e.writing is not None]
+        if sum(e.tokens for e in writing) * self.pool.geometry.bytes_per_token > _UNWRITTEN_BYTES:
             # The disk is slower than what leaves for it: wait, rather than fill the host.
             for slow in writing:
                 self._arrive(slow, wait=True)
 
-    def _arrive(self, holding: Holding, *, wait: bool = False) -> None:
+    def _arrive(self, entry: CacheEntry, *, wait: bool = False) -> None:
         """Take note of what the disk's thread has done for it."""
-        if holding.writing is not None and (wait or holding.writing.done()):
-            removed = [holding.file] if holding.writing.exception() is not None else holding.writing.result()
-            holding.writing = None
-            holding.on_disk = True
+        if entry.writing is not None and (wait or entry.writing.done()):
+            removed = [entry.file] if entry.writing.exception() is not None else entry.writing.result()
+            entry.writing = None
+            entry.on_disk = True
             for file in removed:
                 self._removed(file)
-            if not holding.wanted or holding.segment is not None:
-                holding.staged = None
-        if holding.fetching is not None and holding.fetching.done():
-            parcel = None if holding.fetching.exception() is not None else holding.fetching.result()
-            holding.fetching = None
-            if parcel is None:
-                self._removed(holding.file)
-                holding.on_disk = False
-            elif holding.wanted and holding.segment is None and holding.staged is None:
-                holding.staged = parcel
+            if not entry.wanted or entry.segment is not None:
+                entry.staged = None
+        if entry.fetching is not None and entry.fetching.done():
+            kv = None if entry.fetching.exception() is not None else entry.fetching.result()
+            entry.fetching = None
+            if kv is None:
+                self._removed(entry.file)
+                entry.on_disk = False
+            elif entry.wanted and entry.segment is None and entry.staged is None:
+                entry.staged = kv
 
     def _removed(self, file: str) -> None:
         """A file is not there any more; whose it was may be lost."""
-        holding = self._files.get(file)
-        if holding is None:
+        entry = self._files.get(file)
+        if entry is None:
             return
         # It was written before it was removed.
-        self._arrive(holding)
-        if holding.writing is not None:
+        self._arrive(entry)
+        if entry.writing is not None:
             return  # once more, meanwhile
-        if self._files.pop(file, None) is None or not holding.on_disk:
+        if self._files.pop(file, None) is None or not entry.on_disk:
             return
-        holding.on_disk = False
-        anywhere = (
-            holding.segment is not None or holding in self._host or (holding.staged is not None and holding.wanted)
-        )
+        entry.on_disk = False
+        anywhere = entry.segment is not None or entry in self._host or (entry.staged is not None and entry.wanted)
         self.movements.lost += not anywhere
 
-    def _unlink(self, holding: Holding) -> None:
+    def _unlink(self, entry: CacheEntry) -> None:
         """Remove its file, now or after what the disk's thread has to do before."""
         assert self._disk is not None and self._thread is not None
-        self._files.pop(holding.file, None)
+        self._files.pop(entry.file, None)
         if self._closed:
-            self._disk.drop(holding.file)
+            self._disk.drop(entry.file)
         else:
-            self._thread.submit(self._disk.drop, holding.file)
+            self._thread.submit(self._disk.drop, entry.file)
 
     def _arrive_all(self) -> None:
-        for holding in self._holdings:
-            self._arrive(holding)
+        for entry in self._entries:
+            self._arrive(entry)
 
-    def touch(self, holding: Holding) -> None:
+    def touch(self, entry: CacheEntry) -> None:
         """It was used just now."""
-        holding.used = next(self._clock)
+        entry.used = next(self._clock)

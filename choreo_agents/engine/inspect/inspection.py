@@ -1,0 +1,40 @@
+"""How messages came about: from what, in which order, and through whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from choreo_agents.engine.inspect.audit import LineageReport, trace
+from choreo_agents.engine.inspect.records import MessageRecord, records_of
+from choreo_agents.engine.tenant import Tenant
+from choreo_agents.kv.handle import MessageHandle
+
+
+class Inspection:
+    """What lineage says of a tenant's messages: `engine.inspect`. Handles must be leased; what they come from need not.
+
+    Every method raises `HandleError` if a handle is unknown, released, or another model's.
+    """
+
+    def __init__(self, tenant: Tenant) -> None:
+        self._tenant = tenant
+
+    def records(self, handles: Sequence[MessageHandle]) -> tuple[MessageRecord, ...]:
+        """How these messages and all that they descend from were made, released ones included: parents first."""
+        return records_of(self._tenant, handles)
+
+    def ancestors(self, handle: MessageHandle) -> dict[MessageHandle, str | None]:
+        """All that a message's encoding has ever attended to, with authors: nearest first, released ones included."""
+        return {message.handle: message.author for message in self._tenant.find(handle).ancestors()}
+
+    def joined(self, handle: MessageHandle) -> dict[MessageHandle, int]:
+        """What came into a message's view while it was decoded, and after how many of its tokens, the header's too."""
+        message = self._tenant.find(handle)
+        late = zip(message.parents, message.since, strict=True)
+        return {parent.handle: since for parent, since in late if since}
+
+    def audit(self, handles: Sequence[MessageHandle]) -> LineageReport:
+        """Who influenced these messages, and how: what each attended to, and whose words it or that was made of."""
+        core = self._tenant.core
+        with core.lock:
+            return LineageReport(tuple(trace(self._tenant.find(handle), core.method.keeps_kv) for handle in handles))

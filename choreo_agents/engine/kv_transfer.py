@@ -1,0 +1,353 @@
+"""KV out of the engine and into it: what one process has encoded serves another that runs the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from choreo_agents.engine.calling import Caller
+from choreo_agents.engine.calls import Prefill
+from choreo_agents.engine.memory_map import MemoryMap, TierName, tier_of
+from choreo_agents.engine.messages.message import Lineage, Message
+from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.engine.request_builder import PlacedCall, ReadCall
+from choreo_agents.engine.tenant import Tenant
+from choreo_agents.errors import CapacityError, ContextLengthError, EngineClosedError, HandleError, InvalidRequestError
+from choreo_agents.kv.archive import Archive, KVKey
+from choreo_agents.kv.cache import CacheEntry
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.kv.pool import KVPool
+from choreo_agents.kv.segment import Segment
+from choreo_agents.kv.tiers import HostKV, shapes_of
+
+T = TypeVar("T")
+
+
+class KVTransfer:
+    """Keys and values themselves, for those who keep them elsewhere or move them about: `engine.kv`.
+
+    Unless it says otherwise, every method raises `HandleError` if a handle is unknown, released, or another model's.
+    """
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._tenant = caller.tenant
+
+    def key(self, of: MessageHandle | Prefill) -> KVKey:
+        """What names a message's KV, as an archive writes it beside the KV.
+
+        Args:
+            of: The message, or the prefill that would make it: then nothing is encoded or leased, and its parents are
+                named without asking whether the engine has them.
+
+        Raises:
+            InvalidRequestError: The prefill can never work, or is a mapped copy's.
+        """
+        tenant = self._tenant
+        if isinstance(of, Prefill):
+            tenant.require_open()
+            return tenant.builder.key(of)
+        with tenant.core.lock:
+            message = tenant.find(of)
+            at = message.native_offset if message.entry is None else message.entry.native_offset
+            seen = zip(message.parents, message.relative_offsets, strict=True)
+            parents = tuple((parent.handle.id, offset) for parent, offset in seen)
+            return KVKey(message.handle.id, message.handle.model, message.tokens, parents, at)
+
+    def read(self, handle: MessageHandle) -> HostKV:
+        """A copy of a message's keys and values, [layers, kv_heads, tokens, head_dim] each, on the host.
+
+        It is brought into the KV memory for it, if it is not there.
+
+        Raises:
+            InvalidRequestError: The engine's method keeps no KV.
+            CapacityError: Pinned and running messages leave no room for it now.
+        """
+        core = self._tenant.core
+        if not core.method.keeps_kv:
+            raise InvalidRequestError(f"an engine of method {core.method.name!r} keeps no KV to read")
+        with _in_pool(self._tenant, handle) as (pool, segment):
+            return pool.read(segment)
+
+    def restore(self, handles: Sequence[MessageHandle]) -> None:
+        """Bring messages into the KV memory, or compute them again, before they are read.
+
+        Raises:
+            CapacityError: Pinned and running messages leave no room for one of them now.
+        """
+        for handle in handles if self._tenant.core.method.keeps_kv else ():
+            with _in_pool(self._tenant, handle):
+                pass
+
+    def adopt(self, call: Prefill, kv: HostKV, native_offset: int | None = None) -> MessageHandle:
+        """Take in KV that was encoded elsewhere, in place of a prefill: nothing is encoded.
+
+        The message is as if it had been prefilled here: found again by its content, and computed again from its
+        lineage if its KV is lost. If the engine has its KV already, that serves.
+
+        Args:
+            call: The prefill that made it.
+            kv: Its keys and values, as `read` gives them.
+            native_offset: The position that its first token was encoded at; None: where the call places it.
+
+        Returns:
+            A leased handle.
+
+        Raises:
+            InvalidRequestError: The call can never work, or the kv is not of this model's shapes and type.
+            CapacityError: Pinned and running messages leave no room for it now.
+        """
+        if not isinstance(call, Prefill):
+            raise InvalidRequestError(f"only a Prefill can be adopted, not {call!r}")
+        tenant, core, scope = self._tenant, self._tenant.core, self._caller.scope()
+        [read] = tenant.builder.read(call)
+        with core.lock:
+            tenant.require_open()
+            placed = _placed(tenant, read)
+            _require_shapes(tenant, kv, len(read.tokens))
+            lineage = placed.lineage.at(_require_native(tenant, placed.lineage, native_offset))
+            known, pool = core.table.get(tenant.naming.handle(lineage).id), core.pool
+            if known is not None and known.entry is not None and not core.cache.lost(known.entry):
+                return tenant.answered(known, placed, scope).result()
+            if not core.method.keeps_kv:
+                return tenant.answered(_entered(tenant, placed, lineage, None), placed, scope).result()
+            segment = _room(tenant, len(lineage.tokens), lineage.placement.new_offset)
+        _filled(tenant, pool, segment, kv)
+        with core.lock:
+            if tenant.closed:
+                pool.unpin(segment)
+                tenant.require_open()
+            # If the engine has started again meanwhile, its memory is empty: lineage is left.
+            message = _entered(tenant, placed, lineage, segment if core.pool is pool else None)
+            core.movements.adopted += 1
+            return tenant.answered(message, placed, scope).result()
+
+    def lease(self, handles: Sequence[MessageHandle], *, scoped: bool = True) -> Leases:
+        """Take one more lease of each message, or none if one of them raises.
+
+        Args:
+            handles: What to lease.
+            scoped: Whether the end of the scope drops them, too; else they last until they are released.
+        """
+        scope, tenant = self._caller.scope() if scoped else None, self._tenant
+        with tenant.core.lock:
+            found = [tenant.find(handle) for handle in handles]
+            for message in found if scope is None or not scope.closed else ():
+                tenant.core.table.lease(message, scope)
+        return Leases(tenant, scope, list(handles))
+
+    def tiers(self, handles: Sequence[MessageHandle]) -> list[TierName | None]:
+        """The fastest tier that has each message's KV: `"lineage"` if none has, None if it is not known and leased."""
+        core = self._tenant.core
+        with core.lock:
+            self._tenant.require_open()
+            found = [core.table.get(handle.id) for handle in handles]
+            return [
+                None if message is None or message.tenant != self._tenant.name else tier_of(message.entry, core.cache)
+                for message in found
+            ]
+
+    def park(self, what: Scope | Sequence[MessageHandle] | None = None) -> None:
+        """Give the pool's memory back for now: of messages, of what only a scope leases, or of everything.
+
+        What is being read or pinned stays. The rest goes to the host or the disk, or is forgotten and computed again,
+        and comes back when it is next read: handles stay good.
+        """
+        tenant, core = self._tenant, self._tenant.core
+        with core.lock:
+            tenant.require_tenancy()
+            if what is None or isinstance(what, Scope):
+                mine = [message for message in core.table.messages() if message.tenant == tenant.name]
+                parked = [m for m in mine if what is None or m.leased_only_within(what)]
+            else:
+                parked = [tenant.find(handle) for handle in what]
+            core.cache.park(m.entry for m in parked if m.entry is not None)
+
+    def pin(self, handle: MessageHandle) -> None:
+        """Keep a message in the pool, however little room that leaves; `unpin` takes it back."""
+        _pin(self._tenant, handle, 1)
+
+    def unpin(self, handle: MessageHandle) -> None:
+        """Undo one `pin`."""
+        _pin(self._tenant, handle, -1)
+
+    def archive(self, folder: str | Path, budget_bytes: int = 1 << 34) -> Archive:
+        """KV of this model and tenant in a folder that outlives the engine and may be shared between processes.
+
+        Args:
+            folder: Has a folder for each model in it, and in that one for each tenant.
+            budget_bytes: Of this model's and tenant's files; the longest unused ones are removed.
+        """
+        tenant = self._tenant
+        with tenant.core.lock:
+            tenant.require_open()
+            encoder = tenant.naming.encoder(tenant.core.adapters.lora_key(None, tenant.name))
+        place = Path(folder) / encoder / tenant.name
+        return Archive(place, tenant.core.model.adapter.geometry, tenant.naming.seal, budget_bytes)
+
+    def memory_map(self) -> MemoryMap:
+        """How much is in each tier, and which of the tenant's authors keep it there."""
+        with self._tenant.core.lock:
+            self._tenant.require_tenancy()
+            return self._tenant.core.memory_map(self._tenant.name)
+
+    def keeper(self, make: Callable[..., T], *args: Any) -> T:
+        """What keeps messages for this tenant: made once, and found again for as long as the tenancy lasts.
+
+        Args:
+            make: A function or class; the same one finds the same again. Called under the engine's lock.
+            args: What it is called with.
+        """
+        return self._tenant.keeper(make, *args)
+
+
+@dataclass
+class Leases:
+    """Leases that are dropped together, in whichever scope that happens."""
+
+    tenant: Tenant
+    scope: Scope | None
+    """In which they were taken: if it has ended, they have ended with it."""
+    handles: list[MessageHandle]
+
+    def add(self, handles: Sequence[MessageHandle]) -> None:
+        """Take over leases that came with handles, from calls of the same scope."""
+        self.handles.extend(handles)
+
+    def release(self) -> None:
+        """Drop them; once."""
+        handles, self.handles = self.handles, []
+        for handle in handles if self.scope is None or not self.scope.closed else ():
+            with suppress(HandleError, EngineClosedError):
+                self.tenant.release(handle, self.scope, spare_only=False)
+
+
+def _placed(tenant: Tenant, read: ReadCall) -> PlacedCall:
+    placed = tenant.builder.place(read)
+    if placed.lineage.mapper:
+        raise InvalidRequestError("a cache mapper's copy is made of its source: it is not adopted")
+    return placed
+
+
+@contextmanager
+def _in_pool(tenant: Tenant, handle: MessageHandle) -> Iterator[tuple[KVPool, Segment]]:
+    """A message's segment, wherever its KV was before; it stays in the pool for the block."""
+    core = tenant.core
+    with core.lock:
+        message = tenant.find(handle)
+        entry = core.table.want(message)
+    try:
+        while True:
+            with core.lock:
+                if message.entry is not entry:
+                    entry = core.table.want(message)  # the engine has started again meanwhile
+                there, pool = _brought(tenant, message, entry), core.pool
+                if isinstance(there, Segment):
+                    pool.pin(there)
+                    break
+            there()
+        try:
+            yield pool, there
+        finally:
+            with core.lock:
+                pool.unpin(there)
+    finally:
+        with core.lock:
+            if message.entry is entry:
+                core.table.unwant(message)
+
+
+def _brought(tenant: Tenant, message: Message, entry: CacheEntry) -> Segment | Callable[[], object]:
+    """A wanted message's segment, brought into the pool; or what to wait with before that can be."""
+    core = tenant.core
+    tenant.require_open()
+    if core.cache.lost(entry):
+        done, request = core.recomputer.recompute(message, None)
+        if request is not None:
+            core.loop.submit([request])
+        return done.result
+    if not core.cache.fetch(entry):
+        assert entry.fetching is not None
+        return partial(wait, [entry.fetching])
+    if entry.segment is None:
+        core.method.evict(core.pool.rounded(entry.tokens))
+        if not core.cache.restore(entry):
+            raise _no_room(tenant, entry.tokens)
+    assert entry.segment is not None
+    if entry.arriving is not None and not entry.arriving.is_there:
+        return entry.arriving.over.wait
+    return entry.segment
+
+
+def _pin(tenant: Tenant, handle: MessageHandle, by: int) -> None:
+    """Keep a message in the pool, once it is there, until it was unpinned as often."""
+    with tenant.core.lock:
+        message = tenant.find(handle)
+        if tenant.core.method.keeps_kv:
+            entry = tenant.core.table.entry(message)
+            if entry.pins + by < 0:
+                raise InvalidRequestError(f"handle {handle.id!r} was unpinned more often than pinned")
+            entry.pins += by
+
+
+def _room(tenant: Tenant, tokens: int, at: int) -> Segment:
+    core = tenant.core
+    core.method.evict(core.pool.rounded(tokens))
+    segment = core.pool.allocate(tokens, at)
+    if segment is None:
+        raise _no_room(tenant, tokens)
+    return segment
+
+
+def _no_room(tenant: Tenant, tokens: int) -> CapacityError:
+    pool = tenant.core.pool
+    return CapacityError(
+        f"KV memory has room for {pool.free_tokens} of {tokens} tokens now: release or unpin messages"
+        f"{tenant.core.method.pinned(tenant.name)}, or load the engine with a larger kv_budget_bytes"
+    )
+
+
+def _filled(tenant: Tenant, pool: KVPool, segment: Segment, kv: HostKV) -> None:
+    """Copy KV into a segment, without the engine's lock: no step knows the segment yet, so steps go on meanwhile."""
+    try:
+        pool.write(segment, kv)
+    except BaseException:
+        with tenant.core.lock:
+            pool.unpin(segment)
+        raise
+
+
+def _entered(tenant: Tenant, placed: PlacedCall, lineage: Lineage, segment: Segment | None) -> Message:
+    """The message in the table, with the segment as its KV."""
+    table, call, handle = tenant.core.table, placed.read.call, tenant.naming.handle(lineage)
+    assert isinstance(call, Prefill)
+    known = table.get(handle.id)
+    usage = Usage(0, 0, None, 0.0) if known is None else known.usage
+    label = lineage.label(call.author, call.role)
+    return table.enter(Message(handle, lineage, call.author, call.role, usage, label), segment)
+
+
+def _require_shapes(tenant: Tenant, kv: HostKV, tokens: int) -> None:
+    wanted = shapes_of(tenant.core.model.adapter.geometry, tokens, quantized=False)
+    if not isinstance(kv, HostKV) or kv.shapes() != wanted:
+        found = kv.shapes() if isinstance(kv, HostKV) else kv
+        raise InvalidRequestError(f"the kv is not of {tokens} tokens of this model: {found!r}, not {wanted!r}")
+
+
+def _require_native(tenant: Tenant, lineage: Lineage, native_offset: int | None) -> int:
+    placement = lineage.placement
+    at = placement.new_offset if native_offset is None else native_offset
+    most = tenant.core.model.adapter.max_positions
+    if isinstance(at, bool) or not isinstance(at, int) or min(at, at + min(placement.relative(), default=0)) < 0:
+        raise InvalidRequestError(f"native_offset {at!r} puts the message or a parent before position 0")
+    lengths = [len(parent.tokens) for parent in lineage.parents]
+    reach = placement.end(lengths, len(lineage.tokens)) - placement.new_offset + at
+    if reach > most:
+        raise ContextLengthError(f"the message was encoded up to position {reach}, the model's context ends at {most}")
+    return at

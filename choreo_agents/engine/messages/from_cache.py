@@ -1,0 +1,174 @@
+"""Calls over their parents' own encodings, each shown where the view puts it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from choreo_agents.engine.messages.late_parents import LateParents
+from choreo_agents.engine.messages.message import Lineage
+from choreo_agents.engine.messages.recompute import Recomputer
+from choreo_agents.engine.settings import MethodName
+from choreo_agents.kv.cache import CacheEntry
+from choreo_agents.kv.copying import Arrival
+from choreo_agents.kv.segment import Piece, Segment
+from choreo_agents.runtime.request import Binding, Request
+
+
+class ChoreoMethod:
+    """Calls attend to their parents' own encodings."""
+
+    name: MethodName = "choreo"
+    keeps_kv = True
+
+    def __init__(self, recomputer: Recomputer) -> None:
+        self._recomputer = recomputer
+        self._cache = recomputer.table.cache
+
+    def encoding(self, lineage: Lineage) -> FromCache:
+        return FromCache(lineage, self._recomputer)
+
+    def reach(self, lineage: Lineage, added: int) -> int:
+        return lineage.placement.end([len(parent.tokens) for parent in lineage.parents], len(lineage.tokens) + added)
+
+    def room(self, lineage: Lineage, added: int) -> int:
+        parents = {parent.handle.id: len(parent.tokens) for parent in lineage.parents}
+        own = len(lineage.tokens) + added
+        return sum(self._cache.pool.rounded(length) for length in (*parents.values(), own))
+
+    def evictable_tokens(self) -> int:
+        return self._cache.evictable_tokens()
+
+    def evict(self, tokens: int) -> None:
+        self._cache.evict(tokens)
+
+    def pinned(self, tenant: str) -> str:
+        by_author: Counter[str] = Counter()
+        for entry in self._cache.pinned():
+            message = self._recomputer.table.get(entry.key)
+            # Who else there is, and what their messages are called, is no tenant's business.
+            own = message is not None and message.tenant == tenant
+            name = "others" if not own else repr(message.author) if message and message.author else "nobody named"
+            by_author[name] += entry.tokens
+        said = ", ".join(f"{author} ({tokens} tokens)" for author, tokens in by_author.most_common(5))
+        return f" by {said}" if said else ""
+
+    def drop_tenant(self, tenant: str) -> None: ...  # the table of messages does
+
+    def check(self) -> None:
+        self._cache.check()
+
+
+class FromCache:
+    """A request over its parents' own encodings, wherever these are. Wants them from the call on, so that releasing a
+    handle meanwhile harms nothing."""
+
+    def __init__(self, lineage: Lineage, recomputer: Recomputer) -> None:
+        self.lineage = lineage
+        self.recomputer = recomputer
+        self.table, self.cache = recomputer.table, recomputer.table.cache
+        self.entries: list[CacheEntry] = [self.table.want(parent) for parent in lineage.parents]
+        self.different: list[CacheEntry] = list(dict.fromkeys(self.entries))
+        self.awaited: dict[str, Future[None]] = {}
+        self.pinned: list[Segment] = []
+        self.arriving: list[tuple[CacheEntry, Arrival]] = []
+        """What its first step brings into the pool."""
+        self.late = LateParents(self.table, recomputer.recompute)
+        """What comes into its view while it runs."""
+
+    def first(self, reader: Request) -> list[Request]:
+        made: list[Request] = []
+        for parent, entry in zip(self.lineage.parents, self.entries, strict=True):
+            if parent.handle.id not in self.awaited and self.cache.lost(entry):
+                self.awaited[parent.handle.id], request = self.recomputer.recompute(parent, reader)
+                if request is not None:
+                    made.append(request)
+        return made
+
+    def awaits(self) -> list[Request]:
+        running = (self.recomputer.running(message_id) for message_id in self.awaited)
+        return [request for request in running if request is not None]
+
+    def ready(self) -> bool:
+        for message_id, done in list(self.awaited.items()):
+            if done.done():
+                del self.awaited[message_id]
+                done.result()  # raises what kept it from being computed
+        # What is on disk is asked for at once, not one after the other.
+        there = [self.cache.fetch(entry) for entry in self.different]
+        return all(there)
+
+    def after(self) -> list[Request]:
+        under_way = self.awaits()
+        others = [self.cache.fetch(entry) for entry in self.different if entry.key not in self.awaited]
+        return under_way if all(others) and len(under_way) == len(self.awaited) else []
+
+    def claimed_tokens(self, counted: set[object]) -> int:
+        # What is computed for it has a request of its own, which claims its room.
+        coming = {e for e in self.different if e.key in self.awaited and self.cache.lost(e)}
+        absent = {e for e in self.different if e.segment is None} - coming
+        claimed = [e for e in self.different if e not in counted and (e in absent or e.idle())]
+        counted.update(claimed)
+        return sum(self.cache.pool.rounded(entry.tokens) for entry in claimed)
+
+    def prompt_tokens(self) -> int:
+        return len(self.lineage.tokens)
+
+    def pin(self, *, reuse: bool) -> tuple[int, int]:
+        self.pinned = [segment for entry in self.different if (segment := self._segment(entry)) is not None]
+        for segment in self.pinned:
+            self.cache.pool.pin(segment)
+        absent = sum(self.cache.pool.rounded(e.tokens) for e in self.different if self._segment(e) is None)
+        return absent, len(self.lineage.tokens)
+
+    def bind(self) -> Binding | None:
+        arrivals: list[Arrival] = []
+        for entry in self.different:
+            if self._segment(entry) is None:
+                if not self.cache.restore(entry, arrivals):
+                    return None
+                self.arriving += [(entry, arrival) for arrival in arrivals[len(self.arriving) :]]
+                assert entry.segment is not None
+                self.cache.pool.pin(entry.segment)
+                self.pinned.append(entry.segment)
+        pieces: list[Piece] = []
+        placement = self.lineage.placement
+        placed = zip(self.entries, placement.offsets, placement.seen_since(), strict=True)
+        for entry, offset, since in placed:
+            segment = self._segment(entry)
+            assert segment is not None
+            self.cache.touch(entry)
+            pieces.append(Piece(segment, 0, entry.tokens, offset, since))
+        return Binding(tuple(pieces), self.lineage.tokens, placement.new_offset, tuple(arrivals))
+
+    def _segment(self, entry: CacheEntry) -> Segment | None:
+        """Where its KV is in the pool or, if a request of the same step encodes it, will be."""
+        if entry.key in self.awaited and self.cache.lost(entry):
+            under_way = self.recomputer.running(entry.key)
+            return None if under_way is None else under_way.segment
+        return entry.segment
+
+    def bound(self, segment: Segment) -> None: ...
+
+    def grow(self, reader: Request) -> tuple[Sequence[Piece], Sequence[Request]]:
+        return self.late.settle(reader)
+
+    def unpin(self) -> None:
+        for entry, arrival in self.arriving:
+            if not arrival.is_there:
+                entry.withdraw(self.cache.pool, arrival)
+                self.cache.movements.restored(arrival.from_disk, -1)
+        self.arriving = []
+        for segment in self.pinned:
+            self.cache.pool.unpin(segment)
+        self.pinned = []
+        self.late.unpin()
+
+    def close(self, request: Request) -> Segment | None:
+        self.late.close()
+        for done in self.awaited.values():
+            done.cancel()
+        for parent in self.lineage.parents:
+            self.table.unwant(parent)
+        return request.segment

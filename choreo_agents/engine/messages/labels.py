@@ -1,0 +1,24 @@
+"""What a call says of the message that it asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from choreo_agents.engine.messages.message import Message
+
+
+@dataclass(frozen=True)
+class Label:
+    """What one call says about the message that it asks for."""
+
+    author: str | None
+    confidential: bool
+    source: Message | None
+
+    def put_on(self, message: Message) -> None:
+        """Add it to what others said about the same message."""
+        if self.author is not None:
+            message.authors.add(self.author)
+        message.confidential = message.confidential or self.confidential
+        if self.source is not None and self.source is not message and self.source not in message.sources:
+            message.sources.append(self.source)

@@ -1,0 +1,150 @@
+"""Messages: from what their KV is computed, and who keeps them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from choreo_agents.engine.messages.placement import Placement
+from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.kv.cache import CacheEntry
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.sampling import Chosen
+
+
+@dataclass(frozen=True, eq=False)
+class Lineage:
+    """From which a message's KV is computed, the first time and whenever it was lost.
+
+    Of a decode under way, as far as it is known: its tokens are the header's.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[Message, ...] = field(repr=False)
+    placement: Placement
+    tenant: str = ""
+    """Who alone may use it."""
+    adapter: str = ""
+    """Fingerprint of the adapter that encodes it; empty: the model alone."""
+    mapper: str = ""
+    """Fingerprint of the cache mapper that makes its KV of its one parent's; empty: it is encoded."""
+
+    def ended(self, tokens: tuple[int, ...], late: Iterable[tuple[Message, int, int]]) -> Lineage:
+        """Of the message that a call has become, with all its tokens.
+
+        Args:
+            tokens: All.
+            late: What came into its view while it ran: parents, offsets, and how many tokens were encoded before.
+        """
+        parents, placement = list(self.parents), self.placement
+        for parent, offset, since in late:
+            parents.append(parent)
+            placement = placement.grown(offset, since)
+        return replace(self, tokens=tokens, parents=tuple(parents), placement=placement)
+
+    def at(self, new_offset: int) -> Lineage:
+        """The same, encoded from another position on."""
+        return replace(self, placement=self.placement.moved(new_offset))
+
+    def label(self, author: str | None, role: str | None, source: Message | None = None) -> str:
+        """Names the call by who makes it, what it sees where and what it encodes again, not by any words."""
+        seen = [(parent.label, offset) for parent, offset in zip(self.parents, self.placement.relative(), strict=True)]
+        named = (author, role, seen, None if source is None else source.label)
+        return hashlib.blake2b(repr(named).encode(), digest_size=8).hexdigest()
+
+    def prompt_tokens(self) -> int:
+        """Of its view and its own turn, as far as that is given."""
+        return sum(len(parent.tokens) for parent in self.parents) + len(self.tokens)
+
+    def text(self) -> tuple[int, ...]:
+        """The tokens of the parents and its own, one after the other."""
+        return tuple(token for parent in self.parents for token in parent.tokens) + self.tokens
+
+
+@dataclass(eq=False)
+class Message:
+    """One message. It refers to its parents, so that lineage lives as long as any descendant does."""
+
+    handle: MessageHandle
+    lineage: Lineage
+    author: str | None
+    """Who said it first."""
+    role: str | None
+    usage: Usage
+    label: str = ""
+    """What the request that made it was called."""
+    chosen: tuple[Chosen, ...] = ()
+    """What was sampled, if it was decoded: less than all tokens by the header and what closed it."""
+    header: int = 0
+    """How many of its tokens came before these."""
+    promise: int | None = None
+    """As long as nobody has encoded it: the number of the request that will, for whoever reads it first."""
+    entry: CacheEntry | None = None
+    """Where its KV is while it is leased or a request wants it; None else, and always under a method that keeps text
+    only."""
+    leases: int = 0
+    scoped: Counter[Scope] = field(default_factory=Counter)
+    """Which of the leases end with a scope."""
+    memos: set[str] = field(default_factory=set)
+    authors: set[str] = field(default_factory=set)
+    """All who said it: equal words in an equal place are one message."""
+    confidential: bool = False
+    """Whether any of them marked it so."""
+    sources: list[Message] = field(default_factory=list)
+    """The messages whose words were encoded again as this one."""
+    copies: list[Message] = field(default_factory=list)
+    """Mapped copies of it, which have a lease for as long as it has any."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.lineage.tokens
+
+    @property
+    def parents(self) -> tuple[Message, ...]:
+        return self.lineage.parents
+
+    @property
+    def relative_offsets(self) -> tuple[int, ...]:
+        """Where parents appear, as seen from its first token."""
+        return self.lineage.placement.relative()
+
+    @property
+    def since(self) -> tuple[int, ...]:
+        """For each parent, how many of its tokens were encoded before that came into view."""
+        return self.lineage.placement.seen_since()
+
+    @property
+    def native_offset(self) -> int:
+        """Where its KV was encoded; under a method that keeps text only, where its call placed it."""
+        return self.lineage.placement.new_offset
+
+    @property
+    def tenant(self) -> str:
+        return self.lineage.tenant
+
+    def leases_within(self, scope: Scope | None) -> int:
+        """Leases that last as long as a scope does: its own, those of scopes around it, and those of none."""
+        around = set() if scope is None else set(scope.chain())
+        return self.leases - sum(count for held, count in self.scoped.items() if held not in around)
+
+    def leased_only_within(self, scope: Scope) -> bool:
+        """Whether all its leases end with a scope, or with one inside of it."""
+        inside = sum(count for held, count in self.scoped.items() if scope in held.chain())
+        return self.leases == inside + (self.is_kept() and self.parents[0].leased_only_within(scope))
+
+    def is_kept(self) -> bool:
+        """Whether it is a mapped copy that has the lease of its source."""
+        return bool(self.lineage.mapper) and self in self.parents[0].copies
+
+    def ancestors(self) -> Iterator[Message]:
+        """All that its encoding has ever attended to, nearest first, each once."""
+        seen = {self.handle.id}
+        queue = list(self.parents)
+        for message in queue:
+            if message.handle.id not in seen:
+                seen.add(message.handle.id)
+                queue.extend(message.parents)
+                yield message

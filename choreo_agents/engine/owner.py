@@ -1,0 +1,36 @@
+"""What only whoever loaded an engine may do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from choreo_agents.engine.memory_map import LeasedMemory, leased_memory
+from choreo_agents.engine.tenants import Tenants
+
+
+class EngineOwner:
+    """All tenants' engine: `engine.owner`, of the engine that `Engine.load` returns."""
+
+    def __init__(self, tenants: Tenants) -> None:
+        self._tenants, self._core = tenants, tenants.core
+
+    def tenants(self) -> Mapping[str, LeasedMemory]:
+        """What every open tenant leases: by a name that does not tell its salt, the one its archives' folders have."""
+        core = self._core
+        with core.lock:
+            held = leased_memory(core.table.messages(), lambda message: message.tenant, core.cache)
+            return {name: held.get(name, LeasedMemory()) for name in self._tenants.names()}
+
+    def restart(self) -> None:
+        """Start again with empty memory; unfinished calls fail with `EngineClosedError`.
+
+        Also after a failure that has ended its thread. Handles stay good: what is read again is computed again.
+
+        Raises:
+            EngineClosedError: The engine was closed, and stays so.
+        """
+        self._core.restart()
+
+    def close(self) -> None:
+        """Stop the engine for all tenants; unfinished calls fail with `EngineClosedError`."""
+        self._core.close()

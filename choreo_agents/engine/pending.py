@@ -1,0 +1,134 @@
+"""Messages under way: who waits for one, and what becomes of it when its request has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from choreo_agents.engine.core import EngineCore
+from choreo_agents.engine.messages.labels import Label
+from choreo_agents.engine.messages.message import Lineage, Message
+from choreo_agents.engine.messages.method import MessageEncoding
+from choreo_agents.engine.messages.naming import Naming
+from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.kv.segment import Segment
+from choreo_agents.runtime.request import Request
+from choreo_agents.sampling import Chosen
+
+Answer = Future[MessageHandle]
+OnToken = Callable[[Chosen], None]
+
+
+@dataclass(eq=False)
+class Pending:
+    """A message that a request will be: owns the request (see `Owner`)."""
+
+    core: EngineCore
+    naming: Naming
+    lineage: Lineage
+    encoding: MessageEncoding
+    encodes_end: bool
+    memo: str | None
+    """Under which its answer is remembered."""
+    running: dict[str, Request]
+    """Where the same call finds the request while it is under way, by `name`."""
+    name: str | None
+    scopes: dict[Answer, Scope | None] = field(default_factory=dict)
+    """Who waits for it, and under which leases."""
+    labels: list[Label] = field(default_factory=list)
+    """What those who wait say about the message."""
+    prefills: set[Answer] = field(default_factory=set)
+    """Those who asked for it to be encoded now: all but one of them have found it."""
+
+    def awaited(
+        self,
+        request: Request,
+        scope: Scope | None,
+        said: Label,
+        *,
+        prefilled: bool = False,
+        deadline: float | None = None,
+        on_token: OnToken | None = None,
+    ) -> Answer:
+        """Somebody more waits for it.
+
+        Args:
+            request: Its request.
+            scope: Which takes the lease.
+            said: What this one says of the message.
+            prefilled: Whether it was asked for to be encoded now.
+            deadline: When this one gives up, as `time.perf_counter` counts.
+            on_token: Told of every token, also of those that were sampled before.
+        """
+        answer: Answer = Future()
+        request.futures.append(answer)
+        self.scopes[answer] = scope
+        self.labels.append(said)
+        if prefilled:
+            self.prefills.add(answer)
+        if deadline is not None:
+            request.deadlines[answer] = deadline
+        if on_token is not None:
+            for chosen in request.chosen:
+                on_token(chosen)
+            request.listeners.append(on_token)
+        return answer
+
+    def finish(self, request: Request) -> MessageHandle:
+        """Make a message of the finished request, with a lease for everyone who waits for it."""
+        segment = request.encoding.close(request)
+        try:
+            return self._enter(request, segment)
+        except BaseException:
+            if segment is not None and segment.pins:
+                self.core.pool.unpin(segment)
+            raise
+
+    def abandon(self, request: Request) -> None:
+        """Give back all that an unfinished request holds."""
+        self._forget()
+        segment = request.encoding.close(request)
+        if segment is not None:
+            self.core.pool.unpin(segment)
+
+    def _enter(self, request: Request, segment: Segment | None) -> MessageHandle:
+        table = self.core.table
+        self._forget()
+        message = table.enter(self._made(request), segment)
+        for label in self.labels:
+            label.put_on(message)
+        found = max(0, len(self.prefills.intersection(request.futures)) - 1)
+        self.core.count_found(self.lineage.prompt_tokens() * found)
+        for answer in request.futures:
+            scope = self.scopes[answer]
+            if scope is None or not scope.closed:
+                table.lease(message, scope)
+        table.drop_if_unleased(message)
+        if self.memo is not None and message.leases:
+            table.memoise(self.memo, message)
+        return message.handle
+
+    def _made(self, request: Request) -> Message:
+        """The message that a finished request is."""
+        assert request.binding is not None
+        tokens = self.lineage.tokens + tuple(request.tokens[len(request.binding.prompt) :])
+        joined = () if self.encoding.late is None else self.encoding.late.joined
+        lineage = self.lineage.ended(tokens, ((each.parent, each.offset, each.since) for each in joined))
+        return Message(
+            self.naming.handle(lineage),
+            lineage,
+            request.author,
+            request.role,
+            Usage.of(request),
+            request.label,
+            tuple(request.chosen),
+            header=len(self.lineage.tokens),
+        )
+
+    def _forget(self) -> None:
+        """It is no longer under way."""
+        if self.name is not None:
+            self.running.pop(self.name, None)

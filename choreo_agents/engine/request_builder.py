@@ -1,0 +1,305 @@
+"""Calls become requests: read, their parents found and placed, refused if they can never work, and named."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from choreo_agents.engine.allowed import answer_guide, answer_paths
+from choreo_agents.engine.calls import Content, Decode, Prefill
+from choreo_agents.engine.core import EngineCore
+from choreo_agents.engine.detokenizer import TextStop
+from choreo_agents.engine.messages.labels import Label
+from choreo_agents.engine.messages.message import Lineage, Message
+from choreo_agents.engine.messages.naming import Naming
+from choreo_agents.engine.messages.placement import Placement, place, require_position
+from choreo_agents.engine.messages.table import require_handle
+from choreo_agents.engine.pending import Pending
+from choreo_agents.errors import AdapterError, ContextLengthError, InvalidRequestError, KVBudgetError
+from choreo_agents.kv.archive import KVKey
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.runtime.request import Decoding, Request
+from choreo_agents.sampling import AnswerPaths, Sampling, TokenSampler, nth_seed
+
+_REMEMBERED_CALLS = 65_536
+_TEXTS_KEPT = 512
+_LONGEST_KEPT = 1024
+"""Characters of a text whose tokens are kept."""
+
+
+@dataclass(frozen=True)
+class ReadCall:
+    """A call whose texts are tokens."""
+
+    call: Prefill | Decode
+    tokens: tuple[int, ...]
+    closing: tuple[int, ...]
+    sample: int = 0
+    """Which of the answers that the call asks for this is."""
+    stops: frozenset[int] = frozenset()
+    """Tokens after which a decode ends."""
+    paths: AnswerPaths | None = None
+    """To the answers that are allowed; None: any is."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens that it can add to these at most."""
+        if isinstance(self.call, Prefill):
+            return 0
+        sampled = self.call.sampling.longest if self.paths is None else self.paths.longest
+        return sampled + len(self.closing)
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedCall:
+    """A call whose parents are found and placed."""
+
+    read: ReadCall
+    lineage: Lineage
+    said: Label
+    """What it says of its message."""
+    name: str | None
+    """What the same call is found by: of a prefill, the id of the message that it makes; of a decode, under what its
+    answer is remembered."""
+
+
+class RequestBuilder:
+    """Turns a tenant's calls into requests: reads, finds, places, and refuses before any work is done.
+
+    Args:
+        core: The engine that they are for.
+        naming: The tenant's.
+    """
+
+    def __init__(self, core: EngineCore, naming: Naming) -> None:
+        self._core = core
+        self._naming = naming
+        self._repeats: OrderedDict[str, int] = OrderedDict()
+        # Agents say the same headers, system prompts and messages of the input in every call. A tenant's own, since
+        # the time that a text takes would tell whether somebody else has said it.
+        self._encoded = lru_cache(_TEXTS_KEPT)(lambda text: tuple(core.model.encode(text)))
+
+    def read(self, call: Prefill | Decode) -> list[ReadCall]:
+        """Check and tokenize a call by itself, once for every answer that it asks for.
+
+        Needs no lock: long texts take long.
+        """
+        _require_urgency(call)
+        if isinstance(call, Prefill):
+            return [
+                ReadCall(call, self._filled(call.content, "content", "nothing to prefill: the content is empty"), ())
+            ]
+        tokens = self._filled(
+            call.header,
+            "header",
+            "the header is empty: the first token is sampled from what its last token encodes",
+        )
+        if not isinstance(call.sampling, Sampling):
+            raise InvalidRequestError(f"sampling must be a Sampling, not {call.sampling!r}")
+        if call.joining is not None and call.joining.maker is not self:
+            raise InvalidRequestError("the joining is another engine's or tenant's: make one with joining()")
+        self._tokens(call.sampling.forced or (), "sampling.forced")
+        closing = self._tokens(call.closing, "closing")
+        stops = frozenset(self._stops(call.sampling, closing))
+        paths = answer_paths(self._core.model, call.sampling, stops | frozenset(closing[:1]))
+        return [ReadCall(call, tokens, closing, sample, stops, paths) for sample in range(call.sampling.n)]
+
+    def place(self, read: ReadCall) -> PlacedCall:
+        """Find and place the parents; raises what `Engine.prefill` raises. Under the engine's lock."""
+        call = read.call
+        parents = tuple(self.find(parent) for parent in _listed(call.parents, "parents"))
+        if isinstance(call, Prefill) and call.maps:
+            lineage = self._mapping(read, call, parents)
+        else:
+            offsets = None if call.offsets is None else _listed(call.offsets, "offsets")
+            placement = place([len(parent.tokens) for parent in parents], offsets, call.new_offset)
+            adapter = self._core.adapters.lora_key(call.adapter, self._naming.tenant)
+            lineage = Lineage(read.tokens, parents, placement, self._naming.tenant, adapter)
+        self._require_fit(lineage, read.longest)
+        source = call.source if isinstance(call, Prefill) else None
+        said = Label(call.author, call.confidential, None if source is None else self.find(source))
+        return PlacedCall(read, lineage, said, self._name(read, lineage))
+
+    def request(self, placed: PlacedCall, running: dict[str, Request]) -> Request:
+        """A new request for a call, which wants what it reads from now on.
+
+        Args:
+            placed: The call.
+            running: Has the request by the call's name until it ends.
+        """
+        core, call, lineage = self._core, placed.read.call, placed.lineage
+        if isinstance(call, Prefill):
+            decoding, role, label = None, call.role, lineage.label(call.author, call.role, placed.said.source)
+        else:
+            decoding, role = self._decoding(lineage, placed.read, call), "assistant"
+            label = lineage.label(call.author, f"decode {placed.read.sample}")
+        keeps_end = decoding is None or core.method.keeps_kv
+        encoding = core.method.encoding(lineage)
+        memo = None if decoding is None else placed.name
+        pending = Pending(core, self._naming, lineage, encoding, keeps_end, memo, running, placed.name)
+        request = Request(
+            core.next_number(),
+            encoding,
+            pending,
+            decoding,
+            call.author,
+            role,
+            adapter=lineage.adapter,
+            mapper=lineage.mapper,
+            label=label,
+            tenant=lineage.tenant,
+            priority=call.priority,
+        )
+        if placed.name is not None:
+            running[placed.name] = request
+        return request
+
+    def find(self, handle: MessageHandle) -> Message:
+        """The leased message that one of the tenant's handles names; raises a `HandleError` otherwise."""
+        return self._core.table.find(handle, self._naming.tenant)
+
+    def arriving(self, handle: MessageHandle, offset: int) -> Message:
+        """The message that is to come into a view at a position; raises what `Joining.add` raises."""
+        message = self.find(handle)
+        end, most = require_position("offset", offset) + handle.length, self._core.model.adapter.max_positions
+        if end > most:
+            raise ContextLengthError(
+                f"the message would reach position {end}, the model's context ends at {most}: show it further in front"
+            )
+        return message
+
+    def key(self, call: Prefill) -> KVKey:
+        """What names the KV that a prefill would make; its parents are not looked for.
+
+        Raises:
+            InvalidRequestError: It can never work, is a mapped copy's, or its parents are no handles or wrongly placed.
+        """
+        [read] = self.read(call)
+        if call.maps:
+            raise InvalidRequestError("a cache mapper's copy is made of its source: its KV has no key")
+        parents = _listed(call.parents, "parents")
+        for parent in parents:
+            require_handle(parent)
+        offsets = None if call.offsets is None else _listed(call.offsets, "offsets")
+        placed = place([parent.length for parent in parents], offsets, call.new_offset)
+        with self._core.lock:
+            adapter = self._core.adapters.lora_key(call.adapter, self._naming.tenant)
+        return self._naming.key(read.tokens, parents, placed.offsets, placed.new_offset, adapter)
+
+    def _name(self, read: ReadCall, lineage: Lineage) -> str | None:
+        call = read.call
+        if isinstance(call, Prefill):
+            return self._naming.handle(lineage).id
+        if call.memo is None:
+            return None
+        closing = ",".join(map(str, read.closing))
+        return f"{call.memo} {read.sample} {self._naming.handle(lineage).id} {canonical(call.sampling)} {closing}"
+
+    def _mapping(self, read: ReadCall, call: Prefill, parents: tuple[Message, ...]) -> Lineage:
+        """What maps a message: the same tokens in the same place."""
+        mapper = self._core.adapters.mapper_key(call.adapter, self._naming.tenant)
+        if len(parents) != 1 or not mapper:
+            raise AdapterError(f"{len(parents)} messages cannot be mapped by {call.adapter!r}: name one, and a mapper")
+        [source] = parents
+        at = source.native_offset
+        if read.tokens != source.tokens or call.offsets is not None or call.new_offset is not None:
+            raise InvalidRequestError(
+                "a mapped copy says what its parent says, where that was encoded: give its tokens as content, and no "
+                "offsets; or use map()"
+            )
+        return Lineage(source.tokens, parents, Placement((at,), at), self._naming.tenant, mapper=mapper)
+
+    def _decoding(self, lineage: Lineage, read: ReadCall, call: Decode) -> Decoding:
+        """How a decode samples. Derives its seed, so that it must be called once for each that really runs."""
+        sampling, model = call.sampling, self._core.model
+        seed = self._call_seed(lineage, sampling) if sampling.seed is None else nth_seed(sampling.seed, read.sample)
+        guide = None if read.paths is None else answer_guide(model, sampling, read.paths)
+        sampler = TokenSampler(sampling, seed, lineage.text(), call.watch, guide)
+        stop_text = TextStop(model, sampling.stop).ends_with if sampling.stop and guide is None else None
+        return Decoding(sampling, sampler, read.stops, read.closing, stop_text)
+
+    def _filled(self, content: Content, what: str, empty: str) -> tuple[int, ...]:
+        """Tokens, of which there must be some."""
+        tokens = self._tokens(content, what)
+        if not tokens:
+            raise InvalidRequestError(empty)
+        return tokens
+
+    def _tokens(self, content: Content, what: str) -> tuple[int, ...]:
+        if isinstance(content, str):
+            try:
+                if len(content) > _LONGEST_KEPT:
+                    return tuple(self._core.model.encode(content))
+                return self._encoded(content)
+            except (TypeError, UnicodeError) as error:
+                raise InvalidRequestError(f"the {what} cannot be tokenized: {error}") from error
+        if isinstance(content, bytes | bytearray | Mapping):
+            raise InvalidRequestError(f"the {what} must be text or token ids, not {type(content).__name__}")
+        size = self._core.model.adapter.vocabulary_size
+        return tuple(_token(item, size) for item in _listed(content, what))
+
+    def _stops(self, sampling: Sampling, closing: tuple[int, ...]) -> tuple[int, ...]:
+        if sampling.stop_tokens is not None:
+            return sampling.stop_tokens
+        return (*self._core.model.adapter.end_tokens, *closing[:1])
+
+    def _require_fit(self, lineage: Lineage, added: int) -> None:
+        end, most = self._core.method.reach(lineage, added), self._core.model.adapter.max_positions
+        if end > most:
+            raise ContextLengthError(
+                f"the view and its new message reach position {end}, the model's context ends at {most}: "
+                "show fewer or shorter messages, or lower max_tokens"
+            )
+        room = self._core.method.room(lineage, added)
+        if room > self._core.pool.total_tokens:
+            raise KVBudgetError(
+                f"the call and what it reads need KV memory for {room} tokens, "
+                f"the engine has {self._core.pool.total_tokens} in all: "
+                "load it with a larger kv_budget_bytes, or lower max_tokens"
+            )
+
+    def _call_seed(self, lineage: Lineage, sampling: Sampling) -> int:
+        """Different for each repetition of a call, the same in each run of a program."""
+        call = f"{self._naming.handle(lineage).id} {canonical(sampling)}"
+        repeat = self._repeats.pop(call, 0)
+        self._repeats[call] = repeat + 1
+        while len(self._repeats) > _REMEMBERED_CALLS:
+            self._repeats.popitem(last=False)
+        digest = hashlib.sha256(f"{self._core.settings.seed} {repeat} {call}".encode()).digest()
+        return int.from_bytes(digest[:7], "big")
+
+
+def _require_urgency(call: Prefill | Decode) -> None:
+    """Raise unless priority and timeout are numbers that can be compared."""
+    if not isinstance(call.priority, int):
+        raise InvalidRequestError(f"priority must be an integer, not {call.priority!r}")
+    timeout = call.timeout_s
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+        raise InvalidRequestError(f"timeout_s must be a number of seconds, not {timeout!r}")
+
+
+def canonical(sampling: Sampling) -> str:
+    """What it says, in JSON. Without fields of later releases that it does not use: calls keep the seeds they had."""
+    return sampling.model_dump_json(exclude=None if sampling.choices else {"choices", "lead"})
+
+
+def _token(item: Any, size: int) -> int:
+    """A token id, also as numpy and torch write integers."""
+    try:
+        token = operator.index(item)
+    except TypeError:
+        token = -1
+    if isinstance(item, bool) or not 0 <= token < size:
+        raise InvalidRequestError(f"{item!r} is no token: ids run from 0 to {size - 1}")
+    return token
+
+
+def _listed(items: Any, what: str) -> list[Any]:
+    if isinstance(items, MessageHandle | str) or not isinstance(items, Iterable):
+        raise InvalidRequestError(f"{what} must be a list, not {items!r}")
+    return list(items)

@@ -1,0 +1,274 @@
+"""A tenant: its calls are answered by what is known or under way, or have a request made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakMethod
+
+from choreo_agents.engine.adapters import read_loaded
+from choreo_agents.engine.calls import Calls, Decode, Prefill
+from choreo_agents.engine.core import EngineCore
+from choreo_agents.engine.messages.joining import Joining
+from choreo_agents.engine.messages.message import Message
+from choreo_agents.engine.messages.naming import Naming
+from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.engine.pending import Answer, OnToken, Pending
+from choreo_agents.engine.rate_limit import RateLimiter
+from choreo_agents.engine.request_builder import PlacedCall, RequestBuilder
+from choreo_agents.errors import EngineClosedError
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.runtime.request import Request
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Batch:
+    """Calls that come together."""
+
+    scope: Scope | None
+    """Which takes the leases."""
+    started: float
+    """When they were made, as `time.perf_counter` counts."""
+    on_token: OnToken | None = None
+    requests: list[Request] = field(default_factory=list)
+    """What has to be done for them."""
+
+
+class Tenant:
+    """The calls of one tenant: no other's message is found here, nor found again as one of its own.
+
+    Every public method may be called from any thread.
+    """
+
+    def __init__(self, core: EngineCore, salt: str) -> None:
+        self.core = core
+        self.naming = Naming(salt, core.model.adapter.fingerprint)
+        self.name = self.naming.tenant
+        """Does not tell the salt."""
+        self.builder = RequestBuilder(core, self.naming)
+        self._prefilling: dict[str, Request] = {}
+        self._memoising: dict[str, Request] = {}
+        self.limiter: RateLimiter | None = None
+        """Keeps the rate at which its calls start."""
+        self.closed = False
+        """Whether the tenancy has ended."""
+        self._kept: dict[Callable[..., object], Any] = {}
+        """What keeps messages for it, by what made it."""
+        core.on_restart.append(WeakMethod(self._forget_running))
+
+    def limit(self, starts_per_s: float) -> None:
+        """Let so many of the tenant's calls start in a second, from now on, whoever makes them."""
+        with self.core.lock:
+            if self.limiter is None:
+                self.limiter = self.core.limiter(starts_per_s)
+            else:
+                self.limiter.set_rate(starts_per_s)
+
+    def require_open(self) -> None:
+        """Raise `EngineClosedError` once the tenancy has ended, or the engine was closed."""
+        self.require_tenancy()
+        self.core.loop.require_open()
+
+    def close(self) -> None:
+        """End the tenancy: fail its unfinished calls, and drop its leases and all that only it holds."""
+        core = self.core
+        with core.lock:
+            if self.closed:
+                return
+            self.closed = True
+            core.on_restart.remove(WeakMethod(self._forget_running))
+            if self.limiter is not None:
+                core.close_limiter(self.limiter)
+        core.loop.drop_tenant(self.name)
+        with core.lock:
+            self._kept.clear()
+            core.table.drop_tenant(self.name)
+            core.method.drop_tenant(self.name)
+            core.adapters.drop_tenant(self.name)
+
+    def load_adapter(self, folder: str | Path, name: str | None) -> str:
+        """See `Engine.load_adapter`."""
+        self.require_tenancy()
+        loaded = read_loaded(self.core.model.adapter, folder, self.core.settings.memory.mapped_storage)
+        with self.core.lock:
+            self.require_tenancy()
+            return self.core.adapters.add(loaded, name, self.name)
+
+    def adapters(self) -> tuple[str, ...]:
+        """The names that its calls can use."""
+        with self.core.lock:
+            self.require_tenancy()
+            return self.core.adapters.names(self.name)
+
+    def keeper(self, make: Callable[..., T], *args: Any) -> T:
+        """What `make` makes, once: see `KVTransfer.keeper`."""
+        with self.core.lock:
+            self.require_tenancy()
+            if make not in self._kept:
+                self._kept[make] = make(*args)
+            kept: T = self._kept[make]
+            return kept
+
+    def submit(
+        self, calls: Calls, scope: Scope | None, started: float | None = None, on_token: OnToken | None = None
+    ) -> list[Answer]:
+        """Check all calls, then start them as one batch; nothing is done if one of them is wrong.
+
+        Args:
+            calls: What to encode, or to decode: with as many answers to each as its sampling asks for.
+            scope: Which takes the leases.
+            started: When the calls were made, as `time.perf_counter` counts; None: now.
+            on_token: Called with every sampled token, on the engine's thread; must not raise.
+        """
+        read = [each for call in calls for each in self.builder.read(call)]
+        with self.core.lock:
+            self.require_open()
+            placed = [self.builder.place(each) for each in read]
+            batch = _Batch(scope, time.perf_counter() if started is None else started, on_token)
+            with _whole(batch):
+                answers = [self._answer(each, batch) for each in placed]
+                self.core.loop.submit(batch.requests)
+            return answers
+
+    def joining(self) -> Joining:
+        """What brings messages into the view of one of its decodes while that is under way."""
+        self.require_tenancy()
+        return Joining(self.builder, self.core.lock, self.builder.arriving)
+
+    def find(self, handle: MessageHandle) -> Message:
+        """The message of a leased handle; raises a `HandleError` otherwise."""
+        with self.core.lock:
+            self.require_tenancy()
+            return self.builder.find(handle)
+
+    def release(self, handle: MessageHandle, scope: Scope | None, *, spare_only: bool) -> None:
+        """Drop one lease; with `spare_only`, unless it is the last that does not end with another's scope."""
+        with self.core.lock:
+            message = self.find(handle)
+            if not spare_only or message.leases_within(scope) > 1:
+                self.core.table.release(message, scope)
+
+    @contextmanager
+    def given_up_if_left(self, answers: Sequence[Answer], scope: Scope | None) -> Iterator[None]:
+        """Cancel answers, or return the leases that came with them, if the block is left by an error."""
+        try:
+            yield
+        except BaseException:
+            for answer in answers:
+                if not answer.cancel():
+                    answer.add_done_callback(lambda done: self._return_lease(done, scope))
+            raise
+
+    def require_tenancy(self) -> None:
+        """Raise `EngineClosedError` once the tenancy has ended."""
+        if self.closed:
+            raise EngineClosedError("this tenancy was closed: begin another with tenant()")
+
+    def _forget_running(self) -> None:
+        """The engine starts again: no request is under way any more."""
+        self._prefilling.clear()
+        self._memoising.clear()
+
+    def _return_lease(self, answer: Answer, scope: Scope | None) -> None:
+        given = not answer.cancelled() and answer.exception() is None
+        if given and not self.closed and not (scope is not None and scope.closed):
+            self.release(answer.result(), scope, spare_only=False)
+
+    def _answer(self, placed: PlacedCall, batch: _Batch) -> Answer:
+        """To a call that is known already or under way, or that has a new request in its batch."""
+        prefills = isinstance(placed.read.call, Prefill)
+        known = self._prefilled(placed) if prefills else self._decoded(placed, batch)
+        if known is not None:
+            return self.answered(known, placed, batch.scope)
+        running, call = self._prefilling if prefills else self._memoising, placed.read.call
+        request = None if placed.name is None else running.get(placed.name)
+        if request is None:
+            request = self.builder.request(placed, running)
+            batch.requests.append(request)
+        pending = request.owner
+        assert isinstance(pending, Pending)
+        if isinstance(call, Decode) and call.joining is not None:
+            call.joining.begin(call, pending.encoding.late)
+        if request in batch.requests:
+            request.priority = max(request.priority, call.priority)
+        else:
+            self.core.loop.hurry(request, call.priority)
+        return pending.awaited(
+            request,
+            batch.scope,
+            placed.said,
+            prefilled=isinstance(call, Prefill) and not call.lazy,
+            deadline=None if call.timeout_s is None else batch.started + call.timeout_s,
+            on_token=batch.on_token,
+        )
+
+    def _prefilled(self, placed: PlacedCall) -> Message | None:
+        """The message that a prefill finds, or that need not be encoded now; None: a request has to make it."""
+        core, call, lineage = self.core, placed.read.call, placed.lineage
+        assert isinstance(call, Prefill) and placed.name is not None
+        known = core.table.get(placed.name)
+        if known is not None and (call.lazy or known.promise is None):
+            if core.method.keeps_kv and not call.lazy:
+                core.count_found(lineage.prompt_tokens())
+            return known
+        promised = call.lazy and not lineage.mapper and placed.name not in self._prefilling
+        if core.method.keeps_kv and not promised:
+            return None
+        return lineage.parents[0] if lineage.mapper else self._unencoded(placed, call)
+
+    def _decoded(self, placed: PlacedCall, batch: _Batch) -> Message | None:
+        """The answer that the same decode was given before."""
+        call = placed.read.call
+        assert isinstance(call, Decode)
+        known = None if placed.name is None else self.core.table.recall(placed.name)
+        if known is not None:
+            for chosen in known.chosen if batch.on_token is not None else ():
+                assert batch.on_token is not None
+                batch.on_token(chosen)
+            if call.joining is not None:
+                call.joining.begin(call, None)
+        return known
+
+    def _unencoded(self, placed: PlacedCall, call: Prefill) -> Message:
+        """A message that stays text, or that whoever reads it first has encoded."""
+        core, lineage, keeps = self.core, placed.lineage, self.core.method.keeps_kv
+        message = Message(
+            self.naming.handle(lineage),
+            lineage,
+            call.author,
+            call.role,
+            Usage(0, 0, None, 0.0),
+            lineage.label(call.author, call.role, placed.said.source) if keeps else "",
+            header=len(lineage.tokens) if keeps else 0,
+            promise=core.next_number() if keeps else None,
+        )
+        return core.table.enter(message, None)
+
+    def answered(self, message: Message, placed: PlacedCall, scope: Scope | None) -> Answer:
+        """A call's answer that is there, with a lease."""
+        placed.said.put_on(message)
+        if scope is None or not scope.closed:
+            self.core.table.lease(message, scope)
+        self.core.table.drop_if_unleased(message)
+        answer: Answer = Future()
+        answer.set_result(message.handle)
+        return answer
+
+
+@contextmanager
+def _whole(batch: _Batch) -> Iterator[None]:
+    """Give back what a batch has taken, if it cannot be submitted whole: nobody may join what will never run."""
+    try:
+        yield
+    except BaseException:
+        for request in batch.requests:
+            request.owner.abandon(request)
+        raise

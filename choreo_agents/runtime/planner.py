@@ -1,0 +1,42 @@
+"""Who says what the next step does: the scheduler, or a timetable that is kept to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from choreo_agents.runtime.request import Request
+from choreo_agents.runtime.scheduler import Limits, Plan, Running, Waiting, plan_step
+from choreo_agents.runtime.timetable import Timetable
+
+
+class Planner:
+    """Of one engine.
+
+    Args:
+        limits: Bounds of a step.
+        timetable: Writes down every step, or prescribes them.
+    """
+
+    def __init__(self, limits: Limits, timetable: Timetable | None) -> None:
+        self._limits = limits
+        self._timetable = timetable
+
+    def plan(
+        self, seen: Sequence[Waiting], waiting: Sequence[Request], running: Mapping[int, Request], free_tokens: int
+    ) -> Plan | None:
+        """The next step; None if the timetable's next one cannot run yet.
+
+        Args:
+            seen: What waits, as the scheduler sees it.
+            waiting: All that waits.
+            running: By number, in order of admission.
+            free_tokens: KV room that is free or can be evicted.
+        """
+        if self._timetable is not None and self._timetable.is_kept_to:
+            return self._timetable.plan([*waiting, *running.values()], running)
+        return plan_step(seen, [Running(r.number, r.pending) for r in running.values()], free_tokens, self._limits)
+
+    def record(self, chunks: Sequence[tuple[Request, int]]) -> None:
+        """Write down a step that is about to run: requests, and how many tokens of each."""
+        if self._timetable is not None:
+            self._timetable.record(chunks)

@@ -1,0 +1,248 @@
+"""A tenancy ends by itself: its calls fail, its memory comes back, and everybody else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MakeEngine
+from support.adapters import save_adapter
+
+from choreo_agents import Engine, Prefill, Sampling
+from choreo_agents.errors import EngineClosedError, HandleError, InvalidRequestError
+from choreo_agents.models import LoadedModel
+
+TEXT = list(range(20, 60))
+SHORT = Sampling(max_tokens=4, stop_tokens=())
+LONG = Sampling(max_tokens=900, stop_tokens=())
+METHODS = ["choreo", "baseline", "naive"]
+
+FACADE = {
+    *("prefill", "aprefill", "decode", "adecode", "stream", "astream"),
+    *("text", "tokens", "usage", "logprobs", "release", "scope"),
+    *("load", "tenant", "stats", "check", "close", "owner"),
+    *("load_adapter", "adapters", "model", "chat", "method", "seed"),
+    *("branches", "kv", "inspect"),
+}
+
+
+def public(thing: object) -> set[str]:
+    return {name for name in dir(thing) if not name.startswith("_")}
+
+
+def test_an_engine_is_a_facade(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    assert Engine.__mro__ == (Engine, object) and not hasattr(Engine, "__getattr__")
+    assert public(engine) == FACADE and len(FACADE) <= 30
+    for part in (engine.branches, engine.kv, engine.inspect, engine.owner):
+        assert 3 <= len(public(part)) <= 12 and type(part).__mro__ == (type(part), object)
+    assert engine.tenant("a").owner is None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_tenant_that_leaves_takes_along_what_only_it_holds(make_engine: MakeEngine, method: str) -> None:
+    engine = make_engine(method=method)
+    mine = engine.prefill(TEXT)
+    before = engine.stats()
+    tenant = engine.tenant("a")
+    root = tenant.prefill(TEXT, author="ann")
+    said = tenant.decode([7], [root], sampling=SHORT, memo="m")
+    if method == "choreo":
+        tenant.kv.pin(root)
+    open_scope = tenant.scope()
+    open_scope.__enter__()
+    tenant.prefill([9, 9])
+    tenant.close()
+    after = engine.stats()
+    assert (after.messages, after.leases, after.kv_bytes) == (before.messages, before.leases, before.kv_bytes)
+    assert engine.tokens(mine) == TEXT and engine.decode([7], [mine], sampling=SHORT).length == 5
+    open_scope.__exit__(None, None, None)
+    engine.check()
+    uses: list[Any] = [
+        lambda: tenant.prefill(TEXT),
+        lambda: tenant.decode([7], sampling=SHORT),
+        lambda: list(tenant.stream([7], sampling=SHORT)),
+        lambda: asyncio.run(tenant.aprefill(TEXT)),
+        lambda: tenant.text(root),
+        lambda: tenant.usage(said),
+        lambda: tenant.logprobs(said),
+        lambda: tenant.release(root),
+        lambda: tenant.adapters,
+        lambda: tenant.load_adapter("."),
+        lambda: tenant.kv.key(root),
+        lambda: tenant.kv.key(Prefill(TEXT)),
+        lambda: tenant.kv.tiers([root]),
+        lambda: tenant.kv.restore([root]) if method == "choreo" else tenant.tokens(root),
+        lambda: tenant.kv.pin(root),
+        tenant.kv.park,
+        lambda: tenant.kv.lease([root]),
+        tenant.kv.memory_map,
+        lambda: tenant.kv.keeper(dict),
+        lambda: tenant.inspect.records([root]),
+        lambda: tenant.inspect.audit([root]),
+        lambda: tenant.branches.merge([root]),
+        tenant.branches.maps,
+        tenant.branches.joining,
+    ]
+    for use in uses:
+        with pytest.raises(EngineClosedError, match="tenancy was closed"):
+            use()
+    tenant.close()
+
+
+def test_another_tenancy_of_the_same_tenant_finds_nothing(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    with engine.tenant("a") as tenant:
+        root = tenant.prefill(TEXT)
+        kept = tenant.kv.keeper(list)
+    again = engine.tenant("a")
+    with pytest.raises(HandleError):
+        again.tokens(root)
+    encoded = engine.stats().tokens_encoded
+    assert again.prefill(TEXT) == root and engine.stats().tokens_encoded == encoded + len(TEXT)
+    assert again.kv.keeper(list) is not kept and again.kv.keeper(list) is again.kv.keeper(list)
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_calls_under_way_fail_and_those_of_others_do_not(make_engine: MakeEngine, method: str) -> None:
+    engine = make_engine(method=method)
+    one, two = engine.tenant("a"), engine.tenant("b")
+    calls = [asyncio.create_task(one.adecode([7], sampling=LONG)) for _ in range(3)]
+    other = asyncio.create_task(two.adecode([7], sampling=Sampling(max_tokens=60, stop_tokens=())))
+    while engine.stats().steps < 3:
+        await asyncio.sleep(0.001)
+    await asyncio.to_thread(one.close)
+    for call in calls:
+        with pytest.raises(EngineClosedError, match="tenancy was closed"):
+            await call
+    assert len(two.tokens(await other)) == 61
+    assert engine.stats().failed == 3 and engine.stats().unfinished == 0
+    assert two.stats().messages == 1
+
+
+def test_streams_and_recomputations_end_too(make_engine: MakeEngine) -> None:
+    engine = make_engine(step_tokens=16)
+    tenant = engine.tenant("a")
+    root = tenant.prefill(list(range(5, 100)))
+    tenant.kv.park()
+    with pytest.raises(EngineClosedError):
+        for count, _ in enumerate(tenant.stream([7], [root], sampling=LONG)):
+            if count == 2:
+                tenant.close()
+    assert engine.stats().kv_bytes == 0
+
+
+def test_a_tenant_can_leave_in_its_own_callback(make_engine: MakeEngine) -> None:
+    """On the engine's thread nobody can wait for the engine: the calls fail with the next step."""
+    engine = make_engine()
+    tenant = engine.tenant("a")
+
+    def leave(_: object) -> None:
+        tenant.close()
+
+    [answer] = tenant._tenant.submit([_decode()], None, None, leave)
+    with pytest.raises(EngineClosedError):
+        answer.result(timeout=10)
+    while engine.stats().kv_bytes:
+        time.sleep(0.001)
+
+
+def _decode() -> Any:
+    from choreo_agents import Decode
+
+    return Decode([7], sampling=LONG)
+
+
+async def test_a_call_that_waits_for_its_rate_fails(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    tenant = engine.tenant("a", starts_per_s=0.01)
+    tenant.prefill(TEXT)
+    waiting = asyncio.create_task(tenant.aprefill([5, 6]))
+    await asyncio.sleep(0.05)
+    await asyncio.to_thread(tenant.close)
+    with pytest.raises(EngineClosedError):
+        await waiting
+    assert engine.tenant("a").prefill(TEXT).length == len(TEXT), "another tenancy has no rate yet"
+
+
+def test_adapters_go_with_the_last_who_has_a_name_for_them(
+    make_engine: MakeEngine, tiny_path: Path, tmp_path: Path
+) -> None:
+    engine = make_engine()
+    folder = save_adapter(tmp_path / "shared", tiny_path, seed=3)
+    one, two = engine.tenant("a"), engine.tenant("b")
+    one.load_adapter(folder)
+    two.load_adapter(folder, "mine")
+    one.close()
+    assert two.adapters == ("mine",) and engine.tenant("a").adapters == ()
+    assert two.prefill(TEXT, adapter="mine").length == len(TEXT)
+    two.close()
+    assert not engine._core.adapters.loras
+
+
+def test_the_owner_sees_all_tenants_and_closes_for_all(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    tenants = [engine.tenant(salt) for salt in ("a", "b")]
+    tenants[0].prefill(TEXT)
+    tenants[0].kv.lease([tenants[0].prefill(TEXT)])
+    assert engine.owner is not None
+    seen = engine.owner.tenants()
+    assert sorted((held.messages, held.leases, held.tokens["device"]) for held in seen.values()) == [
+        (0, 0, 0),
+        (0, 0, 0),
+        (1, 3, len(TEXT)),
+    ]
+    assert not {"a", "b", ""} & {*seen}, "names do not tell salts"
+    tenants[1].close()
+    assert len(engine.owner.tenants()) == 2
+    engine.close()
+    for tenant in (engine, *tenants):
+        with pytest.raises(EngineClosedError):
+            tenant.prefill(TEXT)
+    with pytest.raises(EngineClosedError):
+        engine.owner.restart()
+
+
+def test_tenancies_come_and_go_while_others_work(make_engine: MakeEngine, tiny: LoadedModel) -> None:
+    engine = make_engine()
+    wanted = engine.tokens(engine.decode([7], [engine.prefill(TEXT)], sampling=SHORT.model_copy(update={"seed": 3})))
+    failures: list[BaseException] = []
+
+    def work(salt: str) -> None:
+        for _ in range(15):
+            try:
+                with engine.tenant(salt) as tenant:
+                    root = tenant.prefill(TEXT)
+                    said = tenant.decode([7], [root], sampling=SHORT.model_copy(update={"seed": 3}))
+                    assert tenant.tokens(said) == wanted
+            except EngineClosedError:
+                pass  # two of a salt: one has ended the other's tenancy
+            except BaseException as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(salt,)) for salt in ("a", "a", "b", "c")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert engine.stats().messages == 2 and len(engine.owner.tenants()) == 1  # type: ignore[union-attr]
+
+
+def test_only_handles_are_named_and_parked(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    root = engine.prefill(TEXT)
+    call = Prefill([5, 6], [root], [3])
+    assert engine.kv.key(call).handle == engine.prefill([call])[0] and engine.kv.key(root).handle == root
+    assert engine.kv.key(call).parents == ((root.id, 3 - 43),)
+    for wrong in ([5], "abc", None):
+        with pytest.raises(InvalidRequestError):
+            engine.kv.key(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError):
+        engine.kv.key(Prefill([5], ["root"]))  # type: ignore[list-item]
+    with pytest.raises(InvalidRequestError, match="has no key"):
+        engine.kv.key(Prefill(TEXT, [root], maps=True))
