@@ -93,12 +93,7 @@ class Synthesizer(Agent):
                 f"{self.name!r} has a quorum, which only a ChoreoGraph can keep: add it to one, or leave quorum out"
             )
         config = ensure_config(config)
-        most = config.get("max_concurrency")
-        if most is not None and most <= plan.waiting:
-            raise InvalidRequestError(
-                f"max_concurrency={most} lets {self.name!r} wait for branches that cannot run meanwhile: raise it to "
-                f"{plan.waiting + 1} at least, or leave the quorum out"
-            )
+        _require_room_to_wait(self.name, config, plan)
         gathering = Gathering(self.name, frozenset(plan.merged), input, config)
         with gathering.entered() as first:
             if not first:
@@ -126,6 +121,16 @@ class Synthesizer(Agent):
         is_own = (agent.persona or node) == (self.persona or self.name)
         asked = encode(chat.turn("user", agent.prompt)) if is_own and isinstance(agent.prompt, str) else ()
         return agent.n * (len(asked) + header + agent.sampling.longest)
+
+
+def _require_room_to_wait(name: str, config: RunnableConfig, plan: QuorumPlan) -> None:
+    """Raise if branches cannot run while a synthesizer waits for them."""
+    most = config.get("max_concurrency")
+    if most is not None and most <= plan.waiting:
+        raise InvalidRequestError(
+            f"max_concurrency={most} lets {name!r} wait for branches that cannot run meanwhile: raise it to "
+            f"{plan.waiting + 1} at least, or leave the quorum out"
+        )
 
 
 def _required_quorum(quorum: int | None, deadline_s: float | None, strategy: Strategy) -> int | None:

@@ -24,7 +24,7 @@ from choreo_agents.lab.experiments.eval_pml.measure import (
     Exam,
     FromAdaptedModules,
     FromModules,
-    FromText,
+    FromPlainText,
     ways,
 )
 from choreo_agents.lab.experiments.eval_pml.report import ALL, DocumentReport, as_markdown
@@ -82,7 +82,7 @@ async def test_a_scaffold_is_an_ordinary_prompt_and_no_adapter_changes_nothing(e
     asked = DocumentQuestion.of(whole, embedded.chat, "s")
     name = asked.parts.answer.name
     with Engine.load(embedded, method="naive", memory=Memory(kv_budget_bytes=1 << 23)) as twin:
-        text = await FromText(twin).answer(asked)
+        text = await FromPlainText(twin).answer(asked)
         assert twin.stats().leases == 0
     with Engine.load(embedded, memory=Memory(kv_budget_bytes=1 << 23)) as engine, SchemaLibrary(engine) as library:
         cached = await FromModules(library).answer(asked)

@@ -121,14 +121,14 @@ def _answering(model: LoadedModel, way: Way) -> Iterator[Answerer]:
     method: Any = "naive" if way.name == BASELINE else "choreo"
     with Engine.load(model, method=method, memory=Memory(kv_budget_bytes=KV_BUDGET_BYTES)) as engine:
         if way.name == BASELINE:
-            yield FromText(engine)
+            yield FromPlainText(engine)
             return
         adapter = None if way.adapter is None else engine.load_adapter(way.adapter)
         with SchemaLibrary(engine) as library:
             yield FromModules(library) if adapter is None else FromAdaptedModules(library, adapter)
 
 
-class FromText:
+class FromPlainText:
     """Everything is one ordinary prompt, in which everything attends to all before it."""
 
     def __init__(self, engine: Engine) -> None:
