@@ -14,7 +14,7 @@ from choreo_agents.cli import app
 from choreo_agents.lab.experiments.bench_pml.cases import example_cases
 from choreo_agents.models import LoadedModel
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "pml"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "pml"
 SAID = {
     "code_generation": "Pia has 2 pink lamps.",
     "personalization": "Mia visits Athens.",
