@@ -27,7 +27,7 @@ class Attention(Protocol):
             query: [tokens, heads, head_dim]; `key` and `value` [kv_heads, tokens, head_dim], all as the model rotated
                 them.
             scale: Factor on the scores.
-            sinks: [heads], scores of nothing.
+            sinks: [heads], attention sinks: scores of nothing.
 
         Returns:
             [tokens, heads, head_dim].

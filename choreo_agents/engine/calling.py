@@ -75,12 +75,12 @@ class Caller:
 
     def scope(self) -> Scope | None:
         """The innermost one that is open here."""
-        return current(id(self.tenant))
+        return current(self.tenant.scopes)
 
     @contextmanager
     def scoped(self) -> Iterator[Scope]:
         """A block whose leases end with it."""
-        with entered(id(self.tenant)) as scope:
+        with entered(self.tenant.scopes) as scope:
             try:
                 yield scope
             finally:

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from choreo_agents.attention.backends import make_backend
 from choreo_agents.engine.adapters import AdapterRegistry, Loaded
 from choreo_agents.engine.memory_map import MemoryMap, leased_memory
 from choreo_agents.engine.messages.from_cache import ChoreoMethod, FromCache
@@ -68,13 +67,11 @@ class EngineCore:
         self.table = made.enter_cache(self.cache)
         self.recomputer = Recomputer(self.table, self._numbers.__next__, FromCache)
         self.method = self._method()
-        geometry = adapter.geometry
-        heads = (adapter.heads, geometry.kv_heads, geometry.head_dim)
-        backend = make_backend(settings.backend, geometry.dtype, adapter.device, heads)
+        backend = self.model.backend(settings.backend)
         loaded = self.adapters.loras, self.adapters.mappers
         executor = Executor(adapter, self.pool, backend, self._counters, *loaded)
         scheduling = settings.scheduling
-        planner = Planner(Limits(scheduling.step_tokens, scheduling.rows), scheduling.timetable)
+        planner = Planner(scheduling.policy, Limits(scheduling.step_tokens, scheduling.rows), scheduling.timetable)
         self.loop = EngineLoop(executor, self.lock, planner, settings.sink, self.method)
         self.cache.wake = self.loop.wake
         # Ends the threads when the engine is dropped without being closed, and before the interpreter exits.

@@ -9,7 +9,7 @@ from typing import Any, Unpack, overload
 
 import torch
 
-from choreo_agents.attention.backends import BackendName
+from choreo_agents.attention.backends import AttentionBackend, BackendName
 from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.branches import Branches
 from choreo_agents.engine.calling import Caller, called, require_one
@@ -68,7 +68,7 @@ class Engine:
         dtype: torch.dtype | None = None,
         memory: Memory | None = None,
         scheduling: Scheduling | None = None,
-        backend: BackendName = "auto",
+        backend: BackendName | AttentionBackend = "auto",
         seed: int = 0,
         salt: str = "",
         starts_per_s: float | None = None,
@@ -83,7 +83,8 @@ class Engine:
             device: Where model and KV live; by default the CPU. `dtype`: of both; by default fp32 on a CPU, else the
                 checkpoint's own.
             memory: Where KV is kept, and how much; by default 1 GiB on the device. `scheduling`: what a step holds.
-            backend: What attends: by default the fastest that there is; `"reference"` is the slow one to compare with.
+            backend: What attends: by default the fastest that there is, `"reference"` the slow one to compare with; or
+                an object of your own. The model is checked with it.
             seed: From which the seeds of calls without one are derived.
             salt: Separates tenants: another salt never gives the same handle ids. `starts_per_s`: see `tenant`.
             sink: Receives trace events on the engine's thread.
@@ -93,9 +94,9 @@ class Engine:
             AdapterError: The adapter is another model's, or its files are damaged.
             UnsupportedModelError: The model cannot be served exactly. ValueError: A setting is out of range.
         """
-        loaded = _loaded(model, device, dtype)
         chosen = {"method": method, "memory": memory or Memory(), "scheduling": scheduling or Scheduling()}
         settings = Settings.model_validate(chosen | {"backend": backend, "seed": seed, "sink": sink})
+        loaded = _loaded(model, device, dtype, backend)
         own = None if adapter is None else read_loaded(loaded.adapter, adapter, settings.memory.mapped_storage)
         tenants = Tenants(EngineCore(loaded, settings, own))
         return cls(tenants, salt, starts_per_s, EngineOwner(tenants))
@@ -280,10 +281,13 @@ class Engine:
 
 
 def _loaded(
-    model: str | Path | LoadedModel, device: str | torch.device | None, dtype: torch.dtype | None
+    model: str | Path | LoadedModel,
+    device: str | torch.device | None,
+    dtype: torch.dtype | None,
+    backend: BackendName | AttentionBackend,
 ) -> LoadedModel:
     if not isinstance(model, LoadedModel):
-        return load_model(model, device=device or "cpu", dtype=dtype)
+        return load_model(model, device=device or "cpu", dtype=dtype, backend=backend)
     if device is not None or dtype is not None:
         raise InvalidRequestError("the model is loaded already: give device and dtype to load_model")
     return model

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from choreo_agents.attention.backends import BackendName
+from choreo_agents.attention.backends import AttentionBackend, BackendName, require_backend
 from choreo_agents.kv.tiers import Stored
+from choreo_agents.runtime.scheduler import FirstComeFirstServed, SchedulingPolicy
 from choreo_agents.runtime.timetable import Timetable
 from choreo_agents.tracing import EventSink
 
@@ -45,8 +46,20 @@ class Scheduling(BaseModel):
     """Tokens encoded in one forward pass at most; longer prefills are cut into chunks."""
     rows: int = Field(256, ge=1)
     """Requests served at once at most."""
+    policy: SchedulingPolicy = FirstComeFirstServed()
+    """Decides who is admitted, and who encodes how many tokens."""
     timetable: Timetable | None = None
     """Writes down what each step holds, or, made by `again()`, prescribes it: to compare two runs bit by bit."""
+
+    @field_validator("policy", mode="plain")
+    @classmethod
+    def _plans(cls, policy: Any) -> Any:
+        if isinstance(policy, type) or not callable(getattr(policy, "plan", None)):
+            raise ValueError(
+                f"a policy is an object with plan(waiting, running, free_tokens, limits), such as "
+                f"FirstComeFirstServed(), not {policy!r}"
+            )
+        return policy
 
 
 class Settings(BaseModel):
@@ -57,6 +70,11 @@ class Settings(BaseModel):
     method: MethodName
     memory: Memory
     scheduling: Scheduling
-    backend: BackendName
+    backend: BackendName | AttentionBackend
     seed: int
     sink: EventSink
+
+    @field_validator("backend", mode="plain")
+    @classmethod
+    def _attends(cls, backend: Any) -> Any:
+        return require_backend(backend)

@@ -56,6 +56,8 @@ class Tenant:
         self.builder = RequestBuilder(core, self.naming)
         self._prefilling: dict[str, Request] = {}
         self._memoising: dict[str, Request] = {}
+        self.scopes = object()
+        """Names its scopes in every context, and is nobody else's when it is gone."""
         self.limiter: RateLimiter | None = None
         """Keeps the rate at which its calls start."""
         self.closed = False
@@ -87,7 +89,8 @@ class Tenant:
             core.on_restart.remove(WeakMethod(self._forget_running))
             if self.limiter is not None:
                 core.close_limiter(self.limiter)
-        core.loop.drop_tenant(self.name)
+            loop = core.loop
+        loop.drop_tenant(self.name)
         with core.lock:
             self._kept.clear()
             core.table.drop_tenant(self.name)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
 
+from choreo_agents.attention.backends import AttentionBackend, BackendName, make_backend, require_backend
 from choreo_agents.errors import InvalidRequestError, UnsupportedModelError
 from choreo_agents.models.adapter import ModelAdapter, max_positions
 from choreo_agents.models.chat import ChatFormat, Role
@@ -20,6 +21,7 @@ from choreo_agents.models.located import located
 from choreo_agents.models.prepacked import prepack
 from choreo_agents.models.support import (
     MovedLogits,
+    ProbePrompt,
     plain_logits,
     probe_tokens,
     require_movable,
@@ -42,8 +44,25 @@ class LoadedModel:
     chat: ChatFormat
     probe: MovedLogits
     """What moving cached keys did to its logits when it was loaded."""
+    prompt: ProbePrompt = field(repr=False)
+    """With which that was found out, and is found out of other backends."""
     prepacked: int = 0
     """Linear layers whose weights were laid out for the CPU."""
+    exact_with: dict[BackendName | int, AttentionBackend] = field(default_factory=dict, repr=False)
+    """Backends with which the model was found to be exact, by name, or `id` if they are a user's own."""
+
+    def backend(self, wanted: BackendName | AttentionBackend) -> AttentionBackend:
+        """The backend of that name, or this very one: the model is exact with it.
+
+        Raises:
+            UnsupportedModelError: It is not. InvalidRequestError: There is no such backend, or it does not work here.
+        """
+        key = wanted if isinstance(wanted, str) else id(wanted)
+        if key not in self.exact_with:
+            made = _backend(self.adapter, wanted)
+            require_movable(self.adapter, self.prompt, made)
+            self.exact_with[key] = made
+        return self.exact_with[key]
 
     @property
     def speaks_embedded(self) -> bool:
@@ -99,6 +118,7 @@ def load_model(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
     prepacked: bool = True,
+    backend: BackendName | AttentionBackend = "auto",
 ) -> LoadedModel:
     """Load a model and check on its weights that cached messages can be moved exactly.
 
@@ -107,13 +127,15 @@ def load_model(
         device: Where the model runs.
         dtype: Of weights and KV; by default fp32 on a CPU, else the checkpoint's own.
         prepacked: Lay out large linear weights for the CPU once more: about twice as fast, at twice their memory.
+        backend: What will attend: the check is made with it.
 
     Raises:
         UnsupportedModelError: The architecture or its positions cannot be served exactly; says why.
-        InvalidRequestError: The device cannot be used.
+        InvalidRequestError: The device or the backend cannot be used.
         ModelNotFoundError: There is no such model, or the hub that may have it cannot be reached.
         OSError: Its files are damaged.
     """
+    require_backend(backend)
     source = WEIGHTS if str(name) == EMBEDDED else located(name)
     device = usable_device(device)
     # Takes seconds: programs that only declare graphs, and commands that only print their help, load no model.
@@ -142,5 +164,13 @@ def load_model(
     attention = discover_attention(model, max_positions(config.get_text_config()), tokens[0])
     packed = prepack(model) if prepacked else 0
     adapter = ModelAdapter(model, attention)
-    probe = require_movable(adapter, tokens, expected)
-    return LoadedModel(str(name), adapter, tokenizer, ChatFormat.of(tokenizer), probe, packed)
+    prompt, served = ProbePrompt(tokens, expected.cpu()), _backend(adapter, backend)
+    probe = require_movable(adapter, prompt, served)
+    exact_with = {backend if isinstance(backend, str) else id(backend): served}
+    return LoadedModel(str(name), adapter, tokenizer, ChatFormat.of(tokenizer), probe, prompt, packed, exact_with)
+
+
+def _backend(adapter: ModelAdapter, wanted: BackendName | AttentionBackend) -> AttentionBackend:
+    geometry = adapter.geometry
+    shape = (adapter.heads, geometry.kv_heads, geometry.head_dim)
+    return make_backend(wanted, geometry.dtype, adapter.device, shape)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from choreo_agents.attention.backends.folded import FoldedBackend
+from choreo_agents.attention.backends.base import AttentionBackend
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
 from choreo_agents.attention.step import StepAttention
 from choreo_agents.errors import UnsupportedModelError
@@ -90,6 +90,15 @@ def probe_tokens(vocabulary_size: int) -> list[int]:
 
 
 @dataclass(frozen=True)
+class ProbePrompt:
+    """A prompt, and what the model itself makes of it: backends must agree with that."""
+
+    tokens: list[int]
+    logits: torch.Tensor
+    """`plain_logits` of the tokens, on the host."""
+
+
+@dataclass(frozen=True)
 class MovedLogits:
     """How far logits are from the plain forward's when cached keys are moved."""
 
@@ -99,7 +108,7 @@ class MovedLogits:
     """What rounding explains."""
 
 
-def require_movable(adapter: ModelAdapter, tokens: list[int], expected: torch.Tensor) -> MovedLogits:
+def require_movable(adapter: ModelAdapter, prompt: ProbePrompt, backend: AttentionBackend) -> MovedLogits:
     """Raise `UnsupportedModelError` unless moved segments give the logits that the plain forward gave.
 
     The prompt is encoded in two segments, each displaced from where it is shown: once all of it by one global shift,
@@ -107,33 +116,37 @@ def require_movable(adapter: ModelAdapter, tokens: list[int], expected: torch.Te
 
     Args:
         adapter: The model, already routed to the engine's attention.
-        tokens: At least four tokens.
-        expected: `plain_logits` of the same tokens.
+        prompt: Of four tokens at least.
+        backend: Attends.
     """
+    expected = prompt.logits.to(adapter.device)
     span = expected.abs().max().item()
     tolerance = span * (1e-4 if adapter.geometry.dtype == torch.float32 else 0.08)
     worst = 0.0
     for shifts in ((0, 0), (17, 17), (0, 29), (31, 0)):
-        error = (_moved_logits(adapter, tokens, *shifts) - expected).abs().max().item()
+        error = (_moved_logits(adapter, prompt.tokens, backend, *shifts) - expected).abs().max().item()
         if not error <= tolerance and not any(shifts):
             raise UnsupportedModelError(
                 f"the model's logits differ by {error:.3g} from those that its layers give as they say they attend (at "
-                f"most {tolerance:.3g} is rounding): it attends in another way than causally over keys and values"
+                f"most {tolerance:.3g} is rounding): it attends in another way than causally over keys and values, or "
+                f"{type(backend).__name__} is wrong"
             )
         if not error <= tolerance:
             raise UnsupportedModelError(
                 f"the model's logits change by {error:.3g} when its cached keys are moved ({shifts[0]} and {shifts[1]} "
-                f"positions; at most {tolerance:.3g} is rounding): its positions are not a pure rotation"
+                f"positions; at most {tolerance:.3g} is rounding): its positions are not a pure rotation, or "
+                f"{type(backend).__name__} is wrong"
             )
         worst = max(worst, error)
     return MovedLogits(worst, tolerance)
 
 
-def _moved_logits(adapter: ModelAdapter, tokens: list[int], shift_first: int, shift_rest: int) -> torch.Tensor:
+def _moved_logits(
+    adapter: ModelAdapter, tokens: list[int], backend: AttentionBackend, shift_first: int, shift_rest: int
+) -> torch.Tensor:
     """Logits of a prompt in two segments, each encoded so many positions behind where it is shown."""
     cut = len(tokens) // 2
     pool = KVPool(adapter.geometry, len(tokens) * 2 * adapter.geometry.bytes_per_token, adapter.device, 1)
-    backend = FoldedBackend(adapter.geometry.dtype, adapter.device)
     first = Layout(
         positions=tuple(range(shift_first, shift_first + cut)),
         write_slots=tuple(range(cut)),

@@ -98,7 +98,8 @@ class Admission:
             room = self._pool.rounded(request.room()) + request.encoding.claimed_tokens(claimed)
             together += room
             after = () if ready else tuple(r.number for r in _followed(request))
-            seen.append(Waiting(request.number, room, ready, request.encoding.prompt_tokens(), after))
+            prompt = request.encoding.prompt_tokens()
+            seen.append(Waiting(request.number, room, ready, prompt, after, request.priority, request.tenant))
             at += 1
         return seen
 
@@ -143,9 +144,7 @@ class Admission:
             # What it would reuse may itself be in the way.
         else:
             return False
-        request.binding, request.segment, request.tokens = binding, segment, list(binding.prompt)
-        request.ended = request.decoding is None
-        request.encoding.bound(segment)
+        request.begin(binding, segment)
         self.waiting.remove(request)
         return True
 

@@ -1,11 +1,19 @@
-"""Who says what the next step does: the scheduler, or a timetable that is kept to."""
+"""Who says what the next step does: a scheduling policy, or a timetable that is kept to."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from choreo_agents.runtime.request import Request
-from choreo_agents.runtime.scheduler import Limits, Plan, Running, Waiting, plan_step
+from choreo_agents.runtime.scheduler import (
+    FirstComeFirstServed,
+    Limits,
+    Plan,
+    Running,
+    SchedulingPolicy,
+    Waiting,
+    require_sound,
+)
 from choreo_agents.runtime.timetable import Timetable
 
 
@@ -13,28 +21,34 @@ class Planner:
     """Of one engine.
 
     Args:
+        policy: Decides.
         limits: Bounds of a step.
         timetable: Writes down every step, or prescribes them.
     """
 
-    def __init__(self, limits: Limits, timetable: Timetable | None) -> None:
+    def __init__(self, policy: SchedulingPolicy, limits: Limits, timetable: Timetable | None) -> None:
+        self._policy = policy
         self._limits = limits
         self._timetable = timetable
 
     def plan(
         self, seen: Sequence[Waiting], waiting: Sequence[Request], running: Mapping[int, Request], free_tokens: int
     ) -> Plan | None:
-        """The next step; None if the timetable's next one cannot run yet.
+        """The next step, if it is sound; None if the timetable's next one cannot run yet.
 
         Args:
-            seen: What waits, as the scheduler sees it.
+            seen: What waits, as the policy sees it.
             waiting: All that waits.
             running: By number, in order of admission.
             free_tokens: KV room that is free or can be evicted.
         """
         if self._timetable is not None and self._timetable.is_kept_to:
             return self._timetable.plan([*waiting, *running.values()], running)
-        return plan_step(seen, [Running(r.number, r.pending) for r in running.values()], free_tokens, self._limits)
+        served = [Running(r.number, r.pending, r.priority, r.tenant) for r in running.values()]
+        plan = self._policy.plan(seen, served, free_tokens, self._limits)
+        if type(self._policy) is not FirstComeFirstServed:
+            require_sound(plan, seen, served, self._limits)
+        return plan
 
     def record(self, chunks: Sequence[tuple[Request, int]]) -> None:
         """Write down a step that is about to run: requests, and how many tokens of each."""

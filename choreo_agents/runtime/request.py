@@ -218,6 +218,12 @@ class Request:
     over: bool = False
     """Whether it was finished or dropped."""
 
+    def begin(self, binding: Binding, segment: Segment) -> None:
+        """It is admitted: what it encodes is settled, and has a place."""
+        self.binding, self.segment, self.tokens = binding, segment, list(binding.prompt)
+        self.ended = self.decoding is None
+        self.encoding.bound(segment)
+
     @property
     def kind(self) -> Literal["prefill", "decode"]:
         return "prefill" if self.decoding is None else "decode"

@@ -197,6 +197,26 @@ def test_the_page_on_encoding_parts_of_prompts_once_runs(capsys: pytest.CaptureF
     names["engine"].close()
 
 
+def test_the_page_on_policies_and_backends_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "how-to" / "your-own-policy-and-backend.md").read_text()
+    names: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(code, "your-own-policy-and-backend.md", "exec"), names)
+    first, second = capsys.readouterr().out.splitlines()
+    assert second == f"{first} True"
+    for engine in (names["engine"], names["slow"]):
+        engine.check()
+        engine.close()
+
+
+def test_the_walk_through_the_house_comes_to_no_file_twice() -> None:
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+    walk = page.split("```")[1]
+    files = re.findall(r"[a-z_]+(?:/[a-z_]+)+\.py", walk)
+    assert len(files) >= 20 and len(set(files)) == len(files)
+    assert [file for file in files if not (ROOT / "choreo_agents" / file).is_file()] == []
+
+
 def test_agents_that_import_modules_encode_them_once(capsys: pytest.CaptureFixture[str]) -> None:
     audit, first, scout, _, second, other, _ = run_example("13", capsys)
     assert audit.startswith("team/plan can reach guide by encoding") and numbers(second)[0] < numbers(first)[0]

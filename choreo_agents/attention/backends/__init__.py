@@ -7,7 +7,7 @@ varlen       the variable-length kernel that torch brings for GPUs, in half prec
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -17,7 +17,14 @@ from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.backends.varlen import USUAL_HEADS, HeadShape, VarlenBackend
 from choreo_agents.errors import InvalidRequestError
 
-__all__ = ["AttentionBackend", "BackendName", "PreparedAttention", "available_backends", "make_backend"]
+__all__ = [
+    "AttentionBackend",
+    "BackendName",
+    "PreparedAttention",
+    "available_backends",
+    "make_backend",
+    "require_backend",
+]
 
 BackendName = Literal["auto", "reference", "folded", "varlen"]
 """`auto` is the fastest for the device."""
@@ -32,20 +39,38 @@ def available_backends() -> dict[BackendName, torch.device]:
     return found
 
 
+def require_backend(backend: Any) -> Any:
+    """The same backend, or name of one; raises `InvalidRequestError` if it is neither."""
+    is_named = isinstance(backend, str) and backend in get_args(BackendName)
+    if not is_named and (isinstance(backend, str | type) or not callable(getattr(backend, "prepare", None))):
+        names = ", ".join(map(repr, get_args(BackendName)))
+        raise InvalidRequestError(
+            f"a backend is one of {names}, or an object with prepare(layout, kind), not {backend!r}"
+        )
+    return backend
+
+
 def make_backend(
-    name: BackendName, dtype: torch.dtype, device: torch.device, shape: HeadShape = USUAL_HEADS
+    backend: BackendName | AttentionBackend,
+    dtype: torch.dtype,
+    device: torch.device,
+    shape: HeadShape = USUAL_HEADS,
 ) -> AttentionBackend:
-    """The backend of that name, for KV of a dtype on a device and heads of a shape.
+    """The backend of that name, for KV of a dtype on a device and heads of a shape; or this very one.
 
     Raises:
-        InvalidRequestError: It was asked for by name and does not work here.
+        InvalidRequestError: There is none of that name, or it does not work here.
     """
+    name = require_backend(backend)
+    if not isinstance(name, str):
+        made: AttentionBackend = name
+        return made
     if name == "reference":
         return ReferenceBackend()
     if name == "varlen" or (name == "auto" and device.type == "cuda"):
-        backend = VarlenBackend.tried(dtype, device, shape=shape)
-        if backend is not None:
-            return backend
+        varlen = VarlenBackend.tried(dtype, device, shape=shape)
+        if varlen is not None:
+            return varlen
         if name == "varlen":
             raise InvalidRequestError(
                 f"the varlen backend does not work for {dtype} on {device}: it needs half precision and a kernel of "

@@ -24,7 +24,7 @@ class PreparedAttention(Protocol):
             keys: [kv_heads, slots, head_dim], the layer's pool, this step's keys already written.
             values: Like `keys`.
             scale: Factor on the scores.
-            sinks: [heads], a score that takes its share of each softmax and adds nothing (gpt-oss).
+            sinks: [heads], attention sinks: a score that takes its share of each softmax and adds nothing (gpt-oss).
 
         Returns:
             [tokens, heads, head_dim].

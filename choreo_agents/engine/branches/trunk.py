@@ -113,15 +113,15 @@ def keep(
     with tenant.core.lock:
         if scope is not None and scope.closed:
             return
-        ledger, made = tenant.core.table, [tenant.find(copy) for copy in copies]
+        table, made = tenant.core.table, [tenant.find(copy) for copy in copies]
         try:
             found = [tenant.find(source) for source in sources]
         except HandleError:
             for copy in made:
-                ledger.release(copy, scope)
+                table.release(copy, scope)
             raise
         for source, copy in zip(found, made, strict=True):
-            ledger.keep(source, copy, scope)
+            table.keep(source, copy, scope)
 
 
 def speaker(tenant: Tenant, branch: MessageHandle) -> tuple[Message, str]:

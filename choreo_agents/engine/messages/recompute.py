@@ -88,7 +88,7 @@ class _Recomputation:
         self.recomputer.ended(self.message)
         segment = request.encoding.close(request)
         assert segment is not None
-        self.recomputer.table.restored(self.message, segment, Usage.of(request) if self.first else None)
+        self.recomputer.table.computed(self.message, segment, Usage.of(request) if self.first else None)
 
     def abandon(self, request: Request) -> None:
         self.recomputer.ended(self.message)

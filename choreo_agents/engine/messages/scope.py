@@ -26,21 +26,21 @@ class Scope:
             scope = scope.outer
 
 
-_innermost: ContextVar[dict[int, Scope]] = ContextVar("choreo_scopes")
-"""The innermost open scope by engine, in this context; replaced, never changed."""
+_innermost: ContextVar[dict[object, Scope]] = ContextVar("choreo_scopes")
+"""The innermost open scope by whose it is, in this context; replaced, never changed."""
 
 
-def current(engine: int) -> Scope | None:
-    """The innermost open scope of an engine (its `id`) in this context; a task may outlive the one it started in."""
-    scope = _innermost.get({}).get(engine)
+def current(whose: object) -> Scope | None:
+    """The innermost open scope of a tenant in this context; a task may outlive the one it started in."""
+    scope = _innermost.get({}).get(whose)
     return None if scope is None else next((open_ for open_ in scope.chain() if not open_.closed), None)
 
 
 @contextmanager
-def entered(engine: int) -> Iterator[Scope]:
+def entered(whose: object) -> Iterator[Scope]:
     """Make a new scope the innermost one."""
-    scope = Scope(current(engine))
-    token = _innermost.set({**_innermost.get({}), engine: scope})
+    scope = Scope(current(whose))
+    token = _innermost.set({**_innermost.get({}), whose: scope})
     try:
         yield scope
     finally:

@@ -115,7 +115,7 @@ class MessageTable:
             message.entry = self._hold(message, None)
         return message.entry
 
-    def restored(self, message: Message, segment: Segment, first: Usage | None) -> None:
+    def computed(self, message: Message, segment: Segment, first: Usage | None) -> None:
         """A lost message's KV is there again, or, with its usage, for the first time; takes over the segment's pin."""
         if message.entry is None or not self.cache.lost(message.entry):
             self.cache.pool.unpin(segment)  # nobody wants it any longer

@@ -20,7 +20,7 @@ from choreo_agents import Engine, Memory, Sampling
 from choreo_agents.cli import app
 from choreo_agents.errors import UnsupportedModelError
 from choreo_agents.models import LoadedModel, load_model
-from choreo_agents.models.support import plain_logits, probe_tokens, require_movable
+from choreo_agents.models.support import ProbePrompt, plain_logits, probe_tokens, require_movable
 
 
 def change_config(folder: Path, **changes: Any) -> Path:
@@ -107,7 +107,7 @@ def test_the_probe_notices_positions_that_are_no_pure_rotation(tmp_path: Path) -
     expected = plain_logits(model.adapter.model, tokens)
     inner.set_attn_implementation("choreo_segments")
     with pytest.raises(UnsupportedModelError, match="not a pure rotation"):
-        require_movable(model.adapter, tokens, expected)
+        require_movable(model.adapter, ProbePrompt(tokens, expected), model.backend("auto"))
 
 
 def test_fingerprints_tell_weights_dtypes_and_shapes_apart(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ import inspect
 import pytest
 
 from choreo_agents.runtime import scheduler
-from choreo_agents.runtime.scheduler import Limits, Plan, Running, Waiting, plan_step
+from choreo_agents.runtime.scheduler import FirstComeFirstServed, Limits, Plan, Running, Waiting
 
+plan_step = FirstComeFirstServed().plan
 LIMITS = Limits(step_tokens=10, rows=4)
 
 
