@@ -12,6 +12,7 @@ from choreo_agents.engine.desk import Answer, Desk
 from choreo_agents.engine.joining import Joining
 from choreo_agents.engine.scope import Scope, current
 from choreo_agents.engine.streams import stream_async, stream_sync
+from choreo_agents.engine.turns import LoopTurns
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling
@@ -24,6 +25,7 @@ class Calling:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        self._turn = LoopTurns()
 
     def keep(self, make: Callable[[Self], T]) -> T:
         """What `make` makes of the engine: once for this tenant, and kept as long as the engine is.
@@ -229,8 +231,8 @@ class Calling:
     async def _await(self, answers: list[Answer], scope: Scope | None, *, one: bool) -> Any:
         with self._desk.given_up_if_left(answers, scope):
             if all(answer.done() for answer in answers):
-                # One turn of the event loop, not one for each: others go on, and who was cancelled ends here.
-                await asyncio.sleep(0)
+                # Not a turn of the event loop for each: an agent whose view is there begins before the next is read.
+                await self._turn.given()
                 handles = [answer.result() for answer in answers]
             else:
                 handles = [await asyncio.wrap_future(answer) for answer in answers]
