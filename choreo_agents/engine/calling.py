@@ -16,6 +16,7 @@ from choreo_agents.engine.calls import Calls, Decode, Prefill, StreamedToken
 from choreo_agents.engine.detokenizer import Detokenizer
 from choreo_agents.engine.messages.scope import Scope, current, entered
 from choreo_agents.engine.tenant import Tenant
+from choreo_agents.engine.turns import LoopTurns
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling
@@ -37,10 +38,10 @@ class Until:
     def results(self) -> list[Any]:
         return [future.result() for future in self.futures]
 
-    async def awaited(self) -> list[Any]:
+    async def awaited(self, turns: LoopTurns) -> list[Any]:
         if all(future.done() for future in self.futures):
-            # One turn of the event loop, not one for each: others go on, and who was cancelled ends here.
-            await asyncio.sleep(0)
+            # Not a turn of the event loop for each: an agent whose view is there begins before the next is read.
+            await turns.given()
             return self.results()
         return [await asyncio.wrap_future(future) for future in self.futures]
 
@@ -72,6 +73,7 @@ class Caller:
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
+        self._turns = LoopTurns()
 
     def scope(self) -> Scope | None:
         """The innermost one that is open here."""
@@ -93,7 +95,7 @@ class Caller:
 
     async def arun(self, plan: Plan[T], terms: Terms | None = None) -> T:
         """The same. Cancelling the awaiting task stops the requests and frees their memory."""
-        async with aclosing(_awaiting(self._planned(plan, terms, self.scope()))) as found:
+        async with aclosing(_awaiting(self._planned(plan, terms, self.scope()), self._turns)) as found:
             return await anext(found)
 
     def stream(self, call: Decode) -> Generator[Item]:
@@ -102,7 +104,7 @@ class Caller:
 
     def astream(self, call: Decode) -> AsyncGenerator[Item]:
         """The same."""
-        return _awaiting(self._streamed(call, self.scope()))
+        return _awaiting(self._streamed(call, self.scope()), self._turns)
 
     def _planned(self, plan: Plan[T], terms: Terms | None, scope: Scope | None) -> Steps[T]:
         with closing(plan(scope)) as batches:
@@ -186,7 +188,7 @@ def _waiting(steps: Steps[T]) -> Generator[T]:
             return
 
 
-async def _awaiting(steps: Steps[T]) -> AsyncGenerator[T]:
+async def _awaiting(steps: Steps[T], turns: LoopTurns) -> AsyncGenerator[T]:
     """The same on an event loop."""
     with closing(steps):
         try:
@@ -197,7 +199,7 @@ async def _awaiting(steps: Steps[T]) -> AsyncGenerator[T]:
                     step = next(steps)
                     continue
                 try:
-                    found = await step.awaited()
+                    found = await step.awaited(turns)
                 except BaseException as error:
                     step = steps.throw(error)
                 else:
