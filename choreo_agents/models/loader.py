@@ -27,6 +27,7 @@ from choreo_agents.models.support import (
     require_movable,
     require_supported,
 )
+from choreo_agents.sampling import Sampler, SamplerCall
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,6 +50,9 @@ class LoadedModel:
     """What moving cached keys did to its logits when it was loaded."""
     prepacked: int = 0
     """Linear layers whose weights were laid out for the CPU."""
+    sampler: Callable[[SamplerCall], Sampler] | None = None
+    """Makes what chooses a decode's tokens, of a model that is told what to say; None: its logits do. Called under the
+    engine's lock, once for each answer that is really decoded, before any work is done: it may refuse."""
 
     @property
     def speaks_embedded(self) -> bool:
