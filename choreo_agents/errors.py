@@ -17,6 +17,7 @@
     ├── RequestTimeoutError (TimeoutError)    a call was not done in the time that it was given
     ├── EngineClosedError (RuntimeError)      the engine was closed
     ├── QuorumError (RuntimeError)            too many branches failed for a synthesizer to start
+    ├── ScriptError (LookupError)             a test's script has nothing to say, or nothing that is allowed
     ├── EngineFailedError                     a step of the engine failed; the cause is chained
     └── TrainingError                         a training run cannot start, or go on from its checkpoint
 
@@ -123,6 +124,10 @@ class EngineClosedError(ChoreoError, RuntimeError):
 
 class QuorumError(ChoreoError, RuntimeError):
     """So many branches have failed that a synthesizer's quorum cannot be reached."""
+
+
+class ScriptError(ChoreoError, LookupError):
+    """A scripted engine was asked for what its script does not say, or may not say there."""
 
 
 class EngineFailedError(ChoreoError):

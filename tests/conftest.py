@@ -39,6 +39,8 @@ def embedded() -> LoadedModel:
     return load_model("embedded")
 
 
+pytest_plugins = ["choreo_agents.testing.plugin", "pytester"]
+
 MakeEngine = Callable[..., Engine]
 
 

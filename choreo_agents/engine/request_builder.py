@@ -7,7 +7,7 @@ import operator
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from choreo_agents.engine.allowed import answer_guide, answer_paths
@@ -24,7 +24,7 @@ from choreo_agents.errors import AdapterError, ContextLengthError, InvalidReques
 from choreo_agents.kv.archive import KVKey
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.runtime.request import Decoding, Request
-from choreo_agents.sampling import AnswerPaths, Sampling, TokenSampler, nth_seed
+from choreo_agents.sampling import AnswerPaths, Sampler, SamplerCall, Sampling, TokenSampler, nth_seed
 
 _REMEMBERED_CALLS = 65_536
 _TEXTS_KEPT = 512
@@ -218,8 +218,13 @@ class RequestBuilder:
         """How a decode samples. Derives its seed, so that it must be called once for each that really runs."""
         sampling, model = call.sampling, self._core.model
         seed = self._call_seed(lineage, sampling) if sampling.seed is None else nth_seed(sampling.seed, read.sample)
-        guide = None if read.paths is None else answer_guide(model, sampling, read.paths)
-        sampler = TokenSampler(sampling, seed, lineage.text(), call.watch, guide)
+        guide = None if read.paths is None else partial(answer_guide, model, sampling, read.paths)
+        sampler: Sampler
+        if model.sampler is None:
+            sampler = TokenSampler(sampling, seed, lineage.text(), call.watch, None if guide is None else guide())
+        else:
+            view = tuple((parent.author, parent.tokens) for parent in lineage.parents)
+            sampler = model.sampler(SamplerCall(call.author, view, lineage.tokens, sampling, guide, call.watch))
         stop_text = TextStop(model, sampling.stop).ends_with if sampling.stop and guide is None else None
         return Decoding(sampling, sampler, read.stops, read.closing, stop_text)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from choreo_agents.models.support import (
     require_movable,
     require_supported,
 )
+from choreo_agents.sampling import Sampler, SamplerCall
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,6 +51,9 @@ class LoadedModel:
     """Linear layers whose weights were laid out for the CPU."""
     exact_with: dict[BackendName | int, AttentionBackend] = field(default_factory=dict, repr=False)
     """Backends with which the model was found to be exact, by name, or `id` if they are a user's own."""
+    sampler: Callable[[SamplerCall], Sampler] | None = None
+    """Makes what chooses a decode's tokens, of a model that is told what to say; None: its logits do. Called under the
+    engine's lock, once for each answer that is really decoded, before any work is done: it may refuse."""
 
     def backend(self, wanted: BackendName | AttentionBackend) -> AttentionBackend:
         """The backend of that name, or this very one: the model is exact with it.

@@ -16,7 +16,7 @@ from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.models.lora import Adapted, LoraAdapter
 from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.step import Row, Step
-from choreo_agents.sampling import Chosen, TokenSampler
+from choreo_agents.sampling import Chosen, Sampler
 from choreo_agents.synthesis.mapper import CacheMapper
 
 
@@ -47,7 +47,7 @@ class Executor:
         self._loras = {} if loras is None else loras
         self._mappers = {} if mappers is None else mappers
 
-    def run(self, step: Step, samplers: Mapping[int, TokenSampler]) -> dict[int, Chosen]:
+    def run(self, step: Step, samplers: Mapping[int, Sampler]) -> dict[int, Chosen]:
         """Encode the step's tokens and return each sampling request's next token.
 
         Args:
@@ -57,7 +57,7 @@ class Executor:
         with LayeredCopy(self.pool, step.arrivals) as arriving:
             return self._run(step, samplers, arriving.wait)
 
-    def _run(self, step: Step, samplers: Mapping[int, TokenSampler], wait: Callable[[int], None]) -> dict[int, Chosen]:
+    def _run(self, step: Step, samplers: Mapping[int, Sampler], wait: Callable[[int], None]) -> dict[int, Chosen]:
         for row in step.mapped:
             self._map(row, wait)
         if not step.tokens:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.segment import Piece, Segment
-from choreo_agents.sampling import Chosen, Sampling, TokenSampler
+from choreo_agents.sampling import Chosen, Sampler, Sampling
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Decoding:
     """The part of a request that samples."""
 
     sampling: Sampling
-    sampler: TokenSampler
+    sampler: Sampler
     stop_tokens: frozenset[int]
     closing: tuple[int, ...]
     """Tokens that the message ends with, whether the model produces them or not."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +24,34 @@ class Chosen:
     """Its own, in nats."""
     top: tuple[tuple[int, float], ...] = ()
     """The likeliest tokens with theirs, likeliest first."""
+
+
+class Sampler(Protocol):
+    """Chooses the tokens of one request."""
+
+    guide: AnswerGuide | None
+    """Says which may be chosen; None: any."""
+
+    def choose(self, logits: Tensor) -> Chosen:
+        """The next token for [vocabulary] logits."""
+        ...
+
+
+@dataclass(frozen=True)
+class SamplerCall:
+    """The decode that a sampler is made for."""
+
+    author: str | None
+    """Who speaks."""
+    view: tuple[tuple[str | None, tuple[int, ...]], ...]
+    """What it sees from the start on: each message's author and tokens."""
+    header: tuple[int, ...]
+    """What it starts with."""
+    sampling: Sampling
+    guide: Callable[[], AnswerGuide] | None
+    """Makes what says which tokens may be chosen; None: any may."""
+    watch: Callable[[Tensor], None] | None
+    """To be shown the logits before each choice."""
 
 
 class TokenSampler:

@@ -25,6 +25,7 @@ PLANTED = {
         "transformers",
     ),
     "Only graph and lab.rivals know langgraph": ("lab/playing/many_items.py", "langgraph.graph"),
+    "Only testing.plugin knows pytest": ("testing/conformance.py", "pytest"),
     "What decides touches no tensors": ("runtime/scheduler.py", "torch"),
 }
 """By the contract that it breaks: a file, and what it imports."""

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conformance.test_backends import CASES, KINDS, kind_of
 from torch import Tensor
 
 from choreo_agents.attention.backends import make_backend, varlen
@@ -14,6 +13,7 @@ from choreo_agents.attention.backends.reference import ReferenceBackend
 from choreo_agents.attention.backends.varlen import CHUNK, VarlenBackend, chunks
 from choreo_agents.attention.layout import QuerySpan, Read
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.testing.conformance import CASES, KINDS, kind_of
 
 CPU = torch.device("cpu")
 Kernel = Callable[..., tuple[Tensor, Tensor]]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.nested import run
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -234,6 +235,15 @@ def test_the_page_on_prompts_in_graphs_runs(capsys: pytest.CaptureFixture[str]) 
     assert names["other"].stats().tokens_encoded == names["costs"][0], "what the library has is not encoded again"
     for engine in (names["engine"], names["other"]):
         engine.close()
+
+
+def test_the_page_on_testing_runs(pytester: pytest.Pytester) -> None:
+    page = (ROOT / "docs" / "how-to" / "test-your-graphs.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    [conftest] = [code for code in blocks if code.startswith("# conftest.py")]
+    pytester.makeconftest(conftest)
+    pytester.makepyfile("\n".join(code for code in blocks if code != conftest))
+    assert run(pytester, "-k", "not every_kind").parseoutcomes() == {"passed": 50, "deselected": 64}
 
 
 @pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda p: p.name)

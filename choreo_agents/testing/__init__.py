@@ -1,0 +1,9 @@
+"""For tests of what is built on this package: agents that say what they are told, and checks of engines and backends.
+
+`choreo_agents.testing.plugin` has fixtures for pytest, `choreo_agents.testing.conformance` what every attention backend
+must do.
+"""
+
+from choreo_agents.testing.script import HeardMessage, Script, ScriptedCall
+
+__all__ = ["HeardMessage", "Script", "ScriptedCall"]

@@ -1,0 +1,132 @@
+"""A model that computes nothing: the engine's own code runs over it, on a few numbers for each token."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import torch
+from torch import Tensor
+
+from choreo_agents.attention.kind import AttentionKind
+from choreo_agents.errors import AdapterError
+from choreo_agents.kv.geometry import KVGeometry
+from choreo_agents.models import ChatFormat, LoadedModel
+from choreo_agents.models.chat import TurnFormat
+from choreo_agents.models.support import MovedLogits, ProbePrompt
+from choreo_agents.sampling import Chosen, Sampler, SamplerCall
+from choreo_agents.testing.tokenizer import BOS, END, LONGEST, ROLES, ScriptedTokenizer
+
+if TYPE_CHECKING:
+    from choreo_agents.attention.step import Attention
+    from choreo_agents.models import ModelAdapter
+    from choreo_agents.models.lora import Adapted
+
+NAME = "scripted"
+_GEOMETRY = KVGeometry(layers=1, kv_heads=1, head_dim=16, dtype=torch.float32)
+_TOLD = 1021
+"""So many tokens have keys and values of their own."""
+_FINGERPRINT = hashlib.sha256(f"{NAME} {LONGEST} {_GEOMETRY} {_TOLD}".encode()).hexdigest()[:16]
+
+
+class ScriptedAdapter:
+    """One forward pass that stores and attends as the engine says, and whose logits say nothing.
+
+    Args:
+        context: The length of its context in tokens.
+    """
+
+    def __init__(self, context: int) -> None:
+        self.max_positions = context
+        self.device = torch.device("cpu")
+        self.geometry = _GEOMETRY
+        self.kinds = (AttentionKind(),)
+        self.heads = _GEOMETRY.kv_heads
+        self.parameters = 0
+        self.vocabulary_size = ScriptedTokenizer.size
+        self.end_tokens = (ScriptedTokenizer.end_token_id,)
+        self.fingerprint = self.weights = _FINGERPRINT
+
+    def read_adapter(self, folder: Path) -> NoReturn:
+        """A script has no weights that could be adapted."""
+        raise AdapterError(f"the adapter in {str(folder)!r} is a model's, and a script has no weights: leave it out")
+
+    @torch.inference_mode()
+    def logits(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        attention: Attention,
+        wanted: Sequence[int],
+        adapted: Sequence[Adapted] = (),
+    ) -> Tensor:
+        """As for a model, but [len(wanted), 1]: what is said the sampler knows. What is stored tells tokens apart."""
+        told = torch.tensor([token % _TOLD / _TOLD for token in tokens])
+        query = told[:, None, None].expand(-1, 1, _GEOMETRY.head_dim)
+        attention.attend(0, query, query.transpose(0, 1), query.transpose(0, 1), 1.0)
+        return torch.zeros(len(wanted), 1)
+
+
+class ScriptedSampler:
+    """Chooses given tokens, and then the end for as long as it is asked.
+
+    Args:
+        call: The decode that it is for.
+        tokens: Which must be allowed (see `follows`).
+    """
+
+    def __init__(self, call: SamplerCall, tokens: Iterable[int]) -> None:
+        self.guide = None if call.guide is None else call.guide()
+        self._call = call
+        self._tokens = _ended(tokens)
+
+    def choose(self, logits: Tensor) -> Chosen:
+        """The next token, of which it is certain."""
+        if self._call.watch is not None:
+            self._call.watch(logits)
+        token = next(self._tokens)
+        if self.guide is not None:
+            self.guide.take(token)
+        most = self._call.sampling.logprobs
+        return Chosen(token) if most is None else Chosen(token, 0.0, ((token, 0.0),)[:most])
+
+
+def _ended(tokens: Iterable[int]) -> Iterator[int]:
+    return chain(tokens, repeat(ScriptedTokenizer.end_token_id))
+
+
+def follows(call: SamplerCall, tokens: Iterable[int]) -> bool:
+    """Whether a decode may say these tokens, as far as its allowed answers go."""
+    if call.guide is None:
+        return True
+    guide = call.guide()
+    for token in _ended(tokens):
+        allowed = guide.allowed()
+        if guide.refuses(token) or (allowed is not None and token not in allowed):
+            return False
+        guide.take(token)
+        if guide.done:
+            break
+    return True
+
+
+def scripted_model(sampler: Callable[[SamplerCall], Sampler], context: int) -> LoadedModel:
+    """A model whose decodes say what a sampler says.
+
+    Args:
+        sampler: See `LoadedModel.sampler`.
+        context: The length of its context in tokens.
+    """
+    system, user, assistant = (TurnFormat(f"<|{role}|> ", None, END) for role in ROLES)
+    return LoadedModel(
+        NAME,
+        cast("ModelAdapter", ScriptedAdapter(context)),
+        cast("Any", ScriptedTokenizer()),
+        ChatFormat(BOS, system, user, assistant),
+        MovedLogits(error=0.0, tolerance=0.0),
+        ProbePrompt([*ScriptedTokenizer().spell("no two of these")], torch.zeros(1)),
+        sampler=sampler,
+    )
