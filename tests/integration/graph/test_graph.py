@@ -14,6 +14,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 from support.graphs import QUESTION, SHORT, agent, branches
+from support.lineage import parents_of
 
 from choreo_agents import (
     END,
@@ -49,7 +50,7 @@ def handle_of(state: dict[str, Any], author: str) -> MessageHandle:
 
 def authors_seen(engine: Engine, handle: MessageHandle) -> set[str | None]:
     """Authors of the messages that a decode attended to directly."""
-    return {parent.author for parent in engine._tenant.find(handle).parents}
+    return {parent.author for parent in parents_of(engine, handle)}
 
 
 def test_a_shared_edge_hands_over_the_encoding_itself(engine: Engine) -> None:
@@ -63,10 +64,10 @@ def test_a_reencoded_edge_hands_over_words_only(engine: Engine) -> None:
     state = pair("reencoded").compile(engine=engine).invoke(QUESTION)
     pro, judge = handle_of(state, "pro"), handle_of(state, "judge")
     assert pro not in engine.inspect.ancestors(judge)
-    [copy] = [p for p in engine._tenant.find(judge).parents if p.author == "pro"]
+    [copy] = [p for p in parents_of(engine, judge) if p.author == "pro"]
     assert list(copy.tokens) == engine.tokens(pro)
-    assert [p.author for p in copy.parents] == ["public root", START]
-    assert "pro.system" not in {a.author for a in engine._tenant.find(judge).ancestors()}
+    assert [p.author for p in parents_of(engine, copy.handle, judge)] == ["public root", START]
+    assert "pro.system" not in {*engine.inspect.ancestors(judge).values()}
 
 
 def test_a_private_edge_hands_over_nothing(engine: Engine) -> None:
@@ -127,7 +128,7 @@ def test_views_are_ordered_by_superstep_then_own_then_declared_order(engine: Eng
     app = debate(notes, rounds=3, sampling=SHORT).compile(engine=engine)
     state = app.invoke(QUESTION)
     last = [e for e in state["handles"] if e["author"] == "alice"][-1]
-    parents = engine._tenant.find(MessageHandle.model_validate(last["handle"])).parents
+    parents = parents_of(engine, MessageHandle.model_validate(last["handle"]))
     assert [p.author for p in parents] == ["public root", "alice.system", START, "alice", "alice", "zoe", "mia"]
     by_id = {e["handle"]["id"]: e["superstep"] for e in state["handles"]}
     # The question is a copy that was encoded again for this reader alone.
@@ -146,7 +147,7 @@ def test_history_keeps_the_last_supersteps_only(engine: Engine) -> None:
     for words in ("first", "second", "third"):
         state = app.invoke({"messages": [("user", words)]}, config)
     last = [e for e in state["handles"] if e["author"] == "two"][-1]
-    parents = engine._tenant.find(MessageHandle.model_validate(last["handle"])).parents
+    parents = parents_of(engine, MessageHandle.model_validate(last["handle"]))
     assert [p.author for p in parents if p.author == "one"] == ["one"] * 2
     assert [p.author for p in parents if p.author == START] == [START] * 3
     assert [p.author for p in parents if p.author == "two"] == ["two"] * 2
@@ -172,7 +173,7 @@ def test_the_words_are_mirrored_as_messages(engine: Engine) -> None:
     assert pro.response_metadata["choreo"]["handle"] == entry["handle"]["id"]
     assert str(pro.text) in engine.text(handle_of(state, "pro"), special=False)
     assert judge.usage_metadata["input_token_details"]["cache_read"] == sum(
-        p.handle.length for p in engine._tenant.find(handle_of(state, "judge")).parents
+        p.handle.length for p in parents_of(engine, handle_of(state, "judge"))
     )
 
 
@@ -209,7 +210,7 @@ def test_send_branches_are_told_apart_and_kept_in_order(engine: Engine) -> None:
     workers = [entry for entry in state["handles"] if entry["author"] == "worker"]
     assert [entry["branch"] for entry in workers] == [0, 1, 2, 3]
     assert len({entry["handle"]["id"] for entry in workers}) == 4, "each branch draws from its own seed"
-    parents = engine._tenant.find(handle_of(state, "judge")).parents
+    parents = parents_of(engine, handle_of(state, "judge"))
     assert [p.handle.id for p in parents if p.author == "worker"] == [e["handle"]["id"] for e in workers]
 
 

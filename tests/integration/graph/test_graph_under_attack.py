@@ -18,6 +18,7 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.types import Overwrite
 from pydantic import BaseModel
 from support.graphs import QUESTION, SHORT, agent
+from support.lineage import parents_of
 
 from choreo_agents import (
     END,
@@ -58,7 +59,7 @@ def last_handle(state: dict[str, Any], author: str) -> MessageHandle:
 
 def seen_by(engine: Engine, state: dict[str, Any], author: str) -> list[tuple[str | None, str]]:
     """Author and text of what an author's last message attended to."""
-    parents = engine._tenant.find(last_handle(state, author)).parents
+    parents = parents_of(engine, last_handle(state, author))
     return [(parent.author, engine.model.decode(list(parent.tokens), special=False)) for parent in parents]
 
 
@@ -275,9 +276,10 @@ def test_the_public_root_is_the_one_parent_of_system_prompts_and_input(engine: E
     graph.add_node(agent("a", system="Notes: x"))
     graph.add_edge(START, "a")
     state = graph.compile(engine=engine).invoke(QUESTION)
-    root, system, question = engine._tenant.find(last_handle(state, "a")).parents
+    root, system, question = parents_of(engine, last_handle(state, "a"))
     assert engine.text(root.handle) == "<s><|system|> Hear each other.<|end|>"
-    assert (system.author, system.parents, question.author, question.parents) == ("a.system", (root,), START, (root,))
+    assert (system.author, system.parents) == ("a.system", (root.handle,))
+    assert (question.author, question.parents) == (START, (root.handle,))
 
 
 def test_several_calls_of_one_node_are_seen_in_the_order_of_the_calls(engine: Engine) -> None:

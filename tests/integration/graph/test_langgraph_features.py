@@ -12,6 +12,7 @@ from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import CachePolicy, RetryPolicy, interrupt
 from support.graphs import QUESTION, agent
+from support.lineage import parents_of
 
 from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Command, Engine, MessageHandle
 from choreo_agents.errors import ReleasedHandleError
@@ -35,7 +36,7 @@ def views(engine: Engine, state: dict[str, Any]) -> dict[str, list[str]]:
     """Ids of each author's last message and of what it attended to."""
     handles = {entry["author"]: MessageHandle.model_validate(entry["handle"]) for entry in state["handles"]}
     return {
-        author: [handle.id, *(parent.handle.id for parent in engine._tenant.find(handle).parents)]
+        author: [handle.id, *(parent.handle.id for parent in parents_of(engine, handle))]
         for author, handle in handles.items()
     }
 
@@ -98,12 +99,12 @@ def test_a_checkpoint_goes_on_in_a_new_engine_from_its_words(make_engine: MakeEn
     assert [(e["author"], e["superstep"]) for e in new[:2]] == [(e["author"], e["superstep"]) for e in old]
     assert new[0]["handle"] == old[0]["handle"] and new[1]["handle"] != old[1]["handle"]
     copy = MessageHandle.model_validate(new[1]["handle"])
-    assert [parent.author for parent in engine._tenant.find(copy).parents] == ["public root"]
+    assert [parent.author for parent in parents_of(engine, copy)] == ["public root"]
     assert str(state["messages"][1].text) in engine.text(copy, special=False)
     assert views(engine, state)["judge"][2:] == [new[0]["handle"]["id"], new[1]["handle"]["id"]]
     encoded = engine.stats().tokens_encoded
     state = app.invoke(None, config)  # pro again: what it is asked, its own first words, what it is asked
-    seen = engine._tenant.find(MessageHandle.model_validate(state["handles"][-2]["handle"])).parents
+    seen = parents_of(engine, MessageHandle.model_validate(state["handles"][-2]["handle"]))
     assert [parent.author for parent in seen] == ["public root", START, "pro.system", "pro", "judge", "pro.system"]
     assert copy in [parent.handle for parent in seen], "computed again once"
     assert engine.stats().tokens_encoded > encoded

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.adapters import save_adapter
 from support.graphs import QUESTION, agent
+from support.lineage import parents_of, record_of
 
 from choreo_agents import END, START, ChoreoGraph, Engine, MessageHandle, Policy, Rule, Sampling, Send, send
 from choreo_agents.errors import (
@@ -101,9 +102,9 @@ def test_a_persona_sees_what_its_nodes_said_and_were_asked_and_nobody_else_does(
         engine.chat.turn("user", "What is your plan?"),
         engine.chat.turn("user", "2 said."),
     ]
-    parents = engine._tenant.find(handle_of(state, "ann")).parents
+    parents = parents_of(engine, handle_of(state, "ann"))
     assert [parent.handle for parent in parents[-3:]] == [prompts[0], handle_of(state, "ann.plan"), prompts[1]]
-    seen = [parent.handle for parent in engine._tenant.find(handle_of(state, "bob")).parents]
+    seen = [parent.handle for parent in parents_of(engine, handle_of(state, "bob"))]
     assert not {*prompts} & {*seen} and handle_of(state, "ann.plan") in seen
 
 
@@ -117,16 +118,16 @@ def test_parallel_positions_put_siblings_at_one_offset(engine: Engine) -> None:
     graph.share("pro", "press", "reencoded").share("con", "press", "reencoded")
     state = graph.compile(engine=engine).invoke(QUESTION)
     for reader in ("judge", "press"):
-        message = engine._tenant.find(handle_of(state, reader))
-        starts = [message.native_offset + offset for offset in message.relative_offsets]
-        lengths = [len(parent.tokens) for parent in message.parents]
-        siblings = [i for i, parent in enumerate(message.parents) if parent.author in ("pro", "con")]
+        message, parents = record_of(engine, handle_of(state, reader)), parents_of(engine, handle_of(state, reader))
+        starts = message.offsets
+        lengths = [len(parent.tokens) for parent in parents]
+        siblings = [i for i, parent in enumerate(parents) if parent.author in ("pro", "con")]
         [one, two] = siblings
         assert starts[one] == starts[two] == starts[one - 1] + lengths[one - 1]
         after = max(starts[i] + lengths[i] for i in siblings)
-        assert (starts[two + 1] if two + 1 < len(starts) else message.native_offset) == after
+        assert (starts[two + 1] if two + 1 < len(starts) else message.new_offset) == after
         if reader == "press":
-            assert message.parents[one] not in message.parents[two].parents, "siblings do not see each other"
+            assert parents[one].handle not in parents[two].parents, "siblings do not see each other"
 
 
 def test_positions_of_a_graph_can_be_an_agents_own(make_engine: Any) -> None:
@@ -138,9 +139,9 @@ def test_positions_of_a_graph_can_be_an_agents_own(make_engine: Any) -> None:
             graph.add_edge(START, name)
         graph.add_node(agent("judge", positions="sequential")).add_edge(["pro", "con"], "judge")
         state = graph.compile(engine=engine).invoke(QUESTION)
-        message = engine._tenant.find(handle_of(state, "judge"))
-        starts = [offset + message.native_offset for offset in message.relative_offsets]
-        assert method != "choreo" or sorted(set(starts)) == starts
+        message = record_of(engine, handle_of(state, "judge"))
+        starts = message.offsets
+        assert method != "choreo" or sorted(set(starts)) == [*starts]
     for wrong in (lambda: ChoreoGraph(positions="side by side"), lambda: agent("pro", positions="")):
         with pytest.raises((VisibilityError, InvalidRequestError), match="positions must be"):
             wrong()
@@ -589,7 +590,7 @@ def test_words_are_kept_back_at_call_time_too(engine: Engine) -> None:
 
 def words(state: dict[str, Any], engine: Engine, author: str) -> list[str]:
     """What an author's last message attended to, by author."""
-    return [str(parent.author) for parent in engine._tenant.find(handle_of(state, author)).parents]
+    return [str(parent.author) for parent in parents_of(engine, handle_of(state, author))]
 
 
 def test_a_conversation_handed_on_as_messages_keeps_its_order(engine: Engine) -> None:

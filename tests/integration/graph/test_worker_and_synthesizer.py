@@ -13,6 +13,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 from langgraph.types import interrupt
 from support.graphs import FREE, QUESTION, SHORT, agent
+from support.lineage import parents_of, record_of
 
 from choreo_agents import (
     END,
@@ -58,13 +59,13 @@ def handles(state: dict[str, Any], author: str = "worker") -> list[MessageHandle
 
 
 def parents(engine: Engine, handle: MessageHandle) -> list[MessageHandle]:
-    return [parent.handle for parent in engine._tenant.find(handle).parents]
+    return [parent.handle for parent in parents_of(engine, handle)]
 
 
 def offsets(engine: Engine, handle: MessageHandle) -> list[int]:
     """Where a message saw its parents, the first of them at 0, and where it stands itself."""
-    relative = engine._tenant.find(handle).relative_offsets
-    return [offset - relative[0] for offset in (*relative, 0)]
+    record = record_of(engine, handle)
+    return [offset - record.offsets[0] for offset in (*record.offsets, record.new_offset)]
 
 
 def texts(engine: Engine, given: list[MessageHandle]) -> list[str]:
@@ -477,7 +478,7 @@ def test_a_merge_can_have_rules_and_sources_besides(engine: Engine) -> None:
     [merged] = handles(state, "merger")
     seen = parents(engine, merged)
     assert handles(state, "zoe")[0] in seen and handles(state, "bruno")[0] not in seen
-    assert [parent.author for parent in engine._tenant.find(merged).parents[2:-1]] == ["zoe", "bruno"]
+    assert [parent.author for parent in parents_of(engine, merged)[2:-1]] == ["zoe", "bruno"]
     assert offsets(engine, merged) == after_each_other(seen)
 
 
@@ -547,7 +548,7 @@ def test_siblings_among_plain_nodes_stand_in_one_superstep(engine: Engine) -> No
     assert supersteps["one"] == supersteps["two"] > supersteps[START]
     assert supersteps["later"] > supersteps["one"] and supersteps["reader"] > supersteps["later"]
     [read] = handles(state, "reader")
-    assert [parent.author for parent in engine._tenant.find(read).parents] == [
+    assert [parent.author for parent in parents_of(engine, read)] == [
         "public root",
         START,
         "two",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from conftest import MakeEngine
 from support.graphs import FREE, QUESTION, SHORT
+from support.lineage import parents_of, record_of
 
 from choreo_agents import START, ChoreoGraph, Engine, MessageHandle, Sampling
 from choreo_agents.models import LoadedModel
@@ -40,11 +41,11 @@ def said(state: dict[str, Any], author: str) -> list[MessageHandle]:
 
 
 def parents(engine: Engine, handle: MessageHandle) -> list[MessageHandle]:
-    return [parent.handle for parent in engine._tenant.find(handle).parents]
+    return [parent.handle for parent in parents_of(engine, handle)]
 
 
 def seen(engine: Engine, handle: MessageHandle) -> list[str | None]:
-    return [parent.author for parent in engine._tenant.find(handle).parents]
+    return [parent.author for parent in parents_of(engine, handle)]
 
 
 def last_asked(engine: Engine, handle: MessageHandle) -> str:
@@ -166,7 +167,7 @@ def test_later_speakers_can_see_fresh_encodings_of_thoughts(engine: Engine) -> N
         for handle in said(state, author):
             assert not thoughts & {*engine.inspect.ancestors(handle)} and THINKER in seen(engine, handle)
     [last] = said(state, FINALIST)
-    copies = [parent for parent in engine._tenant.find(last).parents if parent.author == THINKER]
+    copies = [parent for parent in parents_of(engine, last) if parent.author == THINKER]
     by_id = {entry["message_id"]: MessageHandle.model_validate(entry["handle"]) for entry in state["handles"]}
     assert [list(copy.tokens) for copy in copies] == [engine.tokens(by_id[each]) for each in state["kept"][0]]
 
@@ -215,10 +216,8 @@ def test_parts_can_be_merged_otherwise(engine: Engine, strategy: Any) -> None:
     graph = branch_solve_merge(["Write part 1.", "Write part 2."], strategy=strategy, sampling=WARM)
     state = graph.compile(engine=engine).invoke(QUESTION)
     [merged] = said(state, "merger")
-    message = engine._tenant.find(merged)
-    places = [
-        place for place, one in zip(message.relative_offsets, message.parents, strict=True) if one.author == "solver"
-    ]
+    offsets = record_of(engine, merged).offsets
+    places = [place for place, one in zip(offsets, parents_of(engine, merged), strict=True) if one.author == "solver"]
     assert len(places) == 2 and (len(set(places)) == 1) == (strategy == "parallel")
     assert ({*said(state, "solver")} <= {*engine.inspect.ancestors(merged)}) == (strategy == "parallel")
 
@@ -241,21 +240,23 @@ def test_questions_are_encoded_apart_and_placed_as_told(engine: Engine, layout: 
     assert authors(state) == [START, *names, "answerer"]
     assert len({entry["superstep"] for entry in state["handles"] if entry["author"] in names}) == 1
     [answer] = said(state, "answerer")
-    message = engine._tenant.find(answer)
     assert last_asked(engine, answer) == engine.chat.turn("user", "Answer all.")
     before = ["public root", "answerer.system", START] if notes else ["public root", START]
     assert seen(engine, answer) == [*before, *names, "answerer.system"]
-    shown = {one.author: (one, place) for one, place in zip(message.parents, message.relative_offsets, strict=True)}
+    offsets = record_of(engine, answer).offsets
+    shown = {one.author: (one, place) for one, place in zip(parents_of(engine, answer), offsets, strict=True)}
     for name, words in zip(names, asked, strict=True):
         one, _ = shown[name]
         assert engine.text(one.handle) == engine.chat.turn("user", words)
-        assert [parent.author for parent in one.parents] == before[:-1], "no question has seen another"
+        assert [parent.author for parent in parents_of(engine, one.handle, answer)] == before[:-1], (
+            "no question has seen another"
+        )
     places = [shown[name][1] for name in names]
     lengths = [shown[name][0].handle.length for name in names]
     if layout == "serial":
         assert [later - place for place, later in pairwise(places)] == lengths[:-1]
     else:
-        assert len(set(places)) == 1 and message.relative_offsets[-1] == places[0] + max(lengths)
+        assert len(set(places)) == 1 and offsets[-1] == places[0] + max(lengths)
 
 
 def test_no_question_and_no_such_layout_are_refused() -> None:
@@ -275,8 +276,8 @@ def test_one_agent_answers_at_once(engine: Engine, private: str | None) -> None:
     [answer] = said(state, "solver")
     own = ["solver.system"] if private else []
     assert seen(engine, answer) == ["public root", *own, START, "solver.system"]
-    question = engine._tenant.find(answer).parents[-2]
-    assert [parent.author for parent in question.parents] == ["public root", *own], (
+    question = parents_of(engine, answer)[-2]
+    assert [parent.author for parent in parents_of(engine, question.handle, answer)] == ["public root", *own], (
         "it is read in the light of the notes"
     )
     assert last_asked(engine, answer) == engine.chat.turn("user", "Answer.")

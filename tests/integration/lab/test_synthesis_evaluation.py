@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from conftest import MakeEngine
 from support.adapters import save_mapper
+from support.lineage import parents_of
 
 from choreo_agents.engine import Engine
 from choreo_agents.engine.calls import Decode
@@ -139,7 +140,7 @@ async def test_late_branches_come_after_so_many_tokens_into_the_place_that_was_k
         views.append((list(call.parents), list(call.offsets), call.new_offset))
         [made] = await decode(calls)
         joined.append(dict(engine.inspect.joined(made)))
-        seen.append([parent.handle for parent in engine._tenant.find(made).parents])
+        seen.append([parent.handle for parent in parents_of(engine, made)])
         header = made.length - len(engine.logprobs(made)) - len(engine.model.encode(engine.chat.turn_end))
         return [made]
 
