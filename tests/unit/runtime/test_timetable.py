@@ -60,6 +60,23 @@ def test_labels_do_not_depend_on_words(tiny: LoadedModel) -> None:
     assert len(names) == 3
 
 
+def test_one_authors_calls_of_other_lengths_are_told_apart_whoever_comes_first(tiny: LoadedModel) -> None:
+    """Two nodes of one persona, asked something each: it is by chance which of them is first."""
+
+    def asked(timetable: Timetable, *lengths: int) -> None:
+        with Engine.load(tiny, scheduling=Scheduling(timetable=timetable)) as engine:
+            root = engine.prefill([5, 6, 7], author="ann")
+            calls = [Prefill(list(range(20, 20 + length)), [root], author="ann") for length in lengths]
+            told = engine.prefill(calls)
+            engine.decode([Decode([5], [each], sampling=FORCED, author=f"of {each.length}") for each in told])
+
+    written = Timetable()
+    asked(written, 9, 10)
+    again = written.again()
+    asked(again, 10, 9)
+    assert again.steps == written.steps and not again.is_kept_to
+
+
 def test_calls_that_never_come_fail_the_others(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     written = Timetable()
     with Engine.load(tiny, scheduling=Scheduling(timetable=written)) as engine:
