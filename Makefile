@@ -6,7 +6,7 @@ WORKERS := -n logical --maxprocesses 4 --dist worksteal
 LOWEST := .venv-lowest
 FLOORS := $(shell sed -nE 's/^ *"(torch|transformers)>=([0-9.]+).*/\1==\2/p' pyproject.toml)
 
-.PHONY: help demo test test-slow test-kernels test-lowest install check format train-embedded clean
+.PHONY: help demo test test-slow test-kernels test-lowest mutants install check format train-embedded clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -23,6 +23,9 @@ test-slow: $(STAMP)  ## Run the slow tests: much random input, or at length
 
 test-kernels: $(STAMP)  ## Run what is exact with the kernels of other processors, too
 	@$(BIN)/python tests/under_other_kernels.py $(WORKERS)
+
+mutants: $(STAMP)  ## Break the product in many places, and see that its tests notice
+	@$(BIN)/python tests/mutation/mutants.py $(MUTANTS)
 
 test-lowest: $(LOWEST)/.installed  ## Run all tests on the oldest torch and transformers (downloads 3 GB once)
 	@$(LOWEST)/bin/python -m pytest $(WORKERS) -m ''
