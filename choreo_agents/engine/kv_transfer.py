@@ -15,6 +15,7 @@ from choreo_agents.engine.calls import Prefill
 from choreo_agents.engine.memory_map import MemoryMap, TierName, tier_of
 from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.table import require_handle
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.request_builder import PlacedCall, ReadCall
 from choreo_agents.engine.tenant import Tenant
@@ -143,11 +144,14 @@ class KVTransfer:
         return Leases(tenant, scope, list(handles))
 
     def tiers(self, handles: Sequence[MessageHandle]) -> list[TierName | None]:
-        """The fastest tier that has each message's KV: `"lineage"` if none has, None if it is not known and leased."""
+        """The fastest tier that has each message's KV: `"lineage"` if none has, None if it is not known and leased.
+
+        Of a closed engine, too.
+        """
         core = self._tenant.core
         with core.lock:
-            self._tenant.require_open()
-            found = [core.table.get(handle.id) for handle in handles]
+            self._tenant.require_tenancy()
+            found = [core.table.get(require_handle(handle).id) for handle in handles]
             return [
                 None if message is None or message.tenant != self._tenant.name else tier_of(message.entry, core.cache)
                 for message in found

@@ -90,6 +90,8 @@ class Pending:
     def abandon(self, request: Request) -> None:
         """Give back all that an unfinished request holds."""
         self._forget()
+        if request.decoding is not None:
+            request.decoding.sampler.withdraw()
         segment = request.encoding.close(request)
         if segment is not None:
             self.core.pool.unpin(segment)

@@ -6,6 +6,7 @@ import threading
 
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.tenant import Tenant
+from choreo_agents.errors import EngineClosedError
 
 
 class Tenants:
@@ -18,12 +19,22 @@ class Tenants:
     def __init__(self, core: EngineCore) -> None:
         self.core = core
         self._open: dict[str, Tenant] = {}
-        self._changing = threading.RLock()
-        """Held, besides the engine's lock, while one comes or goes: one that comes again finds nothing of before."""
+        self._closing: set[Tenant] = set()
+        self._closed = threading.Condition(core.lock)
 
     def open(self, salt: str, starts_per_s: float | None) -> Tenant:
-        """The tenant with this salt, who may start so many calls in a second from now on; None: as before."""
-        with self._changing:
+        """The tenant with this salt, who may start so many calls in a second from now on; None: as before.
+
+        One that is being closed comes again when that is over, and finds nothing of before.
+
+        Raises:
+            EngineClosedError: It is being closed, and this is the engine's thread, for which that waits.
+        """
+        with self._closed:
+            if self._open.get(salt) in self._closing:
+                if self.core.loop.is_here:
+                    raise EngineClosedError("this tenancy is being closed: begin it again when that is over")
+                self._closed.wait_for(lambda: self._open.get(salt) not in self._closing)
             if salt not in self._open:
                 self._open[salt] = Tenant(self.core, salt)
             tenant = self._open[salt]
@@ -33,10 +44,21 @@ class Tenants:
 
     def close(self, tenant: Tenant) -> None:
         """End a tenancy: see `Engine.close`."""
-        with self._changing:
-            tenant.close()
-            self._open = {salt: each for salt, each in self._open.items() if each is not tenant}
+        with self._closed:
+            if tenant in self._closing:
+                if not self.core.loop.is_here:
+                    self._closed.wait_for(lambda: tenant not in self._closing)
+                return
+            self._closing.add(tenant)
+        try:
+            tenant.close()  # waits for the engine's thread, which may be opening another
+        finally:
+            with self._closed:
+                self._open = {salt: each for salt, each in self._open.items() if each is not tenant}
+                self._closing.remove(tenant)
+                self._closed.notify_all()
 
     def names(self) -> list[str]:
         """Of all that are open; they do not tell their salts."""
-        return [tenant.name for tenant in self._open.values()]
+        with self._closed:
+            return [tenant.name for tenant in self._open.values()]

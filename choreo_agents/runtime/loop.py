@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from choreo_agents.errors import ChoreoError, EngineClosedError, EngineFailedError, RequestTimeoutError
 from choreo_agents.runtime.admission import Admission, Reclaimer
@@ -12,10 +12,10 @@ from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.planner import Planner
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.step import Row, Step, make_step
-from choreo_agents.sampling import Chosen
+from choreo_agents.sampling import Chosen, Sampler
 from choreo_agents.tracing import EventSink, FirstToken, RequestFinished, RequestSubmitted, StepRan, guarded
 
-DISK_PATIENCE_S = 1.0
+DISK_PATIENCE_S, PAUSE_S = 1.0, 0.005
 """Seconds between two looks at what should have been notified of."""
 
 
@@ -84,8 +84,13 @@ class EngineLoop:
         with self._lock:
             self._leaving.update(request for request in self._unfinished() if request.tenant == tenant)
             self._changed.set()
-            if self._thread is not threading.current_thread():
+            if not self.is_here:
                 self._ended.wait_for(lambda: self._closed or all(r.tenant != tenant for r in self._unfinished()))
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is its thread."""
+        return self._thread is threading.current_thread()
 
     def unfinished(self) -> int:
         return len(self._admission.waiting) + len(self._running)
@@ -141,16 +146,13 @@ class EngineLoop:
         """Schedule, run, account."""
         with self._lock:
             step, unfinished = self._schedule()
-            patience = 0.0 if step.rows else _patience(self._unfinished())
-            samplers = {
-                row.number: decoding.sampler
-                for row in step.rows
-                if (decoding := self._running[row.number].decoding) is not None
-            }
+            patience = (
+                0.0 if step.rows else _patience(self._unfinished(), PAUSE_S if self._running else DISK_PATIENCE_S)
+            )
+            samplers = _samplers(self._running[row.number] for row in step.rows)
         if not step.rows:
-            if unfinished:
-                # All that wait wait for the disk, which tells when it is done.
-                self._changed.wait(patience)
+            # All that wait wait for the disk, which tells when it is done; a policy that lets none run does not.
+            self._changed.wait(patience if unfinished else 0.0)
             return
         started = time.perf_counter()
         chosen = self.executor.run(step, samplers)
@@ -185,7 +187,7 @@ class EngineLoop:
         admitted = [self._running[n].binding for n in plan.admitted if n in self._running]
         arrivals = [arrival for binding in admitted if binding is not None for arrival in binding.arrivals]
         self._planner.record([(self._running[row.number], len(row.tokens)) for row in rows])
-        waits = admission.waiting and not stuck and not self._closed
+        waits = (admission.waiting or self._running) and not stuck and not self._closed
         return make_step(rows, arrivals), unfinished if rows or waits else 0
 
     def _drop_left(self) -> None:
@@ -279,10 +281,15 @@ def _row(request: Request, count: int) -> Row:
     return Row(request.number, tokens, first, request.segment, view, samples, *made_by)
 
 
-def _patience(requests: Sequence[Request]) -> float:
+def _samplers(requests: Iterable[Request]) -> dict[int, Sampler]:
+    """What chooses the tokens of those that decode."""
+    return {each.number: each.decoding.sampler for each in requests if each.decoding is not None}
+
+
+def _patience(requests: Sequence[Request], most: float) -> float:
     """Seconds until the loop has to look again by itself."""
     deadlines = [deadline for request in requests for deadline in request.deadlines.values()]
-    return max(0.0, min([DISK_PATIENCE_S, *(deadline - time.perf_counter() for deadline in deadlines)]))
+    return max(0.0, min([most, *(deadline - time.perf_counter() for deadline in deadlines)]))
 
 
 def _announcer(emit: EventSink) -> Callable[[Request], None]:

@@ -36,6 +36,10 @@ class Sampler(Protocol):
         """The next token for [vocabulary] logits."""
         ...
 
+    def withdraw(self) -> None:
+        """What it was made for goes no further: refused with others of its batch, cancelled, or failed."""
+        ...
+
 
 @dataclass(frozen=True)
 class SamplerCall:
@@ -95,6 +99,9 @@ class TokenSampler:
         best = likely.topk(min(sampling.logprobs, len(likely)))
         top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
         return Chosen(token, float(likely[token]), top)
+
+    def withdraw(self) -> None:
+        """See `Sampler`: what it knows concerns nobody else."""
 
     def _guided(self, logits: Tensor) -> int:
         if self.guide is None:

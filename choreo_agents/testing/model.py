@@ -76,22 +76,31 @@ class ScriptedSampler:
     Args:
         call: The decode that it is for.
         tokens: Which must be allowed (see `follows`).
+        unsaid: Called if the decode goes no further before it has said anything.
     """
 
-    def __init__(self, call: SamplerCall, tokens: Iterable[int]) -> None:
+    def __init__(self, call: SamplerCall, tokens: Iterable[int], unsaid: Callable[[], None]) -> None:
         self.guide = None if call.guide is None else call.guide()
         self._call = call
         self._tokens = _ended(tokens)
+        self._unsaid: Callable[[], None] | None = unsaid
 
     def choose(self, logits: Tensor) -> Chosen:
         """The next token, of which it is certain."""
         if self._call.watch is not None:
             self._call.watch(logits)
+        self._unsaid = None
         token = next(self._tokens)
         if self.guide is not None:
             self.guide.take(token)
         most = self._call.sampling.logprobs
         return Chosen(token) if most is None else Chosen(token, 0.0, ((token, 0.0),)[:most])
+
+    def withdraw(self) -> None:
+        """See `Sampler`."""
+        unsaid, self._unsaid = self._unsaid, None
+        if unsaid is not None:
+            unsaid()
 
 
 def _ended(tokens: Iterable[int]) -> Iterator[int]:

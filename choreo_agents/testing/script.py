@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from typing_extensions import TypeIs
@@ -84,8 +85,12 @@ class Script:
         for agent, told in self._lines.items():
             if not (_is_line(told) or (isinstance(told, Sequence) and all(map(_is_line, told)))):
                 raise ScriptError(f"{agent!r} must be given text, a function, or a list of these, not {told!r}")
+        if default is not None and not _is_line(default):
+            raise ScriptError(f"the default must be text or a function, for it is the line of many: not {default!r}")
         self._default = default
         self._asked: Counter[str | None] = Counter()
+        self._unsaid: defaultdict[str | None, set[int]] = defaultdict(set)
+        """Of each agent, the numbers of calls that were withdrawn: the next ones get them."""
         self._calls: list[ScriptedCall] = []
         self._lock = threading.RLock()
         self.model: LoadedModel = scripted_model(self._sampler, context)
@@ -100,7 +105,7 @@ class Script:
 
     @property
     def calls(self) -> tuple[ScriptedCall, ...]:
-        """What was asked so far, in order, with what was said."""
+        """What was asked so far, in order, with what was said; not what was refused, or given up before a word."""
         with self._lock:
             return tuple(self._calls)
 
@@ -109,7 +114,7 @@ class Script:
         """How many lines are left, by agent, of those whose list is not used up."""
         with self._lock:
             listed = {agent: lines for agent, lines in self._lines.items() if not _is_line(lines)}
-            left = {agent: len(lines) - self._asked[agent] for agent, lines in listed.items()}
+            left = {a: len(lines) - self._asked[a] + len(self._unsaid[a]) for a, lines in listed.items()}
             return {agent: count for agent, count in left.items() if count}
 
     def _sampler(self, call: SamplerCall) -> Sampler:
@@ -117,17 +122,28 @@ class Script:
         with self._lock:
             part = call.author if call.author in self._lines else (call.author or "").rpartition("|")[2]
             whose = part if part in self._lines else call.author
-            asked = self._read(call, self._asked[whose])
+            number = min(self._unsaid[whose], default=self._asked[whose])
+            asked = self._read(call, number)
             if call.sampling.forced is not None:
-                self._calls.append(replace(asked, said=self.model.decode([*call.sampling.forced], special=False)))
-                return ScriptedSampler(call, call.sampling.forced)
+                said = replace(asked, said=self.model.decode([*call.sampling.forced], special=False))
+                self._calls.append(said)
+                return ScriptedSampler(call, call.sampling.forced, partial(self._withdraw, said))
             words = self._words(whose, asked)
             tokens = [*ScriptedTokenizer().spell(f" {words}" if words else "")]
             if not follows(call, tokens):
                 raise _not_allowed(whose, words, call.sampling)
-            self._asked[whose] += 1
-            self._calls.append(replace(asked, said=words))
-            return ScriptedSampler(call, tokens)
+            self._asked[whose] = max(self._asked[whose], number + 1)
+            self._unsaid[whose].discard(number)
+            said = replace(asked, said=words)
+            self._calls.append(said)
+            return ScriptedSampler(call, tokens, partial(self._withdraw, said, whose))
+
+    def _withdraw(self, said: ScriptedCall, *used: str | None) -> None:
+        """A call that goes no further before it has said anything; `used` is whose line it used up, if it did."""
+        with self._lock:
+            self._calls = [call for call in self._calls if call is not said]
+            for whose in used:
+                self._unsaid[whose].add(said.number)
 
     def _read(self, call: SamplerCall, number: int) -> ScriptedCall:
         seen = tuple(
@@ -150,6 +166,10 @@ class Script:
         words = line(call) if callable(line) else line
         if not isinstance(words, str):
             raise ScriptError(f"the script of {whose!r} must say text, not {words!r}")
+        try:
+            words.encode()
+        except UnicodeEncodeError as error:
+            raise ScriptError(f"the script of {whose!r} must say what UTF-8 can write, not {words!r}") from error
         return words
 
 

@@ -89,6 +89,21 @@ def test_sinks_that_are_forgotten_are_found() -> None:
         wrong.test_every_kind_of_layer("no tree", "plain", True)
 
 
+def test_what_only_the_first_layer_is_computed_from_is_found() -> None:
+    first: list[Tensor] = []
+
+    def attend(right: Any, *given: Any) -> Tensor:
+        first.append(right.attend(*given))
+        return first[0]
+
+    with pytest.raises(AssertionError, match="off"):
+        suite(Spoilt(attend=attend)).test_every_layout("no tree", torch.float32)
+
+
+def test_half_precision_of_both_kinds_can_be_asked_for() -> None:
+    suite(Spoilt()).test_every_layout("no tree", torch.float16)
+
+
 def test_another_type_is_found() -> None:
     wrong = suite(Spoilt(attend=lambda right, *given: right.attend(*given).double()))
     with pytest.raises(AssertionError, match="float64"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from weakref import WeakValueDictionary
 
 from choreo_agents.engine.messages.message import Message
@@ -158,7 +158,9 @@ class MessageTable:
             mine = next(held for held, count in message.scoped.items() if count)
         if mine is not None:
             message.scoped[mine] -= 1
-            message.scoped += Counter()  # forget scopes that count nothing any more
+            if not message.scoped[mine]:
+                # Nothing of a scope that counts nothing any more may keep the message alive, nor what is said of it.
+                del message.scoped[mine], self._in_scope[mine][message]
         message.leases -= 1
         self.drop_if_unleased(message)
 
@@ -247,7 +249,8 @@ class MessageTable:
             assert message.leases > 0 and memo in message.memos
 
 
-def require_handle(handle: object) -> None:
-    """Raise `InvalidRequestError` unless it is a handle."""
+def require_handle(handle: object) -> MessageHandle:
+    """The same; raises `InvalidRequestError` unless it is a handle."""
     if not isinstance(handle, MessageHandle):
         raise InvalidRequestError(f"expected a MessageHandle, not {handle!r}: use MessageHandle.model_validate")
+    return handle

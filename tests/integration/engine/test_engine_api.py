@@ -64,6 +64,17 @@ def test_lineage_outlives_release_while_descendants_live(engine: Engine) -> None
         engine.tokens(root)
 
 
+def test_what_is_released_in_an_open_scope_is_forgotten(engine: Engine) -> None:
+    """Who says the same later is not taken for whoever said it first, and what was released takes no memory."""
+    with engine.scope():
+        for _ in range(20):
+            engine.release(engine.prefill("Hello there.", author="ann", confidential=True))
+        again = engine.prefill("Hello there.", author="bob")
+        [lineage] = engine.inspect.audit([again]).messages
+        assert (lineage.authors, lineage.confidential) == (frozenset({"bob"}), False)
+        assert {*engine.kv.memory_map().authors} == {"bob"}
+
+
 def test_a_scope_drops_the_leases_taken_inside(engine: Engine) -> None:
     kept = engine.prefill([5, 6])
     before = engine.stats()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout
 from choreo_agents.errors import EngineFailedError, InvalidRequestError, UnsupportedModelError
 from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.runtime.loop import PAUSE_S
 from choreo_agents.runtime.scheduler import FirstComeFirstServed, Limits, Plan, Running, Waiting
 from choreo_agents.tracing import FirstToken
 
@@ -104,6 +106,26 @@ def test_a_policy_is_told_whose_requests_they_are_and_how_urgent(make_engine: Ma
     engine.prefill([5] * 20, priority=2)
     engine.tenant("a").prefill([5] * 20)
     assert len(seen) == 2 and {priority for _, priority in seen} == {0, 2}
+
+
+def test_a_policy_that_pauses_all_that_run_is_not_asked_all_the_time(make_engine: MakeEngine) -> None:
+    """It is asked every few milliseconds, since nothing else may happen that would tell."""
+
+    class Pausing(FirstComeFirstServed):
+        until, asked = float("inf"), 0
+
+        def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], *rest: Any) -> Plan:
+            if running and self.until == float("inf"):
+                self.until = time.perf_counter() + 0.3
+            if running and time.perf_counter() < self.until:
+                self.asked += 1
+                return Plan((), (), ())
+            return super().plan(waiting, running, *rest)
+
+    policy = Pausing()
+    engine = make_engine(policy=policy)
+    assert engine.decode([7] * 20, sampling=SHORT).length == 26
+    assert 1 <= policy.asked <= 0.3 / PAUSE_S + 1
 
 
 @pytest.mark.parametrize("policy", [ShortestPromptFirst, object(), None, "fcfs"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 from conftest import MakeEngine
 from support.adapters import save_adapter
 
-from choreo_agents import Engine, Prefill, Sampling
+from choreo_agents import Decode, Engine, Prefill, Sampling
+from choreo_agents.engine.owner import EngineOwner
 from choreo_agents.errors import EngineClosedError, HandleError, InvalidRequestError
 from choreo_agents.models import LoadedModel
+from choreo_agents.tracing import RequestFinished
 
 TEXT = list(range(20, 60))
 SHORT = Sampling(max_tokens=4, stop_tokens=())
@@ -244,5 +247,67 @@ def test_only_handles_are_named_and_parked(make_engine: MakeEngine) -> None:
             engine.kv.key(wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError):
         engine.kv.key(Prefill([5], ["root"]))  # type: ignore[list-item]
+    with pytest.raises(InvalidRequestError, match="expected a MessageHandle"):
+        engine.kv.tiers(["root"])  # type: ignore[list-item]
     with pytest.raises(InvalidRequestError, match="has no key"):
         engine.kv.key(Prefill(TEXT, [root], maps=True))
+
+
+def test_a_tenancy_can_begin_on_the_engines_thread_while_another_ends(make_engine: MakeEngine) -> None:
+    told: list[str] = []
+
+    def sink(event: Any) -> None:
+        if isinstance(event, RequestFinished):  # the call that goes with the tenancy: who closes it waits for this
+            engine.tenant("b")
+            try:
+                engine.tenant("a")
+            except EngineClosedError as error:
+                told.append(str(error))
+
+    engine = make_engine(sink=sink)
+    tenant, begun = engine.tenant("a"), threading.Event()
+    call = Decode([7], sampling=LONG, watch=lambda _: begun.set())
+    [answer] = tenant._tenant.submit([call], None)
+    assert begun.wait(10)
+    threads = [threading.Thread(target=tenant.close, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    with pytest.raises(EngineClosedError, match="before this call was done"):
+        answer.result(10)
+    assert len(told) == 1 and "is being closed" in told[0]
+    assert engine.tenant("a").prefill(TEXT).length == len(TEXT)
+
+
+def test_tenancies_are_listed_while_they_come_and_go(make_engine: MakeEngine) -> None:
+    engine, failures, over = make_engine(), [], threading.Event()
+    assert engine.owner is not None
+
+    def come_and_go(salt: str) -> None:
+        for number in range(150):
+            engine.tenant(f"{salt}{number}").close()
+
+    def look(owner: EngineOwner) -> None:
+        try:
+            while not over.is_set():
+                owner.tenants()
+        except RuntimeError as error:
+            failures.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        lookers = [threading.Thread(target=look, args=(engine.owner,)) for _ in range(2)]
+        movers = [threading.Thread(target=come_and_go, args=(salt,)) for salt in "ab"]
+        for thread in (*lookers, *movers):
+            thread.start()
+        for thread in movers:
+            thread.join()
+        over.set()
+        for thread in lookers:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not failures

@@ -124,6 +124,21 @@ def test_a_batch_with_one_refused_call_does_nothing(make_engine: MakeEngine) -> 
     assert (stats.messages, stats.leases, stats.steps, stats.unfinished) == (0, 0, 0, 0)
 
 
+def test_calls_that_go_no_further_use_up_no_line(make_engine: MakeEngine) -> None:
+    """Refused with others of their batch, asked for more than there are, or given up before a word."""
+    script = Script({"ann": ["One.", "Two."]})
+    engine = make_engine(script.model)
+    with pytest.raises(ScriptError):
+        engine.decode([Decode("<|assistant|>", author="ann"), Decode("<|assistant|>", author="bob")])
+    with pytest.raises(ScriptError):
+        engine.decode([Decode("<|assistant|>", author="ann", sampling=Sampling(n=3))])
+    with pytest.raises(RequestTimeoutError):
+        engine.decode("<|assistant|>", author="ann", timeout_s=0)
+    assert script.unsaid == {"ann": 2} and script.calls == ()
+    said = [engine.text(engine.decode("<|assistant|>", author="ann"), special=False) for _ in range(2)]
+    assert said == [" One.", " Two."] and script.unsaid == {} and [call.number for call in script.calls] == [0, 1]
+
+
 def test_lines_that_are_left_are_told(make_engine: MakeEngine) -> None:
     script = Script({"scout": ["One.", "Two.", "Three."], "captain": "Always.", "nobody": ["Never."]})
     pair().compile(engine=make_engine(script.model)).invoke(ASK)
@@ -134,6 +149,16 @@ def test_lines_that_are_left_are_told(make_engine: MakeEngine) -> None:
 def test_lines_that_are_no_text_are_refused(lines: Any) -> None:
     with pytest.raises(ScriptError, match="'scout' must be given text"):
         Script({"scout": lines})
+
+
+def test_the_default_is_one_line() -> None:
+    with pytest.raises(ScriptError, match="the line of many"):
+        Script(default=["One.", "Two."])  # type: ignore[arg-type]
+
+
+def test_what_utf8_cannot_write_is_refused(make_engine: MakeEngine) -> None:
+    with pytest.raises(ScriptError, match="UTF-8"):
+        make_engine(Script(default="\ud800").model).decode("<|assistant|>")
 
 
 def test_a_function_must_give_text_and_its_errors_are_its_callers(make_engine: MakeEngine) -> None:
