@@ -56,10 +56,10 @@ class Edge:
         usual = ("words",) if self.mode is None else self.mode.opens(presence)
         for channel in usual:
             yield channel, Hop(source=self.source, reader=self.reader, by=self.label)
-        sent = self.mode.narrowed(REENCODED) if self.mode is not None and self.may_be_sent else None
-        for channel in () if sent is None else sent.opens(presence):
-            if channel not in usual:
-                yield channel, Hop(source=self.source, reader=self.reader, by=f"{SENT} {sent.name}")
+        if self.hands_on_encodings and self.may_be_sent:
+            for channel in REENCODED.opens(presence):
+                if channel not in usual:
+                    yield channel, Hop(source=self.source, reader=self.reader, by=f"{SENT} {REENCODED.name}")
 
 
 @dataclass(frozen=True)
