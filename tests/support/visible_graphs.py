@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
 
 from choreo_agents import (
     END,
@@ -80,10 +80,12 @@ class Sending:
         return [self._branch(spec, reader, state, place, kind) for place, kind in enumerate(self.kinds)]
 
     def _branch(self, spec: Spec, reader: str, state: Mapping[str, Any], place: int, kind: str) -> Send:
+        # Branches that see the same would be told apart by who comes first, in no two runs alike.
+        own = HumanMessage("Check it." + " Again." * place)
         if kind == "state":
-            return Send(reader, {**state})
+            return Send(reader, {**state, "messages": [*state["messages"], own]})
         if kind == "words":
-            return Send(reader, {"messages": state["messages"]})
+            return Send(reader, {"messages": [*state["messages"], own]})
         chosen: dict[str, list[HandleEntry]] = {"shared": [], "reencoded": []}
         present = {message.id for message in state["messages"]}
         for entry in state["handles"]:
@@ -93,8 +95,7 @@ class Sending:
             modes = spec.sendable(reader, entry, state["handles"])
             if modes and rng.random() < 0.7:
                 chosen[rng.choice(modes)].append(entry)
-        added = {"messages": [("user", f"Check {place}.")]} if self.seed % 2 else {}
-        return send(reader, state, shared=chosen["shared"], reencoded=chosen["reencoded"], **added)
+        return send(reader, state, shared=chosen["shared"], reencoded=chosen["reencoded"], messages=[own])
 
 
 @dataclass(frozen=True)

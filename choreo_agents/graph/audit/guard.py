@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from choreo_agents.engine import Engine
 from choreo_agents.errors import VisibilityError, VisibilityWarning
-from choreo_agents.graph.audit.observed import names_of
+from choreo_agents.graph.audit.labels import Declared, Labels
 from choreo_agents.graph.audit.policy import OnViolation
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import REENCODED, Channel, source_of_author
-from choreo_agents.kv.handle import MessageHandle
 
 
 @dataclass(frozen=True)
@@ -23,29 +21,19 @@ class Guard:
     """Sources that are declared private to it."""
     forbidden: Mapping[Channel, frozenset[str]] = field(default_factory=dict)
     """Contexts that a policy keeps from it."""
-    known: frozenset[str] = frozenset()
-    """All nodes and contexts. What somebody who is not forbidden has said, too, word for word, is no secret."""
     on_violation: OnViolation = "raise"
-    modules: frozenset[str] = frozenset()
-    """Those of `known` that are confidential modules: they are called the same in all graphs."""
+    declared: Declared = field(default_factory=Declared)
+    """What its graph declares: by that it is known who said what."""
 
     def admits(
-        self,
-        engine: Engine,
-        handle: MessageHandle,
-        source: str,
-        reader: str,
-        entries: Sequence[HandleEntry],
-        *,
-        words_only: bool = False,
+        self, labels: Callable[[], Labels], entry: HandleEntry, reader: str, *, words_only: bool = False
     ) -> bool:
         """Whether the reader may attend to an encoding as it is; False: encode its words again.
 
         Args:
-            engine: Knows the lineage.
-            handle: The encoding.
-            source: Who shares it, and `reader` with whom: paths of nodes.
-            entries: The state: who said what in this very run.
+            labels: Of the state, if they are asked for.
+            entry: The message.
+            reader: Who is to read it: the path of a node.
             words_only: The reader is to see a fresh encoding of its words.
 
         Raises:
@@ -53,13 +41,13 @@ class Guard:
         """
         if not self.hidden and not any(self.forbidden.values()):
             return True
-        broken = self._broken(engine, handle, reader, entries, words_only)
+        broken = self._broken(labels(), entry, reader, words_only)
         if broken is None:
             return True
         channel, what = broken
         if self.on_violation == "reencode" and channel == "encoding":
             return False
-        said_by, node = source_of_author(source, reader), reader.rsplit("|", maxsplit=1)[-1]
+        said_by, node = source_of_author(entry["author"], reader), reader.rsplit("|", maxsplit=1)[-1]
         message = f"{what}, but the encoding that {said_by!r} shares with it attended to it: declare {said_by!r} to "
         message += f"{node!r} {REENCODED!r}"
         if channel == "words":
@@ -71,23 +59,17 @@ class Guard:
             return True
         raise VisibilityError(message)
 
-    def _broken(
-        self, engine: Engine, handle: MessageHandle, reader: str, entries: Sequence[HandleEntry], words_only: bool
-    ) -> tuple[Channel, str] | None:
+    def _broken(self, labels: Labels, entry: HandleEntry, reader: str, words_only: bool) -> tuple[Channel, str] | None:
         """The first promise that the view would break."""
-        home, _, node = reader.rpartition("|")
-        [lineage] = engine.inspect.audit([handle]).messages
-        for ancestor in lineage.ancestors:
-            names = names_of(ancestor, entries)
-            if "encoding" in ancestor.channels and not words_only:
-                sources = {source for name in names if (source := source_of_author(name, reader)) is not None}
-                if sources and sources <= self.hidden:
-                    return "encoding", f"{min(sources)!r} is declared private to {node!r}"
-            local = {name.removeprefix(f"{home}|") for name in names if name.startswith(f"{home}|") or not home}
-            local |= self.modules.intersection(names)
-            channels: set[Channel] = {"words"} if words_only else set(ancestor.channels)
-            for channel in channels:
-                secret = (local & self.known) or {""}
-                if secret <= self.forbidden.get(channel, frozenset()):
-                    return channel, f"the policy keeps {min(secret)!r} from {node!r}"
+        node = reader.rsplit("|", maxsplit=1)[-1]
+        reached = sorted(labels.of(entry))
+        for name, channel in reached:
+            # A source may be a whole graph.
+            source = name.partition("|")[0] or name
+            if channel == "encoding" and not words_only and source in self.hidden:
+                return "encoding", f"{source!r} is declared private to {node!r}"
+        for name, channel in reached:
+            through: Channel = "words" if words_only else channel
+            if name in self.forbidden.get(through, frozenset()):
+                return through, f"the policy keeps {name!r} from {node!r}"
         return None

@@ -89,8 +89,16 @@ def _agent_node(agent: Agent, name: str, prefix: str, rules: Mapping[str, Rule])
         confidential=agent.confidential,
         schema=None if told is None else told.schema.name,
         modules=() if told is None else confidential_modules(told),
-        rules={source if source == START_SOURCE else prefix + source: rule for source, rule in rules.items()},
+        rules={
+            source if source == START_SOURCE else prefix + source: _placed(rule, prefix)
+            for source, rule in rules.items()
+        },
     )
+
+
+def _placed(rule: Rule, prefix: str) -> Rule:
+    """A rule whose contexts are named by their paths."""
+    return replace(rule, scope=tuple(prefix + name for name in rule.contexts)) if rule.contexts and prefix else rule
 
 
 def found(runnable: Any, kind: type[Any]) -> Iterator[Any]:

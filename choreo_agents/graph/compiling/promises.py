@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 
 from choreo_agents.errors import VisibilityError, VisibilityWarning
-from choreo_agents.graph.audit import Chart, Finding, Guard, Hop, audit_chart, harmless
+from choreo_agents.graph.audit import Chart, Declared, Finding, Guard, Hop, audit_chart, harmless
 from choreo_agents.graph.audit.policy import OnViolation
-from choreo_agents.graph.visibility import REENCODED, START_SOURCE, Channel, Rule, hidden_sources
+from choreo_agents.graph.visibility import REENCODED, Channel, Rule, hidden_sources
 
 
 def kept(chart: Chart, on_violation: OnViolation) -> tuple[Chart, Sequence[Hop]]:
@@ -50,14 +50,15 @@ def _keeps_words(finding: Finding, chart: Chart) -> bool:
     )
 
 
-def guard_of(reader: str, persona: str, rules: Mapping[str, Rule], chart: Chart, on_violation: OnViolation) -> Guard:
+def guard_of(
+    reader: str, persona: str, rules: Mapping[str, Rule], declared: Declared, on_violation: OnViolation
+) -> Guard:
     """What one reader's views are checked for at call time."""
+    chart = declared.chart
     channels: tuple[Channel, ...] = ("encoding", "words")
     others = [context for context in chart.contexts() if reader not in context.owners]
     forbidden: dict[Channel, frozenset[str]] = {
         channel: frozenset(context.name for context in others if chart.forbids(context, persona, channel))
         for channel in channels
     }
-    known = {START_SOURCE, *(node.name for node in chart.nodes), *(context.name for context in chart.contexts())}
-    modules = frozenset(context.name for context in chart.contexts() if context.kind == "module")
-    return Guard(hidden_sources(rules), forbidden, frozenset(known), on_violation, modules)
+    return Guard(hidden_sources(rules), forbidden, on_violation, declared)
