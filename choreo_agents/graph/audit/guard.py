@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from choreo_agents.engine import Engine
 from choreo_agents.errors import VisibilityError, VisibilityWarning
 from choreo_agents.graph.audit.labels import Declared, Labels
 from choreo_agents.graph.audit.policy import OnViolation
@@ -25,51 +26,72 @@ class Guard:
     declared: Declared = field(default_factory=Declared)
     """What its graph declares: by that it is known who said what."""
 
-    def admits(
-        self, labels: Callable[[], Labels], entry: HandleEntry, reader: str, *, words_only: bool = False
-    ) -> bool:
+    def watch(self, engine: Engine, reader: str) -> Watch:
+        """What looks at one call of the reader: a node, by its path."""
+        return Watch(self, engine, reader)
+
+
+class Watch:
+    """Of one call of one reader.
+
+    Args:
+        guard: What must not reach it.
+        engine: Knows from what messages were made.
+        reader: The path of its node.
+    """
+
+    def __init__(self, guard: Guard, engine: Engine, reader: str) -> None:
+        self._guard = guard
+        self._engine = engine
+        self._reader = reader
+        self._entries: Sequence[HandleEntry] = ()
+        self._labels = Labels(engine, Declared(), ())
+
+    def admits(self, entry: HandleEntry, entries: Sequence[HandleEntry], *, words_only: bool = False) -> bool:
         """Whether the reader may attend to an encoding as it is; False: encode its words again.
 
         Args:
-            labels: Of the state, if they are asked for.
             entry: The message.
-            reader: Who is to read it: the path of a node.
+            entries: All that was said, it among them.
             words_only: The reader is to see a fresh encoding of its words.
 
         Raises:
             VisibilityError: It may not, and the policy says `raise`.
         """
-        if not self.hidden and not any(self.forbidden.values()):
+        guard = self._guard
+        if not guard.hidden and not any(guard.forbidden.values()):
             return True
-        broken = self._broken(labels(), entry, reader, words_only)
+        if entries is not self._entries:
+            home = self._reader.rpartition("|")[0]
+            self._entries, self._labels = entries, Labels(self._engine, guard.declared, entries, home)
+        broken = self._broken(entry, words_only)
         if broken is None:
             return True
         channel, what = broken
-        if self.on_violation == "reencode" and channel == "encoding":
+        if guard.on_violation == "reencode" and channel == "encoding":
             return False
-        said_by, node = source_of_author(entry["author"], reader), reader.rsplit("|", maxsplit=1)[-1]
+        said_by, node = source_of_author(entry["author"], self._reader), self._reader.rsplit("|", maxsplit=1)[-1]
         message = f"{what}, but the encoding that {said_by!r} shares with it attended to it: declare {said_by!r} to "
         message += f"{node!r} {REENCODED!r}"
         if channel == "words":
             message = (
                 f"{what}, but the words of {said_by!r} may have been made of it: undeclare {said_by!r} to {node!r}"
             )
-        if self.on_violation == "warn":
+        if guard.on_violation == "warn":
             warnings.warn(message, VisibilityWarning, stacklevel=2)
             return True
         raise VisibilityError(message)
 
-    def _broken(self, labels: Labels, entry: HandleEntry, reader: str, words_only: bool) -> tuple[Channel, str] | None:
+    def _broken(self, entry: HandleEntry, words_only: bool) -> tuple[Channel, str] | None:
         """The first promise that the view would break."""
-        node = reader.rsplit("|", maxsplit=1)[-1]
-        reached = sorted(labels.of(entry))
-        for name, channel in reached:
-            # A source may be a whole graph.
-            source = name.partition("|")[0] or name
-            if channel == "encoding" and not words_only and source in self.hidden:
+        guard, node = self._guard, self._reader.rsplit("|", maxsplit=1)[-1]
+        reached = sorted(self._labels.of(entry))
+        for name, channel in () if words_only else reached:
+            source = name.partition("|")[0]  # what is said in a graph that is a node is that node's
+            if channel == "encoding" and source in guard.hidden:
                 return "encoding", f"{source!r} is declared private to {node!r}"
         for name, channel in reached:
             through: Channel = "words" if words_only else channel
-            if name in self.forbidden.get(through, frozenset()):
+            if name in guard.forbidden.get(through, frozenset()):
                 return through, f"the policy keeps {name!r} from {node!r}"
         return None

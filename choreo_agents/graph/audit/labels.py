@@ -23,7 +23,7 @@ OwnTexts = Mapping[str, Mapping[str, frozenset[Tokens]]]
 """What personas are told, as it is encoded: by persona, and then by the name of the private context or module."""
 
 
-class Label(NamedTuple):
+class Reached(NamedTuple):
     """A source that reached a message: a node, by its path, or a private context."""
 
     name: str
@@ -88,13 +88,13 @@ class Labels:
             if prompt := entry.get("prompt"):
                 self._asked.setdefault(self._persona(number), set()).add(prompt["id"])
 
-    def of(self, entry: HandleEntry) -> frozenset[Label]:
+    def of(self, entry: HandleEntry) -> frozenset[Reached]:
         """All that reached the message of an entry, which is among those of the state."""
         number = self._numbers[id(entry)]
         handle = MessageHandle.model_validate(entry["handle"])
         self._made |= self._engine.inspect.descent([handle], self._made)
         queue = list(self._above(_Step(handle.id, number, "encoding")))
-        seen, found = set(queue), set[Label]()
+        seen, found = set(queue), set[Reached]()
         for step in queue:
             for after in self._through(step, found):
                 for above in self._above(after):
@@ -117,8 +117,8 @@ class Labels:
         here = [source for source in made.sources if source in self._by_message]
         return here or made.sources
 
-    def _through(self, step: _Step, found: set[Label]) -> Iterator[_Step]:
-        """Label a message of an entry's view. Yields how to go on from it: in whose view it was made."""
+    def _through(self, step: _Step, found: set[Reached]) -> Iterator[_Step]:
+        """Reached a message of an entry's view. Yields how to go on from it: in whose view it was made."""
         said = self._read(step.message, step.entry)
         for number in said:
             self._note(self._author(number), step.channel, found)
@@ -132,7 +132,7 @@ class Labels:
         if not said or told or copied:
             yield step
 
-    def _unexplained(self, step: _Step, found: set[Label]) -> Iterator[_Step]:
+    def _unexplained(self, step: _Step, found: set[Reached]) -> Iterator[_Step]:
         """Of what no declaration led into a view: it may be of all whose it can be."""
         said = self._by_message.get(step.message, ())
         for number in said:
@@ -145,9 +145,9 @@ class Labels:
         for name in [name for name in named if name in scoped] or named or (() if said else map(self._local, made)):
             self._note(name, step.channel, found)
 
-    def _note(self, name: str, channel: Channel, found: set[Label]) -> None:
+    def _note(self, name: str, channel: Channel, found: set[Reached]) -> None:
         if name in self._declared.names or not self._declared.nodes:
-            found.add(Label(name, channel))
+            found.add(Reached(name, channel))
 
     def _read(self, message: str, reader: int) -> list[int]:
         """The entries as which the author of an entry may have read a message."""

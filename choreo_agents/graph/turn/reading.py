@@ -14,7 +14,6 @@ from choreo_agents.engine import Engine, Prefill
 from choreo_agents.engine.calls import Content
 from choreo_agents.engine.kv_transfer import Leases
 from choreo_agents.errors import ContextLengthError, HandleError
-from choreo_agents.graph.audit.labels import Labels
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.turn.bound_engine import BoundEngine
 from choreo_agents.graph.turn.context_overflow import advised
@@ -108,8 +107,7 @@ class Reading:
         """Words that were encoded again for this call alone."""
         self._root: list[MessageHandle] = []
         self._prompt: MessageHandle | None = None
-        self._labelled: tuple[list[HandleEntry], Labels] | None = None
-        """For which entries labels were last asked."""
+        self._watch = reader.rules.guard.watch(engine, reader.place.author)
 
     async def view(self, system: str | None) -> PlacedView:
         """Encode what nobody has yet, and put together all that the reader may see."""
@@ -192,13 +190,6 @@ class Reading:
     def _next_superstep(self, entries: Sequence[HandleEntry]) -> int:
         return max(self._earliest, 1 + max((entry["superstep"] for entry in entries), default=-1))
 
-    def _labels(self) -> Labels:
-        """Who said what of all that was said so far."""
-        if self._labelled is None or self._labelled[0] is not self.entries:
-            home = self._place.author.rpartition("|")[0]
-            self._labelled = self.entries, Labels(self._engine, self._rules.guard.declared, self.entries, home)
-        return self._labelled[1]
-
     def _is_own(self, entry: HandleEntry) -> bool:
         return is_own(entry, self._place.author, self._persona)
 
@@ -269,9 +260,7 @@ class Reading:
         self.starts[entry["message_id"]] = view.end
         own, reencode = self._is_own(entry), rule.mode.encodes_again
         if not own:
-            reader = self._place.author
-            admitted = self._rules.guard.admits(self._labels, entry, reader, words_only=reencode)
-            reencode = reencode or not admitted
+            reencode = not self._watch.admits(entry, self.entries, words_only=reencode) or reencode
         if reencode:
             shown = await self._reencoded(view, entry, handle, rule)
         else:
