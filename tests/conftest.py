@@ -39,6 +39,14 @@ def embedded() -> LoadedModel:
     return load_model("embedded")
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say what tests have counted: `record_property("counts", ...)`."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "counts" and report.when == "call":
+                terminalreporter.write_line(f"{report.nodeid.rpartition('::')[2]}: {value}")
+
+
 pytest_plugins = ["choreo_agents.testing.plugin", "pytester"]
 
 MakeEngine = Callable[..., Engine]

@@ -128,7 +128,7 @@ def _print(console: Console, target: str, report: AuditReport) -> None:
     table = Table(box=box.SIMPLE_HEAD, title=f"what can reach whom in {target}", title_justify="left")
     for column in ("private context", "reader", "channel", "shortest path", "cut by"):
         table.add_column(column, overflow="fold")
-    for finding in report.findings:
+    for finding in report.listed:
         broken = "[red bold]✗ [/]" if finding.violation else ""
         channel = _CHANNELS[finding.channel]
         table.add_row(broken + escape(finding.context), finding.reader, channel, escape(finding.walk()), _cut(finding))

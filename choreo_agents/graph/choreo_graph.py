@@ -6,6 +6,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any, TypeVar, get_args
 
 from langchain_core.runnables import RunnableConfig, RunnableLambda
@@ -17,11 +18,12 @@ from langgraph.graph.state import CompiledStateGraph
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.audit import AuditReport, Chart, Hop, Policy, audit_chart, audit_entries, harmless
+from choreo_agents.graph.audit import AuditReport, Chart, Declared, Hop, Policy, audit_chart, audit_entries, harmless
 from choreo_agents.graph.compiling.binding import named_contexts, reader_rules
 from choreo_agents.graph.compiling.charting import agents_of, chart_of, found
 from choreo_agents.graph.compiling.loops import require_bounded_loops
 from choreo_agents.graph.compiling.promises import kept
+from choreo_agents.graph.compiling.texts import texts_of
 from choreo_agents.graph.langgraph_internals import relabelled
 from choreo_agents.graph.quorum.board import with_board
 from choreo_agents.graph.quorum.rewiring import rewire
@@ -253,6 +255,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         stops = [*(options.get("interrupt_before") or ()), *(options.get("interrupt_after") or ())]
         require_bounded_loops(self, whole, self.nodes if "*" in stops else stops)
         bound.nodes = {}
+        declared = Declared(whole, cache(partial(texts_of, bound)))
         for name, spec in self.nodes.items():
             agent: Any = spec.runnable
             if isinstance(agent, Agent):
@@ -260,7 +263,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
                     raise InvalidRequestError(
                         f"agent {name!r} has no engine: compile(engine=Engine.load(...)), or give the agent one"
                     )
-                rules = reader_rules(bound, self.nodes, name, agent, whole)
+                rules = reader_rules(bound, self.nodes, name, agent, declared)
                 choreo = {"reads": {source: rule.mode.name for source, rule in rules.sources.items()}}
                 metadata = {**(spec.metadata or {}), "choreo": choreo}
                 bound.nodes[name] = replace(spec, runnable=agent.bound(engine, rules), metadata=metadata)
@@ -329,7 +332,8 @@ class CompiledChoreoGraph(CompiledStateGraph[Any, Any, Any, Any]):
             raise InvalidRequestError(f"the agents of this graph have {len(engines)} engines: give audit(engine=...)")
         entries = state.get("handles") if isinstance(state, Mapping) else getattr(state, "handles", None)
         serving = engine if engine is not None else engines.pop()
-        return audit_entries(serving, self.builder.chart(), entries or [])
+        declared = Declared(self.builder.chart(), partial(texts_of, self.builder))
+        return audit_entries(serving, declared, entries or [])
 
     def _labelled(self, graph: Graph) -> Graph:
         assert isinstance(self.builder, ChoreoGraph)

@@ -20,7 +20,7 @@ def draw_audit(graph: ChoreoGraph, report: AuditReport) -> str:
     styles: list[str] = []
     count = sum("-->" in line for line in lines)
     drawn: set[tuple[str, ...]] = set()
-    for finding in report.findings:
+    for finding in report.listed:
         for source, reader in _walk(finding):
             key = (finding.context, source, reader, finding.channel)
             if key in drawn:

@@ -29,6 +29,8 @@ class HandleEntry(TypedDict):
     prompt: NotRequired[dict[str, Any] | None]
     """The handle of what its author was asked, as `plain()` gives it: it stands before the message in the persona's
     own views, and in nobody else's."""
+    asked: NotRequired[str]
+    """The words of that, with which it is put back where its handle outlived its engine."""
     select: NotRequired[str]
     """As what a `send` hands it on, where it does: `shared` or `reencoded`."""
     borrowed: NotRequired[bool]
@@ -39,6 +41,8 @@ class HandleEntry(TypedDict):
     """The message in the `messages` channel that mirrors its words."""
     digest: str
     """Of these words: a message that was edited since is encoded again."""
+    earlier: NotRequired[list[str]]
+    """The ids of handles that it had before that: others may have attended to those."""
 
 
 def merge_entries(left: list[HandleEntry] | None, right: list[HandleEntry] | None) -> list[HandleEntry]:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from support.interference import QUESTION, WARN, changed, contexts_of, models, run, unreached
 from support.tuning import make_tuning
-from support.visible_graphs import BOX, CELLAR, MODES, OWN, Forced, Speaker, Spec, heard, specs
+from support.visible_graphs import BOX, MODES, OWN, Forced, Speaker, Spec, key_of, specs
 
-from choreo_agents import Engine, Memory, MessageHandle, Policy, Rule, Scheduling
-from choreo_agents.graph.audit import AuditReport
+from choreo_agents import Engine, Memory, Rule
 from choreo_agents.graph.turn import turn
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.timetable import Timetable
@@ -23,57 +23,11 @@ from choreo_agents.training.tuning import Held
 
 # Declared-private pairs are broken on purpose here: the audit is asked, not obeyed.
 pytestmark = pytest.mark.filterwarnings("ignore::choreo_agents.errors.VisibilityWarning")
-QUESTION = {"messages": [("user", "What does Ann have?")]}
-WARN = Policy(on_violation="warn")
-_models: dict[str, LoadedModel] = {}
 
 
 @pytest.fixture(autouse=True)
 def _model(tiny: LoadedModel) -> None:
-    _models["tiny"] = tiny
-
-
-def run(
-    spec: Spec, forced: Forced | None = None, timetable: Timetable | None = None, adapter: Path | None = None
-) -> tuple[Any, Any, AuditReport]:
-    """Run once on a cold engine: distributions and words by message, and the audit of the run."""
-    with Engine.load(
-        _models["tiny"],
-        memory=Memory(kv_budget_bytes=1 << 23),
-        scheduling=Scheduling(timetable=timetable),
-        adapter=adapter,
-    ) as engine:
-        app = spec.graph(WARN).compile(engine=engine)
-        state = asyncio.run(app.ainvoke(QUESTION, {"configurable": {"seed": 5, "replay": forced}}))
-        said = {
-            (entry["author"], entry["superstep"]): engine.tokens(MessageHandle.model_validate(entry["handle"]))
-            for entry in state["handles"]
-        }
-        return heard(engine, state), said, app.audit(state)
-
-
-def changed(spec: Spec, context: str, number: int = 7) -> tuple[Spec, frozenset[str]]:
-    """The same graph with another text in a private context: a system prompt, a module, or what an author is forced to
-    say."""
-    if context in (CELLAR, BOX):
-        return replace(spec, numbers={**spec.numbers, context: number}), frozenset()
-    if context.endswith(".system"):
-        return replace(spec, numbers={**spec.numbers, context.removesuffix(".system"): number}), frozenset()
-    return spec, frozenset({context})
-
-
-def unreached(spec: Spec, report: AuditReport, context: str, *channels: str) -> set[str]:
-    """The nodes whose persona neither owns a context nor is reached by it."""
-    [owners] = [found.owners for found in report.contexts if found.name == context]
-    personas = {speaker.persona for speaker in spec.speakers}
-    free = {p for p in personas if not any(context in report.reached(p, channel) for channel in channels)}  # type: ignore[arg-type]
-    return {s.name for s in spec.speakers if s.persona in free and s.name not in owners}
-
-
-def contexts_of(spec: Spec, report: AuditReport) -> list[str]:
-    """Those whose text can be changed: a persona may only be asked, without a system prompt."""
-    systems = {f"{speaker.persona}.system" for speaker in spec.speakers if speaker.has_system}
-    return [c.name for c in report.contexts if c.kind != "system" or c.name in systems]
+    models["tiny"] = tiny
 
 
 @given(specs() | specs(modes=(*MODES, *OWN, *OWN)), st.integers(0, 99))
@@ -97,11 +51,11 @@ def test_visibility_non_interference_of_encodings_is_bitwise(spec: Spec, seed: i
     assume(readers)
     other, authors = changed(spec, context)
     timetable = Timetable()
-    one, _, _ = run(spec, Forced(seed), timetable)
-    two, _, _ = run(other, Forced(seed, authors), timetable.again())
-    for author, superstep in one:
-        if author in readers:
-            assert one[author, superstep] == two[author, superstep], f"{context} reached {author}"
+    one, _, _ = run(spec, Forced(seed), timetable, echoing=False)
+    two, _, _ = run(other, Forced(seed, authors), timetable.again(), echoing=False)
+    for key in one:
+        if key[0] in readers:
+            assert one[key] == two[key], f"{context} reached {key}"
 
 
 @pytest.fixture(scope="module")
@@ -126,13 +80,13 @@ def test_visibility_non_interference_is_bitwise_after_training(
     assume(readers)
     other, authors = changed(spec, context)
     timetable = Timetable()
-    one, _, found = run(spec, Forced(seed), timetable, trained)
-    two, _, _ = run(other, Forced(seed, authors), timetable.again(), trained)
+    one, _, found = run(spec, Forced(seed), timetable, trained, echoing=False)
+    two, _, _ = run(other, Forced(seed, authors), timetable.again(), trained, echoing=False)
     known = {(finding.context, finding.reader, finding.channel) for finding in report.findings}
     assert {(each.context, each.reader, each.channel) for each in found.findings} <= known
-    for author, superstep in one:
-        if author in readers:
-            assert one[author, superstep] == two[author, superstep], f"{context} reached {author}"
+    for key in one:
+        if key[0] in readers:
+            assert one[key] == two[key], f"{context} reached {key}"
 
 
 @given(specs(), st.integers(0, 99), st.data())
@@ -147,9 +101,9 @@ def test_visibility_non_interference_under_any_length_and_schedule(spec: Spec, s
     forced = Forced(seed, authors, 9)
     one, _, _ = run(spec, Forced(seed))
     two, _, _ = run(other, forced)
-    for author, superstep in one:
-        if author in readers:
-            for (a, top), (b, other_top) in zip(one[author, superstep], two[author, superstep], strict=True):
+    for key in one:
+        if key[0] in readers:
+            for (a, top), (b, other_top) in zip(one[key], two[key], strict=True):
                 assert abs(a - b) <= 1e-5 and abs(top[-1][1] - other_top[-1][1]) <= 1e-5
 
 
@@ -168,7 +122,7 @@ def test_visibility_non_interference_holds_when_decoding_freely(spec: Spec, seed
     two, said_again, _ = run(changed(spec, context)[0], other, timetable.again())
     for key in one:
         if key[0] in readers:
-            assert said[key] == said_again[key] and one[key] == two[key], f"{context} reached {key[0]}"
+            assert said[key] == said_again[key] and one[key] == two[key], f"{context} reached {key}"
 
 
 @given(specs(), st.integers(0, 99), st.randoms(use_true_random=False))
@@ -184,10 +138,10 @@ def test_visibility_views_do_not_depend_on_who_is_done_first(spec: Spec, seed: i
         return said
 
     def handles() -> dict[tuple[str, int], str]:
-        with Engine.load(_models["tiny"], memory=Memory(kv_budget_bytes=1 << 23)) as engine:
+        with Engine.load(models["tiny"], memory=Memory(kv_budget_bytes=1 << 23)) as engine:
             app = spec.graph(WARN).compile(engine=engine)
             state = asyncio.run(app.ainvoke(QUESTION, {"configurable": {"seed": 5, "replay": Forced(seed)}}))
-            return {(e["author"], e["superstep"]): e["handle"]["id"] for e in state["handles"]}
+            return {key_of(entry): entry["handle"]["id"] for entry in state["handles"]}
 
     plain = handles()
     with pytest.MonkeyPatch.context() as patch:
@@ -212,9 +166,9 @@ def test_visibility_the_comparison_of_bits_sees_a_module() -> None:
             timetable = Timetable()
             one, _, _ = run(spec, Forced(1), timetable)
             two, _, _ = run(changed(spec, BOX, number)[0], Forced(1), timetable.again() if number == 7 else None)
-            assert one["ann", 1] != two["ann", 1]
+            assert one["ann", 1, 0] != two["ann", 1, 0]
             if number == 7 or reaches:
-                assert (one["bob", 2] != two["bob", 2]) == reaches
+                assert (one["bob", 2, 0] != two["bob", 2, 0]) == reaches
 
 
 @pytest.mark.parametrize("is_trained", [False, True], ids=["untrained", "trained"])
@@ -243,5 +197,5 @@ def test_visibility_the_comparison_of_bits_sees_a_leak(
     two, _, _ = run(changed(spec, "ann.system")[0], Forced(1), timetable.again(), adapter)
     if is_trained:
         assert one != run(spec, Forced(1))[0], "the adapter is served, and changes what is said"
-    assert (one["bob", 2] != two["bob", 2]) == reaches
-    assert one["ann", 1] != two["ann", 1], "whose own context it is"
+    assert (one["bob", 2, 0] != two["bob", 2, 0]) == reaches
+    assert one["ann", 1, 0] != two["ann", 1, 0], "whose own context it is"

@@ -1,4 +1,4 @@
-"""Random graphs of agents with private contexts, and runs of them that can be compared."""
+"""Random graphs of agents with private contexts, functions and Sends, and runs of them that can be compared."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, HumanMessage
 
 from choreo_agents import (
     END,
@@ -21,12 +22,17 @@ from choreo_agents import (
     Policy,
     Rule,
     Sampling,
+    Send,
     VisibilityMode,
+    send,
 )
+from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import START_SOURCE, Positions, mode_of
 from choreo_agents.pml import Prompt, Schema
 
 NAMES = ("ann", "bob", "cleo", "dan")
+ECHO = "echo"
+"""A function that reads the words in the state and says something."""
 HOUSE = """
 <schema name="house">
   Look around.
@@ -61,6 +67,38 @@ class Speaker:
 
 
 @dataclass(frozen=True)
+class Sending:
+    """How a route starts a node: a `Send` for each branch."""
+
+    kinds: tuple[str, ...]
+    """Of each: `chosen`, by `send`, among what the node may see; `state`: all of it; `words`: messages without handles.
+    """
+    seed: int
+    """Of the choice, which depends on who said something when, and on no words."""
+
+    def branches(self, spec: Spec, reader: str, state: Mapping[str, Any]) -> list[Send]:
+        return [self._branch(spec, reader, state, place, kind) for place, kind in enumerate(self.kinds)]
+
+    def _branch(self, spec: Spec, reader: str, state: Mapping[str, Any], place: int, kind: str) -> Send:
+        # Branches that see the same would be told apart by who comes first, in no two runs alike.
+        own = HumanMessage("Check it." + " Again." * place)
+        if kind == "state":
+            return Send(reader, {**state, "messages": [*state["messages"], own]})
+        if kind == "words":
+            return Send(reader, {"messages": [*state["messages"], own]})
+        chosen: dict[str, list[HandleEntry]] = {"shared": [], "reencoded": []}
+        present = {message.id for message in state["messages"]}
+        for entry in state["handles"]:
+            if entry["message_id"] not in present:
+                continue  # what another branch was sent of its own
+            rng = Random(f"{self.seed} {place} {[entry[key] for key in ('author', 'superstep', 'branch', 'call')]}")
+            modes = spec.sendable(reader, entry, state["handles"])
+            if modes and rng.random() < 0.7:
+                chosen[rng.choice(modes)].append(entry)
+        return send(reader, state, shared=chosen["shared"], reencoded=chosen["reencoded"], messages=[own])
+
+
+@dataclass(frozen=True)
 class Spec:
     """A graph as plain data."""
 
@@ -72,10 +110,24 @@ class Spec:
     positions: Positions = "sequential"
     numbers: Mapping[str, int] = field(default_factory=dict)
     """What stands in the system prompt of each persona, and in each confidential module."""
+    sent: Mapping[str, Sending] = field(default_factory=dict)
+    """The nodes of later layers that a route sends to; the others are started by an edge."""
 
-    def graph(self, policy: Policy | None = None) -> ChoreoGraph:
-        """The graph: layers one after the other, as many rounds of them."""
+    @property
+    def sends(self) -> int:
+        """In a run."""
+        return self.rounds * sum(len(sending.kinds) for sending in self.sent.values())
+
+    def graph(self, policy: Policy | None = None, *, echoing: bool = True) -> ChoreoGraph:
+        """The graph: layers one after the other, as many rounds of them.
+
+        Args:
+            policy: Its own.
+            echoing: What the function says depends on all words in the state; else it is always the same.
+        """
         graph = ChoreoGraph(State, system="Root.", policy=policy, positions=self.positions)
+        echoes = any(ECHO in layer for layer in self.layers)
+        rules = {pair: rule for pair, rule in self.rules.items() if pair[0] != ECHO or echoes}
         for speaker in self.speakers:
             number = self.numbers.get(speaker.persona, 3)
             system = f"{speaker.persona} has {number} red kites." if speaker.has_system else None
@@ -86,14 +138,22 @@ class Spec:
                 persona=speaker.persona,
                 confidential=speaker.confidential,
                 sampling=SPEAKING,
-                reads={source: rule for (source, reader), rule in self.rules.items() if reader == speaker.name},
+                reads={source: rule for (source, reader), rule in rules.items() if reader == speaker.name},
             )
             graph.add_node(speaker.name, agent)
+        if echoes:
+            graph.add_node(ECHO, echo if echoing else mutter)
         for name in self.layers[0]:
             graph.add_edge(START, name, visibility={})
-        for before, after in zip(self.layers, self.layers[1:], strict=False):
-            for name in after:
+        for number, (before, after) in enumerate(zip(self.layers, self.layers[1:], strict=False)):
+            started = [name for name in after if name not in self.sent]
+            for name in started:
                 graph.add_edge(list(before), name, visibility={})
+            if started != list(after):
+                graph.add_node(f"gate {number}", lambda _: None)
+                graph.add_edge(list(before), f"gate {number}", visibility={})
+                route = self._route([name for name in after if name in self.sent])
+                graph.add_conditional_edges(f"gate {number}", route, [*after], visibility={})
         rounds, first = self.rounds, list(self.layers[0])
 
         def count(state: State) -> dict[str, int]:
@@ -102,10 +162,31 @@ class Spec:
         def again(state: State) -> list[str]:
             return first if state.get("rounds", 0) < rounds else [END]
 
+        # What is sent to starts one superstep after the others of its layer: the clock waits for all.
         graph.add_node("clock", count)
         graph.add_edge(list(self.layers[-1]), "clock", visibility={})
         graph.add_conditional_edges("clock", again, [*first, END], visibility={})
         return graph
+
+    def _route(self, names: Sequence[str]) -> Any:
+        def route(state: State) -> list[Send]:
+            return [one for name in names for one in self.sent[name].branches(self, name, state)]
+
+        return route
+
+    def sendable(self, reader: str, entry: HandleEntry, entries: Sequence[HandleEntry]) -> list[str]:
+        """The modes in which a `send` may hand an entry on to a reader."""
+        personas = {speaker.name: speaker.persona for speaker in self.speakers}
+        author = entry["author"]
+        own = personas.get(author) == personas[reader]
+        rule = Rule() if own else self.rules.get((author, reader))
+        if rule is None or not rule.mode.shows:
+            return []
+        later = {e["superstep"] for e in entries if e["author"] == author and e["superstep"] > entry["superstep"]}
+        kept = {"all": None, "last": 1}.get(str(rule.history), rule.history)
+        if isinstance(kept, int) and len(later) >= kept:
+            return []
+        return ["shared", "reencoded"] if rule.mode.hands_on_encodings else ["reencoded"]
 
     def _told(self, speaker: Speaker, system: str | None) -> str | Prompt | None:
         if speaker.imports:
@@ -113,6 +194,17 @@ class Spec:
             own = f"<system>{system}</system>" if system else ""
             return Schema.from_text(text).prompt(IMPORTS[speaker.imports].format(name=speaker.persona) + own)
         return f"Tell, {speaker.name}." if speaker.has_prompt else None
+
+
+def echo(state: State) -> dict[str, Any]:
+    """A function whose words depend on every word in the state, and are always as many."""
+    digest = hashlib.sha256(" ".join(str(message.text) for message in state["messages"]).encode()).digest()
+    return {"messages": [AIMessage(f"I heard {digest[0] % 10} and {digest[1] % 10}.")]}
+
+
+def mutter(_: State) -> dict[str, Any]:
+    """The same, whatever the state says."""
+    return {"messages": [AIMessage("I heard 4 and 2.")]}
 
 
 class Forced(Mapping[tuple[str, int, int, int], Any]):
@@ -139,18 +231,27 @@ class Forced(Mapping[tuple[str, int, int, int], Any]):
         other = key[0] in self.changed
         digest = hashlib.sha256(f"{self.seed} {key} {other}".encode()).digest()
         rng = Random(digest)
-        return tuple(rng.randrange(10, 300) for _ in range(self.length if other else 3))
+        return tuple(rng.choice(LETTERS) for _ in range(self.length if other else 3))
 
 
-def heard(engine: Engine, state: Mapping[str, Any]) -> dict[tuple[str, int], list[Any]]:
-    """The model's distribution for every token of every message, by author and superstep."""
+LETTERS = range(38, 64)
+"""A to Z of the embedded tokenizer. Others of as many tokens are as many tokens again when their text is encoded again,
+or in capitals."""
+Key = tuple[str, int, int]
+"""A message of a run: its author, its superstep and which branch said it."""
+
+
+def key_of(entry: HandleEntry) -> Key:
+    return entry["author"], entry["superstep"], entry["branch"]
+
+
+def heard(engine: Engine, state: Mapping[str, Any]) -> dict[Key, list[Any]]:
+    """The model's distribution for every token of every message of an agent."""
     found = {}
     for entry in state["handles"]:
-        if entry["author"] != START_SOURCE:
+        if entry["author"] not in (START_SOURCE, ECHO):
             handle = MessageHandle.model_validate(entry["handle"])
-            found[entry["author"], entry["superstep"]] = [
-                (chosen.logprob, chosen.top) for chosen in engine.logprobs(handle)
-            ]
+            found[key_of(entry)] = [(chosen.logprob, chosen.top) for chosen in engine.logprobs(handle)]
     return found
 
 
@@ -176,7 +277,7 @@ def specs(draw: st.DrawFn, *, personas: bool = True, modes: Sequence[Any] = MODE
     contexts += [speaker.name for speaker in speakers if speaker.confidential]
     rules: dict[tuple[str, str], Rule] = {}
     for reader in names:
-        for source in names:
+        for source in (*names, ECHO):
             mode = draw(st.sampled_from(modes))
             if source == reader or mode is None:
                 continue
@@ -191,6 +292,15 @@ def specs(draw: st.DrawFn, *, personas: bool = True, modes: Sequence[Any] = MODE
         rules[START_SOURCE, reader] = Rule(start)
     cut = draw(st.integers(1, len(names) - 1))
     order = draw(st.permutations(names))
-    layers = (tuple(order[:cut]), tuple(order[cut:]))
+    first, second = [*order[:cut]], [*order[cut:]]
+    speaks = draw(st.sampled_from(["", "", "first", "second"]))
+    (first if speaks == "first" else second if speaks == "second" else []).append(ECHO)
+    kinds = st.lists(st.sampled_from(["chosen", "chosen", "chosen", "state", "words"]), min_size=1, max_size=2)
+    sent = {
+        name: Sending(tuple(draw(kinds)), draw(st.integers(0, 9)))
+        for name in second
+        if name != ECHO and draw(st.booleans())
+    }
+    layers = (tuple(first), tuple(second))
     positions: Positions = draw(st.sampled_from(["sequential", "parallel"]))
-    return Spec(tuple(speakers), rules, layers, draw(st.integers(1, 2)), positions)
+    return Spec(tuple(speakers), rules, layers, draw(st.integers(1, 2)), positions, sent=sent)

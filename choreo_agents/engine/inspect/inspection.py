@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from choreo_agents.engine.inspect.audit import LineageReport, trace
+from choreo_agents.engine.inspect.descent import Descent, descent_of
 from choreo_agents.engine.inspect.records import MessageRecord, records_of
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.kv.handle import MessageHandle
@@ -34,7 +35,17 @@ class Inspection:
         return {parent.handle: since for parent, since in late if since}
 
     def audit(self, handles: Sequence[MessageHandle]) -> LineageReport:
-        """Who influenced these messages, and how: what each attended to, and whose words it or that was made of."""
+        """Who influenced these messages, and how: what each attended to, and whose words it or that was made of.
+
+        Authors are those of all calls on this engine: equal words in an equal place are one message. Who they are in
+        one run of one graph, `app.audit(state)` tells.
+        """
         core = self._tenant.core
         with core.lock:
             return LineageReport(tuple(trace(self._tenant.find(handle), core.method.keeps_kv) for handle in handles))
+
+    def descent(self, handles: Sequence[MessageHandle], known: Container[str] = ()) -> dict[str, Descent]:
+        """From what these messages were made, and all that those were made of, by id; what is `known` is left out."""
+        core = self._tenant.core
+        with core.lock:
+            return descent_of([self._tenant.find(handle) for handle in handles], known)

@@ -50,9 +50,9 @@ class Lineage:
         return replace(self, placement=self.placement.moved(new_offset))
 
     def label(self, author: str | None, role: str | None, source: Message | None = None) -> str:
-        """Names the call by who makes it, what it sees where, what it encodes again and how much, not by any words."""
+        """Names the call by who makes it, how long it is, what it sees where and what it encodes again: by no words."""
         seen = [(parent.label, offset) for parent, offset in zip(self.parents, self.placement.relative(), strict=True)]
-        named = (author, role, seen, None if source is None else source.label, len(self.tokens))
+        named = (author, role, len(self.tokens), seen, None if source is None else source.label)
         return hashlib.blake2b(repr(named).encode(), digest_size=8).hexdigest()
 
     def prompt_tokens(self) -> int:

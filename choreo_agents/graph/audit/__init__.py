@@ -2,6 +2,7 @@
 
 from choreo_agents.graph.audit.chart import Chart
 from choreo_agents.graph.audit.guard import Guard
+from choreo_agents.graph.audit.labels import Declared, Labels, OwnTexts
 from choreo_agents.graph.audit.observed import audit_entries
 from choreo_agents.graph.audit.policy import Policy
 from choreo_agents.graph.audit.report import AuditReport, Blocked, Finding, Hop, PrivateContext
@@ -11,9 +12,12 @@ __all__ = [
     "AuditReport",
     "Blocked",
     "Chart",
+    "Declared",
     "Finding",
     "Guard",
     "Hop",
+    "Labels",
+    "OwnTexts",
     "Policy",
     "PrivateContext",
     "audit_chart",

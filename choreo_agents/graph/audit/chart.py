@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from choreo_agents.graph.audit.policy import Policy
-from choreo_agents.graph.audit.report import Hop, PrivateContext
-from choreo_agents.graph.visibility import SHARED, START_SOURCE, Channel, Presence, Rule, VisibilityMode
+from choreo_agents.graph.audit.report import SENT, Hop, PrivateContext
+from choreo_agents.graph.visibility import REENCODED, SHARED, START_SOURCE, Channel, Presence, Rule, VisibilityMode
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class ChartNode:
     has_system: bool = False
     has_prompt: bool = False
     """It is asked something that nobody else sees."""
+    may_be_sent: bool = False
+    """A `Send` may choose what it sees, and how: a route, or a function, can send to any node of its graph."""
     confidential: bool = False
     schema: str | None = None
     """Whose modules it imports."""
@@ -42,17 +44,22 @@ class Edge:
     declared: tuple[str, str] | None
     """Where it was declared: a source, which may be a whole graph, and a reader. None if nobody had to."""
     label: str
+    may_be_sent: bool = False
+    """A `Send` may hand the reader less than the rule allows: words, where that shares encodings."""
 
     @property
     def hands_on_encodings(self) -> bool:
         return self.mode is not None and self.mode.hands_on_encodings
 
-    def opens(self, presence: Presence) -> tuple[Channel, ...]:
+    def opens(self, presence: Presence) -> Iterator[tuple[Channel, Hop]]:
         """How the reader comes to have what the source has."""
-        return ("words",) if self.mode is None else self.mode.opens(presence)
-
-    def hop(self) -> Hop:
-        return Hop(source=self.source, reader=self.reader, by=self.label)
+        usual = ("words",) if self.mode is None else self.mode.opens(presence)
+        for channel in usual:
+            yield channel, Hop(source=self.source, reader=self.reader, by=self.label)
+        if self.hands_on_encodings and self.may_be_sent:
+            for channel in REENCODED.opens(presence):
+                if channel not in usual:
+                    yield channel, Hop(source=self.source, reader=self.reader, by=f"{SENT} {REENCODED.name}")
 
 
 @dataclass(frozen=True)
@@ -106,10 +113,12 @@ class Chart:
                 for node in self.inside(source):
                     if node.persona != reader.persona:
                         where = (source, reader.name)
-                        found.append(Edge(node.name, reader.name, rule.mode, where, rule.words()))
+                        sent = reader.may_be_sent
+                        found.append(Edge(node.name, reader.name, rule.mode, where, rule.words(), sent))
             for node in self.nodes:
-                if node.name != reader.name and node.persona == reader.persona:
-                    found.append(Edge(node.name, reader.name, SHARED, None, "own"))
+                # What it said itself reaches a node again as other than KV only by a Send.
+                if node.persona == reader.persona and (node.name != reader.name or reader.may_be_sent):
+                    found.append(Edge(node.name, reader.name, SHARED, None, "own", reader.may_be_sent))
                 elif node.name != reader.name and reader.is_function:
                     found.append(Edge(node.name, reader.name, None, None, "state"))
         return found

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import VisibilityError, VisibilityWarning
-from choreo_agents.graph.audit.observed import names_of
+from choreo_agents.graph.audit.labels import Declared, Labels
 from choreo_agents.graph.audit.policy import OnViolation
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import REENCODED, Channel, source_of_author
-from choreo_agents.kv.handle import MessageHandle
 
 
 @dataclass(frozen=True)
@@ -23,71 +22,76 @@ class Guard:
     """Sources that are declared private to it."""
     forbidden: Mapping[Channel, frozenset[str]] = field(default_factory=dict)
     """Contexts that a policy keeps from it."""
-    known: frozenset[str] = frozenset()
-    """All nodes and contexts. What somebody who is not forbidden has said, too, word for word, is no secret."""
     on_violation: OnViolation = "raise"
-    modules: frozenset[str] = frozenset()
-    """Those of `known` that are confidential modules: they are called the same in all graphs."""
+    declared: Declared = field(default_factory=Declared)
+    """What its graph declares: by that it is known who said what."""
 
-    def admits(
-        self,
-        engine: Engine,
-        handle: MessageHandle,
-        source: str,
-        reader: str,
-        entries: Sequence[HandleEntry],
-        *,
-        words_only: bool = False,
-    ) -> bool:
+    def watch(self, engine: Engine, reader: str) -> Watch:
+        """What looks at one call of the reader: a node, by its path."""
+        return Watch(self, engine, reader)
+
+
+class Watch:
+    """Of one call of one reader.
+
+    Args:
+        guard: What must not reach it.
+        engine: Knows from what messages were made.
+        reader: The path of its node.
+    """
+
+    def __init__(self, guard: Guard, engine: Engine, reader: str) -> None:
+        self._guard = guard
+        self._engine = engine
+        self._reader = reader
+        self._entries: Sequence[HandleEntry] = ()
+        self._labels = Labels(engine, Declared(), ())
+
+    def admits(self, entry: HandleEntry, entries: Sequence[HandleEntry], *, words_only: bool = False) -> bool:
         """Whether the reader may attend to an encoding as it is; False: encode its words again.
 
         Args:
-            engine: Knows the lineage.
-            handle: The encoding.
-            source: Who shares it, and `reader` with whom: paths of nodes.
-            entries: The state: who said what in this very run.
+            entry: The message.
+            entries: All that was said, it among them.
             words_only: The reader is to see a fresh encoding of its words.
 
         Raises:
             VisibilityError: It may not, and the policy says `raise`.
         """
-        if not self.hidden and not any(self.forbidden.values()):
+        guard = self._guard
+        if not guard.hidden and not any(guard.forbidden.values()):
             return True
-        broken = self._broken(engine, handle, reader, entries, words_only)
+        if entries is not self._entries:
+            home = self._reader.rpartition("|")[0]
+            self._entries, self._labels = entries, Labels(self._engine, guard.declared, entries, home)
+        broken = self._broken(entry, words_only)
         if broken is None:
             return True
         channel, what = broken
-        if self.on_violation == "reencode" and channel == "encoding":
+        if guard.on_violation == "reencode" and channel == "encoding":
             return False
-        said_by, node = source_of_author(source, reader), reader.rsplit("|", maxsplit=1)[-1]
+        said_by, node = source_of_author(entry["author"], self._reader), self._reader.rsplit("|", maxsplit=1)[-1]
         message = f"{what}, but the encoding that {said_by!r} shares with it attended to it: declare {said_by!r} to "
         message += f"{node!r} {REENCODED!r}"
         if channel == "words":
             message = (
                 f"{what}, but the words of {said_by!r} may have been made of it: undeclare {said_by!r} to {node!r}"
             )
-        if self.on_violation == "warn":
+        if guard.on_violation == "warn":
             warnings.warn(message, VisibilityWarning, stacklevel=2)
             return True
         raise VisibilityError(message)
 
-    def _broken(
-        self, engine: Engine, handle: MessageHandle, reader: str, entries: Sequence[HandleEntry], words_only: bool
-    ) -> tuple[Channel, str] | None:
+    def _broken(self, entry: HandleEntry, words_only: bool) -> tuple[Channel, str] | None:
         """The first promise that the view would break."""
-        home, _, node = reader.rpartition("|")
-        [lineage] = engine.inspect.audit([handle]).messages
-        for ancestor in lineage.ancestors:
-            names = names_of(ancestor, entries)
-            if "encoding" in ancestor.channels and not words_only:
-                sources = {source for name in names if (source := source_of_author(name, reader)) is not None}
-                if sources and sources <= self.hidden:
-                    return "encoding", f"{min(sources)!r} is declared private to {node!r}"
-            local = {name.removeprefix(f"{home}|") for name in names if name.startswith(f"{home}|") or not home}
-            local |= self.modules.intersection(names)
-            channels: set[Channel] = {"words"} if words_only else set(ancestor.channels)
-            for channel in channels:
-                secret = (local & self.known) or {""}
-                if secret <= self.forbidden.get(channel, frozenset()):
-                    return channel, f"the policy keeps {min(secret)!r} from {node!r}"
+        guard, node = self._guard, self._reader.rsplit("|", maxsplit=1)[-1]
+        reached = sorted(self._labels.of(entry))
+        for name, channel in () if words_only else reached:
+            source = name.partition("|")[0]  # what is said in a graph that is a node is that node's
+            if channel == "encoding" and source in guard.hidden:
+                return "encoding", f"{source!r} is declared private to {node!r}"
+        for name, channel in reached:
+            through: Channel = "words" if words_only else channel
+            if name in guard.forbidden.get(through, frozenset()):
+                return through, f"the policy keeps {name!r} from {node!r}"
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.audit.report import PrivateContext
@@ -27,10 +27,16 @@ class Policy(BaseModel):
     and the personas that they may reach: nodes that are nobody else's go by their own name. Their owners always have
     them."""
     channels: frozenset[Channel] = frozenset({"encoding"})
-    """Through which they may reach nobody else."""
+    """Through which they may reach nobody else. An encoding carries the words that it is of: who forbids these, forbids
+    both."""
     on_violation: OnViolation = "raise"
     """`raise`: the graph does not compile, or the call fails. `reencode`: the edge that would break a promise hands on
     words instead. `warn`: a `VisibilityWarning`, and nothing else."""
+
+    @field_validator("channels")
+    @classmethod
+    def _with_what_carries_them(cls, channels: frozenset[Channel]) -> frozenset[Channel]:
+        return channels | {"encoding"} if "words" in channels else channels
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

@@ -51,8 +51,8 @@ def reach(chart: Chart, context: PrivateContext) -> Reach:
         node, presence = state
         for edge in edges:
             if edge.source == node:
-                for after in edge.opens(presence):
-                    visit((edge.reader, after), state, edge.hop())
+                for after, hop in edge.opens(presence):
+                    visit((edge.reader, after), state, hop)
         for source, reader, rule in scopes:
             if node in rule.contexts and node != reader:
                 # The named message's words are encoded for the reader.

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict
 
 from choreo_agents.graph.visibility import Channel
 
+SENT = "sent"
+"""In a hop, before the mode in which a `Send` hands on what a rule shares."""
 ContextKind = Literal["system", "message", "module"]
 
 
@@ -22,7 +24,8 @@ class Hop(_Plain):
     reader: str
     by: str
     """The rule of the edge; `own` between nodes of one persona, `scope` where a fresh encoding names the context,
-    `state` where a function reads the words in the graph's state."""
+    `state` where a function reads the words in the graph's state, `sent` where a `Send` may hand on words though the
+    rule hands on encodings."""
 
 
 class PrivateContext(_Plain):
@@ -77,6 +80,19 @@ class AuditReport(_Plain):
     @property
     def violations(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.violation)
+
+    @property
+    def listed(self) -> tuple[Finding, ...]:
+        """The findings without those that say nothing new: words that a `Send` could hand on to who may attend to the
+        encoding, and what follows from that."""
+        shared = {(finding.context, finding.reader) for finding in self.findings if finding.channel == "encoding"}
+        return tuple(
+            finding
+            for finding in self.findings
+            if finding.channel == "encoding"
+            or (finding.context, finding.reader) not in shared
+            or not any(hop.by.startswith(f"{SENT} ") for hop in finding.path)
+        )
 
     def reached(self, reader: str, channel: Channel) -> set[str]:
         """The contexts that reach a reader through a channel."""

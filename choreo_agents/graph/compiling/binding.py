@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.audit import Chart, Policy
+from choreo_agents.graph.audit import Declared, Policy
 from choreo_agents.graph.compiling.promises import guard_of
 from choreo_agents.graph.turn.reader_rules import ReaderRules
 from choreo_agents.graph.visibility import Positions, Rule
 
 
-class Declared(Protocol):
+class DeclaringGraph(Protocol):
     """A graph with its declarations."""
 
     system: str | None
@@ -28,7 +28,9 @@ def named_contexts(nodes: Mapping[str, Any]) -> set[str]:
     return systems | {name for name, agent in _agents(nodes) if agent.confidential}
 
 
-def reader_rules(graph: Declared, nodes: Mapping[str, Any], name: str, agent: Agent, chart: Chart) -> ReaderRules:
+def reader_rules(
+    graph: DeclaringGraph, nodes: Mapping[str, Any], name: str, agent: Agent, declared: Declared
+) -> ReaderRules:
     """All that an agent is told about what it may see, and what to watch.
 
     Args:
@@ -36,7 +38,7 @@ def reader_rules(graph: Declared, nodes: Mapping[str, Any], name: str, agent: Ag
         nodes: All nodes of the graph.
         name: The agent's node.
         agent: Who reads.
-        chart: The graph as it will run.
+        declared: The graph as it will run.
     """
     sources = graph.reads_of(name, agent)
     systems: dict[str, list[str]] = {}
@@ -50,7 +52,7 @@ def reader_rules(graph: Declared, nodes: Mapping[str, Any], name: str, agent: Ag
         agent.positions or graph.positions,
         systems,
         frozenset(other for other, each in _agents(nodes) if each.confidential),
-        guard_of(name, agent.persona or name, sources, chart, graph.policy.on_violation),
+        guard_of(name, agent.persona or name, sources, declared, graph.policy.on_violation),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.runnables import Runnable, RunnableParallel, RunnableSequence, RunnableWithFallbacks
@@ -53,6 +54,12 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "") -> Chart
             )
     for source, branches in builder.branches.items():
         outside += [f"the route that {route!r} takes after {prefix + source!r}" for route in branches]
+    if builder.branches or any(node.is_function for node in nodes):
+        here = {prefix + name for name in builder.nodes}
+        nodes = [
+            replace(node, may_be_sent=not node.is_function and node.name in here) if node.name in here else node
+            for node in nodes
+        ]
     own: Policy | None = getattr(builder, "policy", None)
     modules = {module for node in nodes for module in node.modules}
     policies += [] if own is None or not own.confidential else [(prefix, own.within(prefix, modules))]
@@ -82,8 +89,16 @@ def _agent_node(agent: Agent, name: str, prefix: str, rules: Mapping[str, Rule])
         confidential=agent.confidential,
         schema=None if told is None else told.schema.name,
         modules=() if told is None else confidential_modules(told),
-        rules={source if source == START_SOURCE else prefix + source: rule for source, rule in rules.items()},
+        rules={
+            source if source == START_SOURCE else prefix + source: _placed(rule, prefix)
+            for source, rule in rules.items()
+        },
     )
+
+
+def _placed(rule: Rule, prefix: str) -> Rule:
+    """A rule whose contexts are named by their paths."""
+    return replace(rule, scope=tuple(prefix + name for name in rule.contexts)) if rule.contexts and prefix else rule
 
 
 def found(runnable: Any, kind: type[Any]) -> Iterator[Any]:

@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 
 from choreo_agents.errors import VisibilityError, VisibilityWarning
-from choreo_agents.graph.audit import Chart, Finding, Guard, Hop, audit_chart, harmless
+from choreo_agents.graph.audit import Chart, Declared, Finding, Guard, Hop, audit_chart, harmless
 from choreo_agents.graph.audit.policy import OnViolation
-from choreo_agents.graph.visibility import REENCODED, START_SOURCE, Channel, Rule, hidden_sources
+from choreo_agents.graph.visibility import REENCODED, Channel, Rule, hidden_sources
 
 
 def kept(chart: Chart, on_violation: OnViolation) -> tuple[Chart, Sequence[Hop]]:
@@ -24,32 +24,41 @@ def kept(chart: Chart, on_violation: OnViolation) -> tuple[Chart, Sequence[Hop]]
     broken = audit_chart(chart).violations
     if broken and on_violation == "warn":
         for finding in broken:
-            warnings.warn(said(finding), VisibilityWarning, stacklevel=4)
+            warnings.warn(said(finding, chart), VisibilityWarning, stacklevel=4)
     elif broken:
-        raise VisibilityError("; ".join(said(finding) for finding in broken))
+        raise VisibilityError("; ".join(said(finding, chart) for finding in broken))
     return chart, changed
 
 
-def said(finding: Finding) -> str:
+def said(finding: Finding, chart: Chart) -> str:
     """A violation in words: the private source, the path and the edge to change."""
     what = "an encoding that attended to it" if finding.channel == "encoding" else "words made of it"
     start = f"{finding.violation}, but {what} would get there: {finding.walk()}"
     if not finding.cut:
         return f"{start}. The edge itself contradicts it: remove the edge, or let {finding.reader!r} have it"
     edges = " and ".join(f"{source!r} to {reader!r}" for source, reader in finding.cut)
-    if finding.channel == "words":
+    if finding.channel == "words" or _keeps_words(finding, chart):
         return f"{start}. Undeclare {edges}"
     return f"{start}. Declare {edges} {REENCODED!r}"
 
 
-def guard_of(reader: str, persona: str, rules: Mapping[str, Rule], chart: Chart, on_violation: OnViolation) -> Guard:
+def _keeps_words(finding: Finding, chart: Chart) -> bool:
+    """Whether re-encoding would not do: the words must not get there either."""
+    return any(
+        context.name == finding.context and chart.forbids(context, finding.reader, "words")
+        for context in chart.contexts()
+    )
+
+
+def guard_of(
+    reader: str, persona: str, rules: Mapping[str, Rule], declared: Declared, on_violation: OnViolation
+) -> Guard:
     """What one reader's views are checked for at call time."""
+    chart = declared.chart
     channels: tuple[Channel, ...] = ("encoding", "words")
     others = [context for context in chart.contexts() if reader not in context.owners]
     forbidden: dict[Channel, frozenset[str]] = {
         channel: frozenset(context.name for context in others if chart.forbids(context, persona, channel))
         for channel in channels
     }
-    known = {START_SOURCE, *(node.name for node in chart.nodes), *(context.name for context in chart.contexts())}
-    modules = frozenset(context.name for context in chart.contexts() if context.kind == "module")
-    return Guard(hidden_sources(rules), forbidden, frozenset(known), on_violation, modules)
+    return Guard(hidden_sources(rules), forbidden, on_violation, declared)

@@ -27,6 +27,7 @@ def entry_of(
     confidential: bool = False,
     persona: str | None = None,
     prompt: MessageHandle | None = None,
+    asked: str | None = None,
 ) -> HandleEntry:
     """The entry of a message in graph state."""
     entry = HandleEntry(
@@ -41,6 +42,8 @@ def entry_of(
     )
     if persona is not None:
         entry |= {"persona": persona, "prompt": None if prompt is None else prompt.plain()}
+    if asked is not None:
+        entry["asked"] = asked
     return entry
 
 
@@ -61,7 +64,8 @@ def entries_of(
             # It has an entry of its own where it was said: this one is for where there is none.
             entry |= {"persona": persona, "borrowed": True}
         if known is not None:
-            entry = HandleEntry(**{**known, "handle": entry["handle"], "digest": entry["digest"]})
+            earlier = [*known.get("earlier", ()), known["handle"]["id"]]
+            entry = HandleEntry(**{**known, "handle": entry["handle"], "digest": entry["digest"], "earlier": earlier})
         elif made and author != made[-1]["author"] and not are_siblings(new[index - 1], message):
             superstep = entry["superstep"] = superstep + 1  # what others said in between stays in between
         made.append(entry)

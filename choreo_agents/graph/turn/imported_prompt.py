@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
 from choreo_agents.engine import Engine, Prefill
@@ -41,6 +41,8 @@ class ImportedPrompt:
         self._schema = prompt.schema.name
         number, schema = self._modules.known(prompt.schema)
         self._assembly = compile_prompt(schema, prompt, engine.model)
+        pieces = {piece.key: piece for piece in schema.cached_pieces()}
+        self._pieces = [pieces[placed.key] for placed in self._assembly.cached]
         self._keys = [_key(number, placed.key) for placed in self._assembly.cached]
         # A schema starts as a conversation does: without words in it, a root would only say so twice.
         self._has_root = public is not None
@@ -55,6 +57,18 @@ class ImportedPrompt:
     def behind(self, root: Sequence[MessageHandle]) -> Sequence[MessageHandle]:
         """What comes before it in a view: the public root, if that says anything."""
         return root if self._has_root else ()
+
+    def texts(self, owner: str) -> Mapping[str, set[tuple[int, ...]]]:
+        """What it says, by the name of the module, or of the private context that its own words belong to: `owner`."""
+        found: dict[str, set[tuple[int, ...]]] = {}
+        for piece in self._pieces:
+            found.setdefault(name_of(self._schema, piece.module), set()).add(tuple(piece.tokens))
+        for text in self._assembly.fresh:
+            found.setdefault(self._author(text, owner), set()).add(tuple(text.tokens))
+        return found
+
+    def _author(self, text: FreshText, owner: str) -> str:
+        return owner if text.kind != "module" else name_of(self._schema, text.module)
 
     async def lease(self) -> Leases:
         """Bring its modules to the device, or encode them, and take a lease of each for one call.
@@ -87,8 +101,7 @@ class ImportedPrompt:
             for offset, handle in placed:
                 if offset < text.offset:
                     seen.add(handle, start + offset)
-            author = owner if text.kind != "module" else name_of(self._schema, text.module)
-            [made] = await ask_for([_prefill(text, seen, start + text.offset, author)])
+            [made] = await ask_for([_prefill(text, seen, start + text.offset, self._author(text, owner))])
             placed = sorted([*placed, (text.offset, made)], key=lambda each: each[0])
         for offset, handle in placed:
             view.add(handle, start + offset)

@@ -58,8 +58,6 @@ class CallReader:
     """What it is told by a prompt of a schema, in place of a system prompt."""
     merging: MergeSpec | None
     """Whose messages are merged."""
-    standing_prompt: str | None
-    """What it is always asked: stands in for a prompt whose handle outlived its engine."""
 
 
 class Reading:
@@ -109,6 +107,7 @@ class Reading:
         """Words that were encoded again for this call alone."""
         self._root: list[MessageHandle] = []
         self._prompt: MessageHandle | None = None
+        self._watch = reader.rules.guard.watch(engine, reader.place.author)
 
     async def view(self, system: str | None) -> PlacedView:
         """Encode what nobody has yet, and put together all that the reader may see."""
@@ -258,28 +257,26 @@ class Reading:
 
     async def _append(self, view: PlacedView, entry: HandleEntry, rule: Rule) -> None:
         handle = MessageHandle.model_validate(entry["handle"])
-        source, self.starts[entry["message_id"]] = entry["author"], view.end
+        self.starts[entry["message_id"]] = view.end
         own, reencode = self._is_own(entry), rule.mode.encodes_again
         if not own:
-            reader = self._place.author
-            admitted = self._rules.guard.admits(self._engine, handle, source, reader, self.entries, words_only=reencode)
-            reencode = reencode or not admitted
+            reencode = not self._watch.admits(entry, self.entries, words_only=reencode) or reencode
         if reencode:
             shown = await self._reencoded(view, entry, handle, rule)
         else:
             prompt = entry.get("prompt")
             if own and prompt is not None:
-                await self._asked_before(view, entry["author"], prompt)
+                await self._asked_before(view, prompt, entry.get("asked"))
             shown = self.bound.grant(self._branches.stands_for.get(handle.id, handle))
         self.shown[entry["message_id"]] = shown
         view.add(shown, stands_for=handle)
 
-    async def _asked_before(self, view: PlacedView, author: str, prompt: Mapping[str, Any]) -> None:
-        """Append what stood before a message of one's own."""
+    async def _asked_before(self, view: PlacedView, prompt: Mapping[str, Any], asked: str | None) -> None:
+        """Append what stood before a message of one's own; its words, if no more than they is left of it."""
         if not is_forgotten(self._engine, prompt):
             view.add(self.bound.grant(MessageHandle.model_validate(prompt)))
-        elif self._reader.standing_prompt is not None and author == self._place.author:
-            turn = self._engine.chat.turn("user", self._reader.standing_prompt)
+        elif asked is not None:
+            turn = self._engine.chat.turn("user", asked)
             again = self._own(turn, view, author=f"{self._persona}.system", role="user")
             [made] = await self.bound.aprefill([again])
             self._copies.append(made)
@@ -330,6 +327,6 @@ def _groups(seen: Sequence[SeenEntry], *, parallel: bool) -> Iterator[list[list[
 
 def _writer(message: BaseMessage, rules: ReaderRules, reader: str) -> str:
     """Who wrote a message that has no entry. What an agent of no node here said openly is input."""
-    author, known = writer_of(message), rules.guard.known
-    foreign = bool(known) and source_of_author(author, reader) not in known
+    author, known = writer_of(message), rules.guard.declared.names
+    foreign = bool(rules.guard.declared.nodes) and source_of_author(author, reader) not in known
     return START_SOURCE if foreign and persona_of(message) and not is_confidential(message) else author

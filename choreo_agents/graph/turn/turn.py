@@ -124,7 +124,6 @@ class AgentTurn:
             adapter=agent.adapter,
             imported=agent.imported,
             merging=agent.merging,
-            standing_prompt=agent.prompt if isinstance(agent.prompt, str) else None,
         )
         self.reading = Reading(engine, reader, messages, entries, sent_at(state))
         self._late = late
@@ -163,6 +162,7 @@ class AgentTurn:
                 persona=self.persona,
                 confidential=self.agent.confidential,
                 prompt=asked,
+                asked=prompt,
             )
             for place, message, handle in told
         ]

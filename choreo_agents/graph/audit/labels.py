@@ -1,0 +1,203 @@
+"""Who said what of all that reached a message: by the entries of one graph's state, and by the texts of its own nodes.
+
+An engine serves many graphs, and equal words in an equal place are one message to it, whoever said them. Who they are
+from is a question of where one comes from: to a reader they are from the sources that it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from choreo_agents.engine import Engine
+from choreo_agents.engine.inspect import Descent
+from choreo_agents.graph.audit.chart import Chart, ChartNode
+from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.visibility import START_SOURCE, Channel
+from choreo_agents.kv.handle import MessageHandle
+
+Tokens = tuple[int, ...]
+OwnTexts = Mapping[str, Mapping[str, frozenset[Tokens]]]
+"""What personas are told, as it is encoded: by persona, and then by the name of the private context or module."""
+
+
+class Reached(NamedTuple):
+    """A source that reached a message: a node, by its path, or a private context."""
+
+    name: str
+    channel: Channel
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a graph's own declarations say of who is told what, and who reads whom."""
+
+    chart: Chart = field(default_factory=lambda: Chart(()))
+    texts: Callable[[Engine], OwnTexts] = lambda _: {}
+    """What its personas are told, as an engine encodes it."""
+
+    @cached_property
+    def nodes(self) -> Mapping[str, ChartNode]:
+        return {node.name: node for node in self.chart.nodes}
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Of all nodes and private contexts."""
+        return frozenset([START_SOURCE, *self.nodes, *(context.name for context in self.chart.contexts())])
+
+    @cached_property
+    def modules(self) -> frozenset[str]:
+        """The confidential ones of `names`: a module is called the same in all graphs."""
+        return frozenset(context.name for context in self.chart.contexts() if context.kind == "module")
+
+
+class _Step(NamedTuple):
+    """A message on the way back, and of whose entry's view it was part."""
+
+    message: str
+    entry: int
+    channel: Channel
+
+
+class Labels:
+    """Of the messages of one state.
+
+    Args:
+        engine: Knows from what each was made.
+        declared: The graph's declarations.
+        entries: All that was said in it.
+        home: Before which nodes the graph stands, as entries name them: `team`; empty if it stands in no other.
+    """
+
+    def __init__(self, engine: Engine, declared: Declared, entries: Sequence[HandleEntry], home: str = "") -> None:
+        self._engine = engine
+        self._declared = declared
+        self._entries = list(entries)
+        self._numbers = {id(entry): number for number, entry in enumerate(self._entries)}
+        self._prefix = f"{home}|" if home else ""
+        self._texts = declared.texts(engine)
+        self._made: dict[str, Descent] = {}
+        self._by_message: dict[str, list[int]] = {}
+        self._asked: dict[str, set[str]] = {}
+        """By persona, the messages that it was asked."""
+        for number, entry in enumerate(self._entries):
+            for message in (entry["handle"]["id"], *entry.get("earlier", ())):
+                self._by_message.setdefault(message, []).append(number)
+            if prompt := entry.get("prompt"):
+                self._asked.setdefault(self._persona(number), set()).add(prompt["id"])
+
+    def of(self, entry: HandleEntry) -> frozenset[Reached]:
+        """All that reached the message of an entry, which is among those of the state."""
+        number = self._numbers[id(entry)]
+        handle = MessageHandle.model_validate(entry["handle"])
+        self._made |= self._engine.inspect.descent([handle], self._made)
+        queue = list(self._above(_Step(handle.id, number, "encoding")))
+        seen, found = set(queue), set[Reached]()
+        for step in queue:
+            for after in self._through(step, found):
+                for above in self._above(after):
+                    if above not in seen:
+                        seen.add(above)
+                        queue.append(above)
+        return frozenset(found)
+
+    def _above(self, step: _Step) -> Iterator[_Step]:
+        """What a message attended to, and whose words it was made of."""
+        made = self._made[step.message]
+        attended: Channel = step.channel if self._engine.method == "choreo" else "words"
+        for parent in made.parents:
+            yield _Step(parent, step.entry, attended)
+        for source in self._sources(made):
+            yield _Step(source, step.entry, "words")
+
+    def _sources(self, made: Descent) -> Sequence[str]:
+        """Whose words a message has, as far as it was made of them in this state: in others, of others'."""
+        here = [source for source in made.sources if source in self._by_message]
+        return here or made.sources
+
+    def _through(self, step: _Step, found: set[Reached]) -> Iterator[_Step]:
+        """Reached a message of an entry's view. Yields how to go on from it: in whose view it was made."""
+        said = self._read(step.message, step.entry)
+        for number in said:
+            self._note(self._author(number), step.channel, found)
+            yield step._replace(entry=number)
+        told = self._told(step)
+        copied = {number for source in self._made[step.message].sources for number in self._read(source, step.entry)}
+        for name in (*told, *(self._author(number) for number in sorted(copied))):
+            self._note(name, step.channel, found)
+        if not said and not told and not copied:
+            yield from self._unexplained(step, found)
+        if not said or told or copied:
+            yield step
+
+    def _unexplained(self, step: _Step, found: set[Reached]) -> Iterator[_Step]:
+        """Of what no declaration led into a view: it may be of all whose it can be."""
+        said = self._by_message.get(step.message, ())
+        for number in said:
+            self._note(self._author(number), step.channel, found)
+            yield step._replace(entry=number)
+        tokens = self._made[step.message].tokens
+        named = [name for own in self._texts.values() for name, texts in own.items() if tokens in texts]
+        scoped = self._scoped(step.entry)
+        made = self._made[step.message].authors
+        for name in [name for name in named if name in scoped] or named or (() if said else map(self._local, made)):
+            self._note(name, step.channel, found)
+
+    def _note(self, name: str, channel: Channel, found: set[Reached]) -> None:
+        if name in self._declared.names or not self._declared.nodes:
+            found.add(Reached(name, channel))
+
+    def _read(self, message: str, reader: int) -> list[int]:
+        """The entries as which the author of an entry may have read a message."""
+        return [number for number in self._by_message.get(message, ()) if self._reads(reader, number)]
+
+    def _reads(self, reader: int, number: int) -> bool:
+        node, source = self._declared.nodes.get(self._author(reader)), self._author(number)
+        if reader == number or self._persona(reader) == self._persona(number):
+            return True
+        if node is None:
+            return False
+        if source in self._scoped(reader):
+            return True
+        shown = [name for name, rule in node.rules.items() if rule.mode.shows]
+        return any(source == name or source.startswith(f"{name}|") for name in shown)
+
+    def _scoped(self, reader: int) -> set[str]:
+        """The private contexts that words are encoded in for the author of an entry."""
+        node = self._declared.nodes.get(self._author(reader))
+        return set() if node is None else {name for rule in node.rules.values() for name in rule.contexts}
+
+    def _told(self, step: _Step) -> list[str]:
+        """The names of what the author of an entry is told, and was asked, that say just this."""
+        persona, tokens = self._persona(step.entry), self._made[step.message].tokens
+        found = [name for name, texts in self._texts.get(persona, {}).items() if tokens in texts]
+        if step.message in self._asked.get(persona, ()) or tokens in self._questions.get(persona, ()):
+            found.append(f"{persona}.system")
+        return found
+
+    @cached_property
+    def _questions(self) -> Mapping[str, set[Tokens]]:
+        """By persona, what it was asked, as it is encoded: again, where its handle outlived its engine."""
+        engine = self._engine
+        found: dict[str, set[Tokens]] = {}
+        for number, entry in enumerate(self._entries):
+            if asked := entry.get("asked"):
+                turn = tuple(engine.model.encode(engine.chat.turn("user", asked)))
+                found.setdefault(self._persona(number), set()).add(turn)
+        return found
+
+    def _author(self, number: int) -> str:
+        return self._local(self._entries[number]["author"])
+
+    def _persona(self, number: int) -> str:
+        author = self._author(number)
+        node = self._declared.nodes.get(author)
+        return node.persona if node is not None else self._local(self._entries[number].get("persona") or author)
+
+    def _local(self, name: str) -> str:
+        """A name as the graph's own chart has it; of what stands outside of it, one that nothing there can have."""
+        if name.startswith(self._prefix):
+            return name.removeprefix(self._prefix)
+        return name if name == START_SOURCE or name in self._declared.modules else f"|{name}"

@@ -1,0 +1,39 @@
+"""What the personas of a graph are told, as an engine encodes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from choreo_agents.engine import Engine
+from choreo_agents.graph.agent import Agent
+from choreo_agents.graph.audit import OwnTexts
+from choreo_agents.graph.compiling.charting import found
+
+Texts = dict[str, dict[str, frozenset[tuple[int, ...]]]]
+
+
+def texts_of(builder: StateGraph[Any, Any, Any, Any], engine: Engine, prefix: str = "") -> OwnTexts:
+    """By persona and by the name of the context: system prompts, prompts of schemas and the modules that these import.
+
+    Args:
+        builder: The graph, compiled.
+        engine: Whose tokens are asked for.
+        prefix: The nodes that it stands in: `team|`.
+    """
+    made: Texts = {}
+    for name, spec in builder.nodes.items():
+        for inner in found(spec.runnable, CompiledStateGraph):
+            for persona, texts in texts_of(inner.builder, engine, f"{prefix}{name}|").items():
+                made.setdefault(persona, {}).update(texts)
+        for agent in found(spec.runnable, Agent):
+            persona = prefix + (agent.persona or name)
+            own = made.setdefault(persona, {})
+            told = {} if agent.imported is None else agent.imported.texts(f"{persona}.system")
+            if agent.system is not None:
+                told = {f"{persona}.system": {tuple(engine.model.encode(engine.chat.turn("system", agent.system)))}}
+            for context, texts in told.items():
+                own[context] = own.get(context, frozenset()) | texts
+    return made

@@ -1,0 +1,66 @@
+"""Runs of random graphs that differ in one private context, and whom that may not change."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from choreo_agents import Engine, Memory, MessageHandle, Policy, Scheduling
+from choreo_agents.graph.audit import AuditReport
+from choreo_agents.models import LoadedModel
+from choreo_agents.runtime.timetable import Timetable
+from support.visible_graphs import BOX, CELLAR, Forced, Spec, heard, key_of
+
+QUESTION = {"messages": [("user", "What does Ann have?")]}
+WARN = Policy(on_violation="warn")
+models: dict[str, LoadedModel] = {}
+"""The one that the graphs run on, under the name `tiny`: hypothesis takes no fixtures."""
+
+
+def run(
+    spec: Spec,
+    forced: Forced | None = None,
+    timetable: Timetable | None = None,
+    adapter: Path | None = None,
+    *,
+    echoing: bool = True,
+) -> tuple[Any, Any, AuditReport]:
+    """Run once on a cold engine: distributions and words by message, and the audit of the run."""
+    with Engine.load(
+        models["tiny"],
+        memory=Memory(kv_budget_bytes=1 << 23),
+        scheduling=Scheduling(timetable=timetable),
+        adapter=adapter,
+    ) as engine:
+        app = spec.graph(WARN, echoing=echoing).compile(engine=engine)
+        state = asyncio.run(app.ainvoke(QUESTION, {"configurable": {"seed": 5, "replay": forced}}))
+        said = {
+            key_of(entry): engine.tokens(MessageHandle.model_validate(entry["handle"])) for entry in state["handles"]
+        }
+        return heard(engine, state), said, app.audit(state)
+
+
+def changed(spec: Spec, context: str, number: int = 7) -> tuple[Spec, frozenset[str]]:
+    """The same graph with another text in a private context: a system prompt, a module, or what an author is forced to
+    say."""
+    if context in (CELLAR, BOX):
+        return replace(spec, numbers={**spec.numbers, context: number}), frozenset()
+    if context.endswith(".system"):
+        return replace(spec, numbers={**spec.numbers, context.removesuffix(".system"): number}), frozenset()
+    return spec, frozenset({context})
+
+
+def unreached(spec: Spec, report: AuditReport, context: str, *channels: str) -> set[str]:
+    """The nodes whose persona neither owns a context nor is reached by it."""
+    [owners] = [found.owners for found in report.contexts if found.name == context]
+    personas = {speaker.persona for speaker in spec.speakers}
+    free = {p for p in personas if not any(context in report.reached(p, channel) for channel in channels)}  # type: ignore[arg-type]
+    return {s.name for s in spec.speakers if s.persona in free and s.name not in owners}
+
+
+def contexts_of(spec: Spec, report: AuditReport) -> list[str]:
+    """Those whose text can be changed: a persona may only be asked, without a system prompt."""
+    systems = {f"{speaker.persona}.system" for speaker in spec.speakers if speaker.has_system}
+    return [c.name for c in report.contexts if c.kind != "system" or c.name in systems]
