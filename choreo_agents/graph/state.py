@@ -39,6 +39,13 @@ class HandleEntry(TypedDict):
     """The message in the `messages` channel that mirrors its words."""
     digest: str
     """Of these words: a message that was edited since is encoded again."""
+    edited: NotRequired[bool]
+    """Whether they are no longer what its author said."""
+    unproven: NotRequired[dict[str, Any]]
+    """Of input that says to be somebody's (`author`, `persona`), which no seal proves: it is shown to nobody from whom
+    that source, or input, is kept."""
+    seals: NotRequired[dict[str, str]]
+    """By which the entry is known to be of its conversation: without them it does not count."""
 
 
 def merge_entries(left: list[HandleEntry] | None, right: list[HandleEntry] | None) -> list[HandleEntry]:

@@ -51,6 +51,5 @@ def audit_entries(engine: Engine, chart: Chart, entries: Sequence[HandleEntry]) 
 
 def names_of(ancestor: Ancestor, entries: Sequence[HandleEntry]) -> list[str]:
     """Who said it in this run. Equal words in an equal place are one message, whoever else said them elsewhere."""
-    return [entry["author"] for entry in entries if entry["handle"]["id"] == ancestor.handle.id] or sorted(
-        ancestor.authors
-    )
+    said = [entry.get("unproven") or entry for entry in entries if entry["handle"]["id"] == ancestor.handle.id]
+    return [each["author"] for each in said] or sorted(ancestor.authors)
