@@ -71,6 +71,10 @@ class VisibilityWarning(UserWarning):
     """A promise about a private context is not kept, and the policy says to go on."""
 
 
+class ProvenanceWarning(UserWarning):
+    """Who said a message is not proven, so that it counts as input."""
+
+
 class AdapterError(ChoreoError, ValueError):
     """An adapter or cache mapper that does not fit the model, that its files do not hold, or that is not loaded."""
 

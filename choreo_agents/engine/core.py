@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -46,6 +47,8 @@ class EngineCore:
         self.adapters = AdapterRegistry(model.adapter)
         if adapter is not None:
             self.adapters.add_default(adapter)
+        self.secret = secrets.token_bytes(32)
+        """Of this engine alone: keys of what must not outlive it are made of it."""
         self.lock = threading.RLock()
         self._numbers = itertools.count()
         self._counters, self.movements = Counters(), Movements()

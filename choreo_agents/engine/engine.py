@@ -57,6 +57,8 @@ class Engine:
         """Keys and values themselves: to read, take in, pin, and move about."""
         self.inspect = Inspection(self._tenant)
         """How messages came about."""
+        self.seals = self._tenant.naming.seals
+        """What tells whether something that comes back is what the tenant gave out."""
 
     @classmethod
     def load(
@@ -86,7 +88,8 @@ class Engine:
             backend: What attends: by default the fastest that there is, `"reference"` the slow one to compare with; or
                 an object of your own. The model is checked with it.
             seed: From which the seeds of calls without one are derived.
-            salt: Separates tenants: another salt never gives the same handle ids. `starts_per_s`: see `tenant`.
+            salt: The tenant's secret: another never gives the same handle ids. Without one, neither does another
+                engine: what is to be known again in another process needs one. `starts_per_s`: see `tenant`.
             sink: Receives trace events on the engine's thread.
             adapter: What `load_adapter` takes, for calls of all tenants that name no other.
 

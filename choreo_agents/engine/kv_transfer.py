@@ -152,10 +152,11 @@ class KVTransfer:
         with core.lock:
             self._tenant.require_tenancy()
             found = [core.table.get(require_handle(handle).id) for handle in handles]
-            return [
-                None if message is None or message.tenant != self._tenant.name else tier_of(message.entry, core.cache)
-                for message in found
+            mine = [
+                m if m and (m.handle, m.tenant) == (h, self._tenant.name) else None
+                for m, h in zip(found, handles, strict=True)
             ]
+            return [None if message is None else tier_of(message.entry, core.cache) for message in mine]
 
     def park(self, what: Scope | Sequence[MessageHandle] | None = None) -> None:
         """Give the pool's memory back for now: of messages, of what only a scope leases, or of everything.
@@ -187,8 +188,16 @@ class KVTransfer:
         Args:
             folder: Has a folder for each model in it, and in that one for each tenant.
             budget_bytes: Of this model's and tenant's files; the longest unused ones are removed.
+
+        Raises:
+            InvalidRequestError: The tenant has no salt, so that no other engine could read what this one writes.
         """
         tenant = self._tenant
+        if not tenant.naming.is_salted:
+            raise InvalidRequestError(
+                "without a salt the key that names and seals files is random, and ends with the engine: load the "
+                "engine with salt=..., the same secret in each process that is to read the folder"
+            )
         with tenant.core.lock:
             tenant.require_open()
             encoder = tenant.naming.encoder(tenant.core.adapters.lora_key(None, tenant.name))

@@ -270,7 +270,7 @@ class RequestBuilder:
 
     def _call_seed(self, lineage: Lineage, sampling: Sampling) -> int:
         """Different for each repetition of a call, the same in each run of a program."""
-        call = f"{self._naming.handle(lineage).id} {canonical(sampling)}"
+        call = f"{self._naming.lasting(lineage)} {canonical(sampling)}"
         repeat = self._repeats.pop(call, 0)
         self._repeats[call] = repeat + 1
         while len(self._repeats) > _REMEMBERED_CALLS:

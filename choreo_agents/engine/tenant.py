@@ -50,7 +50,7 @@ class Tenant:
 
     def __init__(self, core: EngineCore, salt: str) -> None:
         self.core = core
-        self.naming = Naming(salt, core.model.adapter.fingerprint)
+        self.naming = Naming(salt, core.model.adapter.fingerprint, core.secret)
         self.name = self.naming.tenant
         """Does not tell the salt."""
         self.builder = RequestBuilder(core, self.naming)

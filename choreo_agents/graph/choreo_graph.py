@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, TypeVar, get_args
@@ -24,12 +25,14 @@ from choreo_agents.graph.compiling.charting import agents_of, chart_of, found
 from choreo_agents.graph.compiling.loops import require_bounded_loops
 from choreo_agents.graph.compiling.promises import kept
 from choreo_agents.graph.compiling.texts import texts_of
-from choreo_agents.graph.langgraph_internals import relabelled
+from choreo_agents.graph.langgraph_internals import called_with, relabelled, saved_state_of
+from choreo_agents.graph.provenance.door import Door
+from choreo_agents.graph.provenance.notary import notary_of, with_notary
+from choreo_agents.graph.provenance.signing import sign
 from choreo_agents.graph.quorum.board import with_board
 from choreo_agents.graph.quorum.rewiring import rewire
 from choreo_agents.graph.state import ChoreoState
 from choreo_agents.graph.synthesizer import Synthesizer
-from choreo_agents.graph.turn.inputs import identified, sign
 from choreo_agents.graph.visibility import SHARED, History, Mode, Positions, Rule, Scope, VisibilityTable, rule_of
 
 Self = TypeVar("Self", bound="ChoreoGraph")
@@ -63,6 +66,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         self.positions = positions
         self._visibility = VisibilityTable()
         self._changed: tuple[Hop, ...] = ()
+        self.engine: Engine | None = None
+        """Of a compiled graph's builder, the engine that seals what is said in it; None: it has no agents."""
         self._charted: Chart | None = None
         """Of a compiled graph's builder, the chart as it runs."""
         self.origin: ChoreoGraph = self
@@ -274,6 +279,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
             name: agent for name, agent in agents.items() if isinstance(agent, Synthesizer) and agent.quorum is not None
         }
         rewire(bound, agents, early, {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")})
+        bound.engine = engine or next((each.engine for each in agents_of(bound) if each.engine is not None), None)
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
         return relabelled(compiled, CompiledChoreoGraph)
 
@@ -308,10 +314,32 @@ class CompiledChoreoGraph(CompiledStateGraph[Any, Any, Any, Any]):
         return self._labelled(await super().aget_graph(config, xray=xray))
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
-        return super().stream(identified(input), with_board(config), **options)
+        door, run = self._opened(config)
+        saved = door.asks(input)
+        held = None if saved is None else self.get_state(saved)
+        return super().stream(door.admitted(input, held), run, **options)
 
     def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
-        return super().astream(identified(input), with_board(config), **options)
+        door, run = self._opened(config)
+        saved = door.asks(input)
+        if saved is None:
+            return super().astream(door.admitted(input), run, **options)
+        return self._astream_after(saved, door, input, run, options)
+
+    async def _astream_after(
+        self, saved: RunnableConfig, door: Door, given: Any, run: RunnableConfig, options: Mapping[str, Any]
+    ) -> AsyncGenerator[Any]:
+        parts: Any = super().astream(door.admitted(given, await self.aget_state(saved)), run, **options)
+        async with aclosing(parts):
+            async for part in parts:
+                yield part
+
+    def _opened(self, config: RunnableConfig | None) -> tuple[Door, RunnableConfig]:
+        """The door through which input comes, and the config of the run behind it."""
+        assert isinstance(self.builder, ChoreoGraph)
+        called, engine = called_with(self, config), self.builder.engine
+        run = with_board(with_notary(config, called, None if engine is None else engine.seals, self.name))
+        return Door(notary_of(run) or notary_of(called), called, saved_state_of(self, called)), run
 
     def agents(self) -> Iterator[Agent]:
         """All agents, those of subgraphs included."""

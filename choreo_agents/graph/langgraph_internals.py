@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from langchain_core.runnables import RunnableConfig
+from langgraph._internal._config import ensure_config
+from langgraph.channels.binop import _get_overwrite
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import StateGraph
 from langgraph.graph._branch import BranchSpec
 from langgraph.types import RetryPolicy, TimeoutPolicy
@@ -21,12 +25,18 @@ __all__ = [
     "attempt_of",
     "author_of",
     "branch_of",
+    "called_with",
+    "channel_values",
     "hidden_in",
     "is_joined",
+    "is_nested",
+    "overwritten",
     "pending_writes",
     "policies_of",
     "relabelled",
+    "run_start_of",
     "run_step_of",
+    "saved_state_of",
     "state_before",
     "superstep_of",
     "task_of",
@@ -69,6 +79,24 @@ def run_step_of(config: RunnableConfig) -> str:
     return f"{checkpoint} {_metadata(config).get('langgraph_step', '')}" if checkpoint else ""
 
 
+def run_start_of(config: RunnableConfig) -> tuple[str, ...]:
+    """Which superstep of the outermost graph, of which thread, a node runs in: the same for all that run in it, and
+    again when it goes on after an interrupt; empty outside LangGraph."""
+    configurable = _configurable(config)
+    root = (configurable.get("checkpoint_map") or {}).get("") or getattr(_execution(config), "checkpoint_id", None)
+    return (str(configurable.get("thread_id", "")), str(root)) if root else ()
+
+
+def called_with(graph: Any, config: RunnableConfig | None) -> RunnableConfig:
+    """The config that a graph of LangGraph's runs with, if it is called with this one, here."""
+    return ensure_config(graph.config, config)
+
+
+def is_nested(config: RunnableConfig) -> bool:
+    """Whether a graph that is called with this config runs in a node of another."""
+    return callable(task_token_of(config))
+
+
 def task_path_of(config: RunnableConfig) -> str:
     """LangGraph's task, behind those of the graphs around it: `team:1|judge:2`; empty outside LangGraph."""
     return str(_metadata(config).get("langgraph_checkpoint_ns", ""))
@@ -101,6 +129,35 @@ def is_joined(config: RunnableConfig) -> bool:
 def state_before(config: RunnableConfig, channels: Sequence[str]) -> dict[str, Any]:
     """The values of channels before a node's superstep, whatever the node was sent."""
     return dict(_configurable(config)["__pregel_read"](list(channels), False))
+
+
+def channel_values(config: RunnableConfig, names: Sequence[str]) -> dict[str, Any]:
+    """As `state_before`, for those channels that the graph has; nothing outside LangGraph."""
+    read: Any = task_token_of(config)
+    values: dict[str, Any] = {}
+    for name in names if callable(read) else ():
+        with suppress(KeyError):
+            values |= read([name], False)
+    return values
+
+
+def overwritten(value: Any) -> tuple[bool, Any]:
+    """Whether an update in any of LangGraph's forms replaces its channel, in place of being merged, and by what."""
+    is_overwrite, given = _get_overwrite(value)
+    return is_overwrite, given if is_overwrite else value
+
+
+def saved_state_of(graph: Any, config: RunnableConfig) -> RunnableConfig | None:
+    """What `get_state` of a graph that is called with this config asks for; None: nothing is kept."""
+    configurable = _configurable(config)
+    saver = configurable.get("__pregel_checkpointer") or graph.checkpointer
+    if not isinstance(saver, BaseCheckpointSaver) or "thread_id" not in configurable:
+        return None
+    # As a run that is no other's node takes it: what stands in a subgraph is not its state.
+    at = {"checkpoint_id": None} if configurable.get("checkpoint_ns") else {}
+    mapped = (configurable.get("checkpoint_map") or {}).get("")
+    at |= {"checkpoint_ns": ""} | ({"checkpoint_id": mapped} if mapped else {})
+    return {**config, "configurable": {**configurable, **at}}
 
 
 async def pending_writes(config: RunnableConfig) -> list[tuple[str, str, Any]]:

@@ -43,6 +43,13 @@ class HandleEntry(TypedDict):
     """Of these words: a message that was edited since is encoded again."""
     earlier: NotRequired[list[str]]
     """The ids of handles that it had before that: others may have attended to those."""
+    edited: NotRequired[bool]
+    """Whether they are no longer what its author said."""
+    unproven: NotRequired[dict[str, Any]]
+    """Of input that says to be somebody's (`author`, `persona`), which no seal proves: it is shown to nobody from whom
+    that source, or input, is kept."""
+    seals: NotRequired[dict[str, str]]
+    """By which the entry is known to be of its conversation: without them it does not count."""
 
 
 def merge_entries(left: list[HandleEntry] | None, right: list[HandleEntry] | None) -> list[HandleEntry]:

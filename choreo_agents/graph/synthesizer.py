@@ -15,7 +15,6 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.quorum.gathering import Gathering, QuorumPlan, state_before, with_branches
 from choreo_agents.graph.quorum.late_branches import LateBranches
-from choreo_agents.graph.turn.entries import said_in
 from choreo_agents.graph.turn.merged_branches import MergeSpec
 from choreo_agents.graph.turn.turn import AgentTurn, Speaker
 from choreo_agents.graph.visibility import REENCODED, SHARED, Mode, Positions, Rule
@@ -102,9 +101,7 @@ class Synthesizer(Agent):
             state = with_branches(state_before(config, plan.schema, plan.channels), branches)
             longest = max(self._longest(engine, *each, gathering.speakers) for each in plan.merged.items())
             late = LateBranches(gathering, branches, longest, keeps_kv=engine.method == "choreo")
-            said = await AgentTurn(self, engine, state, config, late).speak()
-            for entry in said_in(said):
-                entry["superstep"] = max(entry["superstep"], gathering.next_superstep)
+            said = await AgentTurn(self, engine, state, config, late).speak(lambda: gathering.next_superstep)
             # What it has seen comes with it: a route behind it runs before its superstep ends, and sees this only.
             seen = [branch.update for branch in gathering.taken()]
             return {name: [*(each for update in seen for each in update.get(name) or []), *said[name]] for name in said}

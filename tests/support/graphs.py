@@ -31,3 +31,22 @@ def said(engine: Any, state: dict[str, Any]) -> dict[str, list[int]]:
     """Tokens of each author's last message."""
     handles = {entry["author"]: MessageHandle.model_validate(entry["handle"]) for entry in state["handles"]}
     return {author: engine.tokens(handle) for author, handle in handles.items()}
+
+
+def speakers_of(engine: Any, state: dict[str, Any], author: str) -> list[tuple[str | None, str]]:
+    """Author and words of all that an author's last message attended to."""
+    entry = [each for each in state["handles"] if each["author"] == author][-1]
+    parents = engine._tenant.find(MessageHandle.model_validate(entry["handle"])).parents
+    return [(parent.author, engine.model.decode(list(parent.tokens), special=False).strip()) for parent in parents]
+
+
+def words_seen(engine: Any, state: dict[str, Any], author: str) -> str:
+    """All that an author's last message attended to, special tokens included."""
+    entry = [each for each in state["handles"] if each["author"] == author][-1]
+    parents = engine._tenant.find(MessageHandle.model_validate(entry["handle"])).parents
+    return "".join(engine.model.decode(list(parent.tokens)) for parent in parents)
+
+
+def authors_of(state: dict[str, Any]) -> dict[str, str]:
+    """Who said each message, by its id, as the entries have it."""
+    return {entry["message_id"]: entry["author"] for entry in state["handles"]}

@@ -1,12 +1,14 @@
-"""What a tenant's salt gives: names of messages that nobody else can give, and a seal."""
+"""What a tenant's key gives: names of messages that nobody else can give, and seals."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
-from choreo_agents.engine.messages.message import Lineage
+from choreo_agents.engine.messages.message import Lineage, Message
+from choreo_agents.engine.messages.seals import Seals
 from choreo_agents.kv.archive import KVKey
 from choreo_agents.kv.handle import MessageHandle, message_id
 
@@ -15,17 +17,26 @@ class Naming:
     """Of one tenant.
 
     Args:
-        salt: The tenant's secret.
+        salt: The tenant's secret; without one, its names are this engine's alone.
         model: Fingerprint of the model.
+        secret: The engine's.
     """
 
-    def __init__(self, salt: str, model: str) -> None:
-        self._key = hmac.new(b"choreo", salt.encode(), hashlib.sha256).digest()
+    def __init__(self, salt: str, model: str, secret: bytes) -> None:
+        # What is made of the salt alone anybody can make who guesses that there is none.
+        by_salt = hmac.digest(b"choreo", salt.encode(), "sha256")
+        self._key = by_salt if salt else hmac.digest(secret, b"choreo", "sha256")
+        self._lasting_key = by_salt
+        self._lasting: WeakKeyDictionary[Message, str] = WeakKeyDictionary()
         self._model = model
+        self.is_salted = bool(salt)
+        """Whether other processes give the same names."""
         self.tenant = hashlib.sha256(self._key).hexdigest()[:16]
         """Names the tenant; does not tell the salt."""
-        self.seal = hmac.new(self._key, b"files", hashlib.sha256).digest()
+        self.seal = hmac.digest(self._key, b"files", "sha256")
         """Signs the tenant's files."""
+        self.seals = Seals(self._key, is_salted=self.is_salted)
+        """Of what is said."""
 
     def encoder(self, adapter: str = "", mapper: str = "") -> str:
         """Fingerprint of what makes KV: the model, with an adapter or a mapper if it has one."""
@@ -33,10 +44,32 @@ class Naming:
 
     def handle(self, lineage: Lineage) -> MessageHandle:
         """Of the message that a lineage makes."""
-        encoder, placement = self.encoder(lineage.adapter, lineage.mapper), lineage.placement
-        parents = [parent.handle.id for parent in lineage.parents]
-        named = message_id(self._key, encoder, lineage.tokens, parents, placement.relative(), placement.seen_since())
+        named = self._named(self._key, lineage, [parent.handle.id for parent in lineage.parents])
+        encoder = self.encoder(lineage.adapter, lineage.mapper)
         return MessageHandle(id=named, model=encoder, length=len(lineage.tokens))
+
+    def lasting(self, lineage: Lineage) -> str:
+        """What tells a lineage from others in each run of a program alike, also without a salt: seeds come of it.
+
+        Nothing is found by it.
+        """
+        if self.is_salted:
+            return self.handle(lineage).id
+        waiting = list(lineage.parents)
+        while waiting:  # no recursion: a conversation may be long
+            message = waiting[-1]
+            above = [parent for parent in message.parents if parent not in self._lasting]
+            if message not in self._lasting and not above:
+                self._lasting[message] = self._lastingly(message.lineage)
+            waiting = [*waiting, *above] if above else waiting[:-1]
+        return self._lastingly(lineage)
+
+    def _lastingly(self, lineage: Lineage) -> str:
+        return self._named(self._lasting_key, lineage, [self._lasting[parent] for parent in lineage.parents])
+
+    def _named(self, key: bytes, lineage: Lineage, parents: Sequence[str]) -> str:
+        encoder, placement = self.encoder(lineage.adapter, lineage.mapper), lineage.placement
+        return message_id(key, encoder, lineage.tokens, parents, placement.relative(), placement.seen_since())
 
     def key(
         self, tokens: tuple[int, ...], parents: Sequence[MessageHandle], offsets: Sequence[int], at: int, adapter: str

@@ -65,11 +65,11 @@ class MessageTable:
             InvalidRequestError: It is no handle at all.
             ForeignHandleError: It was made by another model.
             ReleasedHandleError: Its last lease was dropped.
-            UnknownHandleError: This engine never made it for this tenant.
+            UnknownHandleError: This engine never made it for this tenant, or made it otherwise than it says.
         """
         require_handle(handle)
         message = self._leased.get(handle.id)
-        if message is not None and message.tenant == tenant and handle.model == message.handle.model:
+        if message is not None and message.tenant == tenant and handle == message.handle:
             return message
         if handle.base_model != self._fingerprint:
             raise ForeignHandleError(
@@ -80,6 +80,11 @@ class MessageTable:
             raise ReleasedHandleError(
                 f"handle {handle.id!r} was released: its last lease was dropped by release() or the end of a scope. "
                 "Prefill or decode it again"
+            )
+        if message is not None and message.tenant == tenant:
+            raise UnknownHandleError(
+                f"handle {handle.id!r} says length={handle.length} and model={handle.model!r}, but was made with "
+                f"length={message.handle.length} and model={message.handle.model!r}: use it as the engine gave it out"
             )
         raise UnknownHandleError(
             f"handle {handle.id!r} is unknown: this engine never made it. Handles live in the engine that made them, "

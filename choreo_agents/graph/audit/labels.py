@@ -121,11 +121,12 @@ class Labels:
         """Reached a message of an entry's view. Yields how to go on from it: in whose view it was made."""
         said = self._read(step.message, step.entry)
         for number in said:
-            self._note(self._author(number), step.channel, found)
+            for name in self._authors(number):
+                self._note(name, step.channel, found)
             yield step._replace(entry=number)
         told = self._told(step)
         copied = {number for source in self._made[step.message].sources for number in self._read(source, step.entry)}
-        for name in (*told, *(self._author(number) for number in sorted(copied))):
+        for name in (*told, *(name for number in sorted(copied) for name in self._authors(number))):
             self._note(name, step.channel, found)
         if not said and not told and not copied:
             yield from self._unexplained(step, found)
@@ -136,7 +137,8 @@ class Labels:
         """Of what no declaration led into a view: it may be of all whose it can be."""
         said = self._by_message.get(step.message, ())
         for number in said:
-            self._note(self._author(number), step.channel, found)
+            for name in self._authors(number):
+                self._note(name, step.channel, found)
             yield step._replace(entry=number)
         tokens = self._made[step.message].tokens
         named = [name for own in self._texts.values() for name, texts in own.items() if tokens in texts]
@@ -190,6 +192,12 @@ class Labels:
 
     def _author(self, number: int) -> str:
         return self._local(self._entries[number]["author"])
+
+    def _authors(self, number: int) -> Iterator[str]:
+        """Whose the message of an entry is, and whose it says that it is, if no seal proves that."""
+        yield self._author(number)
+        if claimed := self._entries[number].get("unproven"):
+            yield self._local(str(claimed["author"]))
 
     def _persona(self, number: int) -> str:
         author = self._author(number)

@@ -10,8 +10,8 @@ from langchain_core.messages import BaseMessage
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import HandleError, UnknownHandleError
+from choreo_agents.graph.provenance.notes import are_siblings, digest_of, is_edited, persona_of, unproven_of
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.turn.inputs import are_siblings, digest_of, persona_of
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
 
@@ -63,9 +63,17 @@ def entries_of(
         if persona is not None and author != START_SOURCE:
             # It has an entry of its own where it was said: this one is for where there is none.
             entry |= {"persona": persona, "borrowed": True}
+        if is_edited(message):
+            entry["edited"] = True
+        claimed = unproven_of(message)
+        if claimed is not None:
+            entry["unproven"] = dict(claimed)
         if known is not None:
+            is_new = known.get("digest") == entry["digest"] or author == START_SOURCE
             earlier = [*known.get("earlier", ()), known["handle"]["id"]]
             entry = HandleEntry(**{**known, "handle": entry["handle"], "digest": entry["digest"], "earlier": earlier})
+            if not is_new:
+                entry["edited"] = True
         elif made and author != made[-1]["author"] and not are_siblings(new[index - 1], message):
             superstep = entry["superstep"] = superstep + 1  # what others said in between stays in between
         made.append(entry)

@@ -14,18 +14,13 @@ from choreo_agents.engine import Engine, Prefill
 from choreo_agents.engine.calls import Content
 from choreo_agents.engine.kv_transfer import Leases
 from choreo_agents.errors import ContextLengthError, HandleError
+from choreo_agents.graph.provenance.notes import handle_of, is_confidential, persona_of, writer_of
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.turn.bound_engine import BoundEngine
 from choreo_agents.graph.turn.context_overflow import advised
 from choreo_agents.graph.turn.entries import entries_of, is_encoded, is_forgotten, is_input, known_handle, said_in
 from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
-from choreo_agents.graph.turn.inputs import (
-    handle_of,
-    is_confidential,
-    persona_of,
-    turn_of,
-    writer_of,
-)
+from choreo_agents.graph.turn.inputs import turn_of
 from choreo_agents.graph.turn.merged_branches import MergedBranches, MergeSpec
 from choreo_agents.graph.turn.placed_view import PlacedView
 from choreo_agents.graph.turn.reader_rules import ReaderRules

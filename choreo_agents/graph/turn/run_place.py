@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -83,6 +84,11 @@ class RunPlace:
     def call_name(self) -> str | None:
         """Names the call, so that a rerun finds its answer; None outside LangGraph."""
         return f"{self.thread} {self.task} {self.agent} {self.call}" if self.task else None
+
+    def message_id(self, superstep: int) -> str:
+        """Of what the call says: the same again if LangGraph reruns the node, never shared by two branches or calls."""
+        name = self.call_name() or str(uuid.uuid4())
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{name} {superstep} {self.branch}"))
 
 
 def _next_call(task: Any) -> int:

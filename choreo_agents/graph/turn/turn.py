@@ -5,31 +5,27 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-import uuid
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Protocol, TypeVar
 
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_stream_writer
 
 from choreo_agents.engine import Engine, Joining
 from choreo_agents.errors import ContextLengthError, HandleError, InvalidRequestError
+from choreo_agents.graph.provenance.proven import ProvenState
 from choreo_agents.graph.sending import sent_at
-from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.turn.entries import entry_of
 from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
-from choreo_agents.graph.turn.inputs import digest_of, with_ids, writer_of
 from choreo_agents.graph.turn.merged_branches import MergeSpec
 from choreo_agents.graph.turn.placed_view import PlacedView
 from choreo_agents.graph.turn.reader_rules import ReaderRules
 from choreo_agents.graph.turn.reading import CallReader, Reading
 from choreo_agents.graph.turn.run_place import RunPlace
 from choreo_agents.graph.turn.streaming import DecodeRun
-from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling
 
@@ -115,8 +111,8 @@ class AgentTurn:
         self.place = RunPlace.of(config, agent.name)
         home = self.place.author.rpartition("|")[0]
         self.persona = f"{home}|{agent.persona}" if home and agent.persona else agent.persona or self.place.author
-        messages = with_ids(_channel(state, "messages"))
-        entries = _still_said(_channel(state, "handles"), messages, state)
+        proven = ProvenState(state, config, engine.seals)
+        self.sealing = proven.conversation
         reader = CallReader(
             place=self.place,
             persona=self.persona,
@@ -125,12 +121,15 @@ class AgentTurn:
             imported=agent.imported,
             merging=agent.merging,
         )
-        self.reading = Reading(engine, reader, messages, entries, sent_at(state))
+        self.reading = Reading(engine, reader, proven.messages, proven.entries, sent_at(state))
         self._late = late
         self._joining: Joining | None = None
 
-    async def speak(self) -> dict[str, Any]:
-        """Decode one message, or as many as the agent says at a time, and return the update of the graph's state."""
+    async def speak(self, behind: Callable[[], int] = lambda: 0) -> dict[str, Any]:
+        """Decode one message, or as many as the agent says at a time, and return the update of the graph's state.
+
+        When all is said, `behind` is asked for the earliest superstep that it can have been said in.
+        """
         reading = self.reading
         try:
             view = await reading.view(self.agent.system)
@@ -151,11 +150,12 @@ class AgentTurn:
             raise reading.outgrown(error) from error
         finally:
             reading.release()
+        superstep = max(reading.superstep, behind())
         entries = [
             entry_of(
                 handle,
                 place.author,
-                reading.superstep,
+                superstep,
                 message,
                 branch=place.branch,
                 call=place.call,
@@ -166,7 +166,8 @@ class AgentTurn:
             )
             for place, message, handle in told
         ]
-        return {"handles": [*reading.inputs, *entries], "messages": [message for _, message, _ in told]}
+        entries = [self.sealing.sealed_entry(entry) for entry in (*reading.inputs, *entries)]
+        return {"handles": entries, "messages": [message for _, message, _ in told]}
 
     async def _decode_all(
         self, view: PlacedView, sampling: Sampling
@@ -193,7 +194,7 @@ class AgentTurn:
         self, view: PlacedView, sampling: Sampling, place: RunPlace
     ) -> tuple[RunPlace, AIMessage, MessageHandle]:
         engine, superstep = self.engine, self.reading.superstep
-        message_id = self._message_id(place, superstep)
+        message_id = place.message_id(superstep)
         run = await DecodeRun.start(self.config, engine.model.name, self.reading.seen, message_id, place.node)
         header = engine.model.encode(self._header())
         stream = self.reading.bound.astream(
@@ -297,7 +298,7 @@ class AgentTurn:
                 {"speaker": self.agent.speaker(self.state)} if self.agent.header is None else {"header": self._header()}
             ),
         }
-        return AIMessage(
+        said = AIMessage(
             content=words,
             name=self.place.node,
             id=message_id,
@@ -309,6 +310,7 @@ class AgentTurn:
                 input_token_details=InputTokenDetails(cache_read=usage.tokens_reused),
             ),
         )
+        return self.sealing.sealed(said)
 
     def _report(self, handle: MessageHandle, words: str, first_token_s: float) -> None:
         """Tell `stream_mode="custom"` what this decode cost.
@@ -331,42 +333,3 @@ class AgentTurn:
                 "duration_s": time.perf_counter() - self.started_s,
             }
         )
-
-    def _message_id(self, place: RunPlace, superstep: int) -> str:
-        """The same again if LangGraph reruns the node; never shared by two branches or two calls."""
-        name = place.call_name() or str(uuid.uuid4())
-        return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{name} {superstep} {place.branch}"))
-
-
-def _channel(state: Any, name: str) -> list[Any]:
-    value = state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
-    return value or []
-
-
-def _still_said(entries: list[HandleEntry], messages: list[BaseMessage], state: Any) -> list[HandleEntry]:
-    """Entries whose message was not removed since. A `Send` may leave the channel out: then all of them stand.
-
-    A stock graph shows its input to a route from START under other ids than the channel gives it. What branches have
-    encoded of it stands for it, where the order of messages allows that.
-    """
-    if isinstance(state, Mapping) and "messages" not in state:
-        return list(entries)
-    by_id = {entry["message_id"]: entry for entry in entries}
-    present = {message.id for message in messages}
-    unnamed: dict[str, deque[HandleEntry]] = {}
-    for each in entries:
-        if each["author"] == START_SOURCE and each["message_id"] not in present:
-            unnamed.setdefault(each.get("digest", ""), deque()).append(each)
-    stand_ins: dict[str, str] = {}
-    latest = -1
-    for message in messages:
-        entry = by_id.get(str(message.id))
-        alike = unnamed.get(digest_of(message)) if entry is None and writer_of(message) == START_SOURCE else None
-        if alike and alike[0]["superstep"] >= latest:
-            entry = alike.popleft()
-        if entry is not None and entry["superstep"] >= latest:
-            stand_ins.setdefault(entry["message_id"], str(message.id))
-            latest = entry["superstep"]
-    present |= stand_ins.keys()
-    named = [(e, stand_ins.get(e["message_id"], e["message_id"])) for e in entries if e["message_id"] in present]
-    return [HandleEntry(**{**entry, "message_id": name}) for entry, name in named]

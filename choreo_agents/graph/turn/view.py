@@ -41,7 +41,11 @@ def visible(
     rank[START_SOURCE] = -1
     by_source: dict[str | None, list[HandleEntry]] = {}
     for entry in entries:
-        source = _OWN if is_own(entry, reader, persona or reader) else source_of_author(entry["author"], reader)
+        says = entry.get("unproven")
+        if says is not None and (START_SOURCE not in rules or not rules[START_SOURCE].mode.shows):
+            continue  # it is input, whatever it says
+        own = is_own(entry, reader, persona or reader)
+        source = _OWN if own else source_of_author(says["author"] if says else entry["author"], reader)
         by_source.setdefault(source, []).append(entry)
     rank[_OWN] = 0
     seen: list[tuple[int, SeenEntry]] = []
@@ -52,14 +56,21 @@ def visible(
         for entry in said:
             if id(entry) in shown or entry.get("select"):
                 narrowed = _narrowed(entry, rule if id(entry) in shown else None, source, reader)
+                narrowed = _narrowest(narrowed, rules) if entry.get("unproven") else narrowed
                 seen.append((rank[str(source)], SeenEntry(entry, narrowed)))
     seen.sort(key=_place)
     return [item for _, item in seen]
 
 
 def is_own(entry: HandleEntry, reader: str, persona: str) -> bool:
-    """Whether a reader's own persona said it."""
-    return entry["author"] == reader or entry.get("persona") == persona
+    """Whether a reader's own persona said it, or, where no seal proves who did, says that it has."""
+    says = entry.get("unproven") or entry
+    return says["author"] == reader or says.get("persona") == persona
+
+
+def _narrowest(rule: Rule, rules: Mapping[str, Rule]) -> Rule:
+    """The rule for input that says to be a source's: no more than what its reader has of both."""
+    return rules[START_SOURCE] if rule.mode.hands_on_encodings else rule
 
 
 def _kept(entry: HandleEntry, rule: Rule | None) -> bool:

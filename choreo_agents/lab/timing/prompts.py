@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -74,8 +77,9 @@ class PromptTimer:
         self.prompt, self.speaker = prompt, speaker
         budget = room_for(model, compile_schema(schema, model), prompt, added)
         self._own = TemporaryDirectory() if folder is None else None
-        self.engine = Engine.load(model, memory=Memory(kv_budget_bytes=budget, host_bytes=budget))
-        self.library = SchemaLibrary(self.engine, folder or Path(self._own.name if self._own else ""))
+        kept = folder or Path(self._own.name if self._own else "")
+        self.engine = Engine.load(model, memory=Memory(kv_budget_bytes=budget, host_bytes=budget), salt=_salt_of(kept))
+        self.library = SchemaLibrary(self.engine, kept)
         self.library.register(schema, encode="eager", on_ready=on_ready)
         self._twin = Engine.load(model, method="naive", memory=Memory(kv_budget_bytes=budget))
         self._header = len(model.encode(self.engine.chat.header(speaker)))
@@ -174,3 +178,16 @@ def _first(stream: Iterator[StreamedToken | MessageHandle]) -> float:
     """When the first token came. What comes after it is waited for: nothing is to run during the next measurement."""
     times = [time.perf_counter() for _ in stream]
     return times[0]
+
+
+def _salt_of(folder: Path) -> str:
+    """The secret that seals a person's own folder: drawn when it is first used, and for that person's eyes only."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, drawn = folder / "salt", folder / f"salt.{secrets.token_hex(8)}"
+    if not path.exists():
+        with os.fdopen(os.open(drawn, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+        with suppress(FileExistsError):  # another run was first
+            os.link(drawn, path)
+        drawn.unlink()
+    return path.read_text()

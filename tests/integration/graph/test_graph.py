@@ -353,8 +353,8 @@ def test_an_interrupted_debate_ends_as_an_uninterrupted_one(
     make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        whole = run_debate(make_engine(), saver=InMemorySaver(), interrupt=False)
-        resumed = run_debate(make_engine(), saver=InMemorySaver(), interrupt=True)
+        whole = run_debate(make_engine(salt="s"), saver=InMemorySaver(), interrupt=False)
+        resumed = run_debate(make_engine(salt="s"), saver=InMemorySaver(), interrupt=True)
     assert [m.text for m in resumed["messages"]] == [m.text for m in whole["messages"]]
     assert [e["handle"] for e in resumed["handles"]] == [e["handle"] for e in whole["handles"]]
     assert len(resumed["handles"]) == 1 + 9

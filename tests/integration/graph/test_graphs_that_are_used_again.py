@@ -24,7 +24,7 @@ ROLES = {name: Role(name.title()) for name in ("affirmative", "negative", "moder
 
 @pytest.fixture
 def engine(embedded: LoadedModel) -> Any:
-    with Engine.load(embedded, memory=Memory(kv_budget_bytes=1 << 26)) as loaded:
+    with Engine.load(embedded, memory=Memory(kv_budget_bytes=1 << 26), salt="s") as loaded:
         yield loaded
 
 
@@ -72,7 +72,7 @@ def test_in_another_engine_messages_keep_who_said_them(engine: Engine, embedded:
     before = build().compile(saver, engine=engine, interrupt_before=["judge"]).invoke(FACT, config)
     told = headers(engine, before)
     assert told[1:] == ["<|assistant|> Clara", "<|assistant|> David", "<|assistant|> Emma notes"]
-    with Engine.load(embedded, memory=Memory(kv_budget_bytes=1 << 26)) as other:
+    with Engine.load(embedded, memory=Memory(kv_budget_bytes=1 << 26), salt="s") as other:
         after = build().compile(saver, engine=other).invoke(None, config)
         assert headers(other, after) == [*told, "<|assistant|> Judge"]
 
@@ -82,7 +82,7 @@ def test_in_another_engine_an_agent_still_knows_what_it_is_always_asked(
 ) -> None:
     seen = views(monkeypatch)
     saver, config = InMemorySaver(), {"configurable": {"thread_id": "t"}}
-    with Engine.load(embedded, memory=Memory(kv_budget_bytes=1 << 26)) as other:
+    with Engine.load(embedded, memory=Memory(kv_budget_bytes=1 << 26), salt="s") as other:
         for serving, words in ((engine, "Ann has 3 red kites."), (other, "Ben has 7 blue cups.")):
             graph = ChoreoGraph(system="S.")
             graph.add_node("a", Agent("Alice", prompt="Check it.", sampling=SHORT)).add_edge(START, "a")
@@ -143,8 +143,8 @@ def test_a_removed_speech_is_no_error(engine: Engine) -> None:
     app = graph.compile(InMemorySaver(), engine=engine)
     config: Any = {"configurable": {"thread_id": "t"}}
     state = app.invoke(FACT, config)
-    gone = RemoveMessage(id=state["messages"][1].id)
-    state = app.invoke({"messages": [gone, ("user", "Start at 5.")]}, config)
+    app.update_state(config, {"messages": [RemoveMessage(id=state["messages"][1].id)]})
+    state = app.invoke({"messages": [("user", "Start at 5.")]}, config)
     assert state["messages"][-1].text == "Go on."
 
 

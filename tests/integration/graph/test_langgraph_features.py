@@ -91,8 +91,8 @@ def test_a_checkpoint_goes_on_in_a_new_engine_from_its_words(make_engine: MakeEn
     )
     saver: Any = InMemorySaver()
     config: Any = {"configurable": {"thread_id": "1"}}
-    first = graph.compile(saver, engine=make_engine(), interrupt_before=["judge"]).invoke(QUESTION, config)
-    engine = make_engine()
+    first = graph.compile(saver, engine=make_engine(salt="s"), interrupt_before=["judge"]).invoke(QUESTION, config)
+    engine = make_engine(salt="s")
     app = graph.compile(saver, engine=engine, interrupt_after=["judge"])
     state = app.invoke(None, config)
     old, new = first["handles"], state["handles"]

@@ -266,7 +266,7 @@ def test_it_tells_of_what_stands_in_its_view_alone(make_engine: MakeEngine, tmp_
 def test_with_all_branches_in_nothing_is_different(make_engine: MakeEngine) -> None:
     made = []
     for quorum in (None, 3, 7):
-        engine = make_engine()
+        engine = make_engine(salt="s")
         app = team(None, reader=editor(quorum=quorum, strategy="parallel", sampling=SHORT)).compile(engine=engine)
         state = app.invoke(QUESTION)
         made.append([handle(state, name) for name in ("a", "b", "c", "editor")])
@@ -392,15 +392,17 @@ def test_it_stands_behind_a_late_branch_that_was_sent_more(make_engine: MakeEngi
     """Words of several people that one instance was sent put what it says further back."""
     engine, held = make_engine(method=method), Held()
     worker = Worker("worker", prompt=held.prompt, sampling=SHORT)
-    more = [AIMessage("One.", name="x", additional_kwargs={"choreo_source": name}) for name in "xyz"]
     graph = ChoreoGraph()
+    for name in "xyz":
+        graph.add_node(name, lambda _: {"messages": [AIMessage("One.")]})
     graph.add_node(worker)
     graph.add_node(editor("worker", quorum=1))
 
     def route(state: Any) -> list[Send]:
-        return [worker.send(state, "Go."), worker.send({**state, "messages": [*state["messages"], *more]})]
+        return [worker.send({**state, "messages": state["messages"][:1]}, "Go."), worker.send(state)]
 
-    graph.add_conditional_edges(START, route, ["worker"])
+    graph.add_edge(START, "x").add_edge("x", "y").add_edge("y", "z")
+    graph.add_conditional_edges("z", route, ["worker"])
     graph.add_edge("worker", "editor")
     state = graph.compile(engine=engine).invoke(QUESTION, held.config())
     said = {(entry["author"], entry["branch"]): entry["superstep"] for entry in state["handles"]}
@@ -521,12 +523,12 @@ def test_after_an_interrupt_it_sees_what_was_said_before(make_engine: MakeEngine
 
     graph = team(None, reader=editor(quorum=3, sampling=SHORT))
     graph.nodes["b"].runnable.prompt = asks
-    saver, engine = InMemorySaver(), make_engine()
+    saver, engine = InMemorySaver(), make_engine(salt="s")
     app = graph.compile(saver, engine=engine)
     stopped = run(app, QUESTION, {"configurable": {"thread_id": "t"}}, sync=sync)
     assert "__interrupt__" in stopped and "editor" not in [m.name for m in stopped["messages"]]
     if elsewhere:
-        engine = make_engine()
+        engine = make_engine(salt="s")
         app = graph.compile(saver, engine=engine)
     state = run(app, Command(resume="Go on."), {"configurable": {"thread_id": "t"}}, sync=sync)
     assert sorted(branches(state).values()) == [0, 0, 0]

@@ -1,0 +1,41 @@
+"""Seals: what leaves the engine and comes back is known again, unless somebody has changed it."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+from typing import Any
+
+
+class Seals:
+    """Of one tenant: made and checked under its key, which leaves the engine in no form.
+
+    Args:
+        key: The tenant's.
+        is_salted: Whether the key comes of a salt, so that another process with the same salt has it, too; else it is
+            random, and dies with the engine.
+    """
+
+    def __init__(self, key: bytes, *, is_salted: bool) -> None:
+        self._key = hmac.digest(key, b"seals", "sha256")
+        self.is_salted = is_salted
+
+    def seal(self, kind: str, content: Any) -> str:
+        """Of JSON-plain content; `kind` says what of, so that a seal of one kind is none of another."""
+        written = json.dumps([kind, content], separators=(",", ":"), sort_keys=True).encode()
+        return hmac.digest(self._key, written, "sha256").hex()[:32]
+
+    def holds(self, seal: object, kind: str, content: Any) -> bool:
+        """Whether this very content was sealed under this key. Content may be anybody's: what is not plain is not."""
+        if not isinstance(seal, str) or not seal.isascii():
+            return False
+        try:
+            made = self.seal(kind, content)
+        except (TypeError, ValueError, RecursionError):
+            return False
+        return hmac.compare_digest(made, seal)
+
+    def drawn(self, *names: str) -> str:
+        """A name that nobody else can give: the same for the same names; without names, never given before."""
+        return self.seal("drawn", list(names) or [secrets.token_hex(16)])

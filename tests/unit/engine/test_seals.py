@@ -1,0 +1,42 @@
+"""A seal is of one content, one kind and one key."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from choreo_agents.engine.messages.seals import Seals
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@given(plain, plain)
+def test_only_the_same_content_has_the_same_seal(one: object, other: object) -> None:
+    seals = Seals(b"key", is_salted=True)
+    same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    assert seals.holds(seals.seal("a", one), "a", other) == same
+    assert seals.holds(seals.seal("a", one), "a", json.loads(json.dumps(one)))
+    assert not seals.holds(seals.seal("a", one), "b", one)
+    assert not Seals(b"other", is_salted=True).holds(seals.seal("a", one), "a", one)
+
+
+def test_what_is_no_seal_and_no_plain_content_holds_nothing() -> None:
+    seals = Seals(b"key", is_salted=False)
+    endless: list[object] = []
+    endless.append(endless)
+    for seal in (None, 5, "", "é", "x" * 32, [], {}):
+        assert not seals.holds(seal, "a", 1)
+    for content in (object(), endless, {1: {2}}, b"x"):
+        assert not seals.holds("0" * 32, "a", content)
+
+
+def test_names_are_drawn_once_or_for_names() -> None:
+    seals = Seals(b"key", is_salted=False)
+    assert seals.drawn() != seals.drawn()
+    assert seals.drawn("a", "b") == seals.drawn("a", "b") != seals.drawn("ab")
