@@ -21,6 +21,7 @@ __all__ = [
     "attempt_of",
     "author_of",
     "branch_of",
+    "channel_before",
     "hidden_in",
     "is_joined",
     "pending_writes",
@@ -101,6 +102,13 @@ def is_joined(config: RunnableConfig) -> bool:
 def state_before(config: RunnableConfig, channels: Sequence[str]) -> dict[str, Any]:
     """The values of channels before a node's superstep, whatever the node was sent."""
     return dict(_configurable(config)["__pregel_read"](list(channels), False))
+
+
+def channel_before(config: RunnableConfig, channel: str) -> Any:
+    """The value of a channel before a node's superstep; None outside LangGraph, and where there is no such channel."""
+    read = _configurable(config).get("__pregel_read")
+    found = None if read is None else read([channel], False)
+    return found.get(channel) if isinstance(found, Mapping) else None
 
 
 async def pending_writes(config: RunnableConfig) -> list[tuple[str, str, Any]]:

@@ -63,7 +63,7 @@ def entries_of(
         if persona is not None and author != START_SOURCE:
             # It has an entry of its own where it was said: this one is for where there is none.
             entry |= {"persona": persona, "borrowed": True}
-        if known is not None:
+        if known is not None and known["author"] == author:
             earlier = [*known.get("earlier", ()), known["handle"]["id"]]
             entry = HandleEntry(**{**known, "handle": entry["handle"], "digest": entry["digest"], "earlier": earlier})
         elif made and author != made[-1]["author"] and not are_siblings(new[index - 1], message):

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, convert_to_messages
@@ -14,61 +15,102 @@ from langgraph.types import Command, Overwrite
 from pydantic import BaseModel
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.langgraph_internals import author_of, run_step_of
+from choreo_agents.graph.langgraph_internals import author_of, channel_before, run_step_of
+from choreo_agents.graph.turn.authorship import Authorship
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat
 
-_SIGNATURE, _SIGNED_AT = "choreo_source", "choreo_step"
+_SIGNATURE, _SIGNED_AT, _NOTED = "choreo_source", "choreo_step", "choreo"
 
 
-def sign(output: Any, config: RunnableConfig) -> Any:
+def sign(output: Any, config: RunnableConfig, persona: str | None = None) -> Any:
     """A plain node's output in any form that LangGraph takes, with the node's name on the messages that it adds.
 
-    What it only hands on stays as it is: agents' messages, people's and instructions with an id, and what is signed.
+    What it only hands on stays as it is: what stands in the state, people's and instructions with an id, and what was
+    said inside of it. What an agent said in other words is the node's own, unless it is one of that agent's.
+
+    Args:
+        output: What it returned.
+        config: Its own.
+        persona: Whose node it is declared to be; None: its own.
     """
-    marks = {_SIGNATURE: author_of(config, ""), _SIGNED_AT: run_step_of(config)}
+    node = author_of(config, "")
+    home = node.rpartition("|")[0]
+    declared = f"{home}|{persona}" if home and persona else persona
+    return _with_signatures(output, _Signature(Authorship(node, declared), config))
+
+
+def _with_signatures(output: Any, signature: _Signature) -> Any:
     if isinstance(output, Command):
-        return dataclasses.replace(output, update=sign(output.update, config))
+        return dataclasses.replace(output, update=_with_signatures(output.update, signature))
     if isinstance(output, Mapping):
-        return {**output, "messages": _all_signed(output["messages"], marks)} if "messages" in output else output
+        return {**output, "messages": signature.on_all(output["messages"])} if "messages" in output else output
     if isinstance(output, list | tuple):
-        parts = [_pair_signed(part, marks) or sign(part, config) for part in output]
+        parts = [_pair_signed(part, signature) or _with_signatures(part, signature) for part in output]
         return parts if isinstance(output, list) else tuple(parts)
     if isinstance(output, BaseModel) and "messages" in type(output).model_fields:
-        return output.model_copy(update={"messages": _all_signed(getattr(output, "messages", []), marks)})
+        return output.model_copy(update={"messages": signature.on_all(getattr(output, "messages", []))})
     if dataclasses.is_dataclass(output) and not isinstance(output, type) and hasattr(output, "messages"):
-        return dataclasses.replace(output, messages=_all_signed(output.messages, marks))
+        return dataclasses.replace(output, messages=signature.on_all(output.messages))
     return output
 
 
-def _pair_signed(part: Any, marks: Mapping[str, str]) -> tuple[str, Any] | None:
+def _pair_signed(part: Any, signature: _Signature) -> tuple[str, Any] | None:
     """A (channel, value) pair of the messages channel, signed; None for anything else."""
     pair = isinstance(part, tuple) and len(part) == 2 and part[0] == "messages"
-    return ("messages", _all_signed(part[1], marks)) if pair else None
+    return ("messages", signature.on_all(part[1])) if pair else None
 
 
-def _all_signed(added: Any, marks: Mapping[str, str]) -> Any:
-    if added is None:
-        return None
-    if isinstance(added, Overwrite):
-        return Overwrite(_all_signed(added.value, marks))
-    try:
-        messages = convert_to_messages(added if isinstance(added, list) else [added])
-    except (NotImplementedError, ValueError) as error:
-        # Passed on unsigned it would count as input, and be shown to those from whom its node is hidden.
-        raise InvalidRequestError(
-            f"node {marks[_SIGNATURE]!r} wrote to messages what is no message: {error}"
-        ) from error
-    return [_signed(message, marks) for message in messages]
+class _Signature:
+    """Of one execution of one plain node."""
+
+    def __init__(self, authorship: Authorship, config: RunnableConfig) -> None:
+        self._authorship = authorship
+        self._config = config
+        self._marks = {_SIGNATURE: authorship.node, _SIGNED_AT: run_step_of(config)}
+
+    @cached_property
+    def _standing(self) -> Mapping[str | None, BaseMessage]:
+        """What was said before it ran, by id."""
+        found = channel_before(self._config, "messages")
+        return {message.id: message for message in found or () if isinstance(message, BaseMessage)}
+
+    def on_all(self, added: Any) -> Any:
+        if added is None:
+            return None
+        if isinstance(added, Overwrite):
+            return Overwrite(self.on_all(added.value))
+        try:
+            messages = convert_to_messages(added if isinstance(added, list) else [added])
+        except (NotImplementedError, ValueError) as error:
+            # Passed on unsigned it would count as input, and be shown to those from whom its node is hidden.
+            node = self._authorship.node
+            raise InvalidRequestError(f"node {node!r} wrote to messages what is no message: {error}") from error
+        return [message if message.type == "remove" else self._on(message) for message in messages]
+
+    def _on(self, message: BaseMessage) -> BaseMessage:
+        standing = None if message.id is None else self._standing.get(message.id)
+        said = _claims(message)
+        if standing is not None and (digest_of(standing) == digest_of(message) or self._covers(standing)):
+            return message if said == _claims(standing) else standing.model_copy(update={"content": message.content})
+        if said and self._covers(message):
+            return message
+        is_anothers = standing is not None and _claims(standing)
+        if message.id is not None and message.type in ("human", "system") and not said and not is_anothers:
+            return message
+        noted = {name: value for name, value in message.response_metadata.items() if name != _NOTED}
+        marked = {**message.additional_kwargs, **self._marks}
+        return message.model_copy(update={"additional_kwargs": marked, "response_metadata": noted})
+
+    def _covers(self, message: BaseMessage) -> bool:
+        return bool(_claims(message)) and self._authorship.covers(writer_of(message), persona_of(message))
 
 
-def _signed(message: BaseMessage, marks: Mapping[str, str]) -> BaseMessage:
-    handed_on = message.id is not None and message.type in ("human", "system")
-    known = _SIGNATURE in message.additional_kwargs or "choreo" in message.response_metadata
-    if message.type == "remove" or handed_on or known:
-        return message
-    return message.model_copy(update={"additional_kwargs": {**message.additional_kwargs, **marks}})
+def _claims(message: BaseMessage) -> tuple[Any, ...]:
+    """Whose a message says that it is; empty if it says nothing of that."""
+    signed, noted = message.additional_kwargs.get(_SIGNATURE), message.response_metadata.get(_NOTED)
+    return () if signed is None and noted is None else (signed, noted)
 
 
 def with_ids(messages: Sequence[Any]) -> list[BaseMessage]:
@@ -126,7 +168,7 @@ def is_confidential(message: BaseMessage) -> bool:
 
 def _said(message: BaseMessage) -> Mapping[str, Any]:
     """What an agent noted on its own message."""
-    noted = message.response_metadata.get("choreo")
+    noted = message.response_metadata.get(_NOTED)
     return noted if isinstance(noted, Mapping) else {}
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
 from support.graphs import QUESTION, agent
 
-from choreo_agents import START, ChoreoGraph, Engine, MessageHandle, Policy, Rule, Sampling, send
-from choreo_agents.errors import VisibilityError
+from choreo_agents import END, START, ChoreoGraph, Engine, MessageHandle, Policy, Rule, Sampling, Worker, send
+from choreo_agents.errors import InvalidRequestError, VisibilityError
 
 
 def planner(rule: Rule | str, policy: Policy | None = None) -> ChoreoGraph:
@@ -150,3 +152,86 @@ def test_attack_a_scope_inside_a_graph_is_seen_from_outside(engine: Engine) -> N
     kept = outer.with_policy(Policy(confidential={"team|ann.system": frozenset()}))
     with pytest.raises(VisibilityError, match=r"keeps 'team\|ann.system' from 'team\|bob'"):
         kept.compile(engine=engine)
+
+
+def in_the_name_of_ann(state: Any, form: str) -> list[Any]:
+    """What a function writes that has read bob's plan, and would have it pass for what ann says."""
+    plan, said = state["messages"][-2], state["messages"][-1]
+    words = f"Bob plans: {plan.text}"
+    return [
+        {
+            "her metadata": AIMessage(words, response_metadata={"choreo": {"author": "ann", "persona": "ann"}}),
+            "her signature": AIMessage(words, additional_kwargs={"choreo_source": "ann"}),
+            "her message, edited": said.model_copy(update={"content": words}),
+            "her message's id": AIMessage(words, id=said.id),
+            "a person's words under her message's id": HumanMessage(words, id=said.id),
+            "her persona": AIMessage(words, response_metadata={"choreo": {"author": "press", "persona": "ann"}}),
+        }[form]
+    ]
+
+
+FORMS = ["her metadata", "her signature", "her message, edited", "her message's id", "her persona"]
+
+
+@pytest.mark.parametrize("declared", [False, True], ids=["undeclared", "declared"])
+@pytest.mark.parametrize("form", [*FORMS, "a person's words under her message's id"])
+def test_attack_a_function_writes_in_an_agents_name(engine: Engine, form: str, declared: bool) -> None:
+    """It is its own author: who reads ann, or is ann, reads nothing of it; unless it was declared to speak for her."""
+    graph = ChoreoGraph(system="Root.")
+    graph.add_node(agent("bob", confidential=True)).add_node(agent("ann"))
+    graph.add_node(
+        "press", lambda state: {"messages": in_the_name_of_ann(state, form)}, persona="ann" if declared else None
+    )
+    graph.add_node("again", agent("again", persona="ann")).add_node(agent("carl"))
+    graph.add_edge(START, "bob").add_edge("bob", "ann", visibility={}).add_edge("ann", "press")
+    graph.add_edge("press", "again", visibility={}).add_edge("again", "carl", visibility={"ann": "shared"})
+    app = graph.compile(engine=engine)
+    state = app.invoke(QUESTION)
+    assert ("bob" in app.audit().reached("carl", "words")) == declared
+    read = {
+        entry["author"]: [
+            engine.model.decode(list(made.tokens))
+            for made in engine.inspect.descent([MessageHandle.model_validate(entry["handle"])]).values()
+        ]
+        for entry in state["handles"]
+    }
+    # One form names an author of another name, one says nothing of the persona.
+    assert any("Bob plans" in text for text in read["carl"]) == (declared and form != "her persona")
+    assert any("Bob plans" in text for text in read["again"]) == (declared and form != "her signature")
+
+
+def test_attack_a_function_speaks_for_somebody_who_is_not_there(engine: Engine) -> None:
+    graph = ChoreoGraph().add_node(agent("ann")).add_edge(START, "ann")
+    graph.add_node("press", lambda state: None, persona="anne").add_edge("ann", "press")
+    with pytest.raises(VisibilityError, match=r"'press' is to speak for 'anne', which is no persona .*: ann"):
+        graph.compile(engine=engine)
+    with pytest.raises(InvalidRequestError, match="says itself whose node it is"):
+        graph.add_node(agent("bob"), persona="ann")
+
+
+def test_attack_a_restart_leaves_no_instruction_out(make_engine: Any) -> None:
+    """What a route asked each instance, and a function its agent, stands before their words again, each its own."""
+    worker = Worker("worker", prompt="Do it.", sampling=SAME)
+    graph = ChoreoGraph(system="Root.")
+    graph.add_node(worker).add_node(agent("guide", prompt=lambda state: f"Of {len(state['messages'])} messages?"))
+    graph.add_node("again", agent("worker", persona="worker"))
+    graph.add_conditional_edges(
+        START, lambda state: [worker.send(state, f"Write part {number}.") for number in (1, 2)], ["worker"]
+    )
+    graph.add_edge("worker", "guide").add_edge("guide", "again").add_conditional_edges(
+        "again", lambda state: "guide" if len(state["handles"]) < 6 else END, ["guide", END]
+    )
+    saver, config = InMemorySaver(), {"configurable": {"thread_id": "1"}}
+    graph.compile(saver, engine=make_engine(), interrupt_before=["again"]).invoke(QUESTION, config)
+    engine = make_engine()
+    app = graph.compile(saver, engine=engine)
+    state = app.invoke(None, config)
+    asked = {"again": ["Write part 1.", "Write part 2."], "guide": ["Of 3 messages?", "Of 5 messages?"]}
+    for reader, instructions in asked.items():
+        said = [entry["handle"] for entry in state["handles"] if entry["author"] == reader]
+        made = engine.inspect.descent([MessageHandle.model_validate(said[-1])])
+        view = [made[parent].tokens for parent in made[said[-1]["id"]].parents]
+        texts = [engine.model.decode(list(tokens), special=False).strip() for tokens in view]
+        assert [text for text in texts if text in instructions] == instructions
+    assert "worker.system" not in app.audit(state).reached("worker", "encoding")
+    assert "worker.system" in app.audit().reached("guide", "encoding")
