@@ -20,7 +20,7 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import AuditReport, Chart, Declared, Hop, Policy, audit_chart, audit_entries, harmless
-from choreo_agents.graph.compiling.binding import named_contexts, reader_rules
+from choreo_agents.graph.compiling.binding import named_contexts, reader_rules, require_personas
 from choreo_agents.graph.compiling.charting import agents_of, chart_of, found
 from choreo_agents.graph.compiling.loops import require_bounded_loops
 from choreo_agents.graph.compiling.promises import kept
@@ -64,6 +64,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         self.system = system
         self.policy = policy or Policy()
         self.positions = positions
+        self.personas: dict[str, str] = {}
+        """Of functions that are declared to be somebody's nodes."""
         self._visibility = VisibilityTable()
         self._changed: tuple[Hop, ...] = ()
         self.engine: Engine | None = None
@@ -73,11 +75,16 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         self.origin: ChoreoGraph = self
         """Of a compiled graph's builder, the graph that it was compiled from."""
 
-    def add_node(self: Self, node: Any, action: Any = None, **options: Any) -> Self:
+    def add_node(self: Self, node: Any, action: Any = None, *, persona: str | None = None, **options: Any) -> Self:
         """Add a node, as `StateGraph.add_node` does. An `Agent` brings its name and its `reads`.
 
+        Args:
+            node: Its name, or what runs; `action` and `options` as LangGraph's.
+            persona: Of a function: for whose agents it speaks. It may write in their name, and edit what they said; by
+                default all that it writes is its own, also what it has edited.
+
         Raises:
-            InvalidRequestError: An agent is wrapped, by `with_retry` or `with_config`, say.
+            InvalidRequestError: An agent is wrapped, by `with_retry` or `with_config`, say, or has a persona itself.
         """
         agent = node if action is None else action
         if isinstance(agent, RunnableBindingBase) and isinstance(agent.bound, Agent):
@@ -90,7 +97,11 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
                 "an agent stands in a sequence of runnables, where its declarations would bind nobody: make each step "
                 "a node of its own"
             )
+        if isinstance(agent, Agent) and persona is not None:
+            raise InvalidRequestError(f"agent {agent.name!r} says itself whose node it is: Agent(persona={persona!r})")
+        before = set(self.nodes)
         super().add_node(node, action, **options)
+        self.personas |= {name: persona for name in self.nodes.keys() - before if persona is not None}
         if isinstance(agent, Agent):
             for source, rule in agent.rules.items():
                 self._visibility.declare(source, node if isinstance(node, str) else agent.name, rule)
@@ -213,6 +224,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         copied.nodes, copied.edges = dict(self.nodes), set(self.edges)
         copied.waiting_edges = set(self.waiting_edges)
         copied.branches = defaultdict(dict, {source: dict(each) for source, each in self.branches.items()})
+        copied.personas = dict(self.personas)
         copied._visibility = self._visibility.copy()
         return copied
 
@@ -273,7 +285,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
                 metadata = {**(spec.metadata or {}), "choreo": choreo}
                 bound.nodes[name] = replace(spec, runnable=agent.bound(engine, rules), metadata=metadata)
             else:
-                bound.nodes[name] = replace(spec, runnable=agent | RunnableLambda(sign, name=f"sign {name}"))
+                signing = partial(sign, persona=self.personas.get(name))
+                bound.nodes[name] = replace(spec, runnable=agent | RunnableLambda(signing, name=f"sign {name}"))
         agents = {name: spec.runnable for name, spec in bound.nodes.items() if isinstance(spec.runnable, Agent)}
         early = {
             name: agent for name, agent in agents.items() if isinstance(agent, Synthesizer) and agent.quorum is not None
@@ -287,6 +300,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         chart = self.chart()
         contexts = [context.name for context in chart.contexts()]
         self._visibility.require_nodes(self.nodes)
+        require_personas(self.personas, self.nodes)
         self._visibility.require_contexts(named_contexts(self.nodes))
         self.policy.require_names(contexts, {node.persona for node in chart.nodes})
 

@@ -116,11 +116,11 @@ class Chart:
                         sent = reader.may_be_sent
                         found.append(Edge(node.name, reader.name, rule.mode, where, rule.words(), sent))
             for node in self.nodes:
+                if reader.is_function:
+                    found += [Edge(node.name, reader.name, None, None, "state")] if node.name != reader.name else []
                 # What it said itself reaches a node again as other than KV only by a Send.
-                if node.persona == reader.persona and (node.name != reader.name or reader.may_be_sent):
+                elif node.persona == reader.persona and (node.name != reader.name or reader.may_be_sent):
                     found.append(Edge(node.name, reader.name, SHARED, None, "own", reader.may_be_sent))
-                elif node.name != reader.name and reader.is_function:
-                    found.append(Edge(node.name, reader.name, None, None, "state"))
         return found
 
     def scopes(self) -> Iterator[tuple[str, str, Rule]]:

@@ -118,53 +118,60 @@ class Labels:
         return here or made.sources
 
     def _through(self, step: _Step, found: set[Reached]) -> Iterator[_Step]:
-        """Reached a message of an entry's view. Yields how to go on from it: in whose view it was made."""
-        said = self._read(step.message, step.entry)
-        for number in said:
-            for name in self._authors(number):
-                self._note(name, step.channel, found)
-            yield step._replace(entry=number)
-        told = self._told(step)
-        copied = {number for source in self._made[step.message].sources for number in self._read(source, step.entry)}
-        for name in (*told, *(name for number in sorted(copied) for name in self._authors(number))):
+        """Label a message of an entry's view. Yields how to go on from it: in whose view it was made."""
+        said, own = self._read(step.message, step.entry), self._told(step)
+        for number, channel in said.items():
+            own += self._authors(number) if channel == "words" else []
+            self._note_all(number, step.channel, found)
+            # Words that were encoded again in an equal place are the message itself.
+            yield step._replace(entry=number, channel="words" if channel == "words" else step.channel)
+        copied = [number for source in self._made[step.message].sources for number in self._read(source, step.entry)]
+        own += [name for number in copied for name in self._authors(number)]
+        for name in own:
             self._note(name, step.channel, found)
-        if not said and not told and not copied:
-            yield from self._unexplained(step, found)
-        if not said or told or copied:
+        if own:
             yield step
+        elif not said:
+            yield from self._unexplained(step, found)
 
     def _unexplained(self, step: _Step, found: set[Reached]) -> Iterator[_Step]:
         """Of what no declaration led into a view: it may be of all whose it can be."""
-        said = self._by_message.get(step.message, ())
-        for number in said:
-            for name in self._authors(number):
-                self._note(name, step.channel, found)
-            yield step._replace(entry=number)
+        if said := self._by_message.get(step.message):
+            for number in said:
+                self._note_all(number, step.channel, found)
+                yield step._replace(entry=number)
+            return
         tokens = self._made[step.message].tokens
         named = [name for own in self._texts.values() for name, texts in own.items() if tokens in texts]
         scoped = self._scoped(step.entry)
         made = self._made[step.message].authors
-        for name in [name for name in named if name in scoped] or named or (() if said else map(self._local, made)):
+        for name in [name for name in named if name in scoped] or named or map(self._local, made):
             self._note(name, step.channel, found)
+        yield step
+
+    def _note_all(self, number: int, channel: Channel, found: set[Reached]) -> None:
+        for name in self._authors(number):
+            self._note(name, channel, found)
 
     def _note(self, name: str, channel: Channel, found: set[Reached]) -> None:
         if name in self._declared.names or not self._declared.nodes:
             found.add(Reached(name, channel))
 
-    def _read(self, message: str, reader: int) -> list[int]:
-        """The entries as which the author of an entry may have read a message."""
-        return [number for number in self._by_message.get(message, ()) if self._reads(reader, number)]
+    def _read(self, message: str, reader: int) -> dict[int, Channel]:
+        """The entries as which the author of an entry may have read a message, and what it then had of them."""
+        found = {number: self._has(reader, number) for number in self._by_message.get(message, ())}
+        return {number: channel for number, channel in found.items() if channel is not None}
 
-    def _reads(self, reader: int, number: int) -> bool:
+    def _has(self, reader: int, number: int) -> Channel | None:
+        """What the author of one entry has of that of another: its encodings, its words alone, or nothing."""
         node, source = self._declared.nodes.get(self._author(reader)), self._author(number)
         if reader == number or self._persona(reader) == self._persona(number):
-            return True
-        if node is None:
-            return False
-        if source in self._scoped(reader):
-            return True
-        shown = [name for name, rule in node.rules.items() if rule.mode.shows]
-        return any(source == name or source.startswith(f"{name}|") for name in shown)
+            return "encoding"
+        rules = {} if node is None else node.rules
+        modes = [rule.mode for name, rule in rules.items() if source == name or source.startswith(f"{name}|")]
+        if any(mode.hands_on_encodings for mode in modes):
+            return "encoding"
+        return "words" if any(mode.shows for mode in modes) or source in self._scoped(reader) else None
 
     def _scoped(self, reader: int) -> set[str]:
         """The private contexts that words are encoded in for the author of an entry."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import Declared, Policy
 from choreo_agents.graph.compiling.promises import guard_of
@@ -26,6 +27,17 @@ def named_contexts(nodes: Mapping[str, Any]) -> set[str]:
     """The private contexts that a scope can name: those whose text the graph's own agents have."""
     systems = {f"{agent.persona or name}.system" for name, agent in _agents(nodes) if agent.system is not None}
     return systems | {name for name, agent in _agents(nodes) if agent.confidential}
+
+
+def require_personas(personas: Mapping[str, str], nodes: Mapping[str, Any]) -> None:
+    """Raise `VisibilityError` if a function is declared to speak for somebody who does not speak in the graph."""
+    known = {agent.persona or name for name, agent in _agents(nodes)}
+    for name, persona in personas.items():
+        if persona not in known:
+            raise VisibilityError(
+                f"the function {name!r} is to speak for {persona!r}, which is no persona of the graph's agents: "
+                f"{', '.join(sorted(known))}"
+            )
 
 
 def reader_rules(

@@ -48,7 +48,8 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "") -> Chart
             if callable(agent.choices):
                 outside.append(f"the answers that {path!r} may give, which a function makes from the state")
         else:
-            nodes.append(ChartNode(path, persona=path, is_function=True))
+            persona = prefix + getattr(builder, "personas", {}).get(name, name)
+            nodes.append(ChartNode(path, persona=persona, is_function=True))
             outside.append(
                 f"the function {path!r}: what it reads, calls, says in a person's name, and where it sends control"
             )

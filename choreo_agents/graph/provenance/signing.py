@@ -12,26 +12,36 @@ from langgraph.types import Overwrite
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.langgraph_internals import author_of, channel_values, overwritten, run_step_of
+from choreo_agents.graph.provenance.authorship import Authorship
 from choreo_agents.graph.provenance.conversation import Conversation
 from choreo_agents.graph.provenance.notary import notary_of
-from choreo_agents.graph.provenance.notes import NOTED, SOURCE, STEP, digest_of, stripped
+from choreo_agents.graph.provenance.notes import SOURCE, STEP, claim_of, digest_of, is_edited, stripped
 from choreo_agents.graph.provenance.updates import listed_messages, rewritten
 
 
-def sign(output: Any, config: RunnableConfig) -> Any:
+def sign(output: Any, config: RunnableConfig, persona: str | None = None) -> Any:
     """A plain node's output in any form that LangGraph takes, with the node's name on the messages that it adds.
 
-    What it only hands on stays as it is: agents' messages, people's and instructions with an id, and what is signed.
+    What it only hands on stays as it is: what stands in the state, people's and instructions with an id, what was said
+    inside of it, and what others said in their own words. What an agent said in other words is the node's own, unless
+    it is one of that agent's.
+
+    Args:
+        output: What it returned.
+        config: Its own.
+        persona: Whose node it is declared to be; None: its own.
     """
-    return rewritten(output, {"messages": _Signature(config).put_on})
+    return rewritten(output, {"messages": _Signature(config, persona).put_on})
 
 
 class _Signature:
     """Of one execution of one node."""
 
-    def __init__(self, config: RunnableConfig) -> None:
+    def __init__(self, config: RunnableConfig, persona: str | None) -> None:
         self._config = config
         self._author = author_of(config, "")
+        home = self._author.rpartition("|")[0]
+        self._authorship = Authorship(self._author, f"{home}|{persona}" if home and persona else persona)
 
     def put_on(self, added: Any) -> Any:
         if added is None:
@@ -51,26 +61,37 @@ class _Signature:
         return None if notary is None else notary.conversation(self._config)
 
     @cached_property
-    def _known(self) -> dict[str | None, str]:
-        """What stands in the state already, by id."""
+    def _standing(self) -> dict[str | None, BaseMessage]:
+        """What stood in the state before, by id."""
         held = channel_values(self._config, ("messages",)).get("messages")
         found = held if isinstance(held, list) else []
-        return {message.id: digest_of(message) for message in found if isinstance(message, BaseMessage)}
+        return {message.id: message for message in found if isinstance(message, BaseMessage)}
 
     def _signed(self, message: BaseMessage) -> BaseMessage:
-        handed_on = message.id is not None and message.type in ("human", "system")
-        claims = SOURCE in message.additional_kwargs or NOTED in message.response_metadata
-        if message.type == "remove" or (handed_on and not claims):
+        standing = None if message.id is None else self._standing.get(message.id)
+        if message.type == "remove":
             return message
-        if claims and (self._conversation is None or self._conversation.proves(message)):
+        if standing is not None and (digest_of(standing) == digest_of(message) or self._covers(standing)):
+            is_same = claim_of(standing) == claim_of(message)
+            return message if is_same else standing.model_copy(update={"content": message.content})
+        claim, is_anothers = claim_of(message), standing is not None and claim_of(standing) is not None
+        is_proven = claim is not None and (self._conversation is None or self._conversation.proves(message))
+        if is_proven and (not is_edited(message) or self._covers(message)):
             return message
-        if claims and self._known.get(message.id) == digest_of(message):
-            return message  # unproven as it was
-        if handed_on:
-            return stripped(message)
+        if message.id is not None and message.type in ("human", "system") and not is_anothers and not is_proven:
+            return stripped(message) if claim is not None else message
+        return self._own(message)
+
+    def _own(self, message: BaseMessage) -> BaseMessage:
         named = message if message.id is not None else message.model_copy(update={"id": str(uuid.uuid4())})
         step = run_step_of(self._config)
         if self._conversation is not None:
             return self._conversation.signed(named, self._author, step)
-        signed = {**named.additional_kwargs, SOURCE: self._author, STEP: step}
-        return named.model_copy(update={"additional_kwargs": signed})
+        bare = stripped(named)
+        signed = {**bare.additional_kwargs, SOURCE: self._author, STEP: step}
+        return bare.model_copy(update={"additional_kwargs": signed})
+
+    def _covers(self, message: BaseMessage) -> bool:
+        """Whether it may say in other words what somebody said: of nobody's message it may not."""
+        claim = claim_of(message)
+        return claim is not None and self._authorship.covers(claim.author, claim.persona)

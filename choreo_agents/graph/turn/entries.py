@@ -68,7 +68,7 @@ def entries_of(
         claimed = unproven_of(message)
         if claimed is not None:
             entry["unproven"] = dict(claimed)
-        if known is not None:
+        if known is not None and known["author"] == author:
             is_new = known.get("digest") == entry["digest"] or author == START_SOURCE
             earlier = [*known.get("earlier", ()), known["handle"]["id"]]
             entry = HandleEntry(**{**known, "handle": entry["handle"], "digest": entry["digest"], "earlier": earlier})

@@ -14,7 +14,7 @@ from choreo_agents.engine import Engine, Prefill
 from choreo_agents.engine.calls import Content
 from choreo_agents.engine.kv_transfer import Leases
 from choreo_agents.errors import ContextLengthError, HandleError
-from choreo_agents.graph.provenance.notes import handle_of, is_confidential, persona_of, writer_of
+from choreo_agents.graph.provenance.notes import digest_of, handle_of, is_confidential, persona_of, writer_of
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.turn.bound_engine import BoundEngine
 from choreo_agents.graph.turn.context_overflow import advised
@@ -224,9 +224,7 @@ class Reading:
         if system is not None:
             author, turn = f"{self._persona}.system", chat.turn("system", system)
             calls.append(Prefill(turn, self._root, author=author, role="system", adapter=self._reader.adapter))
-        authors = [
-            before[m.id]["author"] if m.id in before else _writer(m, self._rules, self._place.author) for m in new
-        ]
+        authors = [_author(m, before.get(str(m.id))) or _writer(m, self._rules, self._place.author) for m in new]
         edited = [known_handle(self._engine, handle_of(m, self._engine.model.adapter.fingerprint)) for m in new]
         marks = [before[m.id]["confidential"] if m.id in before else is_confidential(m) for m in new]
         calls += [
@@ -274,7 +272,9 @@ class Reading:
             turn = self._engine.chat.turn("user", asked)
             again = self._own(turn, view, author=f"{self._persona}.system", role="user")
             [made] = await self.bound.aprefill([again])
-            self._copies.append(made)
+            if made.id != prompt["id"]:
+                # Else it is what it was, and stays with what was said.
+                self._copies.append(made)
             view.add(made)
 
     async def _reencoded(
@@ -318,6 +318,15 @@ def _groups(seen: Sequence[SeenEntry], *, parallel: bool) -> Iterator[list[list[
                 said, key=lambda one: (one.entry["author"], one.entry["branch"], one.entry.get("call", 0))
             )
         ]
+
+
+def _author(message: BaseMessage, known: HandleEntry | None) -> str | None:
+    """Who said a message that has an entry: whoever did, unless a plain node has said it again in other words."""
+    if known is None:
+        return None
+    said = known.get("digest") in (None, digest_of(message))
+    again = START_SOURCE if said else writer_of(message)
+    return known["author"] if again == START_SOURCE else again
 
 
 def _writer(message: BaseMessage, rules: ReaderRules, reader: str) -> str:
