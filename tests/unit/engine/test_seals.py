@@ -40,3 +40,14 @@ def test_names_are_drawn_once_or_for_names() -> None:
     seals = Seals(b"key", is_salted=False)
     assert seals.drawn() != seals.drawn()
     assert seals.drawn("a", "b") == seals.drawn("a", "b") != seals.drawn("ab")
+
+
+def test_what_held_once_is_looked_at_again() -> None:
+    seals, content = Seals(b"key", is_salted=True), {"a": ["b"]}
+    seal = seals.seal("kind", content)
+    assert seals.holds(seal, "kind", content) and seals.holds(seal, "kind", content)
+    content["a"].append("c")
+    assert not seals.holds(seal, "kind", content) and not seals.holds(seal, "other", {"a": ["b"]})
+    for number in range(10_000):
+        assert seals.holds(seals.seal("kind", number), "kind", number)
+    assert seals.holds(seal, "kind", {"a": ["b"]}) and len(seals._held) <= 8192
