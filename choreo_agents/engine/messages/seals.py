@@ -17,13 +17,13 @@ class Seals:
 
     Args:
         key: The tenant's.
-        is_salted: Whether the key comes of a salt, so that another process with the same salt has it, too; else it is
+        salted: Whether the key comes of a salt, so that another process with the same salt has it, too; else it is
             random, and dies with the engine.
     """
 
-    def __init__(self, key: bytes, *, is_salted: bool) -> None:
+    def __init__(self, key: bytes, *, salted: bool) -> None:
         self._key = hmac.digest(key, b"seals", "sha256")
-        self.is_salted = is_salted
+        self.salted = salted
         self._held: dict[str, tuple[str, Any]] = {}
         """What was found to hold: a conversation is checked again in each call, and comparing is cheaper."""
 
