@@ -15,8 +15,11 @@ thread = {"configurable": {"thread_id": "1"}}
 
 
 def one_process(file, given):
-    """What a process does from its start to its end, before a person looks at it or after."""
-    with Engine.load("embedded") as engine, SqliteSaver.from_conn_string(str(file)) as saver:
+    """What a process does from its start to its end, before a person looks at it or after.
+
+    Under the same salt each knows who said what; without one, what was said in another process counts as input.
+    """
+    with Engine.load("embedded", salt="a secret of yours") as engine, SqliteSaver.from_conn_string(str(file)) as saver:
         app = graph.compile(saver, engine=engine, interrupt_before=["Bruno"])
         state = app.invoke(given, thread)
         stats = engine.stats()

@@ -193,7 +193,7 @@ class KVTransfer:
             InvalidRequestError: The tenant has no salt, so that no other engine could read what this one writes.
         """
         tenant = self._tenant
-        if not tenant.naming.is_salted:
+        if not tenant.naming.salted:
             raise InvalidRequestError(
                 "without a salt the key that names and seals files is random, and ends with the engine: load the "
                 "engine with salt=..., the same secret in each process that is to read the folder"

@@ -29,13 +29,13 @@ class Naming:
         self._lasting_key = by_salt
         self._lasting: WeakKeyDictionary[Message, str] = WeakKeyDictionary()
         self._model = model
-        self.is_salted = bool(salt)
+        self.salted = bool(salt)
         """Whether other processes give the same names."""
         self.tenant = hashlib.sha256(self._key).hexdigest()[:16]
         """Names the tenant; does not tell the salt."""
         self.seal = hmac.digest(self._key, b"files", "sha256")
         """Signs the tenant's files."""
-        self.seals = Seals(self._key, is_salted=self.is_salted)
+        self.seals = Seals(self._key, salted=self.salted)
         """Of what is said."""
 
     def encoder(self, adapter: str = "", mapper: str = "") -> str:
@@ -53,7 +53,7 @@ class Naming:
 
         Nothing is found by it.
         """
-        if self.is_salted:
+        if self.salted:
             return self.handle(lineage).id
         waiting = list(lineage.parents)
         while waiting:  # no recursion: a conversation may be long

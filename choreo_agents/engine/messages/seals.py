@@ -5,7 +5,11 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
+from copy import deepcopy
 from typing import Any
+
+_REMEMBERED = 8192
+_encode = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
 
 
 class Seals:
@@ -13,28 +17,36 @@ class Seals:
 
     Args:
         key: The tenant's.
-        is_salted: Whether the key comes of a salt, so that another process with the same salt has it, too; else it is
+        salted: Whether the key comes of a salt, so that another process with the same salt has it, too; else it is
             random, and dies with the engine.
     """
 
-    def __init__(self, key: bytes, *, is_salted: bool) -> None:
+    def __init__(self, key: bytes, *, salted: bool) -> None:
         self._key = hmac.digest(key, b"seals", "sha256")
-        self.is_salted = is_salted
+        self.salted = salted
+        self._held: dict[str, tuple[str, Any]] = {}
+        """What was found to hold: a conversation is checked again in each call, and comparing is cheaper."""
 
     def seal(self, kind: str, content: Any) -> str:
         """Of JSON-plain content; `kind` says what of, so that a seal of one kind is none of another."""
-        written = json.dumps([kind, content], separators=(",", ":"), sort_keys=True).encode()
-        return hmac.digest(self._key, written, "sha256").hex()[:32]
+        return hmac.digest(self._key, _encode([kind, content]).encode(), "sha256").hex()[:32]
 
     def holds(self, seal: object, kind: str, content: Any) -> bool:
         """Whether this very content was sealed under this key. Content may be anybody's: what is not plain is not."""
         if not isinstance(seal, str) or not seal.isascii():
             return False
         try:
+            if self._held.get(seal) == (kind, content):
+                return True
             made = self.seal(kind, content)
         except (TypeError, ValueError, RecursionError):
             return False
-        return hmac.compare_digest(made, seal)
+        holds = hmac.compare_digest(made, seal)
+        if holds:
+            if len(self._held) >= _REMEMBERED:
+                self._held.clear()
+            self._held[seal] = (kind, deepcopy(content))
+        return holds
 
     def drawn(self, *names: str) -> str:
         """A name that nobody else can give: the same for the same names; without names, never given before."""

@@ -88,7 +88,7 @@ def warn_unproven(seals: Seals) -> None:
     _warned.add(seals)
     cause = (
         "it was said under another salt, or somebody has made it up"
-        if seals.is_salted
+        if seals.salted
         else "this engine has no salt, so that its key is random: what was said in another process is not known here. "
         "Load the engines of all processes with the same salt=..."
     )

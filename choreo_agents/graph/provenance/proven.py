@@ -32,8 +32,11 @@ class ProvenState:
         notary = notary_of(config)
         here = (notary or Notary(seals, "")).conversation(config, entries, messages)
         self.conversation: Conversation = here
-        held = [entry for entry in entries if here.holds(entry)]
-        claims = _claims(entry for entry in entries if not here.holds(entry))
+        held: list[HandleEntry] = []
+        others: list[Any] = []
+        for entry in entries:
+            (held if here.holds(entry) else others).append(entry)
+        claims = _claims(others)
         if notary is None or not notary.is_guarded:
             # Nobody has judged what came in as input: a message that stands for another now is a client's, or an
             # operator's who has left off whose it was.

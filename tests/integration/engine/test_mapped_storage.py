@@ -98,7 +98,7 @@ def test_eight_bits_change_a_little_and_nothing_of_those_who_do_not_map(make_eng
 def test_rounded_copies_are_other_messages_than_whole_ones(make_engine: MakeEngine, mapper: Path) -> None:
     copies, engines = [], []
     for stored in ("full", "int8", "low-rank"):
-        engines.append(make_engine(adapter=mapper, mapped_storage=stored))
+        engines.append(make_engine(adapter=mapper, mapped_storage=stored, salt="s"))
         copies += engines[-1].branches.map([engines[-1].prefill(words(1, 20))])
     whole, rounded, again = copies
     assert whole == again and whole.id != rounded.id and rounded.model == f"{whole.model}.int8"

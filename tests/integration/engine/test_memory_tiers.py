@@ -268,7 +268,8 @@ def test_a_file_of_the_same_message_at_another_place_is_not_taken_for_it(
 ) -> None:
     """Ids know relative places only, keys are stored as rotated: the neighbour's file is of another position."""
     text = tokens(1, 20)
-    neighbour, engine, plain = make_engine(disk=tmp_path), make_engine(disk=tmp_path), make_engine()
+    neighbour, engine = make_engine(disk=tmp_path, salt="s"), make_engine(disk=tmp_path, salt="s")
+    plain = make_engine()
     assert neighbour.prefill(text) == engine.prefill(text, new_offset=100)
     for each in (neighbour, engine):
         each.kv.park()

@@ -19,6 +19,7 @@ from choreo_agents import (
     ChoreoGraph,
     ChoreoState,
     Engine,
+    HandleEntry,
     Memory,
     MessageHandle,
     Policy,
@@ -32,6 +33,7 @@ from choreo_agents import (
     Worker,
 )
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, PMLError, VisibilityError
+from choreo_agents.graph.provenance.conversation import Conversation
 from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.timetable import Timetable
@@ -434,7 +436,9 @@ def test_a_policy_is_kept_at_call_time_inside_a_subgraph(engine: Engine) -> None
     outer = ChoreoGraph().add_node("team", inner.compile(engine=engine)).add_edge(START, "team")
     said = pair(prompt("<budget/>")).compile(engine=engine).invoke(QUESTION)
     entry = next(each for each in said["handles"] if each["author"] == "bob")
-    given = {**said, "handles": [{**entry, "author": "team|bob", "persona": "team|bob"}]}
+    here = Conversation(engine.seals, entry["seals"]["conversation"], "LangGraph")
+    moved = here.sealed_entry(HandleEntry(**{**entry, "author": "team|bob", "persona": "team|bob"}))
+    given = {**said, "handles": [moved]}
     with pytest.raises(VisibilityError, match="keeps 'trip/budget' from 'cleo'"):
         outer.compile(engine=engine).invoke(given)
 

@@ -18,16 +18,16 @@ plain = st.recursive(
 
 @given(plain, plain)
 def test_only_the_same_content_has_the_same_seal(one: object, other: object) -> None:
-    seals = Seals(b"key", is_salted=True)
+    seals = Seals(b"key", salted=True)
     same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
     assert seals.holds(seals.seal("a", one), "a", other) == same
     assert seals.holds(seals.seal("a", one), "a", json.loads(json.dumps(one)))
     assert not seals.holds(seals.seal("a", one), "b", one)
-    assert not Seals(b"other", is_salted=True).holds(seals.seal("a", one), "a", one)
+    assert not Seals(b"other", salted=True).holds(seals.seal("a", one), "a", one)
 
 
 def test_what_is_no_seal_and_no_plain_content_holds_nothing() -> None:
-    seals = Seals(b"key", is_salted=False)
+    seals = Seals(b"key", salted=False)
     endless: list[object] = []
     endless.append(endless)
     for seal in (None, 5, "", "é", "x" * 32, [], {}):
@@ -37,6 +37,17 @@ def test_what_is_no_seal_and_no_plain_content_holds_nothing() -> None:
 
 
 def test_names_are_drawn_once_or_for_names() -> None:
-    seals = Seals(b"key", is_salted=False)
+    seals = Seals(b"key", salted=False)
     assert seals.drawn() != seals.drawn()
     assert seals.drawn("a", "b") == seals.drawn("a", "b") != seals.drawn("ab")
+
+
+def test_what_held_once_is_looked_at_again() -> None:
+    seals, content = Seals(b"key", salted=True), {"a": ["b"]}
+    seal = seals.seal("kind", content)
+    assert seals.holds(seal, "kind", content) and seals.holds(seal, "kind", content)
+    content["a"].append("c")
+    assert not seals.holds(seal, "kind", content) and not seals.holds(seal, "other", {"a": ["b"]})
+    for number in range(10_000):
+        assert seals.holds(seals.seal("kind", number), "kind", number)
+    assert seals.holds(seal, "kind", {"a": ["b"]}) and len(seals._held) <= 8192
