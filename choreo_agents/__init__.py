@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         send,
     )
     from choreo_agents.kv.handle import MessageHandle
+    from choreo_agents.models import FramedText
     from choreo_agents.pml import Prompt, PromptView, Schema, SchemaLibrary
     from choreo_agents.sampling import Sampling
 
@@ -49,6 +50,7 @@ __all__ = [
     "Decode",
     "Engine",
     "EngineStats",
+    "FramedText",
     "HandleEntry",
     "Joining",
     "Memory",
@@ -89,6 +91,7 @@ _ROOMS = {
         *("Rule", "Send", "Synthesizer", "VisibilityMode", "Worker", "send"),
     ),
     "kv.handle": ("MessageHandle",),
+    "models.framed": ("FramedText",),
     "pml": ("Prompt", "PromptView", "Schema", "SchemaLibrary"),
     "sampling": ("Sampling",),
 }

@@ -19,6 +19,7 @@ from choreo_agents.graph.turn.entries import said_in
 from choreo_agents.graph.turn.merged_branches import MergeSpec
 from choreo_agents.graph.turn.turn import AgentTurn, Speaker
 from choreo_agents.graph.visibility import REENCODED, SHARED, Mode, Positions, Rule
+from choreo_agents.models import FramedText
 from choreo_agents.synthesis.strategies import Strategy, require_strategy
 
 
@@ -116,8 +117,8 @@ class Synthesizer(Agent):
         """
         chat, encode = engine.chat, engine.model.encode
         names = [agent.speaker({}), *speakers] if agent.header is None else []
-        headers = [*map(chat.header, names)] or [chat.assistant.opening(None) + str(agent.header)]
-        header = max(len(encode(header + chat.turn_end)) for header in headers)
+        headers = [*map(chat.header, names)] or [chat.assistant.opening(None) + FramedText.frame(str(agent.header))]
+        header = max(len(encode(header + FramedText.frame(chat.turn_end))) for header in headers)
         is_own = (agent.persona or node) == (self.persona or self.name)
         asked = encode(chat.turn("user", agent.prompt)) if is_own and isinstance(agent.prompt, str) else ()
         return agent.n * (len(asked) + header + agent.sampling.longest)

@@ -17,7 +17,7 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.langgraph_internals import author_of, run_step_of
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import ChatFormat
+from choreo_agents.models import ChatFormat, FramedText
 
 _SIGNATURE, _SIGNED_AT = "choreo_source", "choreo_step"
 
@@ -130,8 +130,8 @@ def _said(message: BaseMessage) -> Mapping[str, Any]:
     return noted if isinstance(noted, Mapping) else {}
 
 
-def turn_of(message: BaseMessage, chat: ChatFormat) -> str:
-    """A message as a chat turn.
+def turn_of(message: BaseMessage, chat: ChatFormat) -> FramedText:
+    """A message as a chat turn: whatever it says, only the turn's own frame has control tokens.
 
     Raises:
         InvalidRequestError: It holds anything but text.
@@ -145,7 +145,8 @@ def turn_of(message: BaseMessage, chat: ChatFormat) -> str:
     if isinstance(message, AIMessage):
         header = _said(message).get("header")
         if header is not None:
-            return f"{header}{'' if str(header)[-1:].isspace() else ' '}{words}{chat.turn_end}"
+            said = f"{header}{'' if str(header)[-1:].isspace() else ' '}{words}"
+            return chat.assistant.opening(None) + FramedText.words(said) + FramedText.frame(chat.turn_end)
         return chat.turn("assistant", words, _said(message).get("speaker") or message.name)
     return chat.turn("user", words, message.name)
 

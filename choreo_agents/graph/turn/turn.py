@@ -31,6 +31,7 @@ from choreo_agents.graph.turn.run_place import RunPlace
 from choreo_agents.graph.turn.streaming import DecodeRun
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.models import FramedText, LoadedModel
 from choreo_agents.sampling import Sampling
 
 T = TypeVar("T")
@@ -225,10 +226,11 @@ class AgentTurn:
             await run.fail(error)
             raise
         assert handle is not None
-        said = engine.model.decode(engine.tokens(handle)[len(header) :], special=False)
+        spoken = engine.tokens(handle)[len(header) :]
+        said = engine.model.decode(spoken, special=False)
         if said.startswith(shown) and said != shown:
             await run.token(said.removeprefix(shown))  # a character that was never completed
-        words = said.removesuffix(engine.chat.turn_end).strip()
+        words = engine.model.decode(_without_end(spoken, engine.model), special=False).strip()
         joined = self._joined(handle, len(view.handles))
         seen = sum(each.length for each in (*view.handles, *(late for late, _ in joined)))
         message = self._message(words, handle, message_id, seen, len(header))
@@ -252,13 +254,11 @@ class AgentTurn:
         needed = view.end + sampling.longest + sum(len(engine.model.encode(text)) for text in own)
         return engine.model.adapter.max_positions - needed
 
-    def _header(self) -> str:
+    def _header(self) -> FramedText:
         chat, agent = self.engine.chat, self.agent
-        return (
-            chat.header(agent.speaker(self.state))
-            if agent.header is None
-            else chat.assistant.opening(None) + agent.header
-        )
+        if agent.header is None:
+            return chat.header(agent.speaker(self.state))
+        return chat.assistant.opening(None) + FramedText.frame(agent.header)
 
     def _chosen(self) -> Sampling:
         """The agent's sampling, with the answers that it may give now."""
@@ -294,7 +294,9 @@ class AgentTurn:
             "confidential": self.agent.confidential,
             # With what it would start if its words had to be encoded again.
             **(
-                {"speaker": self.agent.speaker(self.state)} if self.agent.header is None else {"header": self._header()}
+                {"speaker": self.agent.speaker(self.state)}
+                if self.agent.header is None
+                else {"header": self.agent.header}
             ),
         }
         return AIMessage(
@@ -336,6 +338,12 @@ class AgentTurn:
         """The same again if LangGraph reruns the node; never shared by two branches or two calls."""
         name = place.call_name() or str(uuid.uuid4())
         return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{name} {superstep} {place.branch}"))
+
+
+def _without_end(spoken: list[int], model: LoadedModel) -> list[int]:
+    """A message's tokens before those that end its turn; what only looks like them was said."""
+    ending = model.encode(model.chat.turn_end)
+    return spoken[: -len(ending)] if ending and spoken[-len(ending) :] == ending else spoken
 
 
 def _channel(state: Any, name: str) -> list[Any]:

@@ -148,7 +148,7 @@ def test_a_view_in_a_graph_is_what_the_library_assembles(make_engine: MakeEngine
     with SchemaLibrary(make_engine()) as library:
         library.register(schema())
         other = library.engine
-        options = {"header": other.chat.header("ann"), "closing": other.chat.turn_end}
+        options = {"header": other.chat.header("ann").text, "closing": other.chat.turn_end}
         answer = library.generate(prompt(told), forced, **options)
         for a, b in zip(engine.logprobs(handle_of(state, "ann")), other.logprobs(answer), strict=True):
             assert a.token == b.token and a.logprob == pytest.approx(b.logprob, abs=1e-5)
@@ -179,13 +179,13 @@ def test_a_second_run_and_a_second_agent_encode_no_module(engine: Engine) -> Non
     cleo = one("cleo", prompt("<plan days='4'><miami/></plan><tools/>"), "Another root.").compile(engine=engine)
     third, state = encoded(engine, cleo)
     assert third == engine.usage(handle_of(state, "cleo")).tokens_encoded
-    read = [engine.chat.root("Another root."), _asked(engine), " 4"]
+    read = [engine.chat.root("Another root.").text, _asked(engine), " 4"]
     assert third == sum(len(engine.model.encode(text)) for text in read) + handle_of(state, "cleo").length
     assert module_tokens(engine) == modules
 
 
 def _asked(engine: Engine) -> str:
-    return engine.chat.turn("user", QUESTION["messages"][0][1])
+    return engine.chat.turn("user", QUESTION["messages"][0][1]).text
 
 
 def test_a_library_of_the_users_has_the_same_modules(engine: Engine) -> None:
@@ -193,7 +193,7 @@ def test_a_library_of_the_users_has_the_same_modules(engine: Engine) -> None:
         library.register(schema(), encode="eager")
         before = engine.stats().tokens_encoded
         state = one().compile(engine=engine).invoke(QUESTION)
-        plain = sum(len(engine.model.encode(text)) for text in (engine.chat.root("Root."), _asked(engine)))
+        plain = sum(len(engine.model.encode(text)) for text in (engine.chat.root("Root.").text, _asked(engine)))
         cost = engine.usage(handle_of(state, "ann")).tokens_encoded
         assert engine.stats().tokens_encoded - before == cost
     assert encoded(engine, one().compile(engine=engine))[0] == cost - plain, "and its end is not theirs"
@@ -210,7 +210,7 @@ def test_a_scope_ends_leases_of_the_run_and_none_of_the_modules(engine: Engine) 
     assert engine.stats().leases == 6, "all graphs have the same"
     with engine.scope():
         cost, state = encoded(engine, app)
-        texts = [engine.chat.root("Root."), _asked(engine), " 3", engine.chat.turn("system", "Be brief.")]
+        texts = [engine.chat.root("Root.").text, _asked(engine), " 3", engine.chat.turn("system", "Be brief.").text]
         assert cost == engine.usage(handle_of(state, "ann")).tokens_encoded
         assert cost == handle_of(state, "ann").length + sum(len(engine.model.encode(text)) for text in texts)
 

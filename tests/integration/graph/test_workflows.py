@@ -82,11 +82,11 @@ def test_a_tree_of_one_level(engine: Engine) -> None:
     assert authors(state) == [START, *[THINKER] * 3, *[VOTER] * 2, FINALIST]
     candidates = said(state, THINKER)
     for number, candidate in enumerate(candidates, start=1):
-        assert last_asked(engine, candidate) == engine.chat.turn("user", "Think.")
-        assert engine.text(candidate).startswith(engine.chat.header(f"Candidate {number}"))
+        assert last_asked(engine, candidate) == engine.chat.turn("user", "Think.").text
+        assert engine.text(candidate).startswith(engine.chat.header(f"Candidate {number}").text)
     for vote in said(state, VOTER):
         assert parents(engine, vote)[2:-1] == candidates, "every voter sees all candidates, in order"
-        assert last_asked(engine, vote) == engine.chat.turn("user", "Who is right?")
+        assert last_asked(engine, vote) == engine.chat.turn("user", "Who is right?").text
     [last] = said(state, FINALIST)
     assert seen(engine, last)[:2] == ["public root", START] and last_asked(engine, last).endswith("Answer.<|end|>")
     [[kept]] = state["kept"]
@@ -102,13 +102,13 @@ def test_a_tree_of_two_levels_goes_on_from_those_that_it_keeps(engine: Engine) -
     first, second = said(state, THINKER)[:2], said(state, THINKER)[2:]
     roots = [[each for each in parents(engine, thought) if each in first] for thought in second]
     assert [len(root) for root in roots] == [1] * 4 and roots[0] == roots[1] != roots[2] == roots[3]
-    assert all(last_asked(engine, thought) == engine.chat.turn("user", "Go on.") for thought in second)
-    names = [engine.chat.header(f"Candidate {number}") for number in range(1, 7)]
+    assert all(last_asked(engine, thought) == engine.chat.turn("user", "Go on.").text for thought in second)
+    names = [engine.chat.header(f"Candidate {number}").text for number in range(1, 7)]
     assert [engine.text(t).startswith(name) for t, name in zip([*first, *second], names, strict=True)] == [True] * 6
     assert not any(VOTER in seen(engine, thought) for thought in second)
     votes = said(state, VOTER)
     assert [last_asked(engine, vote) for vote in votes] == [
-        engine.chat.turn("user", words) for words in ("Who is right?", "Check it.") * 2
+        engine.chat.turn("user", words).text for words in ("Who is right?", "Check it.") * 2
     ]
     in_view = [{*parents(engine, vote)} & {*first, *second} for vote in votes]
     assert in_view == [{*first}] * 2 + [{*first, *second}] * 2, "later voters see whole thoughts"
@@ -200,14 +200,14 @@ def test_parts_are_solved_apart_and_merged_in_their_order(engine: Engine) -> Non
     state = graph.compile(engine=engine).invoke(QUESTION)
     assert authors(state) == [START, "planner", "solver", "solver", "solver", "merger"]
     [plan], parts, [merged] = (said(state, name) for name in ("planner", "solver", "merger"))
-    assert last_asked(engine, plan) == engine.chat.turn("user", "Plan it.")
+    assert last_asked(engine, plan) == engine.chat.turn("user", "Plan it.").text
     for part, told, name in zip(parts, asked, ("Zoe", "Mia", "Zoe"), strict=True):
         assert seen(engine, part) == ["public root", START, "planner", "solver.system"]
-        assert last_asked(engine, part) == engine.chat.turn("user", told)
-        assert engine.text(part).startswith(engine.chat.header(name))
+        assert last_asked(engine, part) == engine.chat.turn("user", told).text
+        assert engine.text(part).startswith(engine.chat.header(name).text)
     assert parents(engine, merged)[2:-1] == [plan, *parts]
-    assert last_asked(engine, merged) == engine.chat.turn("user", "Write all.")
-    assert engine.text(merged).startswith(engine.chat.header("David"))
+    assert last_asked(engine, merged) == engine.chat.turn("user", "Write all.").text
+    assert engine.text(merged).startswith(engine.chat.header("David").text)
 
 
 @pytest.mark.parametrize("strategy", ["parallel", "text"])
@@ -242,13 +242,13 @@ def test_questions_are_encoded_apart_and_placed_as_told(engine: Engine, layout: 
     assert len({entry["superstep"] for entry in state["handles"] if entry["author"] in names}) == 1
     [answer] = said(state, "answerer")
     message = engine._tenant.find(answer)
-    assert last_asked(engine, answer) == engine.chat.turn("user", "Answer all.")
+    assert last_asked(engine, answer) == engine.chat.turn("user", "Answer all.").text
     before = ["public root", "answerer.system", START] if notes else ["public root", START]
     assert seen(engine, answer) == [*before, *names, "answerer.system"]
     shown = {one.author: (one, place) for one, place in zip(message.parents, message.relative_offsets, strict=True)}
     for name, words in zip(names, asked, strict=True):
         one, _ = shown[name]
-        assert engine.text(one.handle) == engine.chat.turn("user", words)
+        assert engine.text(one.handle) == engine.chat.turn("user", words).text
         assert [parent.author for parent in one.parents] == before[:-1], "no question has seen another"
     places = [shown[name][1] for name in names]
     lengths = [shown[name][0].handle.length for name in names]
@@ -279,8 +279,8 @@ def test_one_agent_answers_at_once(engine: Engine, private: str | None) -> None:
     assert [parent.author for parent in question.parents] == ["public root", *own], (
         "it is read in the light of the notes"
     )
-    assert last_asked(engine, answer) == engine.chat.turn("user", "Answer.")
-    assert engine.text(answer).startswith(engine.chat.header("Alice"))
+    assert last_asked(engine, answer) == engine.chat.turn("user", "Answer.").text
+    assert engine.text(answer).startswith(engine.chat.header("Alice").text)
 
 
 def test_debaters_without_notes_read_one_question_and_are_asked_to_revise(engine: Engine) -> None:
@@ -299,5 +299,5 @@ def test_debaters_without_notes_read_one_question_and_are_asked_to_revise(engine
         assert (question in parents(engine, first)) == (own_notes is None)
         assert seen(engine, second) == ["public root", *own, START, name, *others, f"{name}.system"]
         assert parents(engine, second)[-4:-1] == [first, *(said(state, other)[0] for other in others)]
-        assert last_asked(engine, second) == engine.chat.turn("user", "Again.")
+        assert last_asked(engine, second) == engine.chat.turn("user", "Again.").text
     assert state["rounds_over"] == 0
