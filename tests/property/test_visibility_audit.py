@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.tuning import make_tuning
 from support.visible_graphs import BOX, CELLAR, MODES, OWN, Forced, Speaker, Spec, heard, specs
 
-from choreo_agents import Engine, Memory, MessageHandle, Policy, Rule, Scheduling
+from choreo_agents import Engine, Memory, MessageHandle, Policy, Rule, RunOptions, Scheduling
 from choreo_agents.graph.audit import AuditReport
 from choreo_agents.graph.turn import turn
 from choreo_agents.models import LoadedModel
@@ -44,7 +44,7 @@ def run(
         adapter=adapter,
     ) as engine:
         app = spec.graph(WARN).compile(engine=engine)
-        state = asyncio.run(app.ainvoke(QUESTION, {"configurable": {"seed": 5, "replay": forced}}))
+        state = asyncio.run(app.ainvoke(QUESTION, {"configurable": {"choreo": RunOptions(seed=5, replay=forced)}}))
         said = {
             (entry["author"], entry["superstep"]): engine.tokens(MessageHandle.model_validate(entry["handle"]))
             for entry in state["handles"]
@@ -186,7 +186,9 @@ def test_visibility_views_do_not_depend_on_who_is_done_first(spec: Spec, seed: i
     def handles() -> dict[tuple[str, int], str]:
         with Engine.load(_models["tiny"], memory=Memory(kv_budget_bytes=1 << 23)) as engine:
             app = spec.graph(WARN).compile(engine=engine)
-            state = asyncio.run(app.ainvoke(QUESTION, {"configurable": {"seed": 5, "replay": Forced(seed)}}))
+            state = asyncio.run(
+                app.ainvoke(QUESTION, {"configurable": {"choreo": RunOptions(seed=5, replay=Forced(seed))}})
+            )
             return {(e["author"], e["superstep"]): e["handle"]["id"] for e in state["handles"]}
 
     plain = handles()

@@ -21,6 +21,7 @@ from choreo_agents import (
     MessageHandle,
     Policy,
     Rule,
+    RunOptions,
     Sampling,
     Send,
     Synthesizer,
@@ -91,10 +92,10 @@ class Listening(BaseCallbackHandler):
         return [text for author, text in self.attended[reader] if author == source]
 
 
-def run(graph: ChoreoGraph, engine: Engine, **configurable: Any) -> tuple[dict[str, Any], Listening]:
-    listening = Listening(engine)
+def run(graph: ChoreoGraph, engine: Engine, **options: Any) -> tuple[dict[str, Any], Listening]:
+    listening, config = Listening(engine), {"choreo": RunOptions(**options)}
     app = graph.compile(engine=engine)
-    return app.invoke(QUESTION, {"callbacks": [listening], "configurable": configurable}), listening
+    return app.invoke(QUESTION, {"callbacks": [listening], "configurable": config}), listening
 
 
 @pytest.mark.parametrize("mode", SHOWN, ids=repr)

@@ -24,6 +24,7 @@ from choreo_agents import (
     Policy,
     Prompt,
     Rule,
+    RunOptions,
     Sampling,
     Scheduling,
     Schema,
@@ -450,7 +451,7 @@ def test_an_unreachable_module_changes_no_bit_of_a_reader(tiny: LoadedModel, rul
             tiny, memory=Memory(kv_budget_bytes=1 << 23), scheduling=Scheduling(timetable=timetable)
         ) as engine:
             app = graph.compile(engine=engine)
-            state = app.invoke(QUESTION, {"configurable": {"seed": 5, "replay": Forced(1)}})
+            state = app.invoke(QUESTION, {"configurable": {"choreo": RunOptions(seed=5, replay=Forced(1))}})
             return heard(engine, state), app.audit(state)
 
     assert len(SCHEMA.format(money=5)) == len(SCHEMA.format(money=7))

@@ -22,6 +22,7 @@ from choreo_agents import (
     Command,
     Engine,
     MessageHandle,
+    RunOptions,
     Sampling,
     Send,
     Synthesizer,
@@ -309,7 +310,11 @@ def test_each_sample_can_be_replayed(make_engine: MakeEngine) -> None:
         replay["worker", entry["superstep"], entry["branch"], entry["call"]] = (*forced[::-1], entry["call"] + 5)
     replay["worker", 1, 1, 2] = None  # this one decodes freely
     second = make_engine()
-    again = team(worker, told).compile(engine=second).invoke(QUESTION, {"configurable": {"replay": replay}})
+    again = (
+        team(worker, told)
+        .compile(engine=second)
+        .invoke(QUESTION, {"configurable": {"choreo": RunOptions(replay=replay)}})
+    )
     for entry, handle in zip(entries(again), handles(again), strict=True):
         forced = replay["worker", entry["superstep"], entry["branch"], entry["call"]]
         chosen = tuple(each.token for each in second.logprobs(handle))
@@ -334,7 +339,7 @@ async def test_if_one_sample_fails_the_others_stop(engine: Engine) -> None:
     graph.add_node("worker", worker)
     graph.add_edge(START, "worker")
     with pytest.raises(KeyError):
-        await graph.compile().ainvoke(QUESTION, {"configurable": {"replay": replay}})
+        await graph.compile().ainvoke(QUESTION, {"configurable": {"choreo": RunOptions(replay=replay)}})
     await settled(engine)
     stats = engine.stats()
     assert stats.decode_steps < 100 and stats.messages == 2, "root and question only"

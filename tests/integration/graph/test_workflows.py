@@ -10,7 +10,7 @@ import pytest
 from conftest import MakeEngine
 from support.graphs import FREE, QUESTION, SHORT
 
-from choreo_agents import START, ChoreoGraph, Engine, MessageHandle, Sampling
+from choreo_agents import START, ChoreoGraph, Engine, MessageHandle, RunOptions, Sampling
 from choreo_agents.models import LoadedModel
 from choreo_agents.workflows import debate
 from choreo_agents.workflows.branch_solve_merge import branch_solve_merge
@@ -134,7 +134,7 @@ def test_what_each_voter_says_decides_who_is_kept(embedded: LoadedModel, make_en
         sampling=Sampling(temperature=0.7, max_tokens=64),
     )
     question = {"messages": [("user", "Start at 5. Add 3. Take 2. Add 9.")]}
-    state = graph.compile(engine=engine).invoke(question, {"configurable": {"seed": 4}})
+    state = graph.compile(engine=engine).invoke(question, {"configurable": {"choreo": RunOptions(seed=4)}})
     words = {message.id: message.text for message in state["messages"]}
     thoughts = [message.text.split()[-1] for message in state["messages"] if message.name == THINKER]
     assert thoughts[0] == "14.", "the first of them is wrong"
@@ -154,7 +154,7 @@ def test_votes_of_each_level_count_for_its_own_candidates(engine: Engine) -> Non
         replay |= {(THINKER, level, branch, 0): words(f"Part {level} {branch}.") for level in (1, 3)}
         replay |= {(VOTER, level, branch, 0): words(f"Candidate {level}.") for level in (2, 4)}
     app = tree(branches=2, depth=2).compile(engine=engine)
-    state = app.invoke(QUESTION, {"configurable": {"replay": replay}})
+    state = app.invoke(QUESTION, {"configurable": {"choreo": RunOptions(replay=replay)}})
     said_by_id = {message.id: message.text for message in state["messages"]}
     assert [[said_by_id[each] for each in thought] for thought in state["kept"]] == [["Part 1 1.", "Part 3 1."]]
 
