@@ -14,6 +14,7 @@
     ├── ModelNotFoundError (FileNotFoundError) no such folder, no such model on the hub, or no hub within reach
     ├── PMLError (ValueError)                 a schema or prompt that is not right, with every problem and its place
     ├── CapacityError                         KV memory is full for now; may be retried after a release
+    │   └── QuotaError                        a tenant has taken what it may take for now; may be retried
     ├── RequestTimeoutError (TimeoutError)    a call was not done in the time that it was given
     ├── EngineClosedError (RuntimeError)      the engine was closed
     ├── QuorumError (RuntimeError)            too many branches failed for a synthesizer to start
@@ -112,6 +113,10 @@ class PMLError(ChoreoError, ValueError):
 
 class CapacityError(ChoreoError):
     """The KV pool has no room now; a release or a finished request may make some."""
+
+
+class QuotaError(CapacityError):
+    """A tenant's quota is used up for now; the same call may succeed when others of its calls are done."""
 
 
 class RequestTimeoutError(ChoreoError, TimeoutError):

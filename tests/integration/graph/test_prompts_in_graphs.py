@@ -308,9 +308,9 @@ def test_it_survives_a_restart_and_a_full_pool(make_engine: MakeEngine, tiny: Lo
 def test_tenants_share_no_module(engine: Engine) -> None:
     other = engine.tenant("other")
     first, state = encoded(engine, one().compile(engine=engine))
-    second, again = encoded(engine, one().compile(engine=other))
+    second, again = encoded(other, one().compile(engine=other))
     assert first == second and handle_of(state, "ann") != handle_of(again, "ann")
-    third, _ = encoded(engine, one().compile(engine=engine.tenant("other")))
+    third, _ = encoded(other, one().compile(engine=engine.tenant("other")))
     assert third < second, "another object of one tenant finds its modules"
 
 

@@ -334,7 +334,7 @@ def test_tenants_share_a_folder_but_no_file(make_library: MakeLibrary, tmp_path:
     mine = files(tmp_path)
     with SchemaLibrary(engine.tenant("other"), tmp_path) as other:
         other.register(schema(), encode="eager")
-    assert engine.stats().adopted == 0 and len(files(tmp_path)) == 2 * len(mine)
+    assert engine.owner.stats().adopted == 0 and len(files(tmp_path)) == 2 * len(mine)
     assert len({path.parent for path in files(tmp_path)}) == 2
 
 
