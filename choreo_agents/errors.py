@@ -8,6 +8,7 @@
     │   ├── UnknownHandleError                never made by this engine, or under another salt
     │   ├── ReleasedHandleError               its last lease was dropped
     │   └── ForeignHandleError                made by another model
+    ├── ForeignThreadError (LookupError)      a thread of a graph that belongs to another tenant
     ├── VisibilityError (ValueError)          a declaration that names no node, or a read that none allows
     ├── AdapterError (ValueError)             an adapter or cache mapper of another model, damaged, or not loaded
     ├── UnsupportedModelError (ValueError)    a model whose attention or positions the engine cannot serve exactly
@@ -62,6 +63,10 @@ class ReleasedHandleError(HandleError):
 
 class ForeignHandleError(HandleError):
     """A handle made by another model."""
+
+
+class ForeignThreadError(ChoreoError, LookupError):
+    """A thread of a graph that serves several tenants, and that another of them began, or none."""
 
 
 class VisibilityError(ChoreoError, ValueError):

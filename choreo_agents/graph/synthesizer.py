@@ -12,7 +12,7 @@ from langchain_core.runnables.config import ensure_config
 from choreo_agents.engine import Engine
 from choreo_agents.engine.branches import SHORTER
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.agent import Agent
+from choreo_agents.graph.agent import Agent, serving
 from choreo_agents.graph.quorum.gathering import Gathering, QuorumPlan, state_before, with_branches
 from choreo_agents.graph.quorum.late_branches import LateBranches
 from choreo_agents.graph.turn.entries import said_in
@@ -86,14 +86,15 @@ class Synthesizer(Agent):
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:
         """Speak once, when enough branches are in. Takes graph state, returns its update."""
-        engine, plan = self.engine, self._plan
-        if self.quorum is None or engine is None:
+        plan = self._plan
+        if self.quorum is None or self.engine is None:
             return await super().ainvoke(input, config, **options)
         if plan is None:
             raise InvalidRequestError(
                 f"{self.name!r} has a quorum, which only a ChoreoGraph can keep: add it to one, or leave quorum out"
             )
         config = ensure_config(config)
+        agent, engine = serving(self, config)
         _require_room_to_wait(self.name, config, plan)
         gathering = Gathering(self.name, frozenset(plan.merged), input, config)
         with gathering.entered() as first:
@@ -103,7 +104,7 @@ class Synthesizer(Agent):
             state = with_branches(state_before(config, plan.schema, plan.channels), branches)
             longest = max(self._longest(engine, *each, gathering.speakers) for each in plan.merged.items())
             late = LateBranches(gathering, branches, longest, keeps_kv=engine.method == "choreo")
-            said = await AgentTurn(self, engine, state, config, late).speak()
+            said = await AgentTurn(agent, engine, state, config, late).speak()
             for entry in said_in(said):
                 entry["superstep"] = max(entry["superstep"], gathering.next_superstep)
             # What it has seen comes with it: a route behind it runs before its superstep ends, and sees this only.
