@@ -172,6 +172,22 @@ def test_a_tenant_that_fills_its_quota_evicts_its_own(make_engine: MakeEngine) -
     assert tenant.stats().kv_bytes <= 64 * TOKEN
 
 
+async def test_calls_under_way_take_of_the_pool_what_they_may_need(make_engine: MakeEngine) -> None:
+    """What several of them read counts once."""
+    engine = make_engine()
+    tenant = engine.tenant("a", quota=pool(32 + 3 * 112))
+    root, free = tenant.prefill(TEXT[:32]), Sampling(max_tokens=100, stop_tokens=())
+    running = [asyncio.create_task(tenant.adecode([7, i], [root], sampling=free)) for i in range(3)]
+    while tenant.stats().unfinished < 3:
+        await asyncio.sleep(0.001)
+    with pytest.raises(QuotaError, match="wait for its calls"):
+        await tenant.adecode([9], [root], sampling=SHORT)
+    for done in await asyncio.gather(*running):
+        assert done.length == 102
+    assert (await tenant.adecode([9], [root], sampling=SHORT)).length == 5
+    assert tenant.stats().kv_bytes <= tenant.stats().kv_budget_bytes
+
+
 def test_pins_count_to_both_quotas(make_engine: MakeEngine) -> None:
     engine = make_engine()
     tenant = engine.tenant("a", quota=Quota(pool_bytes=96 * TOKEN, pinned_bytes=48 * TOKEN))

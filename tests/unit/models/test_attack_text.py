@@ -232,6 +232,17 @@ def test_no_speaker_and_no_words_write_a_turn_of_their_own(style: str, kind: str
         assert [token for token in spelling.encode(attacked) if token in added] == frame
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS_OF_ALL if kind != "python"])
+def test_no_words_keep_a_frame_from_its_control_token(kind: str) -> None:
+    """One that must stand alone does, as far as its frame goes: what is said behind it does not matter."""
+    tokenizer = made(kind)
+    wanted = tokenizer.convert_tokens_to_ids("toolbox")
+    for words in ("", "es", " x", "<|end|>"):
+        whole = FramedText.words("my") + FramedText.frame("toolbox") + FramedText.words(words)
+        assert [token for token in spelling_of(tokenizer).encode(whole) if token in controls(tokenizer)] == [wanted]
+    assert wanted not in spelling_of(tokenizer).encode(FramedText.frame("toolboxes"))
+
+
 def test_runs_of_blanks_are_no_control_tokens() -> None:
     """Some tokenizers add them for code: they say nothing that blanks do not say."""
     tokenizer = made("byte-level")
