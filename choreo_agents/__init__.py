@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         Joining,
         Memory,
         Prefill,
+        Quota,
         Scheduling,
         StreamedToken,
         Usage,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         HandleEntry,
         Policy,
         Rule,
+        RunOptions,
         Send,
         Synthesizer,
         VisibilityMode,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
         send,
     )
     from choreo_agents.kv.handle import MessageHandle
+    from choreo_agents.models import FramedText
     from choreo_agents.pml import Prompt, PromptView, Schema, SchemaLibrary
     from choreo_agents.sampling import Sampling
 
@@ -49,6 +52,7 @@ __all__ = [
     "Decode",
     "Engine",
     "EngineStats",
+    "FramedText",
     "HandleEntry",
     "Joining",
     "Memory",
@@ -57,7 +61,9 @@ __all__ = [
     "Prefill",
     "Prompt",
     "PromptView",
+    "Quota",
     "Rule",
+    "RunOptions",
     "Sampling",
     "Scheduling",
     "Schema",
@@ -80,15 +86,17 @@ _ROOMS = {
         "Joining",
         "Memory",
         "Prefill",
+        "Quota",
         "Scheduling",
         "StreamedToken",
         "Usage",
     ),
     "graph": (
         *("END", "START", "Agent", "AuditReport", "ChoreoGraph", "ChoreoState", "Command", "HandleEntry", "Policy"),
-        *("Rule", "Send", "Synthesizer", "VisibilityMode", "Worker", "send"),
+        *("Rule", "RunOptions", "Send", "Synthesizer", "VisibilityMode", "Worker", "send"),
     ),
     "kv.handle": ("MessageHandle",),
+    "models.framed": ("FramedText",),
     "pml": ("Prompt", "PromptView", "Schema", "SchemaLibrary"),
     "sampling": ("Sampling",),
 }

@@ -8,12 +8,14 @@
     │   ├── UnknownHandleError                never made by this engine, or under another salt
     │   ├── ReleasedHandleError               its last lease was dropped
     │   └── ForeignHandleError                made by another model
+    ├── ForeignThreadError (LookupError)      a thread of a graph that belongs to another tenant
     ├── VisibilityError (ValueError)          a declaration that names no node, or a read that none allows
     ├── AdapterError (ValueError)             an adapter or cache mapper of another model, damaged, or not loaded
     ├── UnsupportedModelError (ValueError)    a model whose attention or positions the engine cannot serve exactly
     ├── ModelNotFoundError (FileNotFoundError) no such folder, no such model on the hub, or no hub within reach
     ├── PMLError (ValueError)                 a schema or prompt that is not right, with every problem and its place
     ├── CapacityError                         KV memory is full for now; may be retried after a release
+    │   └── QuotaError                        a tenant has taken what it may take for now; may be retried
     ├── RequestTimeoutError (TimeoutError)    a call was not done in the time that it was given
     ├── EngineClosedError (RuntimeError)      the engine was closed
     ├── QuorumError (RuntimeError)            too many branches failed for a synthesizer to start
@@ -61,6 +63,10 @@ class ReleasedHandleError(HandleError):
 
 class ForeignHandleError(HandleError):
     """A handle made by another model."""
+
+
+class ForeignThreadError(ChoreoError, LookupError):
+    """A thread of a graph that serves several tenants, and that another of them began, or none."""
 
 
 class VisibilityError(ChoreoError, ValueError):
@@ -116,6 +122,10 @@ class PMLError(ChoreoError, ValueError):
 
 class CapacityError(ChoreoError):
     """The KV pool has no room now; a release or a finished request may make some."""
+
+
+class QuotaError(CapacityError):
+    """A tenant's quota is used up for now; the same call may succeed when others of its calls are done."""
 
 
 class RequestTimeoutError(ChoreoError, TimeoutError):

@@ -5,7 +5,7 @@
 
 from collections import Counter
 
-from choreo_agents import END, START, Agent, ChoreoGraph, Engine, Sampling, Worker, send
+from choreo_agents import END, START, Agent, ChoreoGraph, Engine, RunOptions, Sampling, Worker, send
 from choreo_agents.lab.language.vocabulary import AGENTS
 
 *THINKERS, VOTER, CHECKER = AGENTS[:8]
@@ -49,7 +49,7 @@ graph.add_edge("checker", END)
 with Engine.load("embedded") as engine:
     app = graph.compile(engine=engine)
     question = {"messages": [("user", "Start at 5. Add 3. Take 2. Add 9.")]}
-    state = app.invoke(question, {"configurable": {"seed": 4}})
+    state = app.invoke(question, {"configurable": {"choreo": RunOptions(seed=4)}})
     for message in state["messages"]:
         print(f"{message.name or 'you':>8}: {message.text}")
     stats = engine.stats()

@@ -23,7 +23,7 @@ def text_node(engine, name, asked):
 
     def speak(state):
         turns = [chat.turn("assistant" if m.type == "ai" else "user", m.text, m.name) for m in state["messages"]]
-        prompt = engine.prefill("".join([chat.root(RULES), *turns, chat.turn("user", asked)]))
+        prompt = engine.prefill(sum([*turns, chat.turn("user", asked)], chat.root(RULES)))
         words = engine.text(engine.decode(chat.header(name), [prompt]), special=False)
         return {"messages": [AIMessage(words.removeprefix(f" {name}:").strip(), name=name)]}
 

@@ -28,7 +28,7 @@ with tempfile.TemporaryDirectory() as temporary:
         model = engine.model
         print(f"{model.adapter.parameters / 1e6:.2f} M parameters, a context of {model.adapter.max_positions:,} tokens")
         print(f"moving cached keys changes logits by {model.probe.error:.1g}; {model.probe.tolerance:.1g} is rounding")
-        print(f"its chat template writes {engine.chat.turn('user', 'Hello.')!r}")
+        print(f"its chat template writes {engine.chat.turn('user', 'Hello.').text!r}")
 
         state = graph.compile(engine=engine).invoke({"messages": [("user", "Write about kites.")]})
         for message in state["messages"]:

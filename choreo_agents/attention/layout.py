@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -63,3 +64,16 @@ class Layout:
             sum(read.length for read in self.reads),
             sum(read.length * len(read.spans) for read in self.reads),
         )
+
+    def slots_read_by(self, readers: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """The same, reader by reader.
+
+        Args:
+            readers: Who each token is of. No run is read by two of them.
+        """
+        found: dict[str, tuple[int, int]] = {}
+        for read in self.reads:
+            reader = readers[read.spans[0].first]
+            shared, alone = found.get(reader, (0, 0))
+            found[reader] = (shared + read.length, alone + read.length * len(read.spans))
+        return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -75,10 +76,18 @@ class StepAttention:
         values.index_copy_(1, self.slots, value)
         return self.prepared[self.kinds[layer]].attend(query, keys, values, scale, sinks)
 
-    def kv_bytes_read(self) -> tuple[int, int]:
-        """KV memory that the step reads, and what it would read if no two of its rows shared a segment's."""
+    def kv_bytes_read(self, readers: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """KV memory that the step reads, and what it would read if no two of its rows shared a segment's.
+
+        Args:
+            readers: Who each of its tokens is of: what is read is told reader by reader.
+        """
         geometry = self.pool.geometry
         each = geometry.bytes_per_token // geometry.layers
-        by_kind = {kind: prepared.layout.slots_read() for kind, prepared in self.prepared.items()}
-        shared, alone = (sum(by_kind[kind][i] for kind in self.kinds) for i in (0, 1))
-        return each * shared, each * alone
+        layers = Counter(self.kinds)
+        found: dict[str, tuple[int, int]] = {}
+        for kind, prepared in self.prepared.items():
+            for reader, (shared, alone) in prepared.layout.slots_read_by(readers).items():
+                before = found.get(reader, (0, 0))
+                found[reader] = (before[0] + each * layers[kind] * shared, before[1] + each * layers[kind] * alone)
+        return found

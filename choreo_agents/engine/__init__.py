@@ -4,7 +4,19 @@ from choreo_agents.engine.calls import Decode, Prefill, StreamedToken
 from choreo_agents.engine.engine import Engine
 from choreo_agents.engine.messages.joining import Joining
 from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.engine.quota import Quota
 from choreo_agents.engine.settings import Memory, Scheduling
 from choreo_agents.engine.stats import EngineStats
 
-__all__ = ["Decode", "Engine", "EngineStats", "Joining", "Memory", "Prefill", "Scheduling", "StreamedToken", "Usage"]
+__all__ = [
+    "Decode",
+    "Engine",
+    "EngineStats",
+    "Joining",
+    "Memory",
+    "Prefill",
+    "Quota",
+    "Scheduling",
+    "StreamedToken",
+    "Usage",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from choreo_agents.engine.detokenizer import TextEnd, TextStop
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.models import LoadedModel
+from choreo_agents.models import FramedText, LoadedModel
 from choreo_agents.sampling import AnswerGuide, AnswerPaths, Sampling
 from choreo_agents.sampling.answers import Path
 
@@ -58,7 +58,7 @@ def _paths(model: LoadedModel, text: str, what: str, banned: frozenset[int]) -> 
     written: dict[Path, str] = {}
     for spelled in (text, f" {text}"):
         try:
-            path = tuple(model.encode(spelled))
+            path = tuple(model.encode(FramedText.words(spelled)))
         except (TypeError, UnicodeError) as error:
             raise InvalidRequestError(f"the {what} {text!r} cannot be tokenized: {error}") from error
         if path:

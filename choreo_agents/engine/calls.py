@@ -10,10 +10,14 @@ from torch import Tensor
 
 from choreo_agents.engine.messages.joining import Joining
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.models import FramedText
 from choreo_agents.sampling import Chosen, Sampling
 
-Content = str | Sequence[int]
-"""Text, tokenized without adding anything, or token ids."""
+Content = str | FramedText | Sequence[int]
+"""Text, tokenized without adding anything, or token ids.
+
+A `str` is taken for a frame: control tokens count wherever they stand in it. It is for who writes all of it. What
+somebody else has written comes as the words of a `FramedText`, as `engine.chat.turn` has them, or with `words=True`."""
 Handles = Sequence[MessageHandle]
 Places = Sequence[int | None] | int | None
 """Offsets, or a new offset, as the fields of `Prefill`."""
@@ -29,6 +33,7 @@ class CallOptions(TypedDict, total=False):
     adapter: str | None
     priority: int
     timeout_s: float | None
+    words: bool
 
 
 class PrefillOptions(CallOptions, total=False):
@@ -78,6 +83,8 @@ class Prefill:
     """Calls with a higher one come first; within one, first come first served."""
     timeout_s: float | None = None
     """Seconds from the call on after which it fails with `RequestTimeoutError`; None: never."""
+    words: bool = False
+    """Whether a `str` is somebody's words, in which nothing is a control token, and no frame."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,8 @@ class Decode:
     """As for `Prefill`."""
     timeout_s: float | None = None
     """As for `Prefill`."""
+    words: bool = False
+    """As for `Prefill`, of the header."""
 
 
 Calls = list[Prefill] | list[Decode]

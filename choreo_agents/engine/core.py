@@ -30,6 +30,7 @@ from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.loop import EngineLoop
 from choreo_agents.runtime.planner import Planner
 from choreo_agents.runtime.scheduler import Limits
+from choreo_agents.tracing import Ledger
 
 
 class EngineCore:
@@ -51,7 +52,7 @@ class EngineCore:
         """Of this engine alone: keys of what must not outlive it are made of it."""
         self.lock = threading.RLock()
         self._numbers = itertools.count()
-        self._counters, self.movements = Counters(), Movements()
+        self.counters, self.movements = Ledger(Counters), Ledger(Movements)
         self.on_restart: list[weakref.WeakMethod[Callable[[], None]]] = []
         """Called between the end of what was under way and the new start."""
         self._limiters: list[RateLimiter] = []
@@ -72,7 +73,7 @@ class EngineCore:
         self.method = self._method()
         backend = self.model.backend(settings.backend)
         loaded = self.adapters.loras, self.adapters.mappers
-        executor = Executor(adapter, self.pool, backend, self._counters, *loaded)
+        executor = Executor(adapter, self.pool, backend, self.counters, *loaded)
         scheduling = settings.scheduling
         planner = Planner(scheduling.policy, Limits(scheduling.step_tokens, scheduling.rows), scheduling.timetable)
         self.loop = EngineLoop(executor, self.lock, planner, settings.sink, self.method)
@@ -86,9 +87,9 @@ class EngineCore:
             return ChoreoMethod(self.recomputer)
         return TextMethod(self.pool, prefix_cache=name == "baseline")
 
-    def count_found(self, tokens: int) -> None:
-        """Count the prompt of a prefill that found its message encoded, or on its way for another call."""
-        self._counters.tokens_reused += tokens
+    def count_found(self, tokens: int, tenant: str) -> None:
+        """Count the prompt of a tenant's prefill that found its message encoded, or on its way for another call."""
+        self.counters.add(tenant, "tokens_reused", tokens)
 
     def next_number(self) -> int:
         """Of the next request."""
@@ -138,37 +139,40 @@ class EngineCore:
                 del self.loop, self.method, self.recomputer, self.cache, self.pool
                 self._start(table)
 
-    def stats(self) -> EngineStats:
+    def stats(self, tenant: str | None = None) -> EngineStats:
+        """What a tenant holds and has done, or all together."""
         with self.lock:
-            messages = self.table.messages()
-            tiers = self.cache.bytes_by_tier()
-            counters = asdict(self._counters)
+            messages = [m for m in self.table.messages() if tenant is None or m.tenant == tenant]
+            tiers = self.cache.bytes_by_tier(tenant)
+            counters = self.counters.total if tenant is None else self.counters.own(tenant)
+            movements = self.movements.total if tenant is None else self.movements.own(tenant)
             return EngineStats(
-                **counters,
-                unfinished=self.loop.unfinished(),
+                **asdict(counters),
+                unfinished=self.loop.unfinished() if tenant is None else len(self.loop.requests_of(tenant)),
                 messages=len(messages),
                 leases=sum(message.leases for message in messages),
-                **asdict(self.movements),
-                kv_bytes=self.pool.used_bytes,
+                **asdict(movements),
+                kv_bytes=tiers["device"],
                 host_bytes=tiers["host"],
                 disk_bytes=tiers["disk"],
                 kv_budget_bytes=self.settings.memory.kv_budget_bytes,
             )
 
-    def memory_map(self, tenant: str) -> MemoryMap:
-        """How much is in each tier, and which of a tenant's authors keep it there."""
+    def memory_map(self, tenant: str | None = None) -> MemoryMap:
+        """How much of a tenant's is in each tier, and which of its authors keep it there; or of all together."""
         with self.lock:
-            budgets, stats = self.settings.memory, self.stats()
+            budgets, stats = self.settings.memory, self.stats(tenant)
             disk_bytes = 0 if budgets.disk is None else budgets.disk_bytes
-            mine = (message for message in self.table.messages() if message.tenant == tenant)
+            held = (message for message in self.table.messages() if tenant is None or message.tenant == tenant)
             asked = stats.tokens_encoded + stats.tokens_reused + stats.tokens_recomputed
+            movements = self.movements.total if tenant is None else self.movements.own(tenant)
             return MemoryMap(
                 bytes_per_token=self.pool.geometry.bytes_per_token,
                 tiers={"device": stats.kv_bytes, "host": stats.host_bytes, "disk": stats.disk_bytes},
                 budgets={"device": budgets.kv_budget_bytes, "host": budgets.host_bytes, "disk": disk_bytes},
-                authors=leased_memory(mine, lambda message: message.author or "", self.cache),
+                authors=leased_memory(held, lambda message: message.author or "", self.cache),
                 hit_rate=stats.tokens_reused / asked if asked else 0.0,
-                **asdict(self.movements),
+                **asdict(movements),
             )
 
     def check(self) -> None:

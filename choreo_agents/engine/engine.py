@@ -29,6 +29,7 @@ from choreo_agents.engine.kv_transfer import KVTransfer
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.owner import EngineOwner
+from choreo_agents.engine.quota import Quota
 from choreo_agents.engine.settings import Memory, MethodName, Scheduling, Settings
 from choreo_agents.engine.stats import EngineStats
 from choreo_agents.engine.tenants import Tenants
@@ -46,8 +47,8 @@ class Engine:
     from any thread and event loop share the model's steps. Each handle comes with a lease, which `release` drops.
     """
 
-    def __init__(self, tenants: Tenants, salt: str, starts_per_s: float | None, owner: EngineOwner | None) -> None:
-        self._core, self._tenant = tenants.core, tenants.open(salt, starts_per_s)
+    def __init__(self, tenants: Tenants, salt: str, quota: Quota | None, owner: EngineOwner | None) -> None:
+        self._core, self._tenant = tenants.core, tenants.open(salt, quota)
         self._tenants, self._caller = tenants, Caller(self._tenant)
         self.owner = owner
         """What concerns all tenants; None for an engine that `tenant` has made."""
@@ -73,7 +74,7 @@ class Engine:
         backend: BackendName | AttentionBackend = "auto",
         seed: int = 0,
         salt: str = "",
-        starts_per_s: float | None = None,
+        quota: Quota | None = None,
         sink: EventSink = discard,
         adapter: str | Path | None = None,
     ) -> Engine:
@@ -89,7 +90,7 @@ class Engine:
                 an object of your own. The model is checked with it.
             seed: From which the seeds of calls without one are derived.
             salt: The tenant's secret: another never gives the same handle ids. Without one, neither does another
-                engine: what is to be known again in another process needs one. `starts_per_s`: see `tenant`.
+                engine: what is to be known again in another process needs one. `quota`: see `tenant`.
             sink: Receives trace events on the engine's thread.
             adapter: What `load_adapter` takes, for calls of all tenants that name no other.
 
@@ -102,7 +103,7 @@ class Engine:
         loaded = _loaded(model, device, dtype, backend)
         own = None if adapter is None else read_loaded(loaded.adapter, adapter, settings.memory.mapped_storage)
         tenants = Tenants(EngineCore(loaded, settings, own))
-        return cls(tenants, salt, starts_per_s, EngineOwner(tenants))
+        return cls(tenants, salt, quota, EngineOwner(tenants))
 
     @overload
     def prefill(
@@ -227,18 +228,18 @@ class Engine:
         """The names that calls of this tenant can use: of the adapters that it has loaded, and of the engine's own."""
         return self._tenant.adapters()
 
-    def tenant(self, salt: str, *, starts_per_s: float | None = None) -> Engine:
+    def tenant(self, salt: str, *, quota: Quota | None = None) -> Engine:
         """The same engine for another tenant: one model, one pool, the same steps, but nothing found of each other.
 
         Handles of one tenant are unknown to another, and what one has encoded is never found again by another, in no
-        tier. Scopes, rates, adapters and `kv.memory_map` are its own; `stats` and `check` are of the whole engine.
+        tier. Scopes, quotas, adapters, `stats` and `kv.memory_map` are its own.
 
         Args:
             salt: The tenant's secret.
-            starts_per_s: Its calls that may start in a second, from now on and whoever makes them; the others wait in
-                the order they came. None: as before, which is all at once unless it was said.
+            quota: What it may take from now on, whoever makes its calls; None: as before, which is all unless it was
+                said. Calls beyond it fail with `QuotaError`, or wait for their turn to start.
         """
-        return Engine(self._tenants, salt, starts_per_s, None)
+        return Engine(self._tenants, salt, quota, None)
 
     @property
     def model(self) -> LoadedModel:
@@ -258,8 +259,8 @@ class Engine:
         return self._core.method.name
 
     def stats(self) -> EngineStats:
-        """What the engine holds now and has done so far."""
-        return self._core.stats()
+        """What this tenant holds now and has done so far, and nothing of others: see `EngineOwner.stats`."""
+        return self._tenant.stats()
 
     def check(self) -> None:
         """Assert all invariants of memory and bookkeeping."""

@@ -126,7 +126,7 @@ class KVTransfer:
                 tenant.require_open()
             # If the engine has started again meanwhile, its memory is empty: lineage is left.
             message = _entered(tenant, placed, lineage, segment if core.pool is pool else None)
-            core.movements.adopted += 1
+            core.movements.add(tenant.name, "adopted")
             return tenant.answered(message, placed, scope).result()
 
     def lease(self, handles: Sequence[MessageHandle], *, scoped: bool = True) -> Leases:
@@ -175,7 +175,11 @@ class KVTransfer:
             core.cache.park(m.entry for m in parked if m.entry is not None)
 
     def pin(self, handle: MessageHandle) -> None:
-        """Keep a message in the pool, however little room that leaves; `unpin` takes it back."""
+        """Keep a message in the pool, however little room that leaves; `unpin` takes it back.
+
+        Raises:
+            QuotaError: The tenant has pinned as much as it may.
+        """
         _pin(self._tenant, handle, 1)
 
     def unpin(self, handle: MessageHandle) -> None:
@@ -206,9 +210,7 @@ class KVTransfer:
 
     def memory_map(self) -> MemoryMap:
         """How much is in each tier, and which of the tenant's authors keep it there."""
-        with self._tenant.core.lock:
-            self._tenant.require_tenancy()
-            return self._tenant.core.memory_map(self._tenant.name)
+        return self._tenant.memory_map()
 
     def keeper(self, make: Callable[..., T], *args: Any) -> T:
         """What keeps messages for this tenant: made once, and found again for as long as the tenancy lasts.
@@ -289,6 +291,7 @@ def _brought(tenant: Tenant, message: Message, entry: CacheEntry) -> Segment | C
         assert entry.fetching is not None
         return partial(wait, [entry.fetching])
     if entry.segment is None:
+        tenant.quotas.make_room(entry.tokens)
         core.method.evict(core.pool.rounded(entry.tokens))
         if not core.cache.restore(entry):
             raise _no_room(tenant, entry.tokens)
@@ -306,13 +309,16 @@ def _pin(tenant: Tenant, handle: MessageHandle, by: int) -> None:
             entry = tenant.core.table.entry(message)
             if entry.pins + by < 0:
                 raise InvalidRequestError(f"handle {handle.id!r} was unpinned more often than pinned")
+            if by > 0:
+                tenant.quotas.require_pin(message, entry)
             entry.pins += by
 
 
 def _room(tenant: Tenant, tokens: int, at: int) -> Segment:
     core = tenant.core
+    tenant.quotas.make_room(tokens)
     core.method.evict(core.pool.rounded(tokens))
-    segment = core.pool.allocate(tokens, at)
+    segment = core.pool.allocate(tokens, at, tenant.name)
     if segment is None:
         raise _no_room(tenant, tokens)
     return segment

@@ -27,7 +27,7 @@ class LeasedMemory:
 
 @dataclass(frozen=True)
 class MemoryMap:
-    """A snapshot of an engine's memory. Bytes are of KV; a message may be in more than one tier."""
+    """A snapshot of a tenant's memory, or of all tenants'. Bytes are of KV; a message may be in more than one tier."""
 
     bytes_per_token: int
     tiers: Mapping[TierName, int]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from choreo_agents.engine.memory_map import LeasedMemory, leased_memory
+from choreo_agents.engine.memory_map import LeasedMemory, MemoryMap, leased_memory
+from choreo_agents.engine.stats import EngineStats
 from choreo_agents.engine.tenants import Tenants
 
 
@@ -20,6 +21,14 @@ class EngineOwner:
         with core.lock:
             held = leased_memory(core.table.messages(), lambda message: message.tenant, core.cache)
             return {name: held.get(name, LeasedMemory()) for name in self._tenants.names()}
+
+    def stats(self) -> EngineStats:
+        """What the engine holds now and has done so far, for all tenants together."""
+        return self._core.stats()
+
+    def memory_map(self) -> MemoryMap:
+        """How much is in each tier, and which authors keep it there, those of all tenants together."""
+        return self._core.memory_map()
 
     def restart(self) -> None:
         """Start again with empty memory; unfinished calls fail with `EngineClosedError`.

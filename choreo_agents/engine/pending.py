@@ -103,7 +103,7 @@ class Pending:
         for label in self.labels:
             label.put_on(message)
         found = max(0, len(self.prefills.intersection(request.futures)) - 1)
-        self.core.count_found(self.lineage.prompt_tokens() * found)
+        self.core.count_found(self.lineage.prompt_tokens() * found, self.lineage.tenant)
         for answer in request.futures:
             scope = self.scopes[answer]
             if scope is None or not scope.closed:

@@ -62,7 +62,9 @@ class RateLimiter:
                 for _ in range(calls):
                     await self._throttler.acquire()
         except TimeoutError as error:
-            raise RequestTimeoutError("the call could not start in time: see starts_per_s and its timeout_s") from error
+            raise RequestTimeoutError(
+                "the call could not start in time: see Quota(starts_per_s=...) and its timeout_s"
+            ) from error
         except asyncio.CancelledError:
             if self._closed:
                 raise EngineClosedError("the engine was closed before this call could start") from None

@@ -23,6 +23,7 @@ from choreo_agents.engine.pending import Pending
 from choreo_agents.errors import AdapterError, ContextLengthError, InvalidRequestError, KVBudgetError
 from choreo_agents.kv.archive import KVKey
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.models import FramedText
 from choreo_agents.runtime.request import Decoding, Request
 from choreo_agents.sampling import AnswerPaths, Sampler, SamplerCall, Sampling, TokenSampler, nth_seed
 
@@ -82,6 +83,7 @@ class RequestBuilder:
         self._repeats: OrderedDict[str, int] = OrderedDict()
         # Agents say the same headers, system prompts and messages of the input in every call. A tenant's own, since
         # the time that a text takes would tell whether somebody else has said it.
+        # Words that look like a frame are not that frame: what is kept of the one is never found for the other.
         self._encoded = lru_cache(_TEXTS_KEPT)(lambda text: tuple(core.model.encode(text)))
 
     def read(self, call: Prefill | Decode) -> list[ReadCall]:
@@ -92,9 +94,12 @@ class RequestBuilder:
         _require_urgency(call)
         if isinstance(call, Prefill):
             return [
-                ReadCall(call, self._filled(call.content, "content", "nothing to prefill: the content is empty"), ())
+                ReadCall(
+                    call, self._filled(call, call.content, "content", "nothing to prefill: the content is empty"), ()
+                )
             ]
         tokens = self._filled(
+            call,
             call.header,
             "header",
             "the header is empty: the first token is sampled from what its last token encodes",
@@ -228,15 +233,15 @@ class RequestBuilder:
         stop_text = TextStop(model, sampling.stop).ends_with if sampling.stop and guide is None else None
         return Decoding(sampling, sampler, read.stops, read.closing, stop_text)
 
-    def _filled(self, content: Content, what: str, empty: str) -> tuple[int, ...]:
+    def _filled(self, call: Prefill | Decode, content: Content, what: str, empty: str) -> tuple[int, ...]:
         """Tokens, of which there must be some."""
-        tokens = self._tokens(content, what)
+        tokens = self._tokens(FramedText.words(content) if call.words and isinstance(content, str) else content, what)
         if not tokens:
             raise InvalidRequestError(empty)
         return tokens
 
     def _tokens(self, content: Content, what: str) -> tuple[int, ...]:
-        if isinstance(content, str):
+        if isinstance(content, str | FramedText):
             try:
                 if len(content) > _LONGEST_KEPT:
                     return tuple(self._core.model.encode(content))

@@ -1,4 +1,4 @@
-"""What an engine holds and has done."""
+"""What a tenant of an engine, or all of them, hold and have done."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EngineStats:
-    """A snapshot: totals since the engine was loaded, and what it holds now."""
+    """A snapshot: totals since the engine was loaded or the tenancy began, and what there is now.
+
+    A tenant's are its own: steps that held a row of its, their rows that were its, and what these read. It cannot tell
+    from them that anybody else is there.
+    """
 
     tokens_encoded: int
     """Tokens that went through the model for the first time."""
@@ -42,6 +46,7 @@ class EngineStats:
     kv_bytes: int
     """KV memory in use now, in the pool, ..."""
     kv_budget_bytes: int
+    """Of the engine; of a tenant with a quota of the pool: that."""
     host_bytes: int = 0
     """... on the host, ..."""
     disk_bytes: int = 0

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakMethod
@@ -14,14 +14,17 @@ from weakref import WeakMethod
 from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.calls import Calls, Decode, Prefill
 from choreo_agents.engine.core import EngineCore
+from choreo_agents.engine.memory_map import MemoryMap
 from choreo_agents.engine.messages.joining import Joining
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.pending import Answer, OnToken, Pending
+from choreo_agents.engine.quota import Quota, QuotaKeeper
 from choreo_agents.engine.rate_limit import RateLimiter
 from choreo_agents.engine.request_builder import PlacedCall, RequestBuilder
+from choreo_agents.engine.stats import EngineStats
 from choreo_agents.errors import EngineClosedError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.runtime.request import Request
@@ -58,21 +61,28 @@ class Tenant:
         self._memoising: dict[str, Request] = {}
         self.scopes = object()
         """Names its scopes in every context, and is nobody else's when it is gone."""
-        self.limiter: RateLimiter | None = None
-        """Keeps the rate at which its calls start."""
+        self.quotas = QuotaKeeper(core, self.name)
+        """Keep it to what it may take."""
+        self._limiter: RateLimiter | None = None
         self.closed = False
         """Whether the tenancy has ended."""
         self._kept: dict[Callable[..., object], Any] = {}
         """What keeps messages for it, by what made it."""
         core.on_restart.append(WeakMethod(self._forget_running))
 
-    def limit(self, starts_per_s: float) -> None:
-        """Let so many of the tenant's calls start in a second, from now on, whoever makes them."""
+    def limit(self, quota: Quota) -> None:
+        """Let the tenant take so much, from now on."""
         with self.core.lock:
-            if self.limiter is None:
-                self.limiter = self.core.limiter(starts_per_s)
-            else:
-                self.limiter.set_rate(starts_per_s)
+            self.quotas.quota, rate = quota, quota.starts_per_s
+            if rate is not None and self._limiter is None:
+                self._limiter = self.core.limiter(rate)
+            elif rate is not None and self._limiter is not None:
+                self._limiter.set_rate(rate)
+
+    @property
+    def limiter(self) -> RateLimiter | None:
+        """Keeps the rate at which its calls start, if there is one."""
+        return None if self.quotas.quota.starts_per_s is None else self._limiter
 
     def require_open(self) -> None:
         """Raise `EngineClosedError` once the tenancy has ended, or the engine was closed."""
@@ -87,8 +97,8 @@ class Tenant:
                 return
             self.closed = True
             core.on_restart.remove(WeakMethod(self._forget_running))
-            if self.limiter is not None:
-                core.close_limiter(self.limiter)
+            if self._limiter is not None:
+                core.close_limiter(self._limiter)
             loop = core.loop
         loop.drop_tenant(self.name)
         with core.lock:
@@ -96,6 +106,21 @@ class Tenant:
             core.table.drop_tenant(self.name)
             core.method.drop_tenant(self.name)
             core.adapters.drop_tenant(self.name)
+            core.counters.forget(self.name)
+            core.movements.forget(self.name)
+
+    def stats(self) -> EngineStats:
+        """What it holds now and has done so far."""
+        found, most = self.core.stats(self.name), self.quotas.quota.pool_bytes
+        return found if most is None else replace(found, kv_budget_bytes=min(most, found.kv_budget_bytes))
+
+    def memory_map(self) -> MemoryMap:
+        """How much is in each tier, and which of its authors keep it there."""
+        with self.core.lock:
+            self.require_tenancy()
+            found, most = self.core.memory_map(self.name), self.quotas.quota.pool_bytes
+            device = found.budgets["device"] if most is None else min(most, found.budgets["device"])
+            return replace(found, budgets={**found.budgets, "device": device})
 
     def load_adapter(self, folder: str | Path, name: str | None) -> str:
         """See `Engine.load_adapter`."""
@@ -138,6 +163,8 @@ class Tenant:
             batch = _Batch(scope, time.perf_counter() if started is None else started, on_token)
             with _whole(batch):
                 answers = [self._answer(each, batch) for each in placed]
+                with self.given_up_if_left(answers, scope):
+                    self.quotas.admit(batch.requests)
                 self.core.loop.submit(batch.requests)
             return answers
 
@@ -220,7 +247,7 @@ class Tenant:
         known = core.table.get(placed.name)
         if known is not None and (call.lazy or known.promise is None):
             if core.method.keeps_kv and not call.lazy:
-                core.count_found(lineage.prompt_tokens())
+                core.count_found(lineage.prompt_tokens(), self.name)
             return known
         promised = call.lazy and not lineage.mapper and placed.name not in self._prefilling
         if core.method.keeps_kv and not promised:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from choreo_agents.engine.core import EngineCore
+from choreo_agents.engine.quota import Quota
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import EngineClosedError
 
@@ -22,8 +23,8 @@ class Tenants:
         self._closing: set[Tenant] = set()
         self._closed = threading.Condition(core.lock)
 
-    def open(self, salt: str, starts_per_s: float | None) -> Tenant:
-        """The tenant with this salt, who may start so many calls in a second from now on; None: as before.
+    def open(self, salt: str, quota: Quota | None) -> Tenant:
+        """The tenant with this salt, who may take so much from now on; None: as before.
 
         One that is being closed comes again when that is over, and finds nothing of before.
 
@@ -38,8 +39,8 @@ class Tenants:
             if salt not in self._open:
                 self._open[salt] = Tenant(self.core, salt)
             tenant = self._open[salt]
-            if starts_per_s is not None:
-                tenant.limit(starts_per_s)
+            if quota is not None:
+                tenant.limit(quota)
             return tenant
 
     def close(self, tenant: Tenant) -> None:

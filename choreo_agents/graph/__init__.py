@@ -9,6 +9,7 @@ from choreo_agents.graph.choreo_graph import ChoreoGraph, CompiledChoreoGraph
 from choreo_agents.graph.sending import send
 from choreo_agents.graph.state import ChoreoState, HandleEntry
 from choreo_agents.graph.synthesizer import Synthesizer
+from choreo_agents.graph.turn.run_options import RunOptions
 from choreo_agents.graph.visibility import Rule, VisibilityMode
 from choreo_agents.graph.worker import Worker
 from choreo_agents.synthesis.strategies import Strategy
@@ -25,6 +26,7 @@ __all__ = [
     "HandleEntry",
     "Policy",
     "Rule",
+    "RunOptions",
     "Send",
     "Strategy",
     "Synthesizer",

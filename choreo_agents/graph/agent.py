@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, Self, get_args
+from typing import Any, Self, TypeVar, get_args
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
@@ -14,6 +14,7 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.audit.guard import Guard
 from choreo_agents.graph.quorum.board import Reporting, reported
 from choreo_agents.graph.sync_bridge import run_coroutine
+from choreo_agents.graph.tenancy import TenantPrompts, tenant_in
 from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
 from choreo_agents.graph.turn.merged_branches import MergeSpec
 from choreo_agents.graph.turn.reader_rules import ReaderRules
@@ -163,17 +164,43 @@ class Agent(Runnable[Any, dict[str, Any]]):
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> dict[str, Any]:
         """Speak once. Takes graph state, returns its update."""
-        if self.engine is None:
-            raise InvalidRequestError(
-                f"agent {self.name!r} has no engine: compile the ChoreoGraph with engine=..., or give the agent one"
-            )
         config = ensure_config(config)
+        agent, engine = serving(self, config)
         if self._reporting is None:
-            return await AgentTurn(self, self.engine, input, config).speak()
+            return await AgentTurn(agent, engine, input, config).speak()
         with reported(config, self.name, self._reporting) as report:
-            update = await AgentTurn(self, self.engine, input, config).speak()
+            update = await AgentTurn(agent, engine, input, config).speak()
             report(update)
             return update
+
+
+A = TypeVar("A", bound=Agent)
+
+
+def serving(agent: A, config: RunnableConfig) -> tuple[A, Engine]:
+    """An agent as the run with this config has it, and its engine: the run's tenant's, where there are several.
+
+    Raises:
+        InvalidRequestError: It has no engine, or nobody says which tenant the run is for.
+    """
+    if agent.engine is None:
+        raise InvalidRequestError(
+            f"agent {agent.name!r} has no engine: compile the ChoreoGraph with engine=..., or give the agent one"
+        )
+    if not agent.reader_rules().by_tenant:
+        return agent, agent.engine
+    tenant = tenant_in(config)
+    if tenant is None:
+        raise InvalidRequestError(
+            f"agent {agent.name!r} serves several tenants, and runs outside of the graph that says which: run what "
+            "compile(tenant=...) has made"
+        )
+    served, engine = copy.copy(agent), tenant.engine(agent.engine)
+    served.engine = engine
+    if (prompt := agent.schema_prompt) is not None:
+        prompts = engine.kv.keeper(TenantPrompts)
+        served.imported = prompts.of(agent, lambda: ImportedPrompt(engine, prompt, agent.public))
+    return served, engine
 
 
 def _told_apart(name: str, prompt: Any) -> tuple[Prompt | None, SchemaPrompt | None]:

@@ -14,7 +14,6 @@ from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.graph import Edge, Graph
 from langgraph.graph import END, START, StateGraph
-from langgraph.graph.state import CompiledStateGraph
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
@@ -33,6 +32,8 @@ from choreo_agents.graph.quorum.board import with_board
 from choreo_agents.graph.quorum.rewiring import rewire
 from choreo_agents.graph.state import ChoreoState
 from choreo_agents.graph.synthesizer import Synthesizer
+from choreo_agents.graph.tenancy import Resolver, Tenancy, TenantThreads, require_by_tenant
+from choreo_agents.graph.turn.reader_rules import ReaderRules
 from choreo_agents.graph.visibility import SHARED, History, Mode, Positions, Rule, Scope, VisibilityTable, rule_of
 
 Self = TypeVar("Self", bound="ChoreoGraph")
@@ -74,6 +75,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         """Of a compiled graph's builder, the chart as it runs."""
         self.origin: ChoreoGraph = self
         """Of a compiled graph's builder, the graph that it was compiled from."""
+        self.tenancy: Tenancy | None = None
+        """Of a compiled graph's builder, whose its runs are; None: all are one tenant's."""
 
     def add_node(self: Self, node: Any, action: Any = None, *, persona: str | None = None, **options: Any) -> Self:
         """Add a node, as `StateGraph.add_node` does. An `Agent` brings its name and its `reads`.
@@ -248,10 +251,14 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         chart, changed = harmless(self.chart()) if self.policy.on_violation == "reencode" else (self.chart(), [])
         return audit_chart(chart, changed)
 
-    def compile(self, checkpointer: Any = None, *, engine: Engine | None = None, **options: Any) -> CompiledChoreoGraph:
+    def compile(
+        self, checkpointer: Any = None, *, engine: Engine | None = None, tenant: Resolver | None = None, **options: Any
+    ) -> CompiledChoreoGraph:
         """Compile as `StateGraph.compile` does, bind every agent to `engine` and to what it may read.
 
-        The graph itself is not changed: it can be compiled again with another engine.
+        The graph itself is not changed: it can be compiled again with another engine. Given `tenant`, each run is
+        served for the tenant that it names (see `Resolver`), and threads are their first tenant's: for any other they
+        raise `ForeignThreadError`. Else all is the engine's own tenant's.
 
         Raises:
             VisibilityError: A declaration names no node, a path would break a promise, or a view must outgrow the
@@ -261,7 +268,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         """
         self._require_names()
         bound = self._copied()
-        bound.origin = self._copied()
+        bound.origin, bound.tenancy = self._copied(), None if tenant is None else Tenancy(tenant)
         whole = self.chart()
         if engine is not None and engine.method != "choreo":
             whole = whole.all_reencoded()
@@ -276,14 +283,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         for name, spec in self.nodes.items():
             agent: Any = spec.runnable
             if isinstance(agent, Agent):
-                if engine is None and agent.engine is None:
-                    raise InvalidRequestError(
-                        f"agent {name!r} has no engine: compile(engine=Engine.load(...)), or give the agent one"
-                    )
                 rules = reader_rules(bound, self.nodes, name, agent, declared)
-                choreo = {"reads": {source: rule.mode.name for source, rule in rules.sources.items()}}
-                metadata = {**(spec.metadata or {}), "choreo": choreo}
-                bound.nodes[name] = replace(spec, runnable=agent.bound(engine, rules), metadata=metadata)
+                bound.nodes[name] = _bound(name, spec, engine, replace(rules, by_tenant=tenant is not None))
             else:
                 signing = partial(sign, persona=self.personas.get(name))
                 bound.nodes[name] = replace(spec, runnable=agent | RunnableLambda(signing, name=f"sign {name}"))
@@ -291,6 +292,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         early = {
             name: agent for name, agent in agents.items() if isinstance(agent, Synthesizer) and agent.quorum is not None
         }
+        if tenant is not None:
+            require_by_tenant(bound, agents, agents_of(bound))
         rewire(bound, agents, early, {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")})
         bound.engine = engine or next((each.engine for each in agents_of(bound) if each.engine is not None), None)
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
@@ -303,6 +306,18 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         require_personas(self.personas, self.nodes)
         self._visibility.require_contexts(named_contexts(self.nodes))
         self.policy.require_names(contexts, {node.persona for node in chart.nodes})
+
+
+def _bound(name: str, spec: Any, engine: Engine | None, rules: ReaderRules) -> Any:
+    """An agent's node with its engine, and with what it may read."""
+    agent: Agent = spec.runnable
+    if engine is None and agent.engine is None:
+        raise InvalidRequestError(
+            f"agent {name!r} has no engine: compile(engine=Engine.load(...)), or give the agent one"
+        )
+    choreo = {"reads": {source: rule.mode.name for source, rule in rules.sources.items()}}
+    metadata = {**(spec.metadata or {}), "choreo": choreo}
+    return replace(spec, runnable=agent.bound(engine, rules), metadata=metadata)
 
 
 def _declared(
@@ -318,7 +333,7 @@ def _declared(
     return dict.fromkeys(starts, rule)
 
 
-class CompiledChoreoGraph(CompiledStateGraph[Any, Any, Any, Any]):
+class CompiledChoreoGraph(TenantThreads):
     """A `CompiledStateGraph` whose drawing shows visibilities as edge labels."""
 
     def get_graph(self, config: RunnableConfig | None = None, *, xray: int | bool = False) -> Graph:
@@ -352,6 +367,8 @@ class CompiledChoreoGraph(CompiledStateGraph[Any, Any, Any, Any]):
         """The door through which input comes, and the config of the run behind it."""
         assert isinstance(self.builder, ChoreoGraph)
         called, engine = called_with(self, config), self.builder.engine
+        if engine is not None and (tenant := self.tenant_of(called)) is not None:
+            engine = tenant.engine(engine)
         run = with_board(with_notary(config, called, None if engine is None else engine.seals, self.name))
         return Door(notary_of(run) or notary_of(called), called, saved_state_of(self, called)), run
 

@@ -22,6 +22,7 @@ from langgraph.types import RetryPolicy, TimeoutPolicy
 __all__ = [
     "BranchSpec",
     "NodePolicies",
+    "asaved_metadata",
     "attempt_of",
     "author_of",
     "branch_of",
@@ -36,12 +37,15 @@ __all__ = [
     "relabelled",
     "run_start_of",
     "run_step_of",
+    "saved_metadata",
     "saved_state_of",
+    "saver_of",
     "state_before",
     "superstep_of",
     "task_of",
     "task_path_of",
     "task_token_of",
+    "thread_of",
     "with_hidden",
 ]
 
@@ -174,6 +178,37 @@ async def pending_writes(config: RunnableConfig) -> list[tuple[str, str, Any]]:
     except NotImplementedError:  # a saver that is sync only
         saved = await asyncio.to_thread(saver.get_tuple, where)
     return list((saved.pending_writes if saved else None) or [])
+
+
+def thread_of(config: RunnableConfig) -> str | None:
+    """The thread that a run's state is kept in; None: in none."""
+    thread = _configurable(config).get("thread_id")
+    return None if thread is None else str(thread)
+
+
+def saver_of(compiled: Any, config: RunnableConfig) -> Any:
+    """What keeps the states of a compiled graph's threads; None: nothing does."""
+    found = _configurable(config).get("__pregel_checkpointer") or compiled.checkpointer
+    return found if hasattr(found, "get_tuple") else None
+
+
+def saved_metadata(saver: Any, thread: str | None) -> dict[str, Any] | None:
+    """What the last checkpoint of a thread says of itself; None: there is none."""
+    if saver is None or thread is None:
+        return None
+    saved = saver.get_tuple({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
+    return None if saved is None else dict(saved.metadata or {})
+
+
+async def asaved_metadata(saver: Any, thread: str | None) -> dict[str, Any] | None:
+    """The same."""
+    if saver is None or thread is None:
+        return None
+    try:
+        saved = await saver.aget_tuple({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
+    except NotImplementedError:  # a saver that is sync only
+        return await asyncio.to_thread(saved_metadata, saver, thread)
+    return None if saved is None else dict(saved.metadata or {})
 
 
 def with_hidden(config: RunnableConfig | None, name: str, value: Any) -> RunnableConfig:

@@ -12,12 +12,13 @@ from langchain_core.runnables.config import ensure_config
 from choreo_agents.engine import Engine
 from choreo_agents.engine.branches import SHORTER
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.agent import Agent
+from choreo_agents.graph.agent import Agent, serving
 from choreo_agents.graph.quorum.gathering import Gathering, QuorumPlan, state_before, with_branches
 from choreo_agents.graph.quorum.late_branches import LateBranches
 from choreo_agents.graph.turn.merged_branches import MergeSpec
 from choreo_agents.graph.turn.turn import AgentTurn, Speaker
 from choreo_agents.graph.visibility import REENCODED, SHARED, Mode, Positions, Rule
+from choreo_agents.models import FramedText
 from choreo_agents.synthesis.strategies import Strategy, require_strategy
 
 
@@ -84,14 +85,15 @@ class Synthesizer(Agent):
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:
         """Speak once, when enough branches are in. Takes graph state, returns its update."""
-        engine, plan = self.engine, self._plan
-        if self.quorum is None or engine is None:
+        plan = self._plan
+        if self.quorum is None or self.engine is None:
             return await super().ainvoke(input, config, **options)
         if plan is None:
             raise InvalidRequestError(
                 f"{self.name!r} has a quorum, which only a ChoreoGraph can keep: add it to one, or leave quorum out"
             )
         config = ensure_config(config)
+        agent, engine = serving(self, config)
         _require_room_to_wait(self.name, config, plan)
         gathering = Gathering(self.name, frozenset(plan.merged), input, config)
         with gathering.entered() as first:
@@ -101,7 +103,7 @@ class Synthesizer(Agent):
             state = with_branches(state_before(config, plan.schema, plan.channels), branches)
             longest = max(self._longest(engine, *each, gathering.speakers) for each in plan.merged.items())
             late = LateBranches(gathering, branches, longest, keeps_kv=engine.method == "choreo")
-            said = await AgentTurn(self, engine, state, config, late).speak(lambda: gathering.next_superstep)
+            said = await AgentTurn(agent, engine, state, config, late).speak(lambda: gathering.next_superstep)
             # What it has seen comes with it: a route behind it runs before its superstep ends, and sees this only.
             seen = [branch.update for branch in gathering.taken()]
             return {name: [*(each for update in seen for each in update.get(name) or []), *said[name]] for name in said}
@@ -113,8 +115,8 @@ class Synthesizer(Agent):
         """
         chat, encode = engine.chat, engine.model.encode
         names = [agent.speaker({}), *speakers] if agent.header is None else []
-        headers = [*map(chat.header, names)] or [chat.assistant.opening(None) + str(agent.header)]
-        header = max(len(encode(header + chat.turn_end)) for header in headers)
+        headers = [*map(chat.header, names)] or [chat.assistant.opening(None) + FramedText.frame(str(agent.header))]
+        header = max(len(encode(header + FramedText.frame(chat.turn_end))) for header in headers)
         is_own = (agent.persona or node) == (self.persona or self.name)
         asked = encode(chat.turn("user", agent.prompt)) if is_own and isinstance(agent.prompt, str) else ()
         return agent.n * (len(asked) + header + agent.sampling.longest)

@@ -11,6 +11,7 @@ from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.tiers import DiskTier, HostKV, HostTier, Stored, shapes_of, stored_bytes
+from choreo_agents.tracing import Ledger
 
 _UNWRITTEN_BYTES = 1 << 28
 """On their way to the disk at once, about."""
@@ -47,6 +48,8 @@ class CacheEntry:
     """How often it was pinned: it stays in the pool."""
     stored: Stored = "full"
     used: int = 0
+    tenant: str = ""
+    """Whose it is."""
 
     @property
     def file(self) -> str:
@@ -98,12 +101,9 @@ class Movements:
     adopted: int = 0
     """Messages whose KV was encoded elsewhere."""
 
-    def restored(self, from_disk: bool, more: int = 1) -> None:
-        """Count a message that came back; with -1, one that did not after all."""
-        if from_disk:
-            self.restored_from_disk += more
-        else:
-            self.restored_from_host += more
+
+RESTORED = ("restored_from_host", "restored_from_disk")
+"""What a message that came back counts as; the second if from the disk."""
 
 
 class KVCache:
@@ -120,10 +120,14 @@ class KVCache:
     """Called from the disk's thread when something that was asked of it is done."""
 
     def __init__(
-        self, pool: KVPool, host: HostTier[CacheEntry], disk: DiskTier | None, movements: Movements | None = None
+        self,
+        pool: KVPool,
+        host: HostTier[CacheEntry],
+        disk: DiskTier | None,
+        movements: Ledger[Movements] | None = None,
     ) -> None:
         self.pool = pool
-        self.movements = Movements() if movements is None else movements
+        self.movements = Ledger(Movements) if movements is None else movements
         self._host = host
         self._disk = disk
         self._entries: set[CacheEntry] = set()
@@ -179,7 +183,7 @@ class KVCache:
         self.touch(entry)
         if entry.segment is not None:
             return True
-        segment = self.pool.allocate(entry.tokens, entry.native_offset)
+        segment = self.pool.allocate(entry.tokens, entry.native_offset, entry.tenant)
         if segment is None:
             return False
         kv = self._host.take(entry) or entry.staged
@@ -190,7 +194,7 @@ class KVCache:
             entry.staged = kv
             self.pool.unpin(segment)
             raise
-        self.movements.restored(entry.on_disk and entry.writing is None)
+        self.movements.add(entry.tenant, RESTORED[entry.on_disk and entry.writing is None])
         entry.segment = segment
         if entry.writing is None:
             entry.staged = None
@@ -218,6 +222,10 @@ class KVCache:
             if entry.idle():
                 self._leave(entry)
 
+    def entries_of(self, tenant: str | None) -> list[CacheEntry]:
+        """All of a tenant's, or of everybody's."""
+        return [entry for entry in self._entries if tenant in (None, entry.tenant)]
+
     def want(self, entry: CacheEntry) -> None:
         """A request waits to read it."""
         entry.wanted += 1
@@ -228,23 +236,20 @@ class KVCache:
         assert entry.wanted >= 0
         if not entry.keeps():
             held, entry.staged = self._host.take(entry) or entry.staged, None
-            self.movements.lost += held is not None
+            self.movements.add(entry.tenant, "lost", held is not None)
         if entry.wanted or entry not in self._entries or entry.staged is None or entry.writing is not None:
             return
         kv, entry.staged = entry.staged, None
         if not entry.on_disk:
             self._to_host(entry, kv)
 
-    def pinned(self) -> list[CacheEntry]:
-        """What was pinned to stay in the pool."""
-        return [entry for entry in self._entries if entry.pins]
-
-    def bytes_by_tier(self) -> dict[str, int]:
-        """What each tier holds now; the disk's files of other engines are not counted."""
+    def bytes_by_tier(self, tenant: str | None = None) -> dict[str, int]:
+        """What each tier holds now, of one tenant or of all; the disk's files of other engines are not counted."""
         self._arrive_all()
-        staged = sum(e.staged.nbytes for e in self._entries if e.staged is not None)
-        disk = sum(e.tokens * stored_bytes(self.pool.geometry, e.stored) for e in self._entries if e.on_disk)
-        return {"device": self.pool.used_bytes, "host": self._host.used_bytes + staged, "disk": disk}
+        entries = self.entries_of(tenant)
+        host = sum(self._host.bytes_of(e) + (0 if e.staged is None else e.staged.nbytes) for e in entries)
+        disk = sum(e.tokens * stored_bytes(self.pool.geometry, e.stored) for e in entries if e.on_disk)
+        return {"device": self.pool.used_by(tenant), "host": host, "disk": disk}
 
     def close(self) -> None:
         """End the disk's thread after what it was asked to do, and remove what is this engine's in the folder."""
@@ -273,8 +278,8 @@ class KVCache:
         kv = entry.kept(self.pool) if copied else None
         entry.segment = None
         self.pool.unpin(segment)
-        self.movements.evicted += 1
-        self.movements.lost += not entry.keeps()
+        self.movements.add(entry.tenant, "evicted")
+        self.movements.add(entry.tenant, "lost", not entry.keeps())
         if kv is not None and entry.on_disk:
             entry.staged = kv
         elif kv is not None:
@@ -290,7 +295,7 @@ class KVCache:
     def _to_disk(self, entry: CacheEntry, kv: HostKV) -> None:
         """Written by the disk's thread; until it is there the kv stays on the host."""
         if self._closed or self._disk is None or self._thread is None:
-            self.movements.lost += 1
+            self.movements.add(entry.tenant, "lost")
             return
         entry.staged = kv
         entry.writing = self._thread.submit(self._disk.put, entry.file, kv)
@@ -333,7 +338,7 @@ class KVCache:
             return
         entry.on_disk = False
         anywhere = entry.segment is not None or entry in self._host or (entry.staged is not None and entry.wanted)
-        self.movements.lost += not anywhere
+        self.movements.add(entry.tenant, "lost", not anywhere)
 
     def _unlink(self, entry: CacheEntry) -> None:
         """Remove its file, now or after what the disk's thread has to do before."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 
@@ -42,6 +44,8 @@ class KVPool:
             raise KVBudgetError(f"{device} has no room for a KV budget of {budget_bytes!r} bytes: {error}") from error
         self._allocator = BlockAllocator(blocks)
         self._live: set[Segment] = set()
+        self._used: Counter[str] = Counter()
+        """Tokens of room that each tenant's segments take."""
 
     @property
     def total_tokens(self) -> int:
@@ -55,17 +59,22 @@ class KVPool:
     def used_bytes(self) -> int:
         return (self.total_tokens - self.free_tokens) * self.geometry.bytes_per_token
 
+    def used_by(self, tenant: str | None) -> int:
+        """Bytes that a tenant's segments take, or all."""
+        return self.used_bytes if tenant is None else self._used[tenant] * self.geometry.bytes_per_token
+
     def rounded(self, tokens: int) -> int:
         """Tokens of room that a segment of `tokens` takes: whole blocks."""
         return -(-tokens // self.block_tokens) * self.block_tokens
 
-    def allocate(self, tokens: int, native_offset: int) -> Segment | None:
-        """A segment with room for `tokens`, pinned once; None if the pool is too full."""
+    def allocate(self, tokens: int, native_offset: int, tenant: str = "") -> Segment | None:
+        """A tenant's segment with room for `tokens`, pinned once; None if the pool is too full."""
         runs = self._allocator.allocate(self.rounded(tokens) // self.block_tokens)
         if runs is None:
             return None
-        segment = Segment(tuple(self._in_tokens(run) for run in runs), native_offset, pins=1)
+        segment = Segment(tuple(self._in_tokens(run) for run in runs), native_offset, pins=1, tenant=tenant)
         self._live.add(segment)
+        self._used[tenant] += segment.capacity
         return segment
 
     def complete(self, segment: Segment) -> None:
@@ -79,7 +88,9 @@ class KVPool:
                 kept.append(Run(run.start, here))
             if here < run.length:
                 self._allocator.free(self._in_blocks(Run(run.start + here, run.length - here)))
+        self._used[segment.tenant] -= segment.capacity
         segment.runs = tuple(kept)
+        self._used[segment.tenant] += segment.capacity
 
     def pin(self, segment: Segment) -> None:
         """Add an owner."""
@@ -92,6 +103,9 @@ class KVPool:
         segment.pins -= 1
         if not segment.pins:
             self._live.remove(segment)
+            self._used[segment.tenant] -= segment.capacity
+            if not self._used[segment.tenant]:
+                del self._used[segment.tenant]
             for run in segment.runs:
                 self._allocator.free(self._in_blocks(run))
 
@@ -131,6 +145,10 @@ class KVPool:
             assert run.start == at, f"blocks {min(at, run.start)} to {max(at, run.start)} are lost or owned twice"
             at = run.end
         assert at == self._allocator.blocks, "blocks at the end of the pool are lost"
+        used = Counter[str]()
+        for segment in self._live:
+            used[segment.tenant] += segment.capacity
+        assert used == self._used, "room is counted to another tenant, or not at all"
         for segment in self._live:
             assert segment.pins > 0 and 0 <= segment.encoded <= segment.capacity
 

@@ -22,6 +22,8 @@ class Segment:
     native_offset: int
     encoded: int = 0
     pins: int = 0
+    tenant: str = ""
+    """Whose it is: no other's rows read it."""
 
     @property
     def capacity(self) -> int:

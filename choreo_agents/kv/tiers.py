@@ -92,6 +92,10 @@ class HostTier(Generic[Key]):
     def __contains__(self, key: Key) -> bool:
         return key in self._kept
 
+    def bytes_of(self, key: Key) -> int:
+        """What it takes here."""
+        return self._kept[key].nbytes if key in self._kept else 0
+
     def put(self, key: Key, kv: HostKV) -> list[tuple[Key, HostKV]]:
         """Keep KV; what leaves for it, oldest first: itself if it is larger than the budget."""
         assert key not in self._kept

@@ -2,6 +2,7 @@
 
 from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.models.chat import ChatFormat
+from choreo_agents.models.framed import FramedText
 from choreo_agents.models.loader import LoadedModel, load_model
 
-__all__ = ["ChatFormat", "LoadedModel", "ModelAdapter", "load_model"]
+__all__ = ["ChatFormat", "FramedText", "LoadedModel", "ModelAdapter", "load_model"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from jinja2.exceptions import TemplateError
 
 from choreo_agents.errors import UnsupportedModelError
+from choreo_agents.models.framed import FramedText
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,11 +30,15 @@ class TurnFormat:
     """The same with a mark for the speaker's name; None if the template ignores names."""
     after: str
 
-    def opening(self, name: str | None) -> str:
+    def opening(self, name: str | None) -> FramedText:
         """All before the words; the speaker's name stands in it, as the template writes it or as `name: `."""
         if name is None:
-            return self.plain
-        return f"{self.plain}{name}: " if self.named is None else self.named.replace(_NAME, name)
+            return FramedText.frame(self.plain)
+        before, *behind = [self.plain, ": "] if self.named is None else self.named.split(_NAME)
+        opening = FramedText.frame(before)
+        for text in behind:
+            opening += FramedText.words(name) + FramedText.frame(text)
+        return opening
 
 
 @dataclass(frozen=True)
@@ -73,16 +78,16 @@ class ChatFormat:
             return cls(template.start("user", user), system, user, assistant)
         return cls(template.start("system", system), system, user, assistant)
 
-    def root(self, system: str | None) -> str:
+    def root(self, system: str | None) -> FramedText:
         """The public root: begin of sequence, and the public system turn if there is one."""
-        return self.bos + (self.turn("system", system) if system else "")
+        return FramedText.frame(self.bos) + (self.turn("system", system) if system else FramedText())
 
-    def turn(self, role: Role, words: str, name: str | None = None) -> str:
-        """A whole turn."""
+    def turn(self, role: Role, words: str, name: str | None = None) -> FramedText:
+        """A whole turn. What words and name say is text, whatever it looks like: only its frame has control tokens."""
         turn = {"system": self.system, "user": self.user, "assistant": self.assistant}[role]
-        return f"{turn.opening(name)}{words}{turn.after}"
+        return turn.opening(name) + FramedText.words(words) + FramedText.frame(turn.after)
 
-    def header(self, name: str | None) -> str:
+    def header(self, name: str | None) -> FramedText:
         """What a decode of an assistant turn starts with.
 
         A trailing space is left to the first word, where tokenizers expect it.
@@ -91,7 +96,7 @@ class ChatFormat:
 
     def start(self, role: Role) -> str:
         """What a nameless turn starts with, without the space before its first word."""
-        return {"system": self.system, "user": self.user, "assistant": self.assistant}[role].opening(None).rstrip(" ")
+        return {"system": self.system, "user": self.user, "assistant": self.assistant}[role].plain.rstrip(" ")
 
     @property
     def turn_end(self) -> str:

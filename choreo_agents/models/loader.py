@@ -17,8 +17,10 @@ from choreo_agents.models.adapter import ModelAdapter, max_positions
 from choreo_agents.models.chat import ChatFormat, Role
 from choreo_agents.models.discovery import discover_attention
 from choreo_agents.models.embedded import WEIGHTS, vocabulary
+from choreo_agents.models.framed import FramedText
 from choreo_agents.models.located import located
 from choreo_agents.models.prepacked import prepack
+from choreo_agents.models.spelling import Spelling, spelling_of
 from choreo_agents.models.support import (
     MovedLogits,
     ProbePrompt,
@@ -43,6 +45,8 @@ class LoadedModel:
     adapter: ModelAdapter
     tokenizer: PreTrainedTokenizerBase
     chat: ChatFormat
+    spelling: Spelling = field(repr=False)
+    """How its tokenizer writes text in which control tokens count in frames only."""
     probe: MovedLogits
     """What moving cached keys did to its logits when it was loaded."""
     prompt: ProbePrompt = field(repr=False)
@@ -73,8 +77,10 @@ class LoadedModel:
         """Whether its words are those of the embedded language: the model that ships, or one that replaces it."""
         return bool(self.tokenizer.get_vocab() == vocabulary())
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text; none are added."""
+    def encode(self, text: str | FramedText) -> list[int]:
+        """Token ids of a text; none are added. In a `str` control tokens count wherever they stand."""
+        if isinstance(text, FramedText):
+            return self.spelling.encode(text)
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def opening(self, tokens: Sequence[int]) -> str:
@@ -171,7 +177,8 @@ def load_model(
     prompt, served = ProbePrompt(tokens, expected.cpu()), _backend(adapter, backend)
     probe = require_movable(adapter, prompt, served)
     exact_with = {backend if isinstance(backend, str) else id(backend): served}
-    return LoadedModel(str(name), adapter, tokenizer, ChatFormat.of(tokenizer), probe, prompt, packed, exact_with)
+    chat, spelling = ChatFormat.of(tokenizer), spelling_of(tokenizer)
+    return LoadedModel(str(name), adapter, tokenizer, chat, spelling, probe, prompt, packed, exact_with)
 
 
 def _backend(adapter: ModelAdapter, wanted: BackendName | AttentionBackend) -> AttentionBackend:

@@ -108,7 +108,7 @@ class Answering(ABC):
 
 
 def _decode(engine: Engine, view: PromptView, sampling: Sampling | None, options: dict[str, Any]) -> Decode:
-    header = {"header": engine.chat.header(options.get("author")), "closing": engine.chat.turn_end}
+    header: dict[str, Any] = {"header": engine.chat.header(options.get("author")), "closing": engine.chat.turn_end}
     seen: dict[str, Any] = {"parents": view.handles, "offsets": view.offsets, "new_offset": view.end}
     return Decode(**(header | seen | {"sampling": sampling or Sampling()} | options))
 

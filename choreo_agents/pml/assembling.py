@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.models import LoadedModel
+from choreo_agents.models import FramedText, LoadedModel
 from choreo_agents.pml.compiler import CompiledSchema, PieceKey, Scaffold, too_long
 from choreo_agents.pml.layout import ModuleSpan, SlotSpan, TextSpan
 from choreo_agents.pml.markup.problems import Problems
@@ -161,7 +161,7 @@ class _Assembling:
             self.fresh.append(FreshText(tokens, start, role, kind, module.path, module.confidential))
 
     def _place_argument(self, module: ModuleSpan, span: SlotSpan, argument: Argument) -> None:
-        tokens = tuple(self.model.encode(span.lead + argument.value)) if argument.value else ()
+        tokens = tuple(self.model.encode(FramedText.words(span.lead + argument.value))) if argument.value else ()
         if len(tokens) > span.length:
             message = f"the argument of {argument.name!r} has {len(tokens)} tokens"
             self.problems.add(argument.place, message, f"at most {span.length}")
@@ -169,7 +169,7 @@ class _Assembling:
 
     def _encoded(self, node: Text | ChatTurn) -> tuple[Role | None, tuple[int, ...]]:
         if isinstance(node, Text):
-            return None, tuple(self.model.encode(node.text))
+            return None, tuple(self.model.encode(FramedText.words(node.text)))
         words = "".join(child.text for child in node.children if isinstance(child, Text))
         return node.role, tuple(self.model.encode(self.model.chat.turn(node.role, words)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from choreo_agents.models import ChatFormat
+from choreo_agents.models import ChatFormat, FramedText
 from choreo_agents.pml.markup.syntax import (
     ChatTurn,
     Module,
@@ -20,9 +20,9 @@ from choreo_agents.pml.markup.syntax import (
 
 @dataclass(frozen=True)
 class Words:
-    """Text that is tokenized as a whole."""
+    """Text that is tokenized as a whole: the schema's are words, the template's frames."""
 
-    text: str
+    text: FramedText
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def written_by(chat: ChatFormat, tree: SchemaTree) -> Section:
     get it if they come first. Such is the way tokenizers read.
     """
     section = _Section(chat, (), tree.place, cached=True, confidential=False)
-    section.write(chat.bos)
+    section.write(FramedText.frame(chat.bos))
     section.add(tree.children)
     return section.done()
 
@@ -87,7 +87,7 @@ class _Section:
         for child in children:
             match child:
                 case Text():
-                    self.write(child.text)
+                    self.write(FramedText.words(child.text))
                 case Parameter():
                     lead, self.owed = child.lead or self.owed, ""
                     self.items.append(ArgumentSlot(child.name, child.length, lead, child.place))
@@ -100,11 +100,11 @@ class _Section:
                 case ChatTurn():
                     self._turn(child)
 
-    def write(self, text: str) -> None:
+    def write(self, text: FramedText) -> None:
         """Append words to those that stand right before."""
         if not text:
             return
-        text = text if text[0].isspace() else self.owed + text
+        text = text if text.text[0].isspace() else FramedText.frame(self.owed) + text
         self.owed = ""
         last = self.items[-1] if self.items else None
         if isinstance(last, Words):
@@ -114,13 +114,12 @@ class _Section:
 
     def _turn(self, turn: ChatTurn) -> None:
         form = {"system": self.chat.system, "user": self.chat.user, "assistant": self.chat.assistant}[turn.role]
-        opening = form.opening(None)
-        bare = opening.rstrip(" ")
-        self.write(bare)
-        self.owed = opening[len(bare) :]
+        bare = form.plain.rstrip(" ")
+        self.write(FramedText.frame(bare))
+        self.owed = form.plain[len(bare) :]
         self.add(turn.children)
         self.owed = ""
-        self.write(form.after)
+        self.write(FramedText.frame(form.after))
 
     def _inner(self, module: Module) -> Section:
         inner = _Section(

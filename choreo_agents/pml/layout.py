@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from choreo_agents.models import FramedText
 from choreo_agents.pml.flow import ArgumentSlot, Choice, Section, Words
 from choreo_agents.pml.markup.syntax import Path, SourcePlace
 
-Encode = Callable[[str], list[int]]
+Encode = Callable[[FramedText], list[int]]
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def lay_out(section: Section, encode: Encode, start: int = 0) -> ModuleSpan:
 def _span(item: Words | ArgumentSlot | Section | Choice, encode: Encode, at: int) -> Span:
     match item:
         case Words():
-            return TextSpan(at, item.text, tuple(encode(item.text)))
+            return TextSpan(at, item.text.text, tuple(encode(item.text)))
         case ArgumentSlot():
             return SlotSpan(at, item.length, item.name, item.lead, item.place)
         case Choice():

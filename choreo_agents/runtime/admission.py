@@ -132,7 +132,7 @@ class Admission:
                 needed = prompt + (0 if request.decoding is None else request.decoding.longest)
                 self._reclaimer.evict(self._pool.rounded(needed) + absent)
                 binding = request.encoding.bind()
-                segment = None if binding is None else self._pool.allocate(needed, binding.position)
+                segment = None if binding is None else self._pool.allocate(needed, binding.position, request.tenant)
             except BaseException:
                 request.encoding.unpin()
                 raise

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from choreo_agents.tracing import Ledger
 
 
 @dataclass
@@ -51,3 +55,20 @@ class Counters:
             self.tokens_mapped += tokens
         else:
             self.tokens_encoded += tokens
+
+
+def count_step(
+    counters: Ledger[Counters], rows: Sequence[tuple[str, bool]], there: Sequence[str], unfinished: int
+) -> None:
+    """Count a step: for everybody, and for each tenant as if its own rows were all that it held.
+
+    Args:
+        counters: Count it.
+        rows: The tenant of each row, and whether it sampled.
+        there: The tenants of those requests that were there when it began.
+        unfinished: How many they were.
+    """
+    counters.total.count_step(len(rows), sum(sampled for _, sampled in rows), unfinished)
+    own, sampled = Counter(tenant for tenant, _ in rows), Counter(tenant for tenant, samples in rows if samples)
+    for tenant, count in own.items():
+        counters.own(tenant).count_step(count, sampled[tenant], there.count(tenant))

@@ -18,6 +18,7 @@ from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.step import Row, Step
 from choreo_agents.sampling import Chosen, Sampler
 from choreo_agents.synthesis.mapper import CacheMapper
+from choreo_agents.tracing import Ledger
 
 
 class Executor:
@@ -36,7 +37,7 @@ class Executor:
         adapter: ModelAdapter,
         pool: KVPool,
         backend: AttentionBackend,
-        counters: Counters,
+        counters: Ledger[Counters],
         loras: Mapping[str, LoraAdapter] | None = None,
         mappers: Mapping[str, CacheMapper] | None = None,
     ) -> None:
@@ -63,9 +64,10 @@ class Executor:
         if not step.tokens:
             return {}
         attention = StepAttention(step.layout, self.pool, self.backend, self.adapter.kinds, wait)
-        shared, alone = attention.kv_bytes_read()
-        self.counters.kv_bytes_read += shared
-        self.counters.kv_bytes_read_alone += alone
+        readers = [row.tenant for row in step.rows if not row.mapper for _ in row.tokens]
+        for tenant, (shared, alone) in attention.kv_bytes_read(readers).items():
+            self.counters.add(tenant, "kv_bytes_read", shared)
+            self.counters.add(tenant, "kv_bytes_read_alone", alone)
         logits = self.adapter.logits(step.tokens, step.layout.positions, attention, step.wanted, self._adapted(step))
         numbers = [row.number for row in step.rows if row.samples]
         return {number: samplers[number].choose(logits[i]) for i, number in enumerate(numbers)}

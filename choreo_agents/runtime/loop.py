@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from choreo_agents.errors import ChoreoError, EngineClosedError, EngineFailedError, RequestTimeoutError
 from choreo_agents.runtime.admission import Admission, Reclaimer
+from choreo_agents.runtime.counters import count_step
 from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.planner import Planner
 from choreo_agents.runtime.request import Request
@@ -94,6 +95,10 @@ class EngineLoop:
 
     def unfinished(self) -> int:
         return len(self._admission.waiting) + len(self._running)
+
+    def requests_of(self, tenant: str) -> list[Request]:
+        """A tenant's unfinished requests. Under the lock."""
+        return [request for request in self._unfinished() if request.tenant == tenant]
 
     def close(self) -> None:
         """Fail what is unfinished with `EngineClosedError` and end the thread after its current step."""
@@ -206,12 +211,13 @@ class EngineLoop:
 
     def _account(self, step: Step, chosen: dict[int, Chosen], started: float, unfinished: int) -> None:
         now = time.perf_counter()
-        counters = self.counters
-        counters.count_step(len(step.rows), len(chosen), unfinished)
+        there = [request.tenant for request in self._unfinished() if request.submitted_s <= started]
+        count_step(self.counters, [(row.tenant, row.number in chosen) for row in step.rows], there, unfinished)
         for row in step.rows:
             request = self._running[row.number]
             request.advance(len(row.tokens))
-            counters.count(len(row.tokens), again=request.again, mapped=bool(row.mapper))
+            for counters in self.counters.of(request.tenant):
+                counters.count(len(row.tokens), again=request.again, mapped=bool(row.mapper))
             if row.number in chosen:
                 if request.first_token_s is None:
                     self._emit(FirstToken(now, request.number, now - request.submitted_s))
@@ -225,7 +231,7 @@ class EngineLoop:
     def _finish(self, request: Request) -> None:
         assert request.binding is not None and request.segment is not None
         del self._running[request.number]
-        self.counters.finished += 1
+        self.counters.add(request.tenant, "finished")
         request.over = True
         self.executor.pool.complete(request.segment)
         # From here on a waiting caller can no longer cancel; one that already has takes no lease.
@@ -255,10 +261,7 @@ class EngineLoop:
             if request.binding is not None:
                 request.encoding.unpin()
             request.owner.abandon(request)
-            if outcome == "failed":
-                self.counters.failed += 1
-            else:
-                self.counters.cancelled += 1
+            self.counters.add(request.tenant, "failed" if outcome == "failed" else "cancelled")
             self._emit_end(request, outcome)
         finally:
             _resolve(request, error)
@@ -266,7 +269,7 @@ class EngineLoop:
 
     def _emit_end(self, request: Request, outcome: str) -> None:
         spent, reused = request.charges, request.reused
-        self.counters.tokens_reused += reused
+        self.counters.add(request.tenant, "tokens_reused", reused)
         counts = (spent.encoded, reused, spent.recomputed, request.beyond, spent.mapped)
         self._emit(RequestFinished(time.perf_counter(), request.number, outcome, *counts))
 
@@ -278,7 +281,7 @@ def _row(request: Request, count: int) -> Row:
     samples = not request.ended and count == request.pending
     tokens = tuple(request.tokens[first : first + count])
     view, made_by = request.binding.view, (request.adapter, request.mapper)
-    return Row(request.number, tokens, first, request.segment, view, samples, *made_by)
+    return Row(request.number, tokens, first, request.segment, view, samples, *made_by, tenant=request.tenant)
 
 
 def _samplers(requests: Iterable[Request]) -> dict[int, Sampler]:

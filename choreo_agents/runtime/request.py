@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from choreo_agents.kv.cache import CacheEntry
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.segment import Piece, Segment
 from choreo_agents.sampling import Chosen, Sampler, Sampling
@@ -60,6 +61,10 @@ class Encoding(Protocol):
         Args:
             counted: What requests before it have claimed already; its own is added.
         """
+        ...
+
+    def reads(self) -> Collection[CacheEntry]:
+        """What of others it keeps in the pool, or brings there, while it runs."""
         ...
 
     def prompt_tokens(self) -> int:

@@ -26,6 +26,8 @@ class Row:
     """Fingerprint of the adapter that encodes it; empty: the model alone."""
     mapper: str = ""
     """Fingerprint of the cache mapper that makes its KV of its view's; empty: it is encoded."""
+    tenant: str = ""
+    """Whose request it is."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from choreo_agents.models import ChatFormat, LoadedModel
 from choreo_agents.models.chat import TurnFormat
 from choreo_agents.models.support import MovedLogits, ProbePrompt
 from choreo_agents.sampling import Chosen, Sampler, SamplerCall
-from choreo_agents.testing.tokenizer import BOS, END, LONGEST, ROLES, ScriptedTokenizer
+from choreo_agents.testing.tokenizer import BOS, END, LONGEST, ROLES, ScriptedSpelling, ScriptedTokenizer
 
 if TYPE_CHECKING:
     from choreo_agents.attention.step import Attention
@@ -135,6 +135,7 @@ def scripted_model(sampler: Callable[[SamplerCall], Sampler], context: int) -> L
         cast("ModelAdapter", ScriptedAdapter(context)),
         cast("Any", ScriptedTokenizer()),
         ChatFormat(BOS, system, user, assistant),
+        ScriptedSpelling(),
         MovedLogits(error=0.0, tolerance=0.0),
         ProbePrompt([*ScriptedTokenizer().spell("no two of these")], torch.zeros(1)),
         sampler=sampler,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from choreo_agents.models import FramedText
+
 LONGEST = 6
 """Bytes of a piece: most words are one token or two, as with tokenizers that were trained. Their numbers stay exact in
 JSON wherever it is read."""
@@ -12,6 +14,14 @@ BOS, END, ROLES = "<s>", "<|end|>", ("system", "user", "assistant")
 SPECIAL_TOKENS = (BOS, END, *(f"<|{role}|>" for role in ROLES))
 _SPECIAL = re.compile("(" + "|".join(map(re.escape, SPECIAL_TOKENS)) + ")")
 _WORDS = re.compile(r" ?\w+|\W")
+
+
+class ScriptedSpelling:
+    """Framed text in the tokens of a `ScriptedTokenizer`."""
+
+    def encode(self, text: FramedText) -> list[int]:
+        """See `choreo_agents.models.spelling.Spelling`."""
+        return ScriptedTokenizer().encode_framed(text)
 
 
 class ScriptedTokenizer:
@@ -33,6 +43,14 @@ class ScriptedTokenizer:
             token
             for i, part in enumerate(parts)
             for token in ([SPECIAL_TOKENS.index(part)] if i % 2 else self.spell(part))
+        ]
+
+    def encode_framed(self, text: FramedText) -> list[int]:
+        """Token ids of a text in which special tokens may stand in frames only."""
+        return [
+            token
+            for run, is_special in text.runs(_SPECIAL)
+            for token in ([SPECIAL_TOKENS.index(run)] if is_special else self.spell(run))
         ]
 
     def spell(self, words: str) -> Iterator[int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from choreo_agents.engine import Engine
 from choreo_agents.graph import ChoreoGraph
-from choreo_agents.graph.turn.run_place import Replay
+from choreo_agents.graph.turn.run_options import Replay, RunOptions
 
 OnToken = Callable[[str, str, str], None]
 """Called with agent, message id and text for every piece of text as it is decoded."""
@@ -55,7 +55,7 @@ async def run_graph(
         on_decode: Sees what each message cost.
     """
     app = graph.compile(engine=engine)
-    config: Any = {"configurable": {"replay": replay, "seed": seed}, "recursion_limit": 1000}
+    config: Any = {"configurable": {"choreo": RunOptions(seed, replay)}, "recursion_limit": 1000}
     before = engine.stats()
     state: Mapping[str, Any] = {}
     waits: list[float] = []

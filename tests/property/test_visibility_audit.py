@@ -15,7 +15,7 @@ from support.interference import QUESTION, WARN, changed, contexts_of, models, r
 from support.tuning import make_tuning
 from support.visible_graphs import BOX, MODES, OWN, Forced, Speaker, Spec, key_of, specs
 
-from choreo_agents import Engine, Memory, Rule
+from choreo_agents import Engine, Memory, Rule, RunOptions
 from choreo_agents.graph.turn import turn
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.timetable import Timetable
@@ -140,7 +140,8 @@ def test_visibility_views_do_not_depend_on_who_is_done_first(spec: Spec, seed: i
     def handles() -> dict[tuple[str, int], str]:
         with Engine.load(models["tiny"], memory=Memory(kv_budget_bytes=1 << 23)) as engine:
             app = spec.graph(WARN).compile(engine=engine)
-            state = asyncio.run(app.ainvoke(QUESTION, {"configurable": {"seed": 5, "replay": Forced(seed)}}))
+            options = {"configurable": {"choreo": RunOptions(seed=5, replay=Forced(seed))}}
+            state = asyncio.run(app.ainvoke(QUESTION, options))
             return {key_of(entry): entry["handle"]["id"] for entry in state["handles"]}
 
     plain = handles()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import cast
 
-from choreo_agents.models import LoadedModel
+from choreo_agents.models import FramedText, LoadedModel
 
 
 class ByteModel:
@@ -26,8 +26,8 @@ class ByteModel:
         first = len(self.pieces)
         self.adapter = SimpleNamespace(end_tokens=tuple(range(first, first + ends)), vocabulary_size=first + ends)
 
-    def encode(self, text: str) -> list[int]:
-        rest, tokens = text.encode(), []
+    def encode(self, text: str | FramedText) -> list[int]:
+        rest, tokens = str(text).encode(), []
         while rest:
             tokens.append(next(token for token in self._used if rest.startswith(self.pieces[token])))
             rest = rest[len(self.pieces[tokens[-1]]) :]

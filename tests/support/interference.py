@@ -35,7 +35,7 @@ def run(
         adapter=adapter,
     ) as engine:
         app = spec.graph(WARN, echoing=echoing).compile(engine=engine)
-        state = asyncio.run(app.ainvoke(QUESTION, {"configurable": {"seed": 5, "replay": forced}}))
+        state = asyncio.run(app.ainvoke(QUESTION, {"configurable": {"choreo": RunOptions(seed=5, replay=forced)}}))
         said = {
             key_of(entry): engine.tokens(MessageHandle.model_validate(entry["handle"])) for entry in state["handles"]
         }

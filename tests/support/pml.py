@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from hypothesis import strategies as st
 
-from choreo_agents.models import ChatFormat, LoadedModel
+from choreo_agents.models import ChatFormat, FramedText, LoadedModel
 from choreo_agents.models.chat import TurnFormat
 from choreo_agents.pml import Schema, Slot
 from choreo_agents.pml.building import ModulePart, Part, TurnPart, UnionPart
@@ -41,9 +41,9 @@ class WordModel:
         self.adapter = SimpleNamespace(max_positions=context, end_tokens=(7,))
         self.tokenizer = SimpleNamespace(unk_token_id=unknown, pad_token_id=None)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str | FramedText) -> list[int]:
         tokens = []
-        for word in _PIECES.findall(text):
+        for word in _PIECES.findall(str(text)):
             if word not in self.words:
                 self.words.append(word)
             tokens.append(self.words.index(word))

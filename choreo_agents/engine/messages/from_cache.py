@@ -10,7 +10,7 @@ from choreo_agents.engine.messages.late_parents import LateParents
 from choreo_agents.engine.messages.message import Lineage
 from choreo_agents.engine.messages.recompute import Recomputer
 from choreo_agents.engine.settings import MethodName
-from choreo_agents.kv.cache import CacheEntry
+from choreo_agents.kv.cache import RESTORED, CacheEntry
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.segment import Piece, Segment
 from choreo_agents.runtime.request import Binding, Request
@@ -45,7 +45,7 @@ class ChoreoMethod:
 
     def pinned(self, tenant: str) -> str:
         by_author: Counter[str] = Counter()
-        for entry in self._cache.pinned():
+        for entry in (entry for entry in self._cache.entries_of(None) if entry.pins):
             message = self._recomputer.table.get(entry.key)
             # Who else there is, and what their messages are called, is no tenant's business.
             own = message is not None and message.tenant == tenant
@@ -112,6 +112,9 @@ class FromCache:
         counted.update(claimed)
         return sum(self.cache.pool.rounded(entry.tokens) for entry in claimed)
 
+    def reads(self) -> list[CacheEntry]:
+        return self.different
+
     def prompt_tokens(self) -> int:
         return len(self.lineage.tokens)
 
@@ -158,7 +161,7 @@ class FromCache:
         for entry, arrival in self.arriving:
             if not arrival.is_there:
                 entry.withdraw(self.cache.pool, arrival)
-                self.cache.movements.restored(arrival.from_disk, -1)
+                self.cache.movements.add(entry.tenant, RESTORED[arrival.from_disk], -1)
         self.arriving = []
         for segment in self.pinned:
             self.cache.pool.unpin(segment)

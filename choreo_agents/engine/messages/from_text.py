@@ -87,6 +87,9 @@ class FromText:
         match = self.tree.match(self.text, self.longest, self.tenant)
         return match.promised == match.encoded
 
+    def reads(self) -> tuple[()]:
+        return ()
+
     def prompt_tokens(self) -> int:
         reused = 0 if self.tree is None else self.tree.match(self.text, self.longest, self.tenant).encoded
         return len(self.text) - reused

@@ -127,7 +127,7 @@ class MessageTable:
             return
         self.cache.refill(message.entry, segment)
         if first is None:
-            self.cache.movements.recomputed += 1
+            self.cache.movements.add(message.tenant, "recomputed")
         else:
             message.promise, message.usage = None, first
 
@@ -215,7 +215,9 @@ class MessageTable:
 
     def _hold(self, message: Message, segment: Segment | None) -> CacheEntry:
         stored = self._mapped_storage if message.lineage.mapper else "full"
-        held = CacheEntry(message.handle.id, len(message.tokens), message.native_offset, segment, stored=stored)
+        held = CacheEntry(
+            message.handle.id, len(message.tokens), message.native_offset, segment, stored=stored, tenant=message.tenant
+        )
         return self.cache.hold(held)
 
     def _free_if_unneeded(self, message: Message) -> None:

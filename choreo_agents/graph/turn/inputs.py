@@ -6,11 +6,13 @@ from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.provenance.notes import opening_of
-from choreo_agents.models import ChatFormat
+from choreo_agents.models import ChatFormat, FramedText
 
 
-def turn_of(message: BaseMessage, chat: ChatFormat) -> str:
-    """A message as a chat turn. How an agent's starts is taken from its notes, which must be proven.
+def turn_of(message: BaseMessage, chat: ChatFormat) -> FramedText:
+    """A message as a chat turn: whatever it says, only the turn's own frame has control tokens.
+
+    How an agent's starts is taken from its notes, which must be proven.
 
     Raises:
         InvalidRequestError: It holds anything but text.
@@ -25,6 +27,7 @@ def turn_of(message: BaseMessage, chat: ChatFormat) -> str:
         opening = opening_of(message)
         header = opening.get("header")
         if header is not None:
-            return f"{header}{'' if str(header)[-1:].isspace() else ' '}{words}{chat.turn_end}"
+            start = FramedText.frame(f"{header}{'' if str(header)[-1:].isspace() else ' '}")
+            return chat.assistant.opening(None) + start + FramedText.words(words) + FramedText.frame(chat.turn_end)
         return chat.turn("assistant", words, opening.get("speaker") or message.name)
     return chat.turn("user", words, message.name)

@@ -23,3 +23,5 @@ class ReaderRules:
     confidential: frozenset[str] = frozenset()
     """The nodes whose messages are private contexts."""
     guard: Guard = field(default_factory=Guard)
+    by_tenant: bool = False
+    """Whether each run is served for the tenant that it is for, and not for whom the engine was loaded."""

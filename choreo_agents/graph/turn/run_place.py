@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,15 +14,7 @@ from weakref import WeakKeyDictionary
 from langchain_core.runnables import RunnableConfig
 
 from choreo_agents.graph.langgraph_internals import author_of, branch_of, task_path_of, task_token_of
-
-Replay = Mapping[tuple[str, int, int, int], tuple[int, ...] | None]
-"""Tokens by (author, superstep, branch, call): a run given one decodes just these, at the full price of each step;
-freely where it has None."""
-
-
-Watch = Callable[[str, int, int, int], Callable[[Any], None]]
-"""For (author, superstep, branch, call), what is shown the logits before each of its tokens (see `Decode`)."""
-
+from choreo_agents.graph.turn.run_options import Replay, Watch, options_of
 
 _counts: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()
 """The calls of each task so far, by an object that LangGraph makes anew whenever it runs a task."""
@@ -43,16 +35,14 @@ class RunPlace:
     call: int
     """Which call this is of those that the node makes."""
     seed: int | None
-    """Run seed, from `config["configurable"]["seed"]`."""
+    """Of the run; this and what follows as in `RunOptions`."""
     replay: Replay | None
-    """Tokens to force, from `config["configurable"]["replay"]`."""
     watch: Watch | None = None
-    """Who is shown the logits of each call, from `config["configurable"]["watch"]`."""
 
     @classmethod
     def of(cls, config: RunnableConfig, agent: str) -> RunPlace:
-        """Read it from a node's config; outside LangGraph all of it is default."""
-        configurable = config.get("configurable") or {}
+        """Read it from a node's config; outside LangGraph all of it is default. Raises what `options_of` raises."""
+        configurable, options = config.get("configurable") or {}, options_of(config)
         return cls(
             agent=agent,
             author=author_of(config, agent),
@@ -60,9 +50,9 @@ class RunPlace:
             task=task_path_of(config),
             branch=branch_of(config),
             call=_next_call(task_token_of(config)),
-            seed=configurable.get("seed"),
-            replay=configurable.get("replay"),
-            watch=configurable.get("watch"),
+            seed=options.seed,
+            replay=options.replay,
+            watch=options.watch,
         )
 
     @property

@@ -27,6 +27,7 @@ from choreo_agents.graph.turn.reading import CallReader, Reading
 from choreo_agents.graph.turn.run_place import RunPlace
 from choreo_agents.graph.turn.streaming import DecodeRun
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.models import FramedText, LoadedModel
 from choreo_agents.sampling import Sampling
 
 T = TypeVar("T")
@@ -226,10 +227,11 @@ class AgentTurn:
             await run.fail(error)
             raise
         assert handle is not None
-        said = engine.model.decode(engine.tokens(handle)[len(header) :], special=False)
+        spoken = engine.tokens(handle)[len(header) :]
+        said = engine.model.decode(spoken, special=False)
         if said.startswith(shown) and said != shown:
             await run.token(said.removeprefix(shown))  # a character that was never completed
-        words = said.removesuffix(engine.chat.turn_end).strip()
+        words = engine.model.decode(_without_end(spoken, engine.model), special=False).strip()
         joined = self._joined(handle, len(view.handles))
         seen = sum(each.length for each in (*view.handles, *(late for late, _ in joined)))
         message = self._message(words, handle, message_id, seen, len(header))
@@ -253,13 +255,11 @@ class AgentTurn:
         needed = view.end + sampling.longest + sum(len(engine.model.encode(text)) for text in own)
         return engine.model.adapter.max_positions - needed
 
-    def _header(self) -> str:
+    def _header(self) -> FramedText:
         chat, agent = self.engine.chat, self.agent
-        return (
-            chat.header(agent.speaker(self.state))
-            if agent.header is None
-            else chat.assistant.opening(None) + agent.header
-        )
+        if agent.header is None:
+            return chat.header(agent.speaker(self.state))
+        return chat.assistant.opening(None) + FramedText.frame(agent.header)
 
     def _chosen(self) -> Sampling:
         """The agent's sampling, with the answers that it may give now."""
@@ -295,7 +295,9 @@ class AgentTurn:
             "confidential": self.agent.confidential,
             # With what it would start if its words had to be encoded again.
             **(
-                {"speaker": self.agent.speaker(self.state)} if self.agent.header is None else {"header": self._header()}
+                {"speaker": self.agent.speaker(self.state)}
+                if self.agent.header is None
+                else {"header": self.agent.header}
             ),
         }
         said = AIMessage(
@@ -333,3 +335,9 @@ class AgentTurn:
                 "duration_s": time.perf_counter() - self.started_s,
             }
         )
+
+
+def _without_end(spoken: list[int], model: LoadedModel) -> list[int]:
+    """A message's tokens before those that end its turn; what only looks like them was said."""
+    ending = model.encode(model.chat.turn_end)
+    return spoken[: -len(ending)] if ending and spoken[-len(ending) :] == ending else spoken

@@ -14,6 +14,7 @@ from choreo_agents.engine.calls import Decode
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.lab.language import Problem, ProblemMessage
 from choreo_agents.lab.language.synthesis import Parts, SpokenBranch
+from choreo_agents.models import FramedText
 from choreo_agents.sampling import Sampling
 from choreo_agents.synthesis.placing import SynthesisLayout, place_branches, require_synthesis_layout
 
@@ -228,7 +229,7 @@ class _Play:
         opening = self.engine.model.encode(self._around(message)[0])
         return self.engine.model.decode(self.engine.tokens(handle)[len(opening) :], special=False).strip()
 
-    def _around(self, message: ProblemMessage) -> tuple[str, str]:
+    def _around(self, message: ProblemMessage) -> tuple[FramedText, str]:
         """What a turn starts and ends with; a report is said in a user's turn."""
         chat = self.engine.chat
         if message.role == "assistant":

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from choreo_agents import Decode, Engine, Sampling, StreamedToken
 from choreo_agents.engine.allowed import answer_paths
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.models import FramedText, LoadedModel, load_model
 
 NAMES = ("Ann", "Bob", "Zoë 🙂")
 ROOT = "<s><|system|> Notes: Ann has 3 red kites. Bob has 5 blue boats.<|end|><|user|> Who has boats?<|end|>"
@@ -168,8 +168,6 @@ def test_an_answer_without_a_lead_reserves_no_more_than_it_can_take(embedded: Lo
     ("changes", "message"),
     [
         ({"max_tokens": 8}, r"take up to \d+ tokens, max_tokens is 8"),
-        ({"choices": ("Ann", "a<|end|>")}, r"choice 'a<\|end\|>' cannot be written"),
-        ({"lead": "<|user|>"}, r"lead '<\|user\|>' cannot be written"),
         ({"choices": ("\ud800",)}, "choice .* cannot be tokenized"),
     ],
 )
@@ -177,6 +175,13 @@ def test_what_can_never_be_answered_is_refused(engine: Engine, changes: dict[str
     with pytest.raises(InvalidRequestError, match=message):
         engine.decode([7], sampling=with_(VOTE, **changes))
     assert engine.stats().tokens_encoded == 0
+
+
+def test_choices_that_look_like_control_tokens_are_text(engine: Engine) -> None:
+    sampling = Sampling(choices=("a<|end|>",), lead="<|user|>", temperature=0.0, max_tokens=99)
+    said = engine.decode([7], sampling=sampling, closing="<|end|>")
+    assert engine.text(said, special=False).endswith("a<|end|>") and "<|user|>" in engine.text(said, special=False)
+    assert [token for token in engine.tokens(said)[1:] if token < 6] == engine.model.encode("<|end|>")
 
 
 def test_a_choice_with_a_token_that_ends_the_message_is_refused(engine: Engine) -> None:
@@ -190,8 +195,8 @@ def test_a_choice_with_a_token_that_ends_the_message_is_refused(engine: Engine) 
 
 def test_texts_that_a_tokenizer_would_change_or_drop_are_refused() -> None:
     class Lossy(ByteModel):
-        def encode(self, text: str) -> list[int]:
-            return super().encode(text.lower().strip())
+        def encode(self, text: str | FramedText) -> list[int]:
+            return super().encode(str(text).lower().strip())
 
     model = Lossy().loaded()
     with pytest.raises(InvalidRequestError, match="its tokens say \\['ann'\\]"):

@@ -135,7 +135,11 @@ def test_the_embedded_model_recalls_from_notes(embedded: LoadedModel) -> None:
             ("Bob", "Bob has 5 blue boats."),
             ("Dan", "I do not know."),
         ):
-            asked = chat.root(None) + chat.turn("system", notes) + chat.turn("user", f"What does {person} have?")
+            asked = (
+                chat.root(None).text
+                + chat.turn("system", notes).text
+                + chat.turn("user", f"What does {person} have?").text
+            )
             prompt = engine.prefill(asked)
             handle = engine.decode(chat.header("Alice"), [prompt], sampling=Sampling(max_tokens=16))
             right += answer in engine.text(handle)

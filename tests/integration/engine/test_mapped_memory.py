@@ -137,12 +137,12 @@ def test_tenants_do_not_find_each_others_copies(make_engine: MakeEngine, both: P
     for salt in ("a", "b"):
         tenant = engine.tenant(salt)
         sources = branches_of(tenant)
-        before = engine.stats().tokens_mapped
+        before = engine.owner.stats().tokens_mapped
         copies = tenant.branches.map(sources)
-        found[salt] = engine.stats().tokens_mapped - before, copies
+        found[salt] = engine.owner.stats().tokens_mapped - before, copies
         tenant.kv.park()
-        before = engine.stats().tokens_mapped
-        assert engine.tenant(salt).branches.map(sources) == copies and engine.stats().tokens_mapped == before
+        before = engine.owner.stats().tokens_mapped
+        assert engine.tenant(salt).branches.map(sources) == copies and engine.owner.stats().tokens_mapped == before
         logits.append(heard(tenant, copies))
     assert found["a"][0] == found["b"][0] == 50
     assert not {copy.id for copy in found["a"][1]} & {copy.id for copy in found["b"][1]}

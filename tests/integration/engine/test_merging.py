@@ -476,7 +476,7 @@ def test_a_summary_begins_as_its_branch_does(engine: Engine) -> None:
     written = engine.prefill(words(5, 9), author="bob")
     one, other = asyncio.run(engine.branches.asummaries([decoded, written]))
     assert engine.tokens(one)[: len(header)] == header
-    assert engine.text(other).startswith(engine.chat.header("bob"))
+    assert engine.text(other).startswith(engine.chat.header("bob").text)
 
 
 def test_copies_are_merged_behind_the_trunk_of_their_sources(make_engine: MakeEngine, mapper: Path) -> None:

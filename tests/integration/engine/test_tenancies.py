@@ -13,7 +13,7 @@ import pytest
 from conftest import MakeEngine
 from support.adapters import save_adapter
 
-from choreo_agents import Decode, Engine, Prefill, Sampling
+from choreo_agents import Decode, Engine, Prefill, Quota, Sampling
 from choreo_agents.engine.owner import EngineOwner
 from choreo_agents.errors import EngineClosedError, HandleError, InvalidRequestError
 from choreo_agents.models import LoadedModel
@@ -50,7 +50,7 @@ def test_an_engine_is_a_facade(make_engine: MakeEngine) -> None:
 def test_a_tenant_that_leaves_takes_along_what_only_it_holds(make_engine: MakeEngine, method: str) -> None:
     engine = make_engine(method=method)
     mine = engine.prefill(TEXT)
-    before = engine.stats()
+    before = engine.owner.stats()
     tenant = engine.tenant("a")
     root = tenant.prefill(TEXT, author="ann")
     said = tenant.decode([7], [root], sampling=SHORT, memo="m")
@@ -60,7 +60,7 @@ def test_a_tenant_that_leaves_takes_along_what_only_it_holds(make_engine: MakeEn
     open_scope.__enter__()
     tenant.prefill([9, 9])
     tenant.close()
-    after = engine.stats()
+    after = engine.owner.stats()
     assert (after.messages, after.leases, after.kv_bytes) == (before.messages, before.leases, before.kv_bytes)
     assert engine.tokens(mine) == TEXT and engine.decode([7], [mine], sampling=SHORT).length == 5
     open_scope.__exit__(None, None, None)
@@ -105,8 +105,8 @@ def test_another_tenancy_of_the_same_tenant_finds_nothing(make_engine: MakeEngin
     again = engine.tenant("a")
     with pytest.raises(HandleError):
         again.tokens(root)
-    encoded = engine.stats().tokens_encoded
-    assert again.prefill(TEXT) == root and engine.stats().tokens_encoded == encoded + len(TEXT)
+    encoded = engine.owner.stats().tokens_encoded
+    assert again.prefill(TEXT) == root and engine.owner.stats().tokens_encoded == encoded + len(TEXT)
     assert again.kv.keeper(list) is not kept and again.kv.keeper(list) is again.kv.keeper(list)
 
 
@@ -116,14 +116,14 @@ async def test_calls_under_way_fail_and_those_of_others_do_not(make_engine: Make
     one, two = engine.tenant("a"), engine.tenant("b")
     calls = [asyncio.create_task(one.adecode([7], sampling=LONG)) for _ in range(3)]
     other = asyncio.create_task(two.adecode([7], sampling=Sampling(max_tokens=60, stop_tokens=())))
-    while engine.stats().steps < 3:
+    while engine.owner.stats().steps < 3:
         await asyncio.sleep(0.001)
     await asyncio.to_thread(one.close)
     for call in calls:
         with pytest.raises(EngineClosedError, match="tenancy was closed"):
             await call
     assert len(two.tokens(await other)) == 61
-    assert engine.stats().failed == 3 and engine.stats().unfinished == 0
+    assert engine.owner.stats().failed == 3 and engine.owner.stats().unfinished == 0
     assert two.stats().messages == 1
 
 
@@ -136,7 +136,7 @@ def test_streams_and_recomputations_end_too(make_engine: MakeEngine) -> None:
         for count, _ in enumerate(tenant.stream([7], [root], sampling=LONG)):
             if count == 2:
                 tenant.close()
-    assert engine.stats().kv_bytes == 0
+    assert engine.owner.stats().kv_bytes == 0
 
 
 def test_a_tenant_can_leave_in_its_own_callback(make_engine: MakeEngine) -> None:
@@ -150,7 +150,7 @@ def test_a_tenant_can_leave_in_its_own_callback(make_engine: MakeEngine) -> None
     [answer] = tenant._tenant.submit([_decode()], None, None, leave)
     with pytest.raises(EngineClosedError):
         answer.result(timeout=10)
-    while engine.stats().kv_bytes:
+    while engine.owner.stats().kv_bytes:
         time.sleep(0.001)
 
 
@@ -162,7 +162,7 @@ def _decode() -> Any:
 
 async def test_a_call_that_waits_for_its_rate_fails(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    tenant = engine.tenant("a", starts_per_s=0.01)
+    tenant = engine.tenant("a", quota=Quota(starts_per_s=0.01))
     tenant.prefill(TEXT)
     waiting = asyncio.create_task(tenant.aprefill([5, 6]))
     await asyncio.sleep(0.05)
@@ -233,7 +233,7 @@ def test_tenancies_come_and_go_while_others_work(make_engine: MakeEngine, tiny: 
     for thread in threads:
         thread.join()
     assert not failures
-    assert engine.stats().messages == 2 and len(engine.owner.tenants()) == 1  # type: ignore[union-attr]
+    assert engine.owner.stats().messages == 2 and len(engine.owner.tenants()) == 1  # type: ignore[union-attr]
 
 
 def test_only_handles_are_named_and_parked(make_engine: MakeEngine) -> None:

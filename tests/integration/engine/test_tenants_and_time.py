@@ -11,7 +11,7 @@ import pytest
 from conftest import MakeEngine
 from support.adapters import save_adapter
 
-from choreo_agents import Decode, Engine, Memory, Prefill, Sampling, Scheduling
+from choreo_agents import Decode, Engine, Memory, Prefill, Quota, Sampling, Scheduling
 from choreo_agents.engine.pending import Pending
 from choreo_agents.engine.rate_limit import RateLimiter
 from choreo_agents.errors import (
@@ -64,10 +64,10 @@ def test_tenants_find_nothing_of_each_other(make_engine: MakeEngine, method: str
     said: list[list[int]] = []
     encoded: list[int] = []
     for tenant in (engine, engine.tenant("a"), engine.tenant("b"), engine.tenant("b")):
-        before = engine.stats().tokens_encoded
+        before = engine.owner.stats().tokens_encoded
         root = tenant.prefill(TEXT)
         said.append(tenant.tokens(tenant.decode([7], [root], sampling=SHORT)))
-        encoded.append(engine.stats().tokens_encoded - before)
+        encoded.append(engine.owner.stats().tokens_encoded - before)
     assert said == [said[0]] * 4
     if method == "choreo":
         assert encoded == [27, 7, 27, 7]
@@ -100,7 +100,7 @@ def test_tenants_share_steps_and_scopes_are_their_own(make_engine: MakeEngine) -
         await asyncio.gather(*(tenant.adecode([7], sampling=LONG) for tenant in tenants))
 
     asyncio.run(all_at_once())
-    assert engine.stats().rows_per_decode_step > 2.5
+    assert engine.owner.stats().rows_per_decode_step > 2.5
     with tenants[1].scope():
         tenants[1].prefill(TEXT)
         kept = tenants[2].prefill(TEXT)
@@ -116,7 +116,7 @@ def test_tenants_find_nothing_of_each_other_in_any_tier(make_engine: MakeEngine,
         time.sleep(0.001)  # on its way to the disk
     other = engine.tenant("b")
     again = other.prefill(TEXT)
-    assert engine.stats().tokens_encoded == 20 + 20, "another salt encodes anew"
+    assert engine.owner.stats().tokens_encoded == 20 + 20, "another salt encodes anew"
     other.release(again)
     assert engine.tokens(engine.decode([7], [root], sampling=SHORT))
     stats = engine.stats()
@@ -128,9 +128,9 @@ def test_parking_parks_the_tenants_own(make_engine: MakeEngine) -> None:
     engine = make_engine(host_bytes=1 << 20)
     other = engine.tenant("b")
     engine.prefill(TEXT), other.prefill(TEXT)
-    whole = engine.stats().kv_bytes
+    whole = engine.owner.stats().kv_bytes
     other.kv.park()
-    assert engine.stats().kv_bytes == whole // 2
+    assert engine.owner.stats().kv_bytes == whole // 2
 
 
 def test_a_call_that_takes_too_long_fails_and_leaves_nothing(make_engine: MakeEngine) -> None:
@@ -170,7 +170,7 @@ def test_a_higher_priority_comes_first_and_equals_as_they_came(tiny: LoadedModel
 
 def test_starts_are_spread_whichever_thread_they_come_from(make_engine: MakeEngine) -> None:
     """Sixty calls at 25 a second, from a thread and from two loops: the last of them cannot start before 1.4 s."""
-    engine = make_engine(starts_per_s=25)
+    engine = make_engine(quota=Quota(starts_per_s=25))
     begun = time.monotonic()
 
     async def some(first: int) -> None:
@@ -187,17 +187,17 @@ def test_starts_are_spread_whichever_thread_they_come_from(make_engine: MakeEngi
 
 def test_the_rate_is_the_tenants_own(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    slow = engine.tenant("slow", starts_per_s=0.01)
+    slow = engine.tenant("slow", quota=Quota(starts_per_s=0.01))
     assert slow.prefill([5]) and engine.prefill([6]) and engine.prefill([7])
     with pytest.raises(RequestTimeoutError, match="starts_per_s"):
         slow.prefill([6], timeout_s=0.05)
     for wrong in (0, -1, float("inf"), float("nan")):
-        with pytest.raises(InvalidRequestError, match="starts_per_s"):
-            engine.tenant("b", starts_per_s=wrong)
+        with pytest.raises(ValueError, match="starts_per_s"):
+            engine.tenant("b", quota=Quota(starts_per_s=wrong))
 
 
 def test_closing_ends_the_wait_for_a_start(tiny: LoadedModel) -> None:
-    engine = Engine.load(tiny, memory=Memory(kv_budget_bytes=1 << 20), starts_per_s=0.01)
+    engine = Engine.load(tiny, memory=Memory(kv_budget_bytes=1 << 20), quota=Quota(starts_per_s=0.01))
     engine.prefill([5])
     failed: list[BaseException] = []
 
@@ -218,7 +218,7 @@ def test_closing_ends_the_wait_for_a_start(tiny: LoadedModel) -> None:
 
 
 def test_a_batch_takes_as_many_starts_as_it_has_calls(make_engine: MakeEngine) -> None:
-    engine = make_engine(starts_per_s=20)
+    engine = make_engine(quota=Quota(starts_per_s=20))
     begun = time.monotonic()
     engine.prefill([Prefill([i]) for i in range(20, 60)])
     engine.prefill([61])
@@ -370,13 +370,13 @@ def test_waiting_callers_start_in_the_order_they_came() -> None:
 
 def test_a_rate_is_one_for_all_faces_of_a_tenant(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    faces = [engine.tenant("a", starts_per_s=20) for _ in range(10)]
+    faces = [engine.tenant("a", quota=Quota(starts_per_s=20)) for _ in range(10)]
     assert sum(thread.name == "choreo-rate-limit" for thread in threading.enumerate()) <= 1
     begun = time.monotonic()
     for number, face in enumerate([*faces, *faces, *faces, *faces, engine.tenant("a")]):
         face.prefill([5 + number])
     assert time.monotonic() - begun > 0.9
-    faces[0].tenant("a", starts_per_s=10_000)
+    faces[0].tenant("a", quota=Quota(starts_per_s=10_000))
     begun = time.monotonic()
     for number in range(20):
         faces[1].prefill([60 + number])
@@ -401,7 +401,7 @@ def test_scopes_are_shared_by_all_faces_of_a_tenant(make_engine: MakeEngine) -> 
     with engine.tenant("a").scope():
         engine.tenant("a").prefill(TEXT)
         engine.tenant("b").prefill(TEXT)
-    assert engine.stats().leases == 1
+    assert engine.owner.stats().leases == 1
 
 
 def test_restarts_and_closes_from_many_threads_leave_one_engine_or_none(tiny: LoadedModel) -> None:

@@ -25,6 +25,7 @@ from choreo_agents import (
     Engine,
     MessageHandle,
     Rule,
+    RunOptions,
     Sampling,
     Send,
 )
@@ -393,7 +394,7 @@ def test_a_node_rerun_after_an_interrupt_finds_its_answer(engine: Engine) -> Non
 def test_two_runs_of_one_thread_share_nothing_by_accident(engine: Engine) -> None:
     """Two voters with the same view never share one answer, though their request is the same."""
     app = branches(["a", "b"], Sampling(temperature=1.0, max_tokens=12, stop_tokens=())).compile(engine=engine)
-    first, second = app.invoke(QUESTION), app.invoke(QUESTION, {"configurable": {"seed": 7}})
+    first, second = app.invoke(QUESTION), app.invoke(QUESTION, {"configurable": {"choreo": RunOptions(seed=7)}})
     assert [m.text for m in first["messages"][1:]] != [m.text for m in second["messages"][1:]]
     again = app.invoke(QUESTION)
     assert [m.text for m in first["messages"][1:]] == [m.text for m in again["messages"][1:]]

@@ -29,6 +29,7 @@ from choreo_agents import (
     Engine,
     MessageHandle,
     Rule,
+    RunOptions,
     Sampling,
     Send,
 )
@@ -537,8 +538,9 @@ def test_runs_are_repeatable_and_seeds_matter(make_engine: MakeEngine) -> None:
         graph.add_edge(START, name)
     graph.add_edge("a", "b")
 
-    def run(**configurable: Any) -> list[str]:
-        state = graph.compile(engine=make_engine()).invoke(QUESTION, {"configurable": configurable})
+    def run(**options: Any) -> list[str]:
+        config: Any = {"configurable": {"choreo": RunOptions(**options)}}
+        state = graph.compile(engine=make_engine()).invoke(QUESTION, config)
         return [str(message.text) for message in state["messages"][1:]]
 
     first = run()

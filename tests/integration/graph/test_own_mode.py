@@ -21,6 +21,7 @@ from choreo_agents import (
     MessageHandle,
     Policy,
     Rule,
+    RunOptions,
     Sampling,
     Send,
     Synthesizer,
@@ -91,17 +92,17 @@ class Listening(BaseCallbackHandler):
         return [text for author, text in self.attended[reader] if author == source]
 
 
-def run(graph: ChoreoGraph, engine: Engine, **configurable: Any) -> tuple[dict[str, Any], Listening]:
-    listening = Listening(engine)
+def run(graph: ChoreoGraph, engine: Engine, **options: Any) -> tuple[dict[str, Any], Listening]:
+    listening, config = Listening(engine), {"choreo": RunOptions(**options)}
     app = graph.compile(engine=engine)
-    return app.invoke(QUESTION, {"callbacks": [listening], "configurable": configurable}), listening
+    return app.invoke(QUESTION, {"callbacks": [listening], "configurable": config}), listening
 
 
 @pytest.mark.parametrize("mode", SHOWN, ids=repr)
 def test_its_reader_gets_what_it_makes_of_the_words(engine: Engine, mode: VisibilityMode) -> None:
     state, heard = run(pair(engine, mode), engine)
     [text] = heard.texts("bob")
-    assert text == engine.chat.header("ann") + f" {SHOWN[mode]}{engine.chat.turn_end}"
+    assert text == engine.chat.header("ann").text + f" {SHOWN[mode]}{engine.chat.turn_end}"
     assert heard.shown[-1] == ["Ann has 3 kites.", SHOWN[mode]], "what is traced is what was shown"
     assert [message.text for message in state["messages"]][1:] == [PLAN, "Well."], "who said it said it so"
 
@@ -247,7 +248,7 @@ def test_input_may_be_re_worded_too(engine: Engine) -> None:
     graph = ChoreoGraph(system="Root.")
     graph.add_node(Agent("ann", sampling=saying(engine, PLAN))).add_edge(START, "ann", visibility=REDACTED)
     _, heard = run(graph, engine)
-    assert heard.texts("ann", START) == [engine.chat.turn("user", "Ann has # kites.")]
+    assert heard.texts("ann", START) == [engine.chat.turn("user", "Ann has # kites.").text]
 
 
 def test_what_came_late_is_re_worded_too(engine: Engine) -> None:

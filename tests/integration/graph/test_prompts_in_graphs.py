@@ -25,6 +25,7 @@ from choreo_agents import (
     Policy,
     Prompt,
     Rule,
+    RunOptions,
     Sampling,
     Scheduling,
     Schema,
@@ -150,7 +151,7 @@ def test_a_view_in_a_graph_is_what_the_library_assembles(make_engine: MakeEngine
     with SchemaLibrary(make_engine()) as library:
         library.register(schema())
         other = library.engine
-        options = {"header": other.chat.header("ann"), "closing": other.chat.turn_end}
+        options = {"header": other.chat.header("ann").text, "closing": other.chat.turn_end}
         answer = library.generate(prompt(told), forced, **options)
         for a, b in zip(engine.logprobs(handle_of(state, "ann")), other.logprobs(answer), strict=True):
             assert a.token == b.token and a.logprob == pytest.approx(b.logprob, abs=1e-5)
@@ -181,13 +182,13 @@ def test_a_second_run_and_a_second_agent_encode_no_module(engine: Engine) -> Non
     cleo = one("cleo", prompt("<plan days='4'><miami/></plan><tools/>"), "Another root.").compile(engine=engine)
     third, state = encoded(engine, cleo)
     assert third == engine.usage(handle_of(state, "cleo")).tokens_encoded
-    read = [engine.chat.root("Another root."), _asked(engine), " 4"]
+    read = [engine.chat.root("Another root.").text, _asked(engine), " 4"]
     assert third == sum(len(engine.model.encode(text)) for text in read) + handle_of(state, "cleo").length
     assert module_tokens(engine) == modules
 
 
 def _asked(engine: Engine) -> str:
-    return engine.chat.turn("user", QUESTION["messages"][0][1])
+    return engine.chat.turn("user", QUESTION["messages"][0][1]).text
 
 
 def test_a_library_of_the_users_has_the_same_modules(engine: Engine) -> None:
@@ -195,7 +196,7 @@ def test_a_library_of_the_users_has_the_same_modules(engine: Engine) -> None:
         library.register(schema(), encode="eager")
         before = engine.stats().tokens_encoded
         state = one().compile(engine=engine).invoke(QUESTION)
-        plain = sum(len(engine.model.encode(text)) for text in (engine.chat.root("Root."), _asked(engine)))
+        plain = sum(len(engine.model.encode(text)) for text in (engine.chat.root("Root.").text, _asked(engine)))
         cost = engine.usage(handle_of(state, "ann")).tokens_encoded
         assert engine.stats().tokens_encoded - before == cost
     assert encoded(engine, one().compile(engine=engine))[0] == cost - plain, "and its end is not theirs"
@@ -212,7 +213,7 @@ def test_a_scope_ends_leases_of_the_run_and_none_of_the_modules(engine: Engine) 
     assert engine.stats().leases == 6, "all graphs have the same"
     with engine.scope():
         cost, state = encoded(engine, app)
-        texts = [engine.chat.root("Root."), _asked(engine), " 3", engine.chat.turn("system", "Be brief.")]
+        texts = [engine.chat.root("Root.").text, _asked(engine), " 3", engine.chat.turn("system", "Be brief.").text]
         assert cost == engine.usage(handle_of(state, "ann")).tokens_encoded
         assert cost == handle_of(state, "ann").length + sum(len(engine.model.encode(text)) for text in texts)
 
@@ -309,9 +310,9 @@ def test_it_survives_a_restart_and_a_full_pool(make_engine: MakeEngine, tiny: Lo
 def test_tenants_share_no_module(engine: Engine) -> None:
     other = engine.tenant("other")
     first, state = encoded(engine, one().compile(engine=engine))
-    second, again = encoded(engine, one().compile(engine=other))
+    second, again = encoded(other, one().compile(engine=other))
     assert first == second and handle_of(state, "ann") != handle_of(again, "ann")
-    third, _ = encoded(engine, one().compile(engine=engine.tenant("other")))
+    third, _ = encoded(other, one().compile(engine=engine.tenant("other")))
     assert third < second, "another object of one tenant finds its modules"
 
 
@@ -454,7 +455,7 @@ def test_an_unreachable_module_changes_no_bit_of_a_reader(tiny: LoadedModel, rul
             tiny, memory=Memory(kv_budget_bytes=1 << 23), scheduling=Scheduling(timetable=timetable)
         ) as engine:
             app = graph.compile(engine=engine)
-            state = app.invoke(QUESTION, {"configurable": {"seed": 5, "replay": Forced(1)}})
+            state = app.invoke(QUESTION, {"configurable": {"choreo": RunOptions(seed=5, replay=Forced(1))}})
             return heard(engine, state), app.audit(state)
 
     assert len(SCHEMA.format(money=5)) == len(SCHEMA.format(money=7))

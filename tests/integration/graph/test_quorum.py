@@ -32,6 +32,7 @@ from choreo_agents import (
     Engine,
     MessageHandle,
     Policy,
+    RunOptions,
     Sampling,
     Send,
     Synthesizer,
@@ -72,7 +73,7 @@ class Held:
         return count
 
     def config(self, **more: Any) -> RunnableConfig:
-        return {"configurable": {"watch": self.watch, **more}}
+        return {"configurable": {"choreo": RunOptions(watch=self.watch), **more}}
 
 
 def editor(*sources: str, **options: Any) -> Synthesizer:

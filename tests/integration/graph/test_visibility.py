@@ -99,8 +99,8 @@ def test_a_persona_sees_what_its_nodes_said_and_were_asked_and_nobody_else_does(
     state = graph.compile(engine=engine).invoke(QUESTION)
     prompts = [MessageHandle.model_validate(entries_of(state, name)[0]["prompt"]) for name in ("ann.plan", "ann")]
     assert [engine.text(prompt) for prompt in prompts] == [
-        engine.chat.turn("user", "What is your plan?"),
-        engine.chat.turn("user", "2 said."),
+        engine.chat.turn("user", "What is your plan?").text,
+        engine.chat.turn("user", "2 said.").text,
     ]
     parents = parents_of(engine, handle_of(state, "ann"))
     assert [parent.handle for parent in parents[-3:]] == [prompts[0], handle_of(state, "ann.plan"), prompts[1]]

@@ -23,6 +23,7 @@ from choreo_agents import (
     Command,
     Engine,
     MessageHandle,
+    RunOptions,
     Sampling,
     Send,
     Synthesizer,
@@ -83,13 +84,19 @@ def test_instances_share_a_trunk_and_have_their_own_instruction_and_speaker(engi
     trunk = views[0][:-1]
     assert [view[:-1] for view in views] == [trunk] * 3
     assert texts(engine, trunk) == [
-        engine.chat.root("Root."),
-        engine.chat.turn("system", "Notes: Ann has 3 red kites."),
-        engine.chat.turn("user", "What does Ann have?"),
+        engine.chat.root("Root.").text,
+        engine.chat.turn("system", "Notes: Ann has 3 red kites.").text,
+        engine.chat.turn("user", "What does Ann have?").text,
     ]
-    assert texts(engine, [view[-1] for view in views]) == [engine.chat.turn("user", told) for told in TOLD.values()]
-    assert [text.startswith(engine.chat.header(name)) for text, name in zip(texts(engine, said), TOLD, strict=True)]
-    assert all(text.startswith(engine.chat.header(name)) for text, name in zip(texts(engine, said), TOLD, strict=True))
+    assert texts(engine, [view[-1] for view in views]) == [
+        engine.chat.turn("user", told).text for told in TOLD.values()
+    ]
+    assert [
+        text.startswith(engine.chat.header(name).text) for text, name in zip(texts(engine, said), TOLD, strict=True)
+    ]
+    assert all(
+        text.startswith(engine.chat.header(name).text) for text, name in zip(texts(engine, said), TOLD, strict=True)
+    )
     once = {*trunk, *(view[-1] for view in views), *said}
     assert engine.stats().tokens_encoded == sum(handle.length for handle in once), "the trunk is encoded once"
     assert len({handle.id for handle in said}) == 3 and all(
@@ -142,7 +149,7 @@ def test_readers_see_instances_in_the_order_of_their_sends(engine: Engine) -> No
     ]
     [judge] = handles(state, "judge")
     seen = [text for text in texts(engine, parents(engine, judge)) if "assistant" in text]
-    speakers = [next(name for name in told if text.startswith(engine.chat.header(name))) for text in seen]
+    speakers = [next(name for name in told if text.startswith(engine.chat.header(name).text)) for text in seen]
     assert speakers == ["Zoe", "Zoe", "Mia", "Mia", "Abe", "Abe"]
     assert [each for each in parents(engine, judge) if each in handles(state)] == handles(state)
 
@@ -157,8 +164,8 @@ def test_without_a_send_it_is_asked_its_own_prompt(engine: Engine) -> None:
         graph.add_edge(START, "solver")
         state = graph.compile(engine=engine).invoke(QUESTION)
         [said] = handles(state, "solver")
-        assert engine.text(parents(engine, said)[-1]) == engine.chat.turn("user", asked)
-        assert engine.text(said).startswith(engine.chat.header("Alice"))
+        assert engine.text(parents(engine, said)[-1]) == engine.chat.turn("user", asked).text
+        assert engine.text(said).startswith(engine.chat.header("Alice").text)
 
 
 def test_a_send_without_an_instruction_asks_its_own_prompt(engine: Engine) -> None:
@@ -171,8 +178,8 @@ def test_a_send_without_an_instruction_asks_its_own_prompt(engine: Engine) -> No
     )
     state = graph.compile(engine=engine).invoke(QUESTION)
     asked = [engine.text(parents(engine, handle)[-1]) for handle in handles(state, "solver")]
-    assert asked == [engine.chat.turn("user", "Answer."), engine.chat.turn("user", "Answer it.")]
-    assert all(text.startswith(engine.chat.header("Solver")) for text in texts(engine, handles(state, "solver")))
+    assert asked == [engine.chat.turn("user", "Answer.").text, engine.chat.turn("user", "Answer it.").text]
+    assert all(text.startswith(engine.chat.header("Solver").text) for text in texts(engine, handles(state, "solver")))
 
 
 def test_a_worker_says_at_least_one_message() -> None:
@@ -201,10 +208,10 @@ def test_both_work_in_a_stock_state_graph(engine: Engine, sync: bool) -> None:
         (b, c) for b in range(3) for c in range(2)
     ]
     [merged] = handles(state, "merger")
-    question = engine.chat.turn("user", "What does Ann have?")
-    assert texts(engine, parents(engine, merged)[:2]) == [engine.chat.root("Root."), question]
+    question = engine.chat.turn("user", "What does Ann have?").text
+    assert texts(engine, parents(engine, merged)[:2]) == [engine.chat.root("Root.").text, question]
     assert parents(engine, merged)[2:] == handles(state), "the input stands before what was said about it"
-    assert engine.text(merged).startswith(engine.chat.header("Merger"))
+    assert engine.text(merged).startswith(engine.chat.header("Merger").text)
 
 
 def test_words_that_were_removed_and_said_again_stand_where_they_were_said_last(engine: Engine) -> None:
@@ -220,7 +227,7 @@ def test_words_that_were_removed_and_said_again_stand_where_they_were_said_last(
     said = handles(state, "pro")
     seen = parents(engine, said[-1])
     assert [engine.text(handle) for handle in (seen[-1], seen[-3])] == [
-        engine.chat.turn("user", words) for words in ("What does Ann have?", "And Bob?")
+        engine.chat.turn("user", words).text for words in ("What does Ann have?", "And Bob?")
     ]
 
 
@@ -304,7 +311,11 @@ def test_each_sample_can_be_replayed(make_engine: MakeEngine) -> None:
         replay["worker", entry["superstep"], entry["branch"], entry["call"]] = (*forced[::-1], entry["call"] + 5)
     replay["worker", 1, 1, 2] = None  # this one decodes freely
     second = make_engine()
-    again = team(worker, told).compile(engine=second).invoke(QUESTION, {"configurable": {"replay": replay}})
+    again = (
+        team(worker, told)
+        .compile(engine=second)
+        .invoke(QUESTION, {"configurable": {"choreo": RunOptions(replay=replay)}})
+    )
     for entry, handle in zip(entries(again), handles(again), strict=True):
         forced = replay["worker", entry["superstep"], entry["branch"], entry["call"]]
         chosen = tuple(each.token for each in second.logprobs(handle))
@@ -329,7 +340,7 @@ async def test_if_one_sample_fails_the_others_stop(engine: Engine) -> None:
     graph.add_node("worker", worker)
     graph.add_edge(START, "worker")
     with pytest.raises(KeyError):
-        await graph.compile().ainvoke(QUESTION, {"configurable": {"replay": replay}})
+        await graph.compile().ainvoke(QUESTION, {"configurable": {"choreo": RunOptions(replay=replay)}})
     await settled(engine)
     stats = engine.stats()
     assert stats.decode_steps < 100 and stats.messages == 2, "root and question only"

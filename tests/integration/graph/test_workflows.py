@@ -11,7 +11,7 @@ from conftest import MakeEngine
 from support.graphs import FREE, QUESTION, SHORT
 from support.lineage import parents_of, record_of
 
-from choreo_agents import START, ChoreoGraph, Engine, MessageHandle, Sampling
+from choreo_agents import START, ChoreoGraph, Engine, MessageHandle, RunOptions, Sampling
 from choreo_agents.models import LoadedModel
 from choreo_agents.workflows import debate
 from choreo_agents.workflows.branch_solve_merge import branch_solve_merge
@@ -83,11 +83,11 @@ def test_a_tree_of_one_level(engine: Engine) -> None:
     assert authors(state) == [START, *[THINKER] * 3, *[VOTER] * 2, FINALIST]
     candidates = said(state, THINKER)
     for number, candidate in enumerate(candidates, start=1):
-        assert last_asked(engine, candidate) == engine.chat.turn("user", "Think.")
-        assert engine.text(candidate).startswith(engine.chat.header(f"Candidate {number}"))
+        assert last_asked(engine, candidate) == engine.chat.turn("user", "Think.").text
+        assert engine.text(candidate).startswith(engine.chat.header(f"Candidate {number}").text)
     for vote in said(state, VOTER):
         assert parents(engine, vote)[2:-1] == candidates, "every voter sees all candidates, in order"
-        assert last_asked(engine, vote) == engine.chat.turn("user", "Who is right?")
+        assert last_asked(engine, vote) == engine.chat.turn("user", "Who is right?").text
     [last] = said(state, FINALIST)
     assert seen(engine, last)[:2] == ["public root", START] and last_asked(engine, last).endswith("Answer.<|end|>")
     [[kept]] = state["kept"]
@@ -103,13 +103,13 @@ def test_a_tree_of_two_levels_goes_on_from_those_that_it_keeps(engine: Engine) -
     first, second = said(state, THINKER)[:2], said(state, THINKER)[2:]
     roots = [[each for each in parents(engine, thought) if each in first] for thought in second]
     assert [len(root) for root in roots] == [1] * 4 and roots[0] == roots[1] != roots[2] == roots[3]
-    assert all(last_asked(engine, thought) == engine.chat.turn("user", "Go on.") for thought in second)
-    names = [engine.chat.header(f"Candidate {number}") for number in range(1, 7)]
+    assert all(last_asked(engine, thought) == engine.chat.turn("user", "Go on.").text for thought in second)
+    names = [engine.chat.header(f"Candidate {number}").text for number in range(1, 7)]
     assert [engine.text(t).startswith(name) for t, name in zip([*first, *second], names, strict=True)] == [True] * 6
     assert not any(VOTER in seen(engine, thought) for thought in second)
     votes = said(state, VOTER)
     assert [last_asked(engine, vote) for vote in votes] == [
-        engine.chat.turn("user", words) for words in ("Who is right?", "Check it.") * 2
+        engine.chat.turn("user", words).text for words in ("Who is right?", "Check it.") * 2
     ]
     in_view = [{*parents(engine, vote)} & {*first, *second} for vote in votes]
     assert in_view == [{*first}] * 2 + [{*first, *second}] * 2, "later voters see whole thoughts"
@@ -135,7 +135,7 @@ def test_what_each_voter_says_decides_who_is_kept(embedded: LoadedModel, make_en
         sampling=Sampling(temperature=0.7, max_tokens=64),
     )
     question = {"messages": [("user", "Start at 5. Add 3. Take 2. Add 9.")]}
-    state = graph.compile(engine=engine).invoke(question, {"configurable": {"seed": 4}})
+    state = graph.compile(engine=engine).invoke(question, {"configurable": {"choreo": RunOptions(seed=4)}})
     words = {message.id: message.text for message in state["messages"]}
     thoughts = [message.text.split()[-1] for message in state["messages"] if message.name == THINKER]
     assert thoughts[0] == "14.", "the first of them is wrong"
@@ -155,7 +155,7 @@ def test_votes_of_each_level_count_for_its_own_candidates(engine: Engine) -> Non
         replay |= {(THINKER, level, branch, 0): words(f"Part {level} {branch}.") for level in (1, 3)}
         replay |= {(VOTER, level, branch, 0): words(f"Candidate {level}.") for level in (2, 4)}
     app = tree(branches=2, depth=2).compile(engine=engine)
-    state = app.invoke(QUESTION, {"configurable": {"replay": replay}})
+    state = app.invoke(QUESTION, {"configurable": {"choreo": RunOptions(replay=replay)}})
     said_by_id = {message.id: message.text for message in state["messages"]}
     assert [[said_by_id[each] for each in thought] for thought in state["kept"]] == [["Part 1 1.", "Part 3 1."]]
 
@@ -201,14 +201,14 @@ def test_parts_are_solved_apart_and_merged_in_their_order(engine: Engine) -> Non
     state = graph.compile(engine=engine).invoke(QUESTION)
     assert authors(state) == [START, "planner", "solver", "solver", "solver", "merger"]
     [plan], parts, [merged] = (said(state, name) for name in ("planner", "solver", "merger"))
-    assert last_asked(engine, plan) == engine.chat.turn("user", "Plan it.")
+    assert last_asked(engine, plan) == engine.chat.turn("user", "Plan it.").text
     for part, told, name in zip(parts, asked, ("Zoe", "Mia", "Zoe"), strict=True):
         assert seen(engine, part) == ["public root", START, "planner", "solver.system"]
-        assert last_asked(engine, part) == engine.chat.turn("user", told)
-        assert engine.text(part).startswith(engine.chat.header(name))
+        assert last_asked(engine, part) == engine.chat.turn("user", told).text
+        assert engine.text(part).startswith(engine.chat.header(name).text)
     assert parents(engine, merged)[2:-1] == [plan, *parts]
-    assert last_asked(engine, merged) == engine.chat.turn("user", "Write all.")
-    assert engine.text(merged).startswith(engine.chat.header("David"))
+    assert last_asked(engine, merged) == engine.chat.turn("user", "Write all.").text
+    assert engine.text(merged).startswith(engine.chat.header("David").text)
 
 
 @pytest.mark.parametrize("strategy", ["parallel", "text"])
@@ -240,14 +240,14 @@ def test_questions_are_encoded_apart_and_placed_as_told(engine: Engine, layout: 
     assert authors(state) == [START, *names, "answerer"]
     assert len({entry["superstep"] for entry in state["handles"] if entry["author"] in names}) == 1
     [answer] = said(state, "answerer")
-    assert last_asked(engine, answer) == engine.chat.turn("user", "Answer all.")
+    assert last_asked(engine, answer) == engine.chat.turn("user", "Answer all.").text
     before = ["public root", "answerer.system", START] if notes else ["public root", START]
     assert seen(engine, answer) == [*before, *names, "answerer.system"]
     offsets = record_of(engine, answer).offsets
     shown = {one.author: (one, place) for one, place in zip(parents_of(engine, answer), offsets, strict=True)}
     for name, words in zip(names, asked, strict=True):
         one, _ = shown[name]
-        assert engine.text(one.handle) == engine.chat.turn("user", words)
+        assert engine.text(one.handle) == engine.chat.turn("user", words).text
         assert [parent.author for parent in parents_of(engine, one.handle, answer)] == before[:-1], (
             "no question has seen another"
         )
@@ -280,8 +280,8 @@ def test_one_agent_answers_at_once(engine: Engine, private: str | None) -> None:
     assert [parent.author for parent in parents_of(engine, question.handle, answer)] == ["public root", *own], (
         "it is read in the light of the notes"
     )
-    assert last_asked(engine, answer) == engine.chat.turn("user", "Answer.")
-    assert engine.text(answer).startswith(engine.chat.header("Alice"))
+    assert last_asked(engine, answer) == engine.chat.turn("user", "Answer.").text
+    assert engine.text(answer).startswith(engine.chat.header("Alice").text)
 
 
 def test_debaters_without_notes_read_one_question_and_are_asked_to_revise(engine: Engine) -> None:
@@ -300,5 +300,5 @@ def test_debaters_without_notes_read_one_question_and_are_asked_to_revise(engine
         assert (question in parents(engine, first)) == (own_notes is None)
         assert seen(engine, second) == ["public root", *own, START, name, *others, f"{name}.system"]
         assert parents(engine, second)[-4:-1] == [first, *(said(state, other)[0] for other in others)]
-        assert last_asked(engine, second) == engine.chat.turn("user", "Again.")
+        assert last_asked(engine, second) == engine.chat.turn("user", "Again.").text
     assert state["rounds_over"] == 0

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
+from choreo_agents import RunOptions
 from choreo_agents.engine import Engine
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, KVBudgetError, TrainingError
 from choreo_agents.kv.handle import MessageHandle
@@ -120,7 +121,7 @@ def test_a_trace_has_the_baselines_words_under_choreos_views(
     student = make_engine(embedded, kv_budget_bytes=1 << 26)
     made = setup.case.play(item, setup.options, setup.prompts, setup.sampling)
     app = made.graph.compile(engine=student)
-    config: Any = {"configurable": {"replay": words, "watch": watch, "seed": 0}}
+    config: Any = {"configurable": {"choreo": RunOptions(seed=0, replay=words, watch=watch)}}
     state = asyncio.run(app.ainvoke({"messages": list(made.messages)}, config))
     with torch.no_grad():
         packed = TraceForward(embedded).logits([trace]).logits

@@ -58,7 +58,7 @@ def problem(task: str, number: int = 0) -> Problem:
 
 @pytest.mark.parametrize("task", DOCUMENT_TASKS)
 def test_a_problem_is_the_same_tokens_as_a_prompt_of_modules_and_as_text(tiny: LoadedModel, task: str) -> None:
-    asked = DocumentQuestion.of(problem(task), tiny.chat, "s")
+    asked = DocumentQuestion.of(problem(task), "s")
     with Engine.load(tiny, memory=Memory(kv_budget_bytes=1 << 23)) as engine, SchemaLibrary(engine) as library:
         library.register(asked.schema)
         with library.assemble(asked.prompt) as view, library.assemble(asked.documents) as bare:
@@ -79,7 +79,7 @@ def test_there_are_enough_kinds_of_questions() -> None:
 
 async def test_a_scaffold_is_an_ordinary_prompt_and_no_adapter_changes_nothing(embedded: LoadedModel) -> None:
     whole = problem("two_hops")
-    asked = DocumentQuestion.of(whole, embedded.chat, "s")
+    asked = DocumentQuestion.of(whole, "s")
     name = asked.parts.answer.name
     with Engine.load(embedded, method="naive", memory=Memory(kv_budget_bytes=1 << 23)) as twin:
         text = await FromPlainText(twin).answer(asked)
@@ -88,7 +88,7 @@ async def test_a_scaffold_is_an_ordinary_prompt_and_no_adapter_changes_nothing(e
         cached = await FromModules(library).answer(asked)
         adapted = await FromAdaptedModules(library, BASE).answer(asked)
         assert engine.stats().leases == 0 and library.schemas == ()
-        together = DocumentQuestion.of(whole, embedded.chat, "together")
+        together = DocumentQuestion.of(whole, "together")
         names = " ".join(f"document-{n}" for n in range(1, len(asked.parts.branches) + 1))
         pml = together.schema.to_pml().replace('name="together"', f'name="together" scaffold="{names}"')
         schema = type(together.schema).from_text(pml)
@@ -108,7 +108,7 @@ async def test_the_adapters_mapper_shows_the_documents(embedded: LoadedModel, tm
         for parameter in mapper.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
     mapper.save(tmp_path / "own", adapter.weights)
-    asked = DocumentQuestion.of(problem("reports"), embedded.chat, "s")
+    asked = DocumentQuestion.of(problem("reports"), "s")
     with Engine.load(embedded, memory=Memory(kv_budget_bytes=1 << 25)) as engine, SchemaLibrary(engine) as library:
         name = engine.load_adapter(tmp_path / "own")
         plain = await FromModules(library).answer(asked)
@@ -117,7 +117,7 @@ async def test_the_adapters_mapper_shows_the_documents(embedded: LoadedModel, tm
                         for b in asked.parts.branches)  # fmt: skip
         assert engine.stats().tokens_mapped == documents and engine.stats().leases == 0
         # Problems that are asked at the same time may have the same documents.
-        twins = [DocumentQuestion.of(problem("reports"), embedded.chat, schema) for schema in ("s", "t", "u")]
+        twins = [DocumentQuestion.of(problem("reports"), schema) for schema in ("s", "t", "u")]
         together = await asyncio.gather(*(FromAdaptedModules(library, name).answer(twin) for twin in twins))
         assert together == [mapped] * 3 and engine.stats().leases == 0
     assert mapped["answer"] != plain["answer"]

@@ -43,11 +43,11 @@ def test_choreo_encodes_every_turn_once(held: dict[str, DebateRun], request: pyt
     problem = setting_of(embedded, request.node.callspec.params["held"]).problem
     run, chat = held["choreo"], embedded.chat
     turns = [
-        chat.root(DEBATE_RULES),
-        *(chat.turn("user", report) for report in problem.record),
-        *(chat.turn("system", notes) for notes in problem.notes),
-        *[chat.turn("user", problem.question)] * len(problem.agents),
-        *(chat.turn("assistant", said.words, said.agent) for said in run.utterances),
+        chat.root(DEBATE_RULES).text,
+        *(chat.turn("user", report).text for report in problem.record),
+        *(chat.turn("system", notes).text for notes in problem.notes),
+        *[chat.turn("user", problem.question).text] * len(problem.agents),
+        *(chat.turn("assistant", said.words, said.agent).text for said in run.utterances),
     ]
     assert run.cost.tokens_encoded == sum(len(embedded.encode(turn)) for turn in turns)
 
@@ -67,12 +67,14 @@ def test_the_record_is_read_by_all_and_notes_and_questions_by_one_each(make_engi
             read = engine.inspect.records([handle])[-1].parents
             assert [parent.id for parent in read if parent.id in record] == record
             asked = [engine.text(parent) for parent in read]
-            assert asked.count(engine.chat.turn("user", "Who?")) == 1
-            assert asked.count(engine.chat.turn("user", "Again.")) == number
-            told = [each for each in NOTES.values() if each is not None and engine.chat.turn("system", each) in asked]
+            assert asked.count(engine.chat.turn("user", "Who?").text) == 1
+            assert asked.count(engine.chat.turn("user", "Again.").text) == number
+            told = [
+                each for each in NOTES.values() if each is not None and engine.chat.turn("system", each).text in asked
+            ]
             assert told == ([] if notes is None else [notes])
         first = [engine.text(parent) for parent in engine.inspect.records([own[0]])[-1].parents]
-        assert first[-1] == engine.chat.turn("user", "Who?"), "behind all that it is about"
+        assert first[-1] == engine.chat.turn("user", "Who?").text, "behind all that it is about"
 
 
 def test_a_comparison_tells_what_each_twin_took(embedded: LoadedModel) -> None:

@@ -70,7 +70,7 @@ async def test_private_notes_never_reach_the_synthesizers_own_view(
     before = engine.stats().tokens_encoded
     merged = await play_synthesis(engine, vote, sampling=GREEDY)
     told = [m.text for m in vote.messages if m.name in vote.by_name["answer"].parents]
-    turns = [engine.chat.turn(m.role, m.text, m.author) for m in vote.messages if m.text in told]
+    turns = [engine.chat.turn(m.role, m.text, m.author).text for m in vote.messages if m.text in told]
     seen = sum(len(engine.model.encode(turn)) for turn in turns) + 1 + len(merged.tokens)
     assert engine.stats().tokens_encoded - before <= seen
 

@@ -104,9 +104,9 @@ def test_choreo_encodes_every_turn_of_a_parallel_debate_once(embedded: LoadedMod
 
     with Engine.load(embedded, memory=Memory(kv_budget_bytes=1 << 24)) as engine:
         chat = engine.chat
-    once = count(chat.root(instance.chat.system)) + count(chat.turn("user", instance.question))
+    once = count(chat.root(instance.chat.system).text) + count(chat.turn("user", instance.question).text)
     turn = LENGTHS.utterance + count(chat.turn_end)
-    spoken = sum(3 * (count(chat.header(agent)) + turn) for agent in instance.chat.agents)
+    spoken = sum(3 * (count(chat.header(agent).text) + turn) for agent in instance.chat.agents)
     assert cost.tokens_encoded == once + spoken
     assert [entry["author"] for entry in state["handles"]].count(START) == 1
 

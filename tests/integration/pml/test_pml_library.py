@@ -142,7 +142,7 @@ def test_what_a_prompt_reads_is_in_the_order_of_positions(make_library: MakeLibr
     assert offsets == sorted(offsets) and len(set(offsets)) == len(handles)
     handle = answer(library, TRIP, 9)
     assert set(engine.inspect.ancestors(handle)) > set(handles[-1:])
-    assert engine.text(handle).startswith(engine.chat.header(None))
+    assert engine.text(handle).startswith(engine.chat.header(None).text)
 
 
 def test_a_text_sees_all_that_stands_before_it_and_nothing_after(make_library: MakeLibrary) -> None:
@@ -334,7 +334,7 @@ def test_tenants_share_a_folder_but_no_file(make_library: MakeLibrary, tmp_path:
     mine = files(tmp_path)
     with SchemaLibrary(engine.tenant("other"), tmp_path) as other:
         other.register(schema(), encode="eager")
-    assert engine.stats().adopted == 0 and len(files(tmp_path)) == 2 * len(mine)
+    assert engine.owner.stats().adopted == 0 and len(files(tmp_path)) == 2 * len(mine)
     assert len({path.parent for path in files(tmp_path)}) == 2
 
 

@@ -16,7 +16,7 @@ from support.graphs import QUESTION
 from support.traces import draw_adapter, draw_mapper, draw_trace, engine_handles
 from torch import Tensor
 
-from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling
+from choreo_agents import Decode, Engine, MessageHandle, Prefill, RunOptions, Sampling
 from choreo_agents.errors import HandleError
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.adapter_files import write_adapter
@@ -53,7 +53,7 @@ def test_a_recorded_debate_has_the_engines_logits(make_engine: MakeEngine, metho
     engine = make_engine(method=method)
     graph = debate({"ann": "Ann has 3 kites.", "bo": None}, rounds=2, system="Talk.", revise="Again.", sampling=FREE)
     seen = Watched()
-    state = graph.compile(engine=engine).invoke(QUESTION, {"configurable": {"watch": seen}})
+    state = graph.compile(engine=engine).invoke(QUESTION, {"configurable": {"choreo": RunOptions(watch=seen)}})
     trace = record(engine, "debate", handles_in(state["handles"]))
     assert trace.learnt_tokens == 4 * 9
     wanted = {}

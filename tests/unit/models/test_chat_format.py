@@ -67,43 +67,43 @@ def format_of(template: str | None, bos: str | None = "<s>") -> ChatFormat:
 def test_the_embedded_template_writes_names() -> None:
     chat = ChatFormat.of(build_tokenizer())
     assert chat.bos == "<s>" and chat.turn_end == "<|end|>"
-    assert chat.root(None) == "<s>"
-    assert chat.root("Hear each other.") == "<s><|system|> Hear each other.<|end|>"
-    assert chat.turn("user", "What?") == "<|user|> What?<|end|>"
-    assert chat.turn("assistant", "Yes.", "Ann") == "<|assistant|> Ann: Yes.<|end|>"
-    assert chat.turn("user", "Yes.", "Ann") == "<|user|> Ann: Yes.<|end|>"
-    assert chat.header(None) == "<|assistant|>"
-    assert chat.header("Ann") == "<|assistant|> Ann:"
+    assert chat.root(None).text == "<s>"
+    assert chat.root("Hear each other.").text == "<s><|system|> Hear each other.<|end|>"
+    assert chat.turn("user", "What?").text == "<|user|> What?<|end|>"
+    assert chat.turn("assistant", "Yes.", "Ann").text == "<|assistant|> Ann: Yes.<|end|>"
+    assert chat.turn("user", "Yes.", "Ann").text == "<|user|> Ann: Yes.<|end|>"
+    assert chat.header(None).text == "<|assistant|>"
+    assert chat.header("Ann").text == "<|assistant|> Ann:"
 
 
 def test_chatml() -> None:
     chat = format_of(CHATML, bos=None)
-    assert chat.root(None) == ""
-    assert chat.root("s") == chat.turn("system", "s") == "<|im_start|>system\ns<|im_end|>\n"
-    assert chat.turn("user", "u") == "<|im_start|>user\nu<|im_end|>\n"
-    assert chat.header(None) == "<|im_start|>assistant\n"
+    assert chat.root(None).text == ""
+    assert chat.root("s").text == chat.turn("system", "s").text == "<|im_start|>system\ns<|im_end|>\n"
+    assert chat.turn("user", "u").text == "<|im_start|>user\nu<|im_end|>\n"
+    assert chat.header(None).text == "<|im_start|>assistant\n"
     assert chat.turn_end == "<|im_end|>\n"
 
 
 def test_a_template_without_names_gets_them_as_the_first_words() -> None:
     chat = format_of(CHATML, bos=None)
-    assert chat.turn("assistant", "Yes.", "Ann") == "<|im_start|>assistant\nAnn: Yes.<|im_end|>\n"
-    assert chat.header("Ann") == "<|im_start|>assistant\nAnn:"
+    assert chat.turn("assistant", "Yes.", "Ann").text == "<|im_start|>assistant\nAnn: Yes.<|im_end|>\n"
+    assert chat.header("Ann").text == "<|im_start|>assistant\nAnn:"
 
 
 def test_a_default_system_turn_belongs_to_no_other_turn() -> None:
     chat = format_of(CHATML_WITH_DEFAULT_SYSTEM, bos=None)
-    assert chat.turn("user", "u") == "<|im_start|>user\nu<|im_end|>\n"
-    assert chat.root("s") == "<|im_start|>system\ns<|im_end|>\n"
+    assert chat.turn("user", "u").text == "<|im_start|>user\nu<|im_end|>\n"
+    assert chat.root("s").text == "<|im_start|>system\ns<|im_end|>\n"
 
 
 def test_llama3() -> None:
     chat = format_of(LLAMA3, bos="<|begin_of_text|>")
-    assert chat.root(None) == "<|begin_of_text|>"
-    assert chat.root("s") == "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\ns<|eot_id|>"
-    assert chat.turn("user", "u") == "<|start_header_id|>user<|end_header_id|>\n\nu<|eot_id|>"
-    assert chat.header(None) == "<|start_header_id|>assistant<|end_header_id|>\n\n"
-    assert chat.header("Ann") == "<|start_header_id|>assistant<|end_header_id|>\n\nAnn:"
+    assert chat.root(None).text == "<|begin_of_text|>"
+    assert chat.root("s").text == "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\ns<|eot_id|>"
+    assert chat.turn("user", "u").text == "<|start_header_id|>user<|end_header_id|>\n\nu<|eot_id|>"
+    assert chat.header(None).text == "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    assert chat.header("Ann").text == "<|start_header_id|>assistant<|end_header_id|>\n\nAnn:"
     assert chat.turn_end == "<|eot_id|>"
 
 
@@ -113,24 +113,24 @@ def test_what_a_template_puts_into_the_first_system_turn_only_is_left_out(bos: s
     words = "{{ message['content']"
     dated = LLAMA3.replace(words, "{% if loop.first %}Today is Monday.\n\n{% endif %}" + words)
     chat = format_of(dated if root else dated.replace("{{ bos_token }}", ""), bos)
-    assert chat.root(None) == root
-    assert chat.root("s") == f"{root}<|start_header_id|>system<|end_header_id|>\n\ns<|eot_id|>"
-    assert chat.turn("user", "u") == "<|start_header_id|>user<|end_header_id|>\n\nu<|eot_id|>"
+    assert chat.root(None).text == root
+    assert chat.root("s").text == f"{root}<|start_header_id|>system<|end_header_id|>\n\ns<|eot_id|>"
+    assert chat.turn("user", "u").text == "<|start_header_id|>user<|end_header_id|>\n\nu<|eot_id|>"
 
 
 def test_where_system_turns_are_refused_instructions_come_as_the_users() -> None:
     chat = format_of(GEMMA, bos="<bos>")
-    assert chat.root("s") == "<bos><start_of_turn>user\ns<end_of_turn>\n"
-    assert chat.turn("user", "u") == "<start_of_turn>user\nu<end_of_turn>\n"
-    assert chat.turn("assistant", "a") == "<start_of_turn>model\na<end_of_turn>\n"
-    assert chat.header(None) == "<start_of_turn>model\n"
+    assert chat.root("s").text == "<bos><start_of_turn>user\ns<end_of_turn>\n"
+    assert chat.turn("user", "u").text == "<start_of_turn>user\nu<end_of_turn>\n"
+    assert chat.turn("assistant", "a").text == "<start_of_turn>model\na<end_of_turn>\n"
+    assert chat.header(None).text == "<start_of_turn>model\n"
 
 
 def test_without_a_template_turns_are_plain_lines() -> None:
     chat = format_of(None)
-    assert chat.root("s") == "<s>System: s\n"
-    assert chat.turn("user", "u", "Ann") == "User: Ann: u\n"
-    assert chat.header(None) == "Assistant:"
+    assert chat.root("s").text == "<s>System: s\n"
+    assert chat.turn("user", "u", "Ann").text == "User: Ann: u\n"
+    assert chat.header(None).text == "Assistant:"
     assert chat.turn_end == "\n"
 
 
@@ -142,30 +142,32 @@ def test_a_template_that_rewrites_earlier_messages_is_refused() -> None:
 def test_where_system_words_are_written_into_the_users_turn_they_come_as_a_turn_of_their_own() -> None:
     """Else what the template was probed with would stand in every user's turn."""
     chat = format_of(FOLDS_SYSTEM)
-    assert chat.turn("user", "u") == "[INST] u [/INST]"
-    assert chat.root("s") == "<s>[INST] s [/INST]"
-    assert chat.turn("assistant", "a") == " a</s>"
+    assert chat.turn("user", "u").text == "[INST] u [/INST]"
+    assert chat.root("s").text == "<s>[INST] s [/INST]"
+    assert chat.turn("assistant", "a").text == " a</s>"
 
 
 def test_words_and_names_are_never_taken_for_template_code() -> None:
     chat = ChatFormat.of(build_tokenizer())
-    assert chat.turn("user", "{{ bos_token }}\u241f", "{% x %}") == "<|user|> {% x %}: {{ bos_token }}\u241f<|end|>"
+    assert (
+        chat.turn("user", "{{ bos_token }}\u241f", "{% x %}").text == "<|user|> {% x %}: {{ bos_token }}\u241f<|end|>"
+    )
 
 
 def test_a_begin_token_that_the_template_does_not_write_is_no_part_of_the_root() -> None:
     """Such as Phi-3.5's: the tokenizer has one, chats never start with it."""
     chat = format_of(CHATML, bos="<s>")
-    assert chat.root("s") == "<|im_start|>system\ns<|im_end|>\n"
-    assert chat.root(None) == ""
+    assert chat.root("s").text == "<|im_start|>system\ns<|im_end|>\n"
+    assert chat.root(None).text == ""
 
 
 def test_a_begin_token_that_opens_every_turn_stays_with_the_turns() -> None:
     """Such as SmolLM2's, whose begin-of-sequence token is `<|im_start|>`."""
     chat = format_of(CHATML, bos="<|im_start|>")
-    assert chat.turn("system", "s") == "<|im_start|>system\ns<|im_end|>\n"
-    assert chat.turn("user", "u") == "<|im_start|>user\nu<|im_end|>\n"
-    assert chat.root("s") == "<|im_start|>system\ns<|im_end|>\n"
-    assert chat.root(None) == ""
+    assert chat.turn("system", "s").text == "<|im_start|>system\ns<|im_end|>\n"
+    assert chat.turn("user", "u").text == "<|im_start|>user\nu<|im_end|>\n"
+    assert chat.root("s").text == "<|im_start|>system\ns<|im_end|>\n"
+    assert chat.root(None).text == ""
 
 
 @pytest.mark.parametrize(
@@ -180,5 +182,5 @@ def test_turns_joined_are_what_the_template_renders(template: str, bos: str | No
         {"role": role, "content": words}
         for role, words in (("user", "u"), ("assistant", "a"), ("user", "v"), ("assistant", "b"))
     ]
-    joined = chat.root(None) + "".join(chat.turn(message["role"], message["content"]) for message in messages)
+    joined = chat.root(None).text + "".join(chat.turn(message["role"], message["content"]).text for message in messages)
     assert joined == tokenizer.apply_chat_template(messages, tokenize=False)

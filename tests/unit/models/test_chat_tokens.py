@@ -6,6 +6,7 @@ from transformers import PreTrainedTokenizerFast
 from unit.models.test_chat_format import CHATML, GEMMA, LLAMA3
 
 from choreo_agents.models.chat import ChatFormat
+from choreo_agents.models.spelling import spelling_of
 
 MISTRAL = (
     "{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
@@ -79,7 +80,7 @@ def trained(style: str, kind: str) -> PreTrainedTokenizerFast:
 def test_turns_encoded_one_by_one_are_the_tokens_of_the_whole_chat(style: str, kind: str) -> None:
     tokenizer = trained(style, kind)
     chat = ChatFormat.of(tokenizer)
-    spans = [chat.root(None), *(chat.turn(role, words) for role, words in CHAT)]
+    spans = [chat.root(None).text, *(chat.turn(role, words).text for role, words in CHAT)]
     pieces = [tokenizer.encode(span, add_special_tokens=False) for span in spans if span]
     whole = tokenizer.apply_chat_template(
         [{"role": role, "content": words} for role, words in CHAT], tokenize=True, return_dict=False
@@ -92,6 +93,9 @@ def test_turns_encoded_one_by_one_are_the_tokens_of_the_whole_chat(style: str, k
         assert tokenizer.decode(joined).translate(bare) == tokenizer.decode(whole).translate(bare)
         return
     assert joined == whole
+    spelling = spelling_of(tokenizer)
+    framed = [chat.root(None), *(chat.turn(role, words) for role, words in CHAT)]
+    assert [token for span in framed for token in spelling.encode(span)] == whole
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -100,7 +104,7 @@ def test_an_answer_begins_where_its_header_ends(style: str) -> None:
     tokenizer = trained(style, "byte-level")
     chat = ChatFormat.of(tokenizer)
     role, words = "assistant", " 42"
-    header = tokenizer.encode(chat.header(None), add_special_tokens=False)
+    header = tokenizer.encode(chat.header(None).text, add_special_tokens=False)
     rest = tokenizer.encode(words + chat.turn_end, add_special_tokens=False)
     text = tokenizer.decode([*header, *rest], skip_special_tokens=False)
-    assert text.replace(" ", "") == chat.turn(role, "42").replace(" ", "")
+    assert text.replace(" ", "") == chat.turn(role, "42").text.replace(" ", "")

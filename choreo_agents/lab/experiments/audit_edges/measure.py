@@ -18,7 +18,7 @@ from torch import Tensor
 
 from choreo_agents.engine import Engine, Memory
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph import Agent, ChoreoGraph, Policy
+from choreo_agents.graph import Agent, ChoreoGraph, Policy, RunOptions
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.lab.experiments.audit_edges.probe import readable
@@ -203,7 +203,8 @@ def _run(graph: ChoreoGraph, model: Any, given: EdgeInput, said: Mapping[Place, 
 
     with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 28)) as engine:
         app = graph.compile(engine=engine)
-        config: Any = {"configurable": {"replay": said, "watch": watch if said is not None else None, "seed": 0}}
+        options = RunOptions(seed=0, replay=said, watch=watch if said is not None else None)
+        config: Any = {"configurable": {"choreo": options}}
         streamed: Iterator[Any] = app.stream(dict(given.state), config, stream_mode=["values", "custom"])
         for mode, item in streamed:
             if mode == "values":

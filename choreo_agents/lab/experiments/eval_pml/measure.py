@@ -89,7 +89,7 @@ class Exam:
 
                 async def ask(task: Task, number: int) -> None:
                     problem = draw_problem(task, self.split, number)
-                    asked = DocumentQuestion.of(problem, self.model.chat, f"{task.name}-{number}")
+                    asked = DocumentQuestion.of(problem, f"{task.name}-{number}")
                     record = await answering.answer(asked)
                     score = problem.score({asked.parts.answer.name: record["answer"]})
                     journal.add(keys[task.name, number], {"score": score, **record})

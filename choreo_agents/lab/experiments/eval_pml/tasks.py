@@ -12,8 +12,9 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.lab.language import Problem, ProblemMessage, Task
 from choreo_agents.lab.language.synthesis import SYNTHESIS_TASKS, Parts, Synthesis
 from choreo_agents.lab.language.tasks import MultiDocument, TwoHop
-from choreo_agents.models.chat import ChatFormat
+from choreo_agents.models import ChatFormat, FramedText
 from choreo_agents.pml import Prompt, Schema, module_of
+from choreo_agents.pml.building import TurnPart
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,11 @@ class DocumentQuestion:
     """The same without the question."""
 
     @classmethod
-    def of(cls, problem: Problem, chat: ChatFormat, name: str) -> DocumentQuestion:
+    def of(cls, problem: Problem, name: str) -> DocumentQuestion:
         """Write a problem down.
 
         Args:
             problem: With documents.
-            chat: How the model writes turns.
             name: Of the schema.
 
         Raises:
@@ -76,21 +76,27 @@ class DocumentQuestion:
         """
         parts = Parts.of(problem)
         names = [f"document-{number}" for number in range(1, len(parts.branches) + 1)]
-        modules = [module_of(name, written(chat, [b.words])) for name, b in zip(names, parts.branches, strict=True)]
-        schema = Schema.from_python(name, [written(chat, parts.trunk), *modules])
+        modules = [module_of(name, _turn(b.words)) for name, b in zip(names, parts.branches, strict=True)]
+        schema = Schema.from_python(name, [*map(_turn, parts.trunk), *modules])
         imports = "".join(f"<{name}/>" for name in names)
         question = "".join(f"<{ask.role}>{escape(ask.text)}</{ask.role}>" for ask in parts.asks)
         return cls(parts, schema, schema.prompt(imports + question), schema.prompt(imports))
 
-    def as_text(self, chat: ChatFormat) -> str:
+    def as_text(self, chat: ChatFormat) -> FramedText:
         """The ordinary prompt: all turns, one after the other."""
         documents = [branch.words for branch in self.parts.branches]
-        return chat.bos + written(chat, [*self.parts.trunk, *documents, *self.parts.asks])
+        return FramedText.frame(chat.bos) + written(chat, [*self.parts.trunk, *documents, *self.parts.asks])
 
 
-def written(chat: ChatFormat, messages: Sequence[ProblemMessage]) -> str:
+def written(chat: ChatFormat, messages: Sequence[ProblemMessage]) -> FramedText:
     """Turns one after the other."""
-    return "".join(chat.turn(message.role, message.text, message.author) for message in messages)
+    turns = (chat.turn(message.role, message.text, message.author) for message in messages)
+    return sum(turns, FramedText())
+
+
+def _turn(message: ProblemMessage) -> TurnPart:
+    """The same turn in a schema, where nobody has a name of his own."""
+    return TurnPart(message.role, (f"{message.author}: {message.text}" if message.author else message.text,))
 
 
 def require_document_tasks(names: Sequence[str]) -> list[Task]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from choreo_agents import RunOptions
 from choreo_agents.graph.turn.run_place import RunPlace
 
 
@@ -50,7 +51,7 @@ def test_call_names_depend_on_thread_task_agent_and_call() -> None:
 
 
 def test_a_runs_own_seed_replaces_the_engines() -> None:
-    with_seed = RunPlace.of({"configurable": {"seed": 5}}, "alone")
+    with_seed = RunPlace.of({"configurable": {"choreo": RunOptions(seed=5)}}, "alone")
     assert with_seed.call_seed(0, 1) == with_seed.call_seed(99, 1)
 
 

@@ -152,7 +152,7 @@ async def test_a_text_trace_is_the_ordinary_prompt(make_engine: MakeEngine, tiny
     engine, problem = make_engine(method="baseline"), uneven("vote", branches=4)
     parts = Parts.of(problem)
     turns = [*parts.trunk, *(branch.words for branch in parts.branches), *parts.asks, parts.answer]
-    prompt = engine.chat.bos + "".join(engine.chat.turn(m.role, m.text, m.author) for m in turns)
+    prompt = engine.chat.bos + "".join(engine.chat.turn(m.role, m.text, m.author).text for m in turns)
     trace = text_trace(fan_of(tiny, problem, id="t"))
     assert [token for message in trace.messages for token in message.tokens] == tiny.encode(prompt)
     at = 0

@@ -1,0 +1,80 @@
+"""Text that says which of it is frame and which is words: only in frames there are control tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+
+@dataclass(frozen=True)
+class FramedText:
+    """Frames, which a chat format or a program writes, and words, which anybody may have written.
+
+    `FramedText.frame("<|user|>") + FramedText.words(said) + FramedText.frame("<|end|>")`: two control tokens come of
+    it, whatever was said. What stands next to each other is tokenized together, as one text would be.
+    """
+
+    parts: tuple[tuple[str, bool], ...] = ()
+    """Texts, none of them empty, and whether each is a frame; no two of a kind stand next to each other."""
+
+    @classmethod
+    def frame(cls, text: str) -> FramedText:
+        """Text in which control tokens count."""
+        return cls(((text, True),) if text else ())
+
+    @classmethod
+    def words(cls, text: str) -> FramedText:
+        """Text in which nothing is a control token."""
+        return cls(((text, False),) if text else ())
+
+    @property
+    def text(self) -> str:
+        """All of it, as it is read."""
+        return "".join(text for text, _ in self.parts)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __len__(self) -> int:
+        return sum(len(text) for text, _ in self.parts)
+
+    def __add__(self, other: FramedText) -> FramedText:
+        if not isinstance(other, FramedText):
+            return NotImplemented
+        return FramedText(tuple(_joined([*self.parts, *other.parts])))
+
+    def rstrip(self, characters: str) -> FramedText:
+        """The same without these characters at its end."""
+        parts = [*self.parts]
+        while parts:
+            text, is_frame = parts.pop()
+            if bare := text.rstrip(characters):
+                return FramedText((*parts, (bare, is_frame)))
+        return FramedText()
+
+    def runs(self, controls: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
+        """Its control tokens, and the texts between them; and whether each is a control token.
+
+        Args:
+            controls: What is one in a frame.
+        """
+        between = ""
+        for text, is_frame in self.parts:
+            done = 0
+            for found in controls.finditer(text) if is_frame else ():
+                between += text[done : found.start()]
+                if between:
+                    yield between, False
+                yield found[0], True
+                between, done = "", found.end()
+            between += text[done:]
+        if between:
+            yield between, False
+
+
+def _joined(parts: list[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
+    """Texts of one kind that stand next to each other as one."""
+    for kind, together in groupby((part for part in parts if part[0]), key=lambda part: part[1]):
+        yield "".join(text for text, _ in together), kind

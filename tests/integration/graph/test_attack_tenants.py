@@ -1,0 +1,281 @@
+"""What a client may ask of a service that runs a graph for many, and what it may not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MakeEngine
+from langchain_core.runnables import RunnableConfig
+from langgraph.cache.memory import InMemoryCache
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from langgraph.types import CachePolicy, Command
+from support.graphs import QUESTION, branches
+
+from choreo_agents import START, Agent, ChoreoGraph, MessageHandle, RunOptions, Sampling, Schema, Synthesizer
+from choreo_agents.errors import ForeignThreadError, InvalidRequestError, UnknownHandleError
+
+HOT = Sampling(temperature=1.0, max_tokens=6, stop_tokens=())
+
+
+# Options of a run
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"seed": 7},
+        {"seed": None},
+        {"replay": {}},
+        {"watch": "x"},
+        {"choreo": {"seed": 7}},
+        {"choreo": {"replay": {"ann": [5]}, "watch": None}},
+        {"choreo": None},
+        {"choreo": RunOptions(seed=1), "replay": {}},
+    ],
+    ids=repr,
+)
+def test_what_a_client_can_write_into_configurable_is_no_option_of_a_run(
+    make_engine: MakeEngine, written: dict[str, Any]
+) -> None:
+    app = branches(["ann"], HOT).compile(engine=make_engine())
+    with pytest.raises(InvalidRequestError, match=r"choreo_agents\.RunOptions\("):
+        app.invoke(QUESTION, {"configurable": written})
+
+
+def test_json_carries_no_options_of_a_run(make_engine: MakeEngine) -> None:
+    options = RunOptions(seed=7)
+    with pytest.raises(TypeError):
+        json.dumps({"choreo": options})
+    app, said = branches(["ann"], HOT).compile(engine=make_engine()), set()
+    for seed in (1, 2, 1, None):
+        state = app.invoke(QUESTION, {"configurable": {"choreo": RunOptions(seed=seed)}})
+        said.add((seed, state["messages"][-1].text))
+    assert len(said) == 3 and len({text for _, text in said}) == 3
+    for wrong in ("7", 7.0, True):
+        with pytest.raises(InvalidRequestError, match="seed of a run must be an integer"):
+            RunOptions(seed=wrong)  # type: ignore[arg-type]
+
+
+# One compiled graph for all tenants
+
+WHO: ContextVar[Any] = ContextVar("who")
+"""What the service has authenticated."""
+
+
+def of_the_service(_: RunnableConfig) -> Any:
+    return WHO.get("")
+
+
+def as_tenant(salt: Any, use: Callable[[], Any]) -> Any:
+    """What a request of a tenant's gets."""
+    context = copy_context()
+    context.run(WHO.set, salt)
+    return context.run(use)
+
+
+def team() -> ChoreoGraph:
+    return branches(["ann", "bob"], Sampling(max_tokens=3, stop_tokens=()))
+
+
+def config(thread: str = "t", **more: Any) -> RunnableConfig:
+    return {"configurable": {"thread_id": thread, **more}}
+
+
+def handles(state: dict[str, Any]) -> list[MessageHandle]:
+    return [MessageHandle.model_validate(entry["handle"]) for entry in state["handles"]]
+
+
+def test_each_run_is_served_as_its_tenants_own(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    app = team().compile(engine=engine, tenant=of_the_service)
+    first = as_tenant("acme", lambda: app.invoke(QUESTION))
+    cost = engine.tenant("acme").stats().tokens_encoded
+    second = as_tenant("initech", lambda: app.invoke(QUESTION))
+    assert engine.stats().tokens_encoded == 0 < cost == engine.tenant("initech").stats().tokens_encoded
+    assert {h.id for h in handles(first)}.isdisjoint(h.id for h in handles(second))
+    for handle in handles(first):
+        assert engine.tenant("acme").tokens(handle)
+        for other in (engine, engine.tenant("initech")):
+            with pytest.raises(UnknownHandleError):
+                other.tokens(handle)
+    as_tenant("acme", lambda: app.invoke(QUESTION))
+    assert engine.tenant("acme").stats().tokens_encoded < 2 * cost, "what it has encoded it finds again"
+    with pytest.raises(UnknownHandleError):
+        app.audit(first)
+    assert app.audit(first, engine=engine.tenant("acme"))
+
+
+async def test_runs_of_several_tenants_at_once_are_each_ones_own(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    app = team().compile(InMemorySaver(), engine=engine, tenant=of_the_service)
+
+    async def run(salt: str) -> dict[str, Any]:
+        WHO.set(salt)
+        return await app.ainvoke(QUESTION, config(f"of {salt}"))
+
+    salts = ["a", "b", "c", "a2"]
+    states = await asyncio.gather(*(asyncio.create_task(run(salt)) for salt in salts))
+    for salt, state in zip(salts, states, strict=True):
+        for own in salts:
+            for handle in handles(state):
+                assert (engine.tenant(own).kv.tiers([handle]) != [None]) == (own == salt)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [{"tenant": "acme"}, {"salt": "acme"}, {"__pregel_choreo_tenant": "acme"}, {"choreo_tenant": "acme"}],
+    ids=repr,
+)
+def test_a_client_does_not_say_who_it_is(make_engine: MakeEngine, written: dict[str, Any]) -> None:
+    engine = make_engine()
+    app = team().compile(engine=engine, tenant=of_the_service)
+    given: Any = {"configurable": written, "metadata": {"choreo_tenant": "acme"}, "tags": ["acme"]}
+    as_tenant("initech", lambda: app.invoke(QUESTION, given))
+    assert engine.tenant("acme").stats().tokens_encoded == 0 < engine.tenant("initech").stats().tokens_encoded
+    for nobody in ("", None, 7, engine):
+        with pytest.raises(InvalidRequestError, match="must name the tenant"):
+            as_tenant(nobody, lambda: app.invoke(QUESTION, given))
+    with pytest.raises(InvalidRequestError, match="runs outside of the graph"):
+        team().compile(engine=engine, tenant=of_the_service).builder.nodes["ann"].runnable.invoke(QUESTION)
+
+
+@contextmanager
+def saver(kind: str, folder: Path) -> Iterator[Any]:
+    if kind == "memory":
+        yield InMemorySaver()
+    else:
+        with SqliteSaver.from_conn_string(str(folder / "threads.sqlite")) as kept:
+            yield kept
+
+
+ATTACKS: dict[str, Callable[[Any], Any]] = {
+    "a run": lambda app: app.invoke(QUESTION, config()),
+    "a resume": lambda app: app.invoke(None, config()),
+    "a command": lambda app: app.invoke(Command(update=QUESTION, goto="ann"), config()),
+    "a stream": lambda app: list(app.stream(QUESTION, config())),
+    "a state": lambda app: app.get_state(config()),
+    "a history": lambda app: list(app.get_state_history(config())),
+    "an update": lambda app: app.update_state(config(), QUESTION, as_node="__start__"),
+    "a checkpoint that there is not": lambda app: app.invoke(QUESTION, config(checkpoint_id="x")),
+    "a history of nothing": lambda app: list(app.get_state_history(config(checkpoint_id="x"))),
+    "a state of a subgraph": lambda app: app.get_state(config(checkpoint_ns="ann")),
+    "a run in a namespace": lambda app: app.invoke(QUESTION, config(checkpoint_ns="ann:1")),
+    "a forged mark": lambda app: app.invoke(QUESTION, {**config(), "metadata": {"choreo_tenant": "acme"}}),
+    "a forged tenant": lambda app: app.invoke(QUESTION, config(__pregel_choreo_tenant="acme")),
+    "a number": lambda app: app.with_config(config()).invoke(QUESTION),
+}
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_thread_belongs_to_its_first_tenant(make_engine: MakeEngine, tmp_path: Path, kind: str, attack: str) -> None:
+    """Also when another process, with another engine and graph, asks for it."""
+    engine = make_engine()
+    with saver(kind, tmp_path) as kept:
+        app = team().compile(kept, engine=engine, tenant=of_the_service)
+        mine = as_tenant("acme", lambda: app.invoke(QUESTION, config()))
+        again = team().compile(kept, engine=make_engine(), tenant=of_the_service)
+        for served in (app, again):
+            with pytest.raises(ForeignThreadError, match="'t' is not this tenant's"):
+                as_tenant("initech", lambda served=served: ATTACKS[attack](served))
+        assert as_tenant("acme", lambda: app.get_state(config())).values["messages"] == mine["messages"]
+        as_tenant("acme", lambda: app.update_state(config(), {"messages": [("user", "And Bob?")]}, as_node="__start__"))
+        with pytest.raises(ForeignThreadError):
+            as_tenant("initech", lambda: ATTACKS[attack](again))
+        after = as_tenant("acme", lambda: again.invoke({"messages": [("user", "Well?")]}, config()))
+        assert len(after["messages"]) > len(mine["messages"])
+        assert as_tenant("initech", lambda: again.invoke(QUESTION, config("another")))
+
+
+@pytest.mark.parametrize("attack", ["run", "state", "history", "update"])
+async def test_a_thread_belongs_to_its_first_tenant_async(make_engine: MakeEngine, tmp_path: Path, attack: str) -> None:
+    async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "threads.sqlite")) as kept:
+        app = team().compile(kept, engine=make_engine(), tenant=of_the_service)
+        WHO.set("acme")
+        await app.ainvoke(QUESTION, config())
+        WHO.set("initech")
+        with pytest.raises(ForeignThreadError):
+            if attack == "run":
+                await app.ainvoke(QUESTION, config())
+            elif attack == "state":
+                await app.aget_state(config())
+            elif attack == "update":
+                await app.aupdate_state(config(), QUESTION, as_node="__start__")
+            else:
+                [_ async for _ in app.aget_state_history(config())]
+        WHO.set("acme")
+        assert len([_ async for _ in app.aget_state_history(config())]) > 1
+        assert (await app.aget_state(config())).values["messages"]
+        await app.aupdate_state(config(), QUESTION, as_node="__start__")
+
+
+def test_a_thread_of_nobody_known_is_nobodys(make_engine: MakeEngine) -> None:
+    """It was begun before there were tenants, or by a graph that knows none."""
+    engine, kept = make_engine(), InMemorySaver()
+    team().compile(kept, engine=engine).invoke(QUESTION, config())
+    app = team().compile(kept, engine=engine, tenant=of_the_service)
+    for use in (lambda: app.invoke(None, config()), lambda: app.get_state(config())):
+        with pytest.raises(ForeignThreadError, match="to none"):
+            as_tenant("acme", use)
+
+
+async def test_two_tenants_do_not_begin_one_thread(make_engine: MakeEngine) -> None:
+    app = team().compile(InMemorySaver(), engine=make_engine(), tenant=of_the_service)
+
+    async def run(salt: str) -> Any:
+        WHO.set(salt)
+        return await app.ainvoke(QUESTION, config())
+
+    done = await asyncio.gather(*(asyncio.create_task(run(s)) for s in ("a", "b", "c")), return_exceptions=True)
+    assert sorted(isinstance(each, ForeignThreadError) for each in done) == [False, True, True]
+
+
+def test_modules_and_quorums_are_each_tenants_own(make_engine: MakeEngine) -> None:
+    schema = Schema.from_text("<schema name='s'><module name='m'>Ann has 3 red kites and 2 boats.</module></schema>")
+    short = Sampling(max_tokens=3, stop_tokens=())
+    graph = ChoreoGraph(system="Root.").add_node(Agent("ann", prompt=schema.prompt("<m/>"), sampling=short))
+    graph.add_node(Agent("bob", sampling=short)).add_edge(START, "ann").add_edge(START, "bob")
+    graph.add_node(Synthesizer("editor", merges=["ann", "bob"], quorum=1, sampling=short))
+    graph.add_edge(["ann", "bob"], "editor")
+    engine = make_engine()
+    app = graph.compile(engine=engine, tenant=of_the_service)
+    costs = []
+    for salt in ("acme", "initech", "acme"):
+        before = engine.tenant(salt).stats().tokens_encoded
+        state = as_tenant(salt, lambda: app.invoke(QUESTION))
+        assert state["messages"][-1].name == "editor"
+        costs.append(engine.tenant(salt).stats().tokens_encoded - before)
+    assert costs[2] < min(costs[:2]) and engine.stats().messages == 0
+    engine.tenant("acme").close()
+    assert as_tenant("acme", lambda: app.invoke(QUESTION))["messages"][-1].name == "editor"
+
+
+def test_a_subgraph_serves_who_its_graph_serves(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+
+    def outer(inner: Any) -> ChoreoGraph:
+        return ChoreoGraph().add_node("team", inner).add_edge(START, "team")
+
+    with pytest.raises(InvalidRequestError, match="stands in a subgraph that serves one tenant"):
+        outer(team().compile(engine=engine)).compile(engine=engine, tenant=of_the_service)
+    app = outer(team().compile(engine=engine, tenant=lambda _: "nobody")).compile(
+        InMemorySaver(), engine=engine, tenant=of_the_service
+    )
+    state = as_tenant("acme", lambda: app.invoke(QUESTION, config()))
+    assert all(engine.tenant("acme").tokens(handle) for handle in handles(state))
+    assert engine.stats().tokens_encoded == engine.tenant("nobody").stats().tokens_encoded == 0
+
+
+def test_what_is_cached_for_all_is_no_tenants(make_engine: MakeEngine) -> None:
+    graph = ChoreoGraph().add_node(Agent("ann"), cache_policy=CachePolicy()).add_edge(START, "ann")
+    with pytest.raises(InvalidRequestError, match="cached for all runs"):
+        graph.compile(engine=make_engine(), tenant=of_the_service, cache=InMemoryCache())
