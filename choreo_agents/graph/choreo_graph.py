@@ -19,7 +19,7 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import AuditReport, Chart, Declared, Hop, Policy, audit_chart, audit_entries, harmless
-from choreo_agents.graph.compiling.binding import named_contexts, reader_rules, require_personas
+from choreo_agents.graph.compiling.binding import bound_agent, named_contexts, require_personas, with_system
 from choreo_agents.graph.compiling.charting import agents_of, chart_of, found
 from choreo_agents.graph.compiling.loops import require_bounded_loops
 from choreo_agents.graph.compiling.promises import kept
@@ -201,17 +201,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
             InvalidRequestError: It has a prompt of a schema instead.
         """
         changed = self._copied()
-        changed.nodes = dict(self.nodes)
-        meant = [
-            name
-            for name, spec in self.nodes.items()
-            if isinstance(spec.runnable, Agent) and node in (name, spec.runnable.persona)
-        ]
-        if not meant:
-            raise VisibilityError(f"no agent or persona of the graph is named {node!r}: {', '.join(self.nodes)}")
-        for name in meant:
-            agent: Any = self.nodes[name].runnable
-            changed.nodes[name] = replace(self.nodes[name], runnable=agent.with_system(text))
+        changed.nodes = with_system(self.nodes, node, text)
         return changed
 
     def _copied(self: Self) -> Self:
@@ -269,19 +259,12 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         bound.nodes = {}
         declared = Declared(whole, cache(partial(texts_of, bound)))
         for name, spec in self.nodes.items():
-            agent: Any = spec.runnable
-            if isinstance(agent, Agent):
-                if engine is None and agent.engine is None:
-                    raise InvalidRequestError(
-                        f"agent {name!r} has no engine: compile(engine=Engine.load(...)), or give the agent one"
-                    )
-                rules = reader_rules(bound, self.nodes, name, agent, declared)
-                choreo = {"reads": {source: rule.mode.name for source, rule in rules.sources.items()}}
-                metadata = {**(spec.metadata or {}), "choreo": choreo}
-                bound.nodes[name] = replace(spec, runnable=agent.bound(engine, rules), metadata=metadata)
+            node: Any = spec.runnable
+            if isinstance(node, Agent):
+                bound.nodes[name] = bound_agent(bound, self.nodes, name, engine, declared)
             else:
                 signing = partial(sign, persona=self.personas.get(name))
-                bound.nodes[name] = replace(spec, runnable=agent | RunnableLambda(signing, name=f"sign {name}"))
+                bound.nodes[name] = replace(spec, runnable=node | RunnableLambda(signing, name=f"sign {name}"))
         agents = {name: spec.runnable for name, spec in bound.nodes.items() if isinstance(spec.runnable, Agent)}
         early = {
             name: agent for name, agent in agents.items() if isinstance(agent, Synthesizer) and agent.quorum is not None
