@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, TypeVar, get_args
 
 from langchain_core.runnables import RunnableConfig, RunnableLambda
@@ -19,11 +19,11 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import AuditReport, Chart, Declared, Hop, Policy, audit_chart, audit_entries, harmless
-from choreo_agents.graph.compiling.binding import named_contexts, reader_rules, require_personas
+from choreo_agents.graph.compiling.binding import bound_agent, named_contexts, require_personas, with_system
 from choreo_agents.graph.compiling.charting import agents_of, chart_of, found
 from choreo_agents.graph.compiling.loops import require_bounded_loops
 from choreo_agents.graph.compiling.promises import kept
-from choreo_agents.graph.compiling.texts import texts_of
+from choreo_agents.graph.compiling.texts import TextsByModel
 from choreo_agents.graph.langgraph_internals import called_with, relabelled, saved_state_of
 from choreo_agents.graph.provenance.door import Door
 from choreo_agents.graph.provenance.notary import notary_of, with_notary
@@ -33,7 +33,6 @@ from choreo_agents.graph.quorum.rewiring import rewire
 from choreo_agents.graph.state import ChoreoState
 from choreo_agents.graph.synthesizer import Synthesizer
 from choreo_agents.graph.tenancy import Resolver, Tenancy, TenantThreads, require_by_tenant
-from choreo_agents.graph.turn.reader_rules import ReaderRules
 from choreo_agents.graph.visibility import SHARED, History, Mode, Positions, Rule, Scope, VisibilityTable, rule_of
 
 Self = TypeVar("Self", bound="ChoreoGraph")
@@ -209,17 +208,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
             InvalidRequestError: It has a prompt of a schema instead.
         """
         changed = self._copied()
-        changed.nodes = dict(self.nodes)
-        meant = [
-            name
-            for name, spec in self.nodes.items()
-            if isinstance(spec.runnable, Agent) and node in (name, spec.runnable.persona)
-        ]
-        if not meant:
-            raise VisibilityError(f"no agent or persona of the graph is named {node!r}: {', '.join(self.nodes)}")
-        for name in meant:
-            agent: Any = self.nodes[name].runnable
-            changed.nodes[name] = replace(self.nodes[name], runnable=agent.with_system(text))
+        changed.nodes = with_system(self.nodes, node, text)
         return changed
 
     def _copied(self: Self) -> Self:
@@ -245,7 +234,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         Raises:
             VisibilityError: A declaration names no node or private context.
         """
-        self._require_names()
+        _require_names(self)
         if self._charted is not None:
             return audit_chart(self._charted, self._changed)
         chart, changed = harmless(self.chart()) if self.policy.on_violation == "reencode" else (self.chart(), [])
@@ -266,7 +255,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
             InvalidRequestError: An agent has no engine.
             PMLError: A prompt's schema is longer than the model's context, or an argument than its slot.
         """
-        self._require_names()
+        _require_names(self)
         bound = self._copied()
         bound.origin, bound.tenancy = self._copied(), None if tenant is None else Tenancy(tenant)
         whole = self.chart()
@@ -279,15 +268,14 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         stops = [*(options.get("interrupt_before") or ()), *(options.get("interrupt_after") or ())]
         require_bounded_loops(self, whole, self.nodes if "*" in stops else stops)
         bound.nodes = {}
-        declared = Declared(whole, cache(partial(texts_of, bound)))
+        declared = Declared(whole, TextsByModel(bound))
         for name, spec in self.nodes.items():
-            agent: Any = spec.runnable
-            if isinstance(agent, Agent):
-                rules = reader_rules(bound, self.nodes, name, agent, declared)
-                bound.nodes[name] = _bound(name, spec, engine, replace(rules, by_tenant=tenant is not None))
+            node: Any = spec.runnable
+            if isinstance(node, Agent):
+                bound.nodes[name] = bound_agent(bound, self.nodes, name, engine, declared, by_tenant=tenant is not None)
             else:
                 signing = partial(sign, persona=self.personas.get(name))
-                bound.nodes[name] = replace(spec, runnable=agent | RunnableLambda(signing, name=f"sign {name}"))
+                bound.nodes[name] = replace(spec, runnable=node | RunnableLambda(signing, name=f"sign {name}"))
         agents = {name: spec.runnable for name, spec in bound.nodes.items() if isinstance(spec.runnable, Agent)}
         early = {
             name: agent for name, agent in agents.items() if isinstance(agent, Synthesizer) and agent.quorum is not None
@@ -299,25 +287,15 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
         return relabelled(compiled, CompiledChoreoGraph)
 
-    def _require_names(self) -> None:
-        chart = self.chart()
-        contexts = [context.name for context in chart.contexts()]
-        self._visibility.require_nodes(self.nodes)
-        require_personas(self.personas, self.nodes)
-        self._visibility.require_contexts(named_contexts(self.nodes))
-        self.policy.require_names(contexts, {node.persona for node in chart.nodes})
 
-
-def _bound(name: str, spec: Any, engine: Engine | None, rules: ReaderRules) -> Any:
-    """An agent's node with its engine, and with what it may read."""
-    agent: Agent = spec.runnable
-    if engine is None and agent.engine is None:
-        raise InvalidRequestError(
-            f"agent {name!r} has no engine: compile(engine=Engine.load(...)), or give the agent one"
-        )
-    choreo = {"reads": {source: rule.mode.name for source, rule in rules.sources.items()}}
-    metadata = {**(spec.metadata or {}), "choreo": choreo}
-    return replace(spec, runnable=agent.bound(engine, rules), metadata=metadata)
+def _require_names(graph: ChoreoGraph) -> None:
+    """Raise `VisibilityError` if a declaration names no node or private context."""
+    chart = graph.chart()
+    contexts = [context.name for context in chart.contexts()]
+    graph._visibility.require_nodes(graph.nodes)
+    require_personas(graph.personas, graph.nodes)
+    graph._visibility.require_contexts(named_contexts(graph.nodes))
+    graph.policy.require_names(contexts, {node.persona for node in chart.nodes})
 
 
 def _declared(
@@ -391,7 +369,7 @@ class CompiledChoreoGraph(TenantThreads):
             raise InvalidRequestError(f"the agents of this graph have {len(engines)} engines: give audit(engine=...)")
         entries = state.get("handles") if isinstance(state, Mapping) else getattr(state, "handles", None)
         serving = engine if engine is not None else engines.pop()
-        declared = Declared(self.builder.chart(), partial(texts_of, self.builder))
+        declared = Declared(self.builder.chart(), TextsByModel(self.builder))
         return audit_entries(serving, declared, entries or [])
 
     def _labelled(self, graph: Graph) -> Graph:

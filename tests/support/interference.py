@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from choreo_agents import Engine, Memory, MessageHandle, Policy, Scheduling
+from choreo_agents import Engine, Memory, MessageHandle, Policy, RunOptions, Scheduling
 from choreo_agents.graph.audit import AuditReport
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.timetable import Timetable
@@ -39,7 +39,26 @@ def run(
         said = {
             key_of(entry): engine.tokens(MessageHandle.model_validate(entry["handle"])) for entry in state["handles"]
         }
-        return heard(engine, state), said, app.audit(state)
+        report = app.audit(state)
+        found = {(each.context, each.reader, each.channel) for each in report.findings}
+        assert by_lineage(engine, state, report, spec) <= found, "the audit of a run misses what lineage shows"
+        return heard(engine, state), said, report
+
+
+def by_lineage(engine: Engine, state: Any, report: AuditReport, spec: Spec) -> set[tuple[str, str, Any]]:
+    """What the engine's own lineage says of a run that it has served alone: contexts, personas and channels."""
+    personas = {speaker.name: speaker.persona for speaker in spec.speakers}
+    owners = {context.name: context.owners for context in report.contexts}
+    spoken = [entry for entry in state["handles"] if entry["author"] in personas]
+    handles = [MessageHandle.model_validate(entry["handle"]) for entry in spoken]
+    return {
+        (name, personas[entry["author"]], channel)
+        for entry, lineage in zip(spoken, engine.inspect.audit(handles).messages, strict=True)
+        for ancestor in lineage.ancestors
+        for name in ancestor.authors & owners.keys()
+        for channel in ancestor.channels
+        if entry["author"] not in owners[name]
+    }
 
 
 def changed(spec: Spec, context: str, number: int = 7) -> tuple[Spec, frozenset[str]]:

@@ -79,6 +79,8 @@ class Labels:
         self._prefix = f"{home}|" if home else ""
         self._texts = declared.texts(engine)
         self._made: dict[str, Descent] = {}
+        self._views: dict[_Step, tuple[frozenset[Reached], Sequence[_Step]]] = {}
+        self._whole: dict[_Step, frozenset[Reached]] = {}
         self._by_message: dict[str, list[int]] = {}
         self._asked: dict[str, set[str]] = {}
         """By persona, the messages that it was asked."""
@@ -90,18 +92,40 @@ class Labels:
 
     def of(self, entry: HandleEntry) -> frozenset[Reached]:
         """All that reached the message of an entry, which is among those of the state."""
-        number = self._numbers[id(entry)]
         handle = MessageHandle.model_validate(entry["handle"])
         self._made |= self._engine.inspect.descent([handle], self._made)
-        queue = list(self._above(_Step(handle.id, number, "encoding")))
-        seen, found = set(queue), set[Reached]()
-        for step in queue:
-            for after in self._through(step, found):
-                for above in self._above(after):
-                    if above not in seen:
-                        seen.add(above)
-                        queue.append(above)
-        return frozenset(found)
+        asked = _Step(handle.id, self._numbers[id(entry)], "encoding")
+        # Lineage is as deep as a conversation is long: too deep to recurse.
+        stack, begun = [asked], set[_Step]()
+        while stack:
+            step = stack[-1]
+            found, before = self._reached(step)
+            missing = [each for each in before if each not in self._whole and each not in begun]
+            if missing and step not in self._whole:
+                begun.add(step)
+                stack += missing
+                continue
+            stack.pop()
+            self._whole[step] = found.union(*(self._whole.get(each, ()) for each in before))
+        return self._whole[asked]
+
+    def _reached(self, step: _Step) -> tuple[frozenset[Reached], Sequence[_Step]]:
+        """What reached the message of an entry as part of its own view; and the messages of others that this holds."""
+        if step not in self._views:
+            found, others, seen = set[Reached](), list[_Step](), set[_Step]()
+            queue = list(self._above(step))
+            for each in queue:
+                if each in seen:
+                    continue
+                seen.add(each)
+                for after in self._through(each, found):
+                    if after.entry == step.entry:
+                        queue += self._above(after)
+                    elif after not in seen:
+                        seen.add(after)
+                        others.append(after)
+            self._views[step] = frozenset(found), others
+        return self._views[step]
 
     def _above(self, step: _Step) -> Iterator[_Step]:
         """What a message attended to, and whose words it was made of."""

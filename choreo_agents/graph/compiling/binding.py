@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
-from choreo_agents.errors import VisibilityError
+from choreo_agents.engine import Engine
+from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import Declared, Policy
 from choreo_agents.graph.compiling.promises import guard_of
@@ -40,18 +42,56 @@ def require_personas(personas: Mapping[str, str], nodes: Mapping[str, Any]) -> N
             )
 
 
-def reader_rules(
-    graph: DeclaringGraph, nodes: Mapping[str, Any], name: str, agent: Agent, declared: Declared
-) -> ReaderRules:
-    """All that an agent is told about what it may see, and what to watch.
+def with_system(nodes: Mapping[str, Any], node: str, text: str) -> dict[str, Any]:
+    """The same nodes, but for another system prompt of one agent, or of all agents of a persona.
+
+    Raises:
+        VisibilityError: There is no such agent.
+        InvalidRequestError: It has a prompt of a schema instead.
+    """
+    meant = {name: agent.with_system(text) for name, agent in _agents(nodes) if node in (name, agent.persona)}
+    if not meant:
+        raise VisibilityError(f"no agent or persona of the graph is named {node!r}: {', '.join(nodes)}")
+    return {**nodes, **{name: replace(nodes[name], runnable=agent) for name, agent in meant.items()}}
+
+
+def bound_agent(
+    graph: DeclaringGraph,
+    nodes: Mapping[str, Any],
+    name: str,
+    engine: Engine | None,
+    declared: Declared,
+    *,
+    by_tenant: bool,
+) -> Any:
+    """What LangGraph is told of an agent's node: it is bound to an engine, and to what it may see.
 
     Args:
         graph: Its declarations, as they will hold.
         nodes: All nodes of the graph.
         name: The agent's node.
-        agent: Who reads.
+        engine: The graph's; an agent may have its own.
         declared: The graph as it will run.
+        by_tenant: Whether each run says for which tenant it is.
+
+    Raises:
+        InvalidRequestError: It has no engine.
     """
+    spec = nodes[name]
+    if engine is None and spec.runnable.engine is None:
+        raise InvalidRequestError(
+            f"agent {name!r} has no engine: compile(engine=Engine.load(...)), or give the agent one"
+        )
+    rules = replace(_reader_rules(graph, nodes, name, spec.runnable, declared), by_tenant=by_tenant)
+    choreo = {"reads": {source: rule.mode.name for source, rule in rules.sources.items()}}
+    metadata = {**(spec.metadata or {}), "choreo": choreo}
+    return replace(spec, runnable=spec.runnable.bound(engine, rules), metadata=metadata)
+
+
+def _reader_rules(
+    graph: DeclaringGraph, nodes: Mapping[str, Any], name: str, agent: Agent, declared: Declared
+) -> ReaderRules:
+    """All that an agent is told about what it may see, and what to watch."""
     sources = graph.reads_of(name, agent)
     systems: dict[str, list[str]] = {}
     for other, each in _agents(nodes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
@@ -11,6 +12,7 @@ from choreo_agents.engine import Engine
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import OwnTexts
 from choreo_agents.graph.compiling.charting import found
+from choreo_agents.models import ModelAdapter
 
 Texts = dict[str, dict[str, frozenset[tuple[int, ...]]]]
 
@@ -37,3 +39,21 @@ def texts_of(builder: StateGraph[Any, Any, Any, Any], engine: Engine, prefix: st
             for context, texts in told.items():
                 own[context] = own.get(context, frozenset()) | texts
     return made
+
+
+class TextsByModel:
+    """What the personas of a graph are told, as engines encode it: worked out once for each model.
+
+    Args:
+        builder: The graph, compiled.
+    """
+
+    def __init__(self, builder: StateGraph[Any, Any, Any, Any]) -> None:
+        self._builder = builder
+        self._made: WeakKeyDictionary[ModelAdapter, OwnTexts] = WeakKeyDictionary()
+
+    def __call__(self, engine: Engine) -> OwnTexts:
+        adapter = engine.model.adapter
+        if adapter not in self._made:
+            self._made[adapter] = texts_of(self._builder, engine)
+        return self._made[adapter]

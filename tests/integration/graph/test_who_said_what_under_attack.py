@@ -235,3 +235,19 @@ def test_attack_a_restart_leaves_no_instruction_out(make_engine: Any) -> None:
         assert [text for text in texts if text in instructions] == instructions
     assert "worker.system" not in app.audit(state).reached("worker", "encoding")
     assert "worker.system" in app.audit().reached("guide", "encoding")
+
+
+def test_what_reached_a_message_is_found_by_every_way(engine: Engine) -> None:
+    """Two ways lead to one secret, the longer one through the shorter: neither hides what the other holds."""
+    graph = ChoreoGraph(system="Root.")
+    names = ["ann", "bob", "carl", "dan"]
+    for name in names:
+        graph.add_node(agent(name, system=f"{name} has kites.", confidential=True))
+    for number, name in enumerate(names):
+        graph.add_edge(names[number - 1] if number else START, name, visibility={})
+        for source in names[:number]:
+            graph.share(source, name, "shared" if (number + names.index(source)) % 3 else "reencoded")
+    app = graph.compile(engine=engine)
+    static, state = app.audit(), app.invoke(QUESTION)
+    found = {(each.context, each.reader, each.channel) for each in app.audit(state).findings}
+    assert found == {(each.context, each.reader, each.channel) for each in static.findings}
