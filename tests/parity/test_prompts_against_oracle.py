@@ -53,7 +53,7 @@ def test_prompts_equal_a_dense_pass_under_a_mask_of_blocks(
     schema = Schema.from_text(SCHEMA)
     for kind in ("encoded here", "read from files"):
         with (
-            Engine.load(model_path, memory=Memory(kv_budget_bytes=1 << 24)) as engine,
+            Engine.load(model_path, memory=Memory(kv_budget_bytes=1 << 24), salt="s") as engine,
             SchemaLibrary(engine, tmp_path) as library,
         ):
             library.register(schema, encode="eager")

@@ -22,6 +22,8 @@ class Naming:
     def __init__(self, salt: str, model: str) -> None:
         self._key = hmac.new(b"choreo", salt.encode(), hashlib.sha256).digest()
         self._model = model
+        self.salted = bool(salt)
+        """Whether there is a secret, so that seals hold in other processes, too."""
         self.tenant = hashlib.sha256(self._key).hexdigest()[:16]
         """Names the tenant; does not tell the salt."""
         self.seal = hmac.new(self._key, b"files", hashlib.sha256).digest()

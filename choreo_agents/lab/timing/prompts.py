@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -57,6 +58,7 @@ class PromptTimer:
         speaker: Who answers.
         added: Tokens that an answer may have.
         on_ready: Is told of tokens that have been encoded, or are on disk already.
+        salt: The secret that files in `folder` are sealed with; of no meaning without one.
     """
 
     def __init__(
@@ -68,13 +70,15 @@ class PromptTimer:
         speaker: str | None = None,
         added: int = 64,
         on_ready: OnReady = lambda _: None,
+        salt: str = "",
     ) -> None:
         if prompt.schema != schema.tree:
             raise InvalidRequestError(f"the prompt is of schema {prompt.schema.name!r}, not {schema.name!r}")
         self.prompt, self.speaker = prompt, speaker
         budget = room_for(model, compile_schema(schema, model), prompt, added)
         self._own = TemporaryDirectory() if folder is None else None
-        self.engine = Engine.load(model, memory=Memory(kv_budget_bytes=budget, host_bytes=budget))
+        secret = secrets.token_hex() if folder is None else salt
+        self.engine = Engine.load(model, memory=Memory(kv_budget_bytes=budget, host_bytes=budget), salt=secret)
         self.library = SchemaLibrary(self.engine, folder or Path(self._own.name if self._own else ""))
         self.library.register(schema, encode="eager", on_ready=on_ready)
         self._twin = Engine.load(model, method="naive", memory=Memory(kv_budget_bytes=budget))

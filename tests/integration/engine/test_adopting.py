@@ -228,7 +228,7 @@ def saved(engine: Engine, folder: Path) -> tuple[Archive, list[Prefill], list[Me
 
 
 def test_a_file_holds_the_same_bits_for_another_engine(make_engine: MakeEngine, tmp_path: Path) -> None:
-    here, there = make_engine(), make_engine()
+    here, there = make_engine(salt="s"), make_engine(salt="s")
     _, calls, made = saved(here, tmp_path)
     archive = there.kv.archive(tmp_path)
     for call, handle in zip(calls, made, strict=True):
@@ -277,7 +277,7 @@ DAMAGE: dict[str, Callable[[Path, Path], None]] = {
 
 @pytest.mark.parametrize("damage", sorted(DAMAGE))
 def test_a_damaged_or_foreign_file_is_set_aside(make_engine: MakeEngine, tmp_path: Path, damage: str) -> None:
-    engine = make_engine()
+    engine = make_engine(salt="s")
     archive, calls, made = saved(engine, tmp_path)
     path, other = (archive.folder / f"{handle.id}.safetensors" for handle in made)
     entry = wanted(engine, calls[0])
@@ -291,9 +291,9 @@ def test_a_damaged_or_foreign_file_is_set_aside(make_engine: MakeEngine, tmp_pat
 def test_models_and_tenants_have_folders_of_their_own(
     make_engine: MakeEngine, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    engine = make_engine()
+    engine = make_engine(salt="s")
     archive, calls, made = saved(engine, tmp_path)
-    twin = make_engine(load_model(save_tiny_llama(tmp_path_factory.mktemp("other"), seed=5)))
+    twin = make_engine(load_model(save_tiny_llama(tmp_path_factory.mktemp("other"), seed=5)), salt="s")
     tenant = engine.tenant("other")
     for stranger in (twin, tenant):
         theirs = stranger.kv.archive(tmp_path)
@@ -309,7 +309,7 @@ def test_models_and_tenants_have_folders_of_their_own(
 def test_the_longest_unused_files_leave_for_new_ones(make_engine: MakeEngine, tmp_path: Path) -> None:
     import os
 
-    engine = make_engine()
+    engine = make_engine(salt="s")
     made = [engine.prefill(tokens(seed, 40)) for seed in range(4)]
     archive = engine.kv.archive(tmp_path, budget_bytes=3 * 42 * TOKEN)
     for age, handle in enumerate(made[:3]):

@@ -55,7 +55,7 @@ def make_library(make_engine: MakeEngine) -> Iterator[MakeLibrary]:
             budgets: dict[str, int] | None = None,
             **options: Any,
         ) -> tuple[Engine, SchemaLibrary]:
-            engine = make_engine(**options)
+            engine = make_engine(**({"salt": "s"} | options))
             library = SchemaLibrary(engine, folder, **(budgets or {}))
             stack.callback(library.close)
             library.register(known or schema())
@@ -310,7 +310,7 @@ def test_no_file_is_trusted(
             path.write_bytes(path.read_bytes()[:-9])
     else:
         other = (
-            make_engine(load_model(save_tiny_llama(tmp_path_factory.mktemp("twin"), seed=9)))
+            make_engine(load_model(save_tiny_llama(tmp_path_factory.mktemp("twin"), seed=9)), salt="s")
             if by == "another model"
             else engine.tenant("somebody else")
         )

@@ -48,7 +48,7 @@ def make_shelf(make_engine: MakeEngine) -> Iterator[MakeShelf]:
     with ExitStack() as stack:
 
         def make(folder: Path | None = None, budgets: Budgets | None = None, **options: Any) -> tuple[Engine, Shelf]:
-            engine = make_engine(**options)
+            engine = make_engine(**({"salt": "s"} | options))
             shelf = Shelf(engine, None if folder is None else engine.kv.archive(folder), budgets or Budgets())
             shelf.add(ALL)
             stack.callback(shelf.close)
@@ -292,7 +292,7 @@ from choreo_agents.pml.shelf import Budgets, Shelf
 from choreo_agents.pml.slots import Recipe
 model, folder, recipes = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 torch.set_num_threads(1)
-with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23)) as engine:
+with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23), salt="s") as engine:
     shelf = Shelf(engine, engine.kv.archive(folder), Budgets())
     shelf.add([Recipe(key, tuple(tokens), start, tuple(parents)) for key, tokens, start, parents in recipes])
     print("ready", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from secrets import token_hex
 from tempfile import TemporaryDirectory
 
 from choreo_agents.engine import Engine, Memory
@@ -24,7 +25,7 @@ def token_memory(model: LoadedModel, tokens: int = 256) -> TokenMemory:
     budget = 4 * (count + 16) * model.adapter.geometry.bytes_per_token
     with (
         TemporaryDirectory() as folder,
-        Engine.load(model, memory=Memory(kv_budget_bytes=budget, host_bytes=budget)) as engine,
+        Engine.load(model, memory=Memory(kv_budget_bytes=budget, host_bytes=budget), salt=token_hex()) as engine,
     ):
         handle = engine.prefill([number % min(256, model.adapter.vocabulary_size) for number in range(count)])
         device = engine.stats().kv_bytes
