@@ -18,9 +18,12 @@
     │   └── QuotaError                        a tenant has taken what it may take for now; may be retried
     ├── RequestTimeoutError (TimeoutError)    a call was not done in the time that it was given
     ├── EngineClosedError (RuntimeError)      the engine was closed
+    │   └── EngineForkedError                 it is the parent process's, which goes on with it
     ├── QuorumError (RuntimeError)            too many branches failed for a synthesizer to start
     ├── ScriptError (LookupError)             a test's script has nothing to say, or nothing that is allowed
-    ├── EngineFailedError                     a step of the engine failed; the cause is chained
+    ├── EngineFailedError                     a call failed in the engine; the cause is chained
+    │   └── DeviceLostError (RuntimeError)    the device computes no more, and the engine has ended
+    ├── KVMemoryError (RuntimeError)          KV memory that was given back would have been used: a fault of ours
     └── TrainingError                         a training run cannot start, or go on from its checkpoint
 
 Permanent errors are also `ValueError`, `LookupError`, `RuntimeError` or `OSError`, as are timeouts, which LangGraph
@@ -136,6 +139,10 @@ class EngineClosedError(ChoreoError, RuntimeError):
     """The engine was closed before or during the call."""
 
 
+class EngineForkedError(EngineClosedError):
+    """The engine was loaded before `os.fork()`: it is the parent process's."""
+
+
 class QuorumError(ChoreoError, RuntimeError):
     """So many branches have failed that a synthesizer's quorum cannot be reached."""
 
@@ -145,7 +152,18 @@ class ScriptError(ChoreoError, LookupError):
 
 
 class EngineFailedError(ChoreoError):
-    """A step of the engine failed; `__cause__` is the failure."""
+    """A call failed in the engine, and no other with it; `__cause__` is the failure."""
+
+
+class DeviceLostError(EngineFailedError, RuntimeError):
+    """The device that the engine computes on answers no more; `__cause__` is how that was seen."""
+
+
+class KVMemoryError(ChoreoError, RuntimeError):
+    """KV memory that was given back would have been read, written or given back again, which is refused.
+
+    A fault of this package's, not of the call that fails with it: please report it.
+    """
 
 
 class TrainingError(ChoreoError):

@@ -135,6 +135,7 @@ class Caller:
     def _let_in(self, calls: Sequence[Prefill | Decode]) -> Generator[Until, list[Any], float]:
         """Wait until calls may start; when they were made, as `time.perf_counter` counts."""
         made = time.perf_counter()
+        self.tenant.core.lock.require_own()
         if self.tenant.limiter is not None:
             yield Until([self.tenant.limiter.enter(calls)])
         return made

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from choreo_agents.engine.adapters import AdapterRegistry, Loaded
 from choreo_agents.engine.memory_map import MemoryMap, leased_memory
@@ -20,17 +22,20 @@ from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.rate_limit import RateLimiter
 from choreo_agents.engine.settings import Settings
 from choreo_agents.engine.stats import EngineStats
-from choreo_agents.errors import EngineClosedError
+from choreo_agents.errors import DeviceLostError, EngineClosedError
 from choreo_agents.kv.cache import KVCache, Movements
+from choreo_agents.kv.disk import DiskTier
+from choreo_agents.kv.disk_thread import DiskThread
 from choreo_agents.kv.pool import KVPool
-from choreo_agents.kv.tiers import DiskTier, HostTier
+from choreo_agents.kv.tiers import HostTier
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.executor import Executor
+from choreo_agents.runtime.lock import EngineLock
 from choreo_agents.runtime.loop import EngineLoop
 from choreo_agents.runtime.planner import Planner
 from choreo_agents.runtime.scheduler import Limits
-from choreo_agents.tracing import Ledger
+from choreo_agents.tracing import FileSkipped, Ledger, guarded
 
 
 class EngineCore:
@@ -50,7 +55,7 @@ class EngineCore:
             self.adapters.add_default(adapter)
         self.secret = secrets.token_bytes(32)
         """Of this engine alone: keys of what must not outlive it are made of it."""
-        self.lock = threading.RLock()
+        self.lock = EngineLock()
         self._numbers = itertools.count()
         self.counters, self.movements = Ledger(Counters), Ledger(Movements)
         self.on_restart: list[weakref.WeakMethod[Callable[[], None]]] = []
@@ -59,14 +64,16 @@ class EngineCore:
         self._lifetime = threading.RLock()
         """Held while the engine is closed or restarted, by whom does not hold `lock`."""
         self._closed = False
+        self._emit = guarded(settings.sink)
         self._start(None)
 
     def _start(self, table: MessageTable | None) -> None:
         """Set up memory and thread; a table of before keeps its messages, whose KV is computed again when read."""
         adapter, settings, memory = self.model.adapter, self.settings, self.settings.memory
         self.pool = KVPool(adapter.geometry, memory.kv_budget_bytes, adapter.device)
-        disk = DiskTier(memory.disk, memory.disk_bytes, adapter.fingerprint) if memory.disk else None
-        self.cache = KVCache(self.pool, HostTier(memory.host_bytes), disk, self.movements)
+        tier = DiskTier(memory.disk, memory.disk_bytes, adapter.fingerprint) if memory.disk else None
+        disk = None if tier is None else DiskThread(tier)
+        self.cache = KVCache(self.pool, HostTier(memory.host_bytes), disk, self.movements, self._emit)
         made = MessageTable(self.cache, adapter.fingerprint, memory.mapped_storage) if table is None else table
         self.table = made.enter_cache(self.cache)
         self.recomputer = Recomputer(self.table, self._numbers.__next__, FromCache)
@@ -79,7 +86,13 @@ class EngineCore:
         self.loop = EngineLoop(executor, self.lock, planner, settings.sink, self.method)
         self.cache.wake = self.loop.wake
         # Ends the threads when the engine is dropped without being closed, and before the interpreter exits.
-        self._end = weakref.finalize(self, _close, self.loop, self.cache, self._limiters)
+        self._end = weakref.finalize(self, _close, self.lock, self.loop, disk, self._limiters)
+        self._disk = disk
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether messages own KV; needs no lock."""
+        return self.settings.method == "choreo"
 
     def _method(self) -> Method:
         name = self.settings.method
@@ -108,35 +121,47 @@ class EngineCore:
 
     def close_scope(self, scope: Scope) -> None:
         """Drop all leases that a scope counts; calls still under way in it will take none."""
+        if self.lock.is_the_parents:
+            return  # a block that was begun before this process was forked ends in the parent
         with self.lock:
             scope.closed = True
             self.table.close(scope)
 
     def close(self) -> None:
-        """Fail what is unfinished, and end the engine's threads; for good."""
+        """Fail what is unfinished, and end the engine's threads; for good. A forked process leaves its parent's."""
+        if self.lock.is_the_parents:
+            return
         with self._lifetime:
             self._closed = True
-            _close(self.loop, self.cache, self._limiters)
+            _close(self.lock, self.loop, self._disk, self._limiters)
+
+    def skipped_file(self, path: Path, why: str) -> None:
+        """Tell the sink of a file that could not be used."""
+        with self.lock:
+            self._emit(FileSkipped(time.perf_counter(), str(path), why))
 
     def restart(self) -> None:
         """Fail what is unfinished, and start again with empty memory: messages are kept by their lineage.
 
         Raises:
-            EngineClosedError: It was closed.
+            EngineClosedError: It was closed. DeviceLostError: Its device computes no more.
         """
+        self.lock.require_own()
         with self._lifetime:
             if self._closed:
                 raise EngineClosedError("the engine is closed: load a new one")
+            if not self.loop.executor.answers():
+                raise DeviceLostError("the device computes no more: load the engine again, in a new process")
             self._end.detach()
-            _close(self.loop, self.cache, [])
+            _close(self.lock, self.loop, self._disk, [])
             with self.lock:
                 for reference in self.on_restart:
                     if (forget := reference()) is not None:
                         forget()
                 table = self.table
                 table.leave_cache()
-                # The old pool must be gone before there is a new one: both may not fit.
-                del self.loop, self.method, self.recomputer, self.cache, self.pool
+                # The old memory must be gone before there is a new one: both may not fit.
+                self.pool.give_up()
                 self._start(table)
 
     def stats(self, tenant: str | None = None) -> EngineStats:
@@ -187,8 +212,13 @@ class EngineCore:
                 assert self.pool.live_segments() == owned, "a segment outlived its message"
 
 
-def _close(loop: EngineLoop, cache: KVCache, limiters: Sequence[RateLimiter]) -> None:
-    for limiter in limiters:
+def _close(lock: EngineLock, loop: EngineLoop, disk: DiskThread | None, limiters: Sequence[RateLimiter]) -> None:
+    if lock.is_the_parents:
+        return  # threads and files are the parent's
+    for limiter in list(limiters):
         limiter.close()
     loop.close()
-    cache.close()
+    if disk is not None:
+        with lock:
+            disk.end()
+        disk.close()

@@ -36,6 +36,7 @@ from choreo_agents.engine.tenants import Tenants
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, LoadedModel, load_model
+from choreo_agents.runtime.lock import compute_after_fork
 from choreo_agents.sampling import Chosen
 from choreo_agents.tracing import EventSink, discard
 
@@ -98,6 +99,7 @@ class Engine:
             AdapterError: The adapter is another model's, or its files are damaged.
             UnsupportedModelError: The model cannot be served exactly. ValueError: A setting is out of range.
         """
+        compute_after_fork()
         chosen = {"method": method, "memory": memory or Memory(), "scheduling": scheduling or Scheduling()}
         settings = Settings.model_validate(chosen | {"backend": backend, "seed": seed, "sink": sink})
         loaded = _loaded(model, device, dtype, backend)
@@ -256,7 +258,7 @@ class Engine:
 
     @property
     def method(self) -> MethodName:
-        return self._core.method.name
+        return self._core.settings.method
 
     def stats(self) -> EngineStats:
         """What this tenant holds now and has done so far, and nothing of others: see `EngineOwner.stats`."""

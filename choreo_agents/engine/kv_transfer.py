@@ -52,7 +52,8 @@ class KVTransfer:
         """
         tenant = self._tenant
         if isinstance(of, Prefill):
-            tenant.require_open()
+            with tenant.core.lock:
+                tenant.require_open()
             return tenant.builder.key(of)
         with tenant.core.lock:
             message = tenant.find(of)
@@ -70,9 +71,9 @@ class KVTransfer:
             InvalidRequestError: The engine's method keeps no KV.
             CapacityError: Pinned and running messages leave no room for it now.
         """
-        core = self._tenant.core
-        if not core.method.keeps_kv:
-            raise InvalidRequestError(f"an engine of method {core.method.name!r} keeps no KV to read")
+        if not self._tenant.core.keeps_kv:
+            method = self._tenant.core.settings.method
+            raise InvalidRequestError(f"an engine of method {method!r} keeps no KV to read")
         with _in_pool(self._tenant, handle) as (pool, segment):
             return pool.read(segment)
 
@@ -82,7 +83,7 @@ class KVTransfer:
         Raises:
             CapacityError: Pinned and running messages leave no room for one of them now.
         """
-        for handle in handles if self._tenant.core.method.keeps_kv else ():
+        for handle in handles if self._tenant.core.keeps_kv else ():
             with _in_pool(self._tenant, handle):
                 pass
 
@@ -117,7 +118,7 @@ class KVTransfer:
             if known is not None and known.entry is not None and not core.cache.lost(known.entry):
                 return tenant.answered(known, placed, scope).result()
             if not core.method.keeps_kv:
-                return tenant.answered(_entered(tenant, placed, lineage, None), placed, scope).result()
+                return tenant.answered(_made(tenant, placed, lineage), placed, scope).result()
             segment = _room(tenant, len(lineage.tokens), lineage.placement.new_offset)
         _filled(tenant, pool, segment, kv)
         with core.lock:
@@ -125,9 +126,10 @@ class KVTransfer:
                 pool.unpin(segment)
                 tenant.require_open()
             # If the engine has started again meanwhile, its memory is empty: lineage is left.
-            message = _entered(tenant, placed, lineage, segment if core.pool is pool else None)
+            taken = segment if core.pool is pool else None
+            answer = tenant.answered(_made(tenant, placed, lineage), placed, scope, taken)
             core.movements.add(tenant.name, "adopted")
-            return tenant.answered(message, placed, scope).result()
+            return answer.result()
 
     def lease(self, handles: Sequence[MessageHandle], *, scoped: bool = True) -> Leases:
         """Take one more lease of each message, or none if one of them raises.
@@ -194,19 +196,20 @@ class KVTransfer:
             budget_bytes: Of this model's and tenant's files; the longest unused ones are removed.
 
         Raises:
-            InvalidRequestError: The tenant has no salt, so that no other engine could read what this one writes.
+            InvalidRequestError: The tenant has no salt: what outlives the engine is sealed from it. Or the folder is
+                another user's.
         """
-        tenant = self._tenant
+        tenant, core = self._tenant, self._tenant.core
         if not tenant.naming.salted:
             raise InvalidRequestError(
-                "without a salt the key that names and seals files is random, and ends with the engine: load the "
-                "engine with salt=..., the same secret in each process that is to read the folder"
+                "KV that outlives its engine is sealed with a key made of the tenant's salt, and this one has none: "
+                "load the engine with salt=..., a secret of yours, the same in every process that is to read the files"
             )
-        with tenant.core.lock:
+        with core.lock:
             tenant.require_open()
-            encoder = tenant.naming.encoder(tenant.core.adapters.lora_key(None, tenant.name))
-        place = Path(folder) / encoder / tenant.name
-        return Archive(place, tenant.core.model.adapter.geometry, tenant.naming.seal, budget_bytes)
+            encoder = tenant.naming.encoder(core.adapters.lora_key(None, tenant.name))
+        place, geometry = (encoder, tenant.name), core.model.adapter.geometry
+        return Archive(Path(folder), place, geometry, tenant.naming.seal, budget_bytes, core.skipped_file)
 
     def memory_map(self) -> MemoryMap:
         """How much is in each tier, and which of the tenant's authors keep it there."""
@@ -342,14 +345,14 @@ def _filled(tenant: Tenant, pool: KVPool, segment: Segment, kv: HostKV) -> None:
         raise
 
 
-def _entered(tenant: Tenant, placed: PlacedCall, lineage: Lineage, segment: Segment | None) -> Message:
-    """The message in the table, with the segment as its KV."""
+def _made(tenant: Tenant, placed: PlacedCall, lineage: Lineage) -> Message:
+    """The message that an adopted prefill makes."""
     table, call, handle = tenant.core.table, placed.read.call, tenant.naming.handle(lineage)
     assert isinstance(call, Prefill)
     known = table.get(handle.id)
     usage = Usage(0, 0, None, 0.0) if known is None else known.usage
     label = lineage.label(call.author, call.role)
-    return table.enter(Message(handle, lineage, call.author, call.role, usage, label), segment)
+    return Message(handle, lineage, call.author, call.role, usage, label)
 
 
 def _require_shapes(tenant: Tenant, kv: HostKV, tokens: int) -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from choreo_agents.engine.core import EngineCore
+from choreo_agents.engine.messages.entering import entering
 from choreo_agents.engine.messages.labels import Label
 from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.engine.messages.method import MessageEncoding
@@ -14,7 +15,6 @@ from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.kv.segment import Segment
 from choreo_agents.runtime.request import Request
 from choreo_agents.sampling import Chosen
 
@@ -78,40 +78,33 @@ class Pending:
         return answer
 
     def finish(self, request: Request) -> MessageHandle:
-        """Make a message of the finished request, with a lease for everyone who waits for it."""
-        segment = request.encoding.close(request)
-        try:
-            return self._enter(request, segment)
-        except BaseException:
-            if segment is not None and segment.pins:
-                self.core.pool.unpin(segment)
-            raise
+        """Make a message of the finished request, with a lease for everyone who waits for it: all or nothing."""
+        self._forget()
+        core, made = self.core, self._made(request)
+        request.encoding.close(request)
+        # From here on the table sees to the segment.
+        with entering(core.table, made, request.hand_over()) as message:
+            for label in self.labels:
+                label.put_on(message)
+            for answer in request.futures:
+                scope = self.scopes[answer]
+                if scope is None or not scope.closed:
+                    core.table.lease(message, scope)
+            if self.memo is not None and message.leases:
+                core.table.memoise(self.memo, message)
+            found = max(0, len(self.prefills.intersection(request.futures)) - 1)
+            core.count_found(self.lineage.prompt_tokens() * found, self.lineage.tenant)
+        return message.handle
 
     def abandon(self, request: Request) -> None:
         """Give back all that an unfinished request holds."""
         self._forget()
         if request.decoding is not None:
             request.decoding.sampler.withdraw()
-        segment = request.encoding.close(request)
+        request.encoding.close(request)
+        segment = request.hand_over()
         if segment is not None:
             self.core.pool.unpin(segment)
-
-    def _enter(self, request: Request, segment: Segment | None) -> MessageHandle:
-        table = self.core.table
-        self._forget()
-        message = table.enter(self._made(request), segment)
-        for label in self.labels:
-            label.put_on(message)
-        found = max(0, len(self.prefills.intersection(request.futures)) - 1)
-        self.core.count_found(self.lineage.prompt_tokens() * found, self.lineage.tenant)
-        for answer in request.futures:
-            scope = self.scopes[answer]
-            if scope is None or not scope.closed:
-                table.lease(message, scope)
-        table.drop_if_unleased(message)
-        if self.memo is not None and message.leases:
-            table.memoise(self.memo, message)
-        return message.handle
 
     def _made(self, request: Request) -> Message:
         """The message that a finished request is."""

@@ -92,6 +92,7 @@ class RequestBuilder:
         Needs no lock: long texts take long.
         """
         _require_urgency(call)
+        _require_labels(call)
         if isinstance(call, Prefill):
             return [
                 ReadCall(
@@ -291,6 +292,24 @@ def _require_urgency(call: Prefill | Decode) -> None:
     timeout = call.timeout_s
     if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
         raise InvalidRequestError(f"timeout_s must be a number of seconds, not {timeout!r}")
+
+
+def _require_labels(call: Prefill | Decode) -> None:
+    """Raise unless what a call says of its message, and of itself, can be kept with it."""
+    texts: tuple[str, ...] = (
+        ("author", "adapter", "role") if isinstance(call, Prefill) else ("author", "adapter", "memo")
+    )
+    flags: tuple[str, ...] = ("confidential", "lazy", "maps") if isinstance(call, Prefill) else ("confidential",)
+    for name in texts:
+        said = getattr(call, name)
+        if said is not None and not isinstance(said, str):
+            raise InvalidRequestError(f"{name} must be a string or None, not {said!r}")
+    for name in flags:
+        if not isinstance(getattr(call, name), bool):
+            raise InvalidRequestError(f"{name} must be True or False, not {getattr(call, name)!r}")
+    watch = None if isinstance(call, Prefill) else call.watch
+    if watch is not None and not callable(watch):
+        raise InvalidRequestError(f"watch must be a function of the logits, not {watch!r}")
 
 
 def canonical(sampling: Sampling) -> str:

@@ -15,6 +15,7 @@ from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.calls import Calls, Decode, Prefill
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.memory_map import MemoryMap
+from choreo_agents.engine.messages.entering import entering
 from choreo_agents.engine.messages.joining import Joining
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.naming import Naming
@@ -27,6 +28,7 @@ from choreo_agents.engine.request_builder import PlacedCall, RequestBuilder
 from choreo_agents.engine.stats import EngineStats
 from choreo_agents.errors import EngineClosedError
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.kv.segment import Segment
 from choreo_agents.runtime.request import Request
 
 T = TypeVar("T")
@@ -43,6 +45,7 @@ class _Batch:
     on_token: OnToken | None = None
     requests: list[Request] = field(default_factory=list)
     """What has to be done for them."""
+    answers: list[Answer] = field(default_factory=list)
 
 
 class Tenant:
@@ -161,12 +164,12 @@ class Tenant:
             self.require_open()
             placed = [self.builder.place(each) for each in read]
             batch = _Batch(scope, time.perf_counter() if started is None else started, on_token)
-            with _whole(batch):
-                answers = [self._answer(each, batch) for each in placed]
-                with self.given_up_if_left(answers, scope):
-                    self.quotas.admit(batch.requests)
+            with _whole(self, batch):
+                for each in placed:
+                    batch.answers.append(self._answer(each, batch))
+                self.quotas.admit(batch.requests)
                 self.core.loop.submit(batch.requests)
-            return answers
+            return batch.answers
 
     def joining(self) -> Joining:
         """What brings messages into the view of one of its decodes while that is under way."""
@@ -220,7 +223,7 @@ class Tenant:
             return self.answered(known, placed, batch.scope)
         running, call = self._prefilling if prefills else self._memoising, placed.read.call
         request = None if placed.name is None else running.get(placed.name)
-        if request is None:
+        if request is None or request.over:
             request = self.builder.request(placed, running)
             batch.requests.append(request)
         pending = request.owner
@@ -252,7 +255,7 @@ class Tenant:
         promised = call.lazy and not lineage.mapper and placed.name not in self._prefilling
         if core.method.keeps_kv and not promised:
             return None
-        return lineage.parents[0] if lineage.mapper else self._unencoded(placed, call)
+        return lineage.parents[0] if lineage.mapper else _unencoded(self, placed, call)
 
     def _decoded(self, placed: PlacedCall, batch: _Batch) -> Message | None:
         """The answer that the same decode was given before."""
@@ -267,38 +270,51 @@ class Tenant:
                 call.joining.begin(call, None)
         return known
 
-    def _unencoded(self, placed: PlacedCall, call: Prefill) -> Message:
-        """A message that stays text, or that whoever reads it first has encoded."""
-        core, lineage, keeps = self.core, placed.lineage, self.core.method.keeps_kv
-        message = Message(
-            self.naming.handle(lineage),
-            lineage,
-            call.author,
-            call.role,
-            Usage(0, 0, None, 0.0),
-            lineage.label(call.author, call.role, placed.said.source) if keeps else "",
-            header=len(lineage.tokens) if keeps else 0,
-            promise=core.next_number() if keeps else None,
-        )
-        return core.table.enter(message, None)
+    def answered(
+        self, message: Message, placed: PlacedCall, scope: Scope | None, segment: Segment | None = None
+    ) -> Answer:
+        """A call's answer that is there, with a lease; all or nothing.
 
-    def answered(self, message: Message, placed: PlacedCall, scope: Scope | None) -> Answer:
-        """A call's answer that is there, with a lease."""
-        placed.said.put_on(message)
-        if scope is None or not scope.closed:
-            self.core.table.lease(message, scope)
-        self.core.table.drop_if_unleased(message)
+        Args:
+            message: New or known.
+            placed: The call.
+            scope: Which takes the lease.
+            segment: The message's KV, if it was encoded elsewhere; its pin is taken over in any case.
+        """
+        table = self.core.table
+        with entering(table, message, segment) as entered:
+            placed.said.put_on(entered)
+            if scope is None or not scope.closed:
+                table.lease(entered, scope)
         answer: Answer = Future()
         answer.set_result(message.handle)
         return answer
 
 
 @contextmanager
-def _whole(batch: _Batch) -> Iterator[None]:
+def _whole(tenant: Tenant, batch: _Batch) -> Iterator[None]:
     """Give back what a batch has taken, if it cannot be submitted whole: nobody may join what will never run."""
     try:
         yield
     except BaseException:
+        for answer in batch.answers:
+            if not answer.cancel():
+                tenant._return_lease(answer, batch.scope)
         for request in batch.requests:
             request.owner.abandon(request)
         raise
+
+
+def _unencoded(tenant: Tenant, placed: PlacedCall, call: Prefill) -> Message:
+    """A message that stays text, or that whoever reads it first has encoded."""
+    core, lineage, keeps = tenant.core, placed.lineage, tenant.core.method.keeps_kv
+    return Message(
+        tenant.naming.handle(lineage),
+        lineage,
+        call.author,
+        call.role,
+        Usage(0, 0, None, 0.0),
+        lineage.label(call.author, call.role, placed.said.source) if keeps else "",
+        header=len(lineage.tokens) if keeps else 0,
+        promise=core.next_number() if keeps else None,
+    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.quota import Quota
 from choreo_agents.engine.tenant import Tenant
@@ -21,7 +19,7 @@ class Tenants:
         self.core = core
         self._open: dict[str, Tenant] = {}
         self._closing: set[Tenant] = set()
-        self._closed = threading.Condition(core.lock)
+        self._closed = core.lock.condition()
 
     def open(self, salt: str, quota: Quota | None) -> Tenant:
         """The tenant with this salt, who may take so much from now on; None: as before.
@@ -31,7 +29,7 @@ class Tenants:
         Raises:
             EngineClosedError: It is being closed, and this is the engine's thread, for which that waits.
         """
-        with self._closed:
+        with self.core.lock:
             if self._open.get(salt) in self._closing:
                 if self.core.loop.is_here:
                     raise EngineClosedError("this tenancy is being closed: begin it again when that is over")
@@ -45,7 +43,7 @@ class Tenants:
 
     def close(self, tenant: Tenant) -> None:
         """End a tenancy: see `Engine.close`."""
-        with self._closed:
+        with self.core.lock:
             if tenant in self._closing:
                 if not self.core.loop.is_here:
                     self._closed.wait_for(lambda: tenant not in self._closing)
@@ -54,12 +52,12 @@ class Tenants:
         try:
             tenant.close()  # waits for the engine's thread, which may be opening another
         finally:
-            with self._closed:
+            with self.core.lock:
                 self._open = {salt: each for salt, each in self._open.items() if each is not tenant}
                 self._closing.remove(tenant)
                 self._closed.notify_all()
 
     def names(self) -> list[str]:
         """Of all that are open; they do not tell their salts."""
-        with self._closed:
+        with self.core.lock:
             return [tenant.name for tenant in self._open.values()]

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
-import torch
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
+from choreo_agents.kv.files import (
+    SUFFIX,
+    UnusableFileError,
+    below,
+    is_regular,
+    read_private,
+    remove_abandoned,
+    seal_of,
+    sizes,
+    used_now,
+    write_private,
+)
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.kv.tiers import HostKV, abandoned, shapes_of
+from choreo_agents.kv.tiers import HostKV, shapes_of
+
+_HEADER_BYTES, _TOKEN_BYTES, _PARENT_BYTES = 1 << 16, 16, 128
+"""Of what a file says of itself, at most: by itself, for each token and for each parent."""
 
 
 @dataclass(frozen=True)
@@ -51,28 +61,40 @@ class Archive:
     """One file for each message, written whole or not at all, and named by what it holds.
 
     A file is good only if it says of itself all that was asked for, has the shapes and the type of the model's KV, and
-    carries a keyed checksum over all of that; any other is set aside as `.broken` and counts as missing.
-    May be used from any thread.
+    carries a keyed checksum over all of that; any other is set aside as `.broken` and counts as missing, and nobody
+    waits for it. May be used from any thread.
 
     Args:
-        folder: Of one model and one tenant.
+        folder: The user's. In it are folders that only this user can look into.
+        place: Their names: of the model and the tenant.
         geometry: The model's KV shape.
         seal: The tenant's key: without it nobody can write a file that is taken for good.
         budget_bytes: Of all files; the longest unused ones are removed.
+        skipped: Told of every file that is set aside: where it was, and why.
+
+    Raises:
+        InvalidRequestError: The folder, or one in it, is another user's.
     """
 
-    def __init__(self, folder: Path, geometry: KVGeometry, seal: bytes, budget_bytes: int) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        place: Sequence[str],
+        geometry: KVGeometry,
+        seal: bytes,
+        budget_bytes: int,
+        skipped: Callable[[Path, str], None] = lambda path, why: None,
+    ) -> None:
+        self.folder = below(folder, *place)
         self.budget_bytes = budget_bytes
         self._geometry = geometry
         self._seal = seal
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in abandoned(folder):
-            path.unlink(missing_ok=True)
+        self._skipped = skipped
+        remove_abandoned(self.folder)
 
     def has(self, message_id: str) -> bool:
         """Whether there is a file, good or not."""
-        return self._path(message_id).exists()
+        return is_regular(self._path(message_id))
 
     def save(self, key: KVKey, kv: HostKV) -> bool:
         """Write a message's KV, unless there is a file of it; whether there is one now.
@@ -80,17 +102,12 @@ class Archive:
         One that is larger than the whole budget is not written.
         """
         path = self._path(key.id)
-        if path.exists():
+        if is_regular(path):
             return True
         if kv.nbytes > self.budget_bytes:
             return False
         about = key.written() | {"native_offset": str(key.native_offset)}
-        partial = path.with_suffix(f".{uuid4().hex}.partial")
-        try:
-            save_file(kv.tensors(), partial, metadata=about | {"seal": self._sealed(about, kv)})
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_private(path, kv.tensors(), about | {"seal": seal_of(self._seal, about, kv.tensors())})
         self._make_room(path)
         return path.exists()
 
@@ -98,45 +115,44 @@ class Archive:
         """A message's KV, and the position that it was encoded at; None if there is no good file."""
         path = self._path(key.id)
         try:
-            with safe_open(path, framework="pt") as file:
-                about = dict(file.metadata() or {})
-                names = sorted(file.keys())
-                shapes = shapes_of(self._geometry, len(key.tokens), quantized=False)
-                kv = HostKV(**{name: file.get_tensor(name) for name in names}) if names == sorted(shapes) else None
+            found = self._read(path, key)
         except FileNotFoundError:
             return None
-        except (OSError, SafetensorError):
-            self.set_aside(key.id)
+        except UnusableFileError as error:
+            self.set_aside(key.id, str(error))
             return None
-        seal, at = about.pop("seal", ""), about.get("native_offset", "")
-        good = (
-            kv is not None
-            and kv.shapes() == shapes
-            and at.isdecimal()
-            and about == key.written() | {"native_offset": at}
-            and seal == self._sealed(about, kv)
-        )
-        if kv is None or not good:
-            self.set_aside(key.id)
-            return None
-        with suppress(OSError):
-            os.utime(path)
-        return kv, int(at)
+        used_now(path)
+        return found
 
     def drop(self, message_id: str) -> None:
         """Remove a file, if it is there."""
         with suppress(OSError):
             self._path(message_id).unlink(missing_ok=True)
 
-    def set_aside(self, message_id: str) -> None:
+    def set_aside(self, message_id: str, why: str) -> None:
         """Keep a file that cannot be used for whoever wants to know why, under another name."""
         path = self._path(message_id)
         with suppress(OSError):
             path.replace(path.with_suffix(".broken"))
+        self._skipped(path, why)
 
     def used_bytes(self) -> int:
         """Of all files, other processes' included."""
         return sum(size for _, size, _ in self._files())
+
+    def _read(self, path: Path, key: KVKey) -> tuple[HostKV, int]:
+        shapes = shapes_of(self._geometry, len(key.tokens), quantized=False)
+        nbytes = self._geometry.bytes_per_token * len(key.tokens)
+        header = _HEADER_BYTES + _TOKEN_BYTES * len(key.tokens) + _PARENT_BYTES * len(key.parents)
+        about, tensors = read_private(path, nbytes, nbytes + header)
+        seal, at = about.pop("seal", ""), about.get("native_offset", "")
+        if {name: (tuple(each.shape), each.dtype) for name, each in tensors.items()} != shapes:
+            raise UnusableFileError("holds other keys and values")
+        if not at.isdecimal() or about != key.written() | {"native_offset": at}:
+            raise UnusableFileError("is of another message")
+        if not hmac.compare_digest(seal, seal_of(self._seal, about, tensors)):
+            raise UnusableFileError("does not bear the tenant's seal")
+        return HostKV(**tensors), int(at)
 
     def _make_room(self, keep: Path) -> None:
         """Remove the longest unused files over the budget; one process at a time, or they would all remove some."""
@@ -154,21 +170,8 @@ class Archive:
                     used -= size
 
     def _files(self) -> list[tuple[float, int, Path]]:
-        """Last use, size and path of each file; other processes may remove some meanwhile."""
-        found: list[tuple[float, int, Path]] = []
-        for path in self.folder.iterdir():
-            with suppress(OSError):
-                about = path.stat()
-                if path.suffix in (".safetensors", ".broken"):
-                    found.append((about.st_mtime, about.st_size, path))
-        return found
-
-    def _sealed(self, about: Mapping[str, str], kv: HostKV) -> str:
-        """A keyed checksum over what a file says of itself and all bytes of its tensors."""
-        code = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), key=self._seal, digest_size=16)
-        for side in kv.tensors().values():
-            code.update(side.contiguous().view(torch.uint8).numpy().data)
-        return code.hexdigest()
+        """Last use, size and path of each file."""
+        return [each for each in sizes(self.folder) if each[2].suffix in (SUFFIX, ".broken")]
 
     def _path(self, message_id: str) -> Path:
-        return self.folder / f"{message_id}.safetensors"
+        return self.folder / f"{message_id}{SUFFIX}"

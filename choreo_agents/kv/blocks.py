@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
+from choreo_agents.errors import KVMemoryError
+
 
 @dataclass(frozen=True)
 class Run:
@@ -40,7 +42,8 @@ class BlockAllocator:
 
         None if too few are free.
         """
-        assert count > 0
+        if count < 1:
+            raise KVMemoryError(f"{count} blocks of KV memory were asked for")
         fitting = [run for run in self._free if run.length >= count]
         if fitting:
             return (self._take(min(fitting, key=lambda run: run.length), count),)
@@ -59,8 +62,8 @@ class BlockAllocator:
         at = bisect_left(self._free, run.start, key=lambda free: free.start)
         before = self._free[at - 1] if at else None
         after = self._free[at] if at < len(self._free) else None
-        assert before is None or before.end <= run.start, f"{run} was freed twice"
-        assert after is None or run.end <= after.start, f"{run} was freed twice"
+        if (before is not None and before.end > run.start) or (after is not None and run.end > after.start):
+            raise KVMemoryError(f"{run} was freed twice")
         start, end = run.start, run.end
         if before is not None and before.end == start:
             start, at = before.start, at - 1

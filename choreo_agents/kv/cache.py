@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 
+from choreo_agents.errors import KVMemoryError
 from choreo_agents.kv.copying import Arrival
+from choreo_agents.kv.disk_thread import DiskThread
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
-from choreo_agents.kv.tiers import DiskTier, HostKV, HostTier, Stored, shapes_of, stored_bytes
-from choreo_agents.tracing import Ledger
+from choreo_agents.kv.tiers import HostKV, HostTier, Stored, shapes_of, stored_bytes
+from choreo_agents.tracing import EventSink, Ledger, discard
 
 _UNWRITTEN_BYTES = 1 << 28
 """On their way to the disk at once, about."""
@@ -107,13 +109,14 @@ RESTORED = ("restored_from_host", "restored_from_disk")
 
 
 class KVCache:
-    """The pool and the tiers below it. Used under the engine's lock only, but for its own thread, which does the disk.
+    """The pool and the tiers below it. Used under the engine's lock only.
 
     Args:
         pool: Device memory.
         host: What leaves the pool goes here.
         disk: What leaves the host goes here; None: it is lost.
         movements: What it counts them in.
+        sink: Told of files that could not be used.
     """
 
     wake: Callable[[], None] = staticmethod(lambda: None)
@@ -123,19 +126,19 @@ class KVCache:
         self,
         pool: KVPool,
         host: HostTier[CacheEntry],
-        disk: DiskTier | None,
+        disk: DiskThread | None,
         movements: Ledger[Movements] | None = None,
+        sink: EventSink = discard,
     ) -> None:
         self.pool = pool
         self.movements = Ledger(Movements) if movements is None else movements
         self._host = host
         self._disk = disk
         self._entries: set[CacheEntry] = set()
+        self._emit = sink
         self._files: dict[str, CacheEntry] = {}
         """Who has a file on disk, or one under way, by its key there."""
-        self._closed = False
         self._clock = itertools.count(1)
-        self._thread = ThreadPoolExecutor(1, "choreo-disk") if disk is not None else None
 
     def hold(self, entry: CacheEntry) -> CacheEntry:
         """Keep a message's KV; takes over its segment's pin."""
@@ -149,14 +152,16 @@ class KVCache:
         self._host.take(entry)
         if entry.segment is not None:
             self.pool.unpin(entry.segment)
-        if entry.on_disk or entry.writing is not None:
-            self._unlink(entry)
+        if self._disk is not None and (entry.on_disk or entry.writing is not None):
+            self._files.pop(entry.file, None)
+            self._disk.drop(entry.file)
         entry.segment = entry.staged = entry.writing = entry.fetching = None
         entry.on_disk = False
 
     def refill(self, entry: CacheEntry, segment: Segment) -> None:
         """A lost message was encoded again; takes over the segment's pin."""
-        assert entry.segment is None and segment.encoded == entry.tokens
+        if entry.segment is not None or segment.encoded != entry.tokens:
+            raise KVMemoryError(f"a message of {entry.tokens} tokens is filled with {segment.encoded}, or twice")
         entry.segment, entry.native_offset = segment, segment.native_offset
         self.touch(entry)
 
@@ -171,11 +176,9 @@ class KVCache:
         self._arrive(entry)
         if entry.segment is not None or entry.staged is not None or entry in self._host:
             return True
-        if entry.on_disk and entry.fetching is None:
-            assert self._disk is not None and self._thread is not None and not self._closed
+        if entry.on_disk and entry.fetching is None and self._disk is not None:
             shapes = shapes_of(self.pool.geometry, entry.tokens, quantized=entry.stored == "int8")
-            entry.fetching = self._thread.submit(self._disk.get, entry.file, shapes)
-            entry.fetching.add_done_callback(lambda _: self.wake())
+            entry.fetching = self._disk.get(entry.file, shapes, self.wake)
         return False
 
     def restore(self, entry: CacheEntry, arrivals: list[Arrival] | None = None) -> bool:
@@ -183,11 +186,13 @@ class KVCache:
         self.touch(entry)
         if entry.segment is not None:
             return True
+        if entry.staged is None and entry not in self._host:
+            raise KVMemoryError(f"message {entry.key!r} is brought into the pool from nowhere")
         segment = self.pool.allocate(entry.tokens, entry.native_offset, entry.tenant)
         if segment is None:
             return False
         kv = self._host.take(entry) or entry.staged
-        assert kv is not None, "fetch it first"
+        assert kv is not None
         try:
             entry.fill(self.pool, segment, kv, arrivals)
         except BaseException:
@@ -232,8 +237,9 @@ class KVCache:
 
     def unwant(self, entry: CacheEntry) -> None:
         """It does no longer; what was staged for it goes where its tier's budget lets it."""
+        if not entry.wanted:
+            raise KVMemoryError(f"message {entry.key!r} is wanted by fewer requests than gave it up")
         entry.wanted -= 1
-        assert entry.wanted >= 0
         if not entry.keeps():
             held, entry.staged = self._host.take(entry) or entry.staged, None
             self.movements.add(entry.tenant, "lost", held is not None)
@@ -243,6 +249,10 @@ class KVCache:
         if not entry.on_disk:
             self._to_host(entry, kv)
 
+    def holder(self, segment: Segment) -> CacheEntry | None:
+        """Whose KV is in a segment, of the messages that are kept."""
+        return next((entry for entry in self._entries if entry.segment is segment), None)
+
     def bytes_by_tier(self, tenant: str | None = None) -> dict[str, int]:
         """What each tier holds now, of one tenant or of all; the disk's files of other engines are not counted."""
         self._arrive_all()
@@ -250,15 +260,6 @@ class KVCache:
         host = sum(self._host.bytes_of(e) + (0 if e.staged is None else e.staged.nbytes) for e in entries)
         disk = sum(e.tokens * stored_bytes(self.pool.geometry, e.stored) for e in entries if e.on_disk)
         return {"device": self.pool.used_by(tenant), "host": host, "disk": disk}
-
-    def close(self) -> None:
-        """End the disk's thread after what it was asked to do, and remove what is this engine's in the folder."""
-        if self._thread is None or self._disk is None:
-            return
-        self._closed = True
-        self._thread.shutdown(wait=True)
-        for file in self._files:
-            self._disk.drop(file)
 
     def check(self) -> None:
         """Assert that entries and tiers agree."""
@@ -294,11 +295,11 @@ class KVCache:
 
     def _to_disk(self, entry: CacheEntry, kv: HostKV) -> None:
         """Written by the disk's thread; until it is there the kv stays on the host."""
-        if self._closed or self._disk is None or self._thread is None:
+        if self._disk is None or not self._disk.is_open:
             self.movements.add(entry.tenant, "lost")
             return
         entry.staged = kv
-        entry.writing = self._thread.submit(self._disk.put, entry.file, kv)
+        entry.writing = self._disk.put(entry.file, kv)
         self._files[entry.file] = entry
         writing = [e for e in self._entries if e.writing is not None]
         if sum(e.tokens for e in writing) * self.pool.geometry.bytes_per_token > _UNWRITTEN_BYTES:
@@ -319,6 +320,8 @@ class KVCache:
         if entry.fetching is not None and entry.fetching.done():
             kv = None if entry.fetching.exception() is not None else entry.fetching.result()
             entry.fetching = None
+            for event in () if self._disk is None else self._disk.skipped():
+                self._emit(event)
             if kv is None:
                 self._removed(entry.file)
                 entry.on_disk = False
@@ -339,15 +342,6 @@ class KVCache:
         entry.on_disk = False
         anywhere = entry.segment is not None or entry in self._host or (entry.staged is not None and entry.wanted)
         self.movements.add(entry.tenant, "lost", not anywhere)
-
-    def _unlink(self, entry: CacheEntry) -> None:
-        """Remove its file, now or after what the disk's thread has to do before."""
-        assert self._disk is not None and self._thread is not None
-        self._files.pop(entry.file, None)
-        if self._closed:
-            self._disk.drop(entry.file)
-        else:
-            self._thread.submit(self._disk.drop, entry.file)
 
     def _arrive_all(self) -> None:
         for entry in self._entries:

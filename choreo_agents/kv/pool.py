@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from choreo_agents.errors import KVBudgetError
+from choreo_agents.errors import EngineClosedError, KVBudgetError, KVMemoryError
 from choreo_agents.kv.blocks import BlockAllocator, Run
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.segment import Segment
@@ -19,6 +19,8 @@ class KVPool:
 
     A segment is given room for all tokens it may ever hold, and gives the rest back once it is complete; nothing is
     ever copied or moved. Not thread-safe.
+
+    Whoever uses a segment after it was freed gets `KVMemoryError`, never what stands there now.
 
     Args:
         geometry: The model's KV shape.
@@ -79,6 +81,7 @@ class KVPool:
 
     def complete(self, segment: Segment) -> None:
         """Give back the blocks that the segment's encoded tokens do not touch."""
+        self._require_live(segment, "completed")
         keep = self.rounded(max(segment.encoded, 1))
         kept: list[Run] = []
         for run in segment.runs:
@@ -94,46 +97,66 @@ class KVPool:
 
     def pin(self, segment: Segment) -> None:
         """Add an owner."""
-        assert segment in self._live, "a freed segment was pinned"
+        self._require_live(segment, "pinned")
         segment.pins += 1
 
     def unpin(self, segment: Segment) -> None:
         """Drop an owner; the last one frees the segment's slots."""
-        assert segment.pins > 0, "a segment was unpinned more often than pinned"
+        self._require_live(segment, "given back")
         segment.pins -= 1
         if not segment.pins:
             self._live.remove(segment)
             self._used[segment.tenant] -= segment.capacity
             if not self._used[segment.tenant]:
                 del self._used[segment.tenant]
-            for run in segment.runs:
+            runs, segment.runs = segment.runs, ()
+            for run in runs:
                 self._allocator.free(self._in_blocks(run))
+
+    def give_up(self) -> None:
+        """Give the memory back: nothing is read or written here any more."""
+        self.keys, self.values = [], []
+
+    def _require_live(self, segment: Segment, what: str) -> None:
+        if segment not in self._live:
+            raise KVMemoryError(f"a segment that was freed is {what}")
+
+    def _sides(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of all layers."""
+        sides = self.keys, self.values
+        if not all(sides):
+            raise EngineClosedError("the engine was closed or started again, and this memory given up: ask again")
+        return sides
 
     def read(self, segment: Segment) -> HostKV:
         """A copy of a complete segment's keys and values, on the host."""
-        where = self._slots(segment)
-        keys, values = (torch.stack([layer[:, where] for layer in side]).cpu() for side in (self.keys, self.values))
+        self._require_live(segment, "read")
+        sides = self._sides()
+        where = self._slots(segment, sides[0][0].device)
+        keys, values = (torch.stack([layer[:, where] for layer in side]).cpu() for side in sides)
         return HostKV(keys, values)
 
     def write(self, segment: Segment, kv: HostKV) -> None:
         """Fill a segment that has nothing in it."""
-        assert segment.encoded == 0
+        self._require_live(segment, "written")
+        if segment.encoded:
+            raise KVMemoryError(f"a segment that holds {segment.encoded} tokens is written again")
         segment.encoded = kv.keys.shape[2]
         for layer in range(self.geometry.layers):
             self.fill(segment, kv, layer)
 
     def fill(self, segment: Segment, kv: HostKV, layer: int) -> None:
         """Fill one layer of a segment's encoded tokens."""
-        at = 0
+        at, (keys, values) = 0, self._sides()
         for run in segment.slots(0, segment.encoded):
-            for side, part in ((self.keys, kv.keys), (self.values, kv.values)):
+            for side, part in ((keys, kv.keys), (values, kv.values)):
                 side[layer][:, run.start : run.end].copy_(part[layer][:, at : at + run.length])
             at += run.length
 
-    def _slots(self, segment: Segment) -> Tensor:
+    def _slots(self, segment: Segment, device: torch.device) -> Tensor:
         """The slots of a segment's encoded tokens, in order."""
         runs = segment.slots(0, segment.encoded)
-        return torch.cat([torch.arange(run.start, run.end) for run in runs]).to(self.keys[0].device)
+        return torch.cat([torch.arange(run.start, run.end) for run in runs]).to(device)
 
     def check(self) -> None:
         """Assert that live segments and the free list divide the pool between them without overlap."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from choreo_agents.errors import KVMemoryError
 from choreo_agents.kv.blocks import Run
 
 
@@ -15,7 +16,8 @@ class Segment:
         slots      |---- runs[0] ----|--- runs[1] ---|
 
     Keys stay as they were encoded; `encoded` only grows, up to `capacity`. `pins` counts the owners: a message, a
-    prefix-tree node, each request that reads it. The last unpin gives the slots back.
+    prefix-tree node, each request that reads it. The last unpin gives the slots back, and leaves it none: what was
+    freed cannot be read.
     """
 
     runs: tuple[Run, ...]
@@ -30,8 +32,15 @@ class Segment:
         return sum(run.length for run in self.runs)
 
     def slots(self, first: int, count: int) -> list[Run]:
-        """The runs of slots that hold tokens `first` to `first + count`."""
-        assert first >= 0 and first + count <= self.capacity
+        """The runs of slots that hold tokens `first` to `first + count`.
+
+        Raises:
+            KVMemoryError: It has no such slots any more.
+        """
+        if first < 0 or first + count > self.capacity:
+            raise KVMemoryError(
+                f"tokens {first} to {first + count} of a segment that has {self.capacity} were asked for"
+            )
         found: list[Run] = []
         passed = 0
         for run in self.runs:

@@ -1,21 +1,13 @@
-"""Where keys and values wait outside of the pool: in host memory, and in a folder of safetensors."""
+"""Keys and values outside of the pool, and the host memory in which they wait."""
 
 from __future__ import annotations
 
-import os
-import time
-import zlib
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
-from contextlib import suppress
+from collections.abc import Hashable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Generic, Literal, TypeVar
-from uuid import uuid4
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from choreo_agents.kv.geometry import KVGeometry
@@ -25,8 +17,6 @@ Stored = Literal["full", "int8", "low-rank"]
 """How KV is kept below the pool: as it is; in whole numbers of eight bits, exact for what was rounded to them before;
 or not at all, because what it was made of is there, and a low-rank correction makes it again."""
 Key = TypeVar("Key", bound=Hashable)
-_ABANDONED_S = 3600.0
-"""Age of a half-written file that nobody is writing any more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,114 +108,3 @@ class HostTier(Generic[Key]):
     def check(self) -> None:
         """Assert that the budget is kept and counted."""
         assert self.used_bytes == sum(kv.nbytes for kv in self._kept.values()) <= self.budget_bytes
-
-
-class DiskTier:
-    """KV in a folder: one safetensors file for each message, below a folder for each model.
-
-    Files are written whole or not at all, and named by content: processes may share the folder. A file that is
-    missing, damaged (it carries a checksum) or another's counts as lost. Slow: call it from a thread of its own, one
-    call at a time.
-
-    Args:
-        folder: The user's; made if need be.
-        budget_bytes: Of all files of this model; the longest unused ones are removed.
-        model: Fingerprint of model and adapter.
-    """
-
-    def __init__(self, folder: Path, budget_bytes: int, model: str) -> None:
-        self.folder = folder / model
-        self.budget_bytes = budget_bytes
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._sweep()
-
-    def put(self, key: str, kv: HostKV) -> list[str]:
-        """Write KV under a key that says all that it depends on, its position too.
-
-        Returns:
-            The keys of what is not there any more: removed to make room, or this one if it alone is over the budget.
-        """
-        if kv.nbytes > self.budget_bytes:
-            return [key]
-        path = self._path(key)
-        if not path.exists():
-            partial = path.with_suffix(f".{uuid4().hex}.partial")
-            about = {"message": key, "checksum": _checksum(kv)}
-            try:
-                save_file(kv.tensors(), partial, metadata=about)
-                partial.replace(path)
-            finally:
-                partial.unlink(missing_ok=True)
-        removed = self._make_room(keep=path)
-        return removed if path.exists() else [*removed, key]
-
-    def get(self, key: str, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> HostKV | None:
-        """Read KV; None unless the file holds this message's keys and values in these shapes."""
-        path = self._path(key)
-        try:
-            with safe_open(path, framework="pt") as file:
-                about = file.metadata() or {}
-                kv = HostKV(**{name: file.get_tensor(name) for name in shapes})
-        except (OSError, SafetensorError):
-            self.drop(key)
-            return None
-        if kv.shapes() != shapes or about != {"message": key, "checksum": _checksum(kv)}:
-            self.drop(key)
-            return None
-        with suppress(OSError):
-            os.utime(path)
-        return kv
-
-    def drop(self, key: str) -> None:
-        """Remove a file, if it is there."""
-        with suppress(OSError):
-            self._path(key).unlink(missing_ok=True)
-
-    def _make_room(self, keep: Path) -> list[str]:
-        files = self._files()
-        used = sum(size for _, size, _ in files)
-        removed: list[str] = []
-        for _, size, path in sorted(files):
-            if used <= self.budget_bytes:
-                break
-            if path != keep:
-                with suppress(OSError):
-                    path.unlink()
-                removed.append(path.stem)
-                used -= size
-        return removed
-
-    def _sweep(self) -> None:
-        """Remove what a process that was killed has left half-written."""
-        for path in abandoned(self.folder):
-            path.unlink(missing_ok=True)
-
-    def _files(self) -> list[tuple[float, int, Path]]:
-        """Last use, size and path of each file; other processes may remove some meanwhile."""
-        found: list[tuple[float, int, Path]] = []
-        for path in self.folder.glob("*.safetensors"):
-            with suppress(OSError):
-                about = path.stat()
-                found.append((about.st_mtime, about.st_size, path))
-        return found
-
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{key}.safetensors"
-
-
-def abandoned(folder: Path) -> list[Path]:
-    """Files that a process has left half-written: it was killed long ago."""
-    found: list[Path] = []
-    for path in folder.glob("*.partial"):
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > _ABANDONED_S:
-                found.append(path)
-    return found
-
-
-def _checksum(kv: HostKV) -> str:
-    """Of all bytes of KV."""
-    code = 0
-    for side in kv.tensors().values():
-        code = zlib.crc32(side.contiguous().view(torch.uint8).numpy().data, code)
-    return f"{code:08x}"

@@ -230,7 +230,7 @@ class Shelf:
             with self._engine.scope():
                 slot.keep(self._engine, self._engine.kv.adopt(slot.call(), *found))
         except InvalidRequestError:
-            self._archive.set_aside(slot.kv_key.id)
+            self._archive.set_aside(slot.kv_key.id, "holds other keys and values")
             return False
         except CapacityError:
             return False  # running calls need all memory: a prefill waits for it

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from choreo_agents.errors import CapacityError, ChoreoError
 from choreo_agents.kv.pool import KVPool
+from choreo_agents.kv.segment import Segment
+from choreo_agents.runtime.endings import failed
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.scheduler import Waiting, place_in_queue
 
@@ -23,6 +26,22 @@ class Reclaimer(Protocol):
     def pinned(self, tenant: str) -> str:
         """Who keeps memory from being evicted, for a tenant to read: ` by 'alice' (96 tokens)`, or nothing."""
         ...
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a request was not admitted, in tokens of KV at that time."""
+
+    own: int
+    """Room that it needs for what it writes."""
+    absent: int
+    """Room that it needs for what it reads and nobody keeps in the pool."""
+    read: int
+    """What it reads and was kept in the pool for it."""
+    free: int
+    """Room that there is when all that nobody needs is evicted."""
+    by_policy: bool = False
+    """Whether the scheduling policy gave it up."""
 
 
 class Admission:
@@ -78,8 +97,8 @@ class Admission:
             try:
                 ready = request.encoding.ready()
                 before = [] if ready else request.encoding.first(request)
-            except ChoreoError as error:
-                self._fail(request, error)
+            except Exception as error:
+                self._fail(request, error if isinstance(error, ChoreoError) else failed(error))
                 continue
             if before:
                 for r in before:
@@ -119,34 +138,41 @@ class Admission:
         # One that was not admitted after all has no tokens to encode, and so not as many as were planned.
         return bool(followed) and all(chunks.get(each.number) == each.pending for each in followed)
 
-    def admit(self, request: Request, *, alone: bool) -> bool:
-        """Give a request that can begin its memory; it stays in the queue if there is no room for it now.
+    def admit(self, request: Request, *, alone: bool) -> Refusal | None:
+        """Give a request that can begin its memory; it stays in the queue, and why is told, if there is no room now.
 
         Args:
             request: One of those that wait.
             alone: Nothing is running that would give memory back.
         """
-        for reuse in (True, False):
+        refusal: Refusal | None = None
+        # What it would reuse may itself be in the way.
+        for reuse in (True, False) if alone else (True,):
+            segment: Segment | None = None
             absent, prompt = request.encoding.pin(reuse=reuse)
             try:
-                needed = prompt + (0 if request.decoding is None else request.decoding.longest)
-                self._reclaimer.evict(self._pool.rounded(needed) + absent)
+                own = self._pool.rounded(prompt + (0 if request.decoding is None else request.decoding.longest))
+                self._reclaimer.evict(own + absent)
+                refusal = Refusal(own, absent, request.encoding.pinned_tokens(), self._pool.free_tokens)
                 binding = request.encoding.bind()
-                segment = None if binding is None else self._pool.allocate(needed, binding.position, request.tenant)
+                segment = None if binding is None else self._pool.allocate(own, binding.position, request.tenant)
+                if binding is not None and segment is not None:
+                    request.begin(binding, segment)
+                    self.waiting.remove(request)
+                    return None
             except BaseException:
                 request.encoding.unpin()
+                if segment is not None and request.segment is not segment:
+                    self._pool.unpin(segment)
                 raise
-            if binding is not None and segment is not None:
-                break
             request.encoding.unpin()
-            if not alone:
-                return False
-            # What it would reuse may itself be in the way.
-        else:
-            return False
-        request.begin(binding, segment)
-        self.waiting.remove(request)
-        return True
+        return refusal
+
+    def given_up(self, request: Request) -> Refusal:
+        """Of a request that the scheduling policy gives up."""
+        own, absent = self._pool.rounded(request.room()), request.encoding.claimed_tokens(set())
+        free = self._pool.free_tokens + self._reclaimer.evictable_tokens()
+        return Refusal(own, absent, request.encoding.pinned_tokens(), free, by_policy=own + absent <= free)
 
     def _place(self, request: Request) -> None:
         at = place_in_queue(self.waiting, request.priority)
@@ -154,14 +180,23 @@ class Admission:
             overtaken.overtaken += 1
         self.waiting.insert(at, request)
 
-    def no_room(self, request: Request) -> CapacityError:
+    def no_room(self, request: Request, refusal: Refusal) -> CapacityError:
         """Why a request cannot be admitted though nothing runs."""
         pool = self._pool
-        wanted = pool.rounded(request.room()) + request.encoding.claimed_tokens(set())
-        bytes_each = pool.geometry.bytes_per_token
+        own, absent, free = refusal.own, refusal.absent, refusal.free
+        wanted = f"{own + absent} tokens ({(own + absent) * pool.geometry.bytes_per_token} bytes)"
+        if absent:
+            wanted += f", {own} for what it writes and {absent} for what it reads"
+        if refusal.by_policy:
+            return CapacityError(
+                f"the scheduling policy gave the call up: it needs room for {wanted}, and {free} of "
+                f"{pool.total_tokens} are free or can be evicted. Let the policy admit it, or call again"
+            )
+        read = f", {refusal.read} hold what it reads" if refusal.read else ""
+        free_ones = f"{free} of {pool.total_tokens} are free or can be evicted{read}"
         return CapacityError(
-            f"the KV pool has no room for {wanted} tokens ({wanted * bytes_each} bytes): {pool.free_tokens} of "
-            f"{pool.total_tokens} are free, and the rest is pinned{self._reclaimer.pinned(request.tenant)}. "
+            f"the KV pool has no room for {wanted}: {free_ones}, and the rest is pinned"
+            f"{self._reclaimer.pinned(request.tenant)}. "
             "Unpin messages, or load the engine with a larger kv_budget_bytes"
         )
 

@@ -72,6 +72,22 @@ class Executor:
         numbers = [row.number for row in step.rows if row.samples]
         return {number: samplers[number].choose(logits[i]) for i, number in enumerate(numbers)}
 
+    def answers(self) -> bool:
+        """Whether the device still computes; asked after a failure."""
+        if self.adapter.device.type == "cpu":
+            return True
+        try:
+            return float(torch.ones(1, device=self.adapter.device).add_(1)) == 2.0
+        except torch.OutOfMemoryError:
+            return True
+        except RuntimeError:
+            return False
+
+    def free_cached(self) -> None:
+        """Let the device have back what torch keeps of it for later."""
+        if self.adapter.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def _adapted(self, step: Step) -> list[Adapted]:
         """The step's tokens by the adapter that serves them."""
         spans: dict[str, list[range]] = {}

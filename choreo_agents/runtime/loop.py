@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from choreo_agents.errors import ChoreoError, EngineClosedError, EngineFailedError, RequestTimeoutError
-from choreo_agents.runtime.admission import Admission, Reclaimer
+from choreo_agents.errors import ChoreoError, DeviceLostError, EngineClosedError
+from choreo_agents.kv.copying import Arrival
+from choreo_agents.runtime.admission import Admission, Reclaimer, Refusal
+from choreo_agents.runtime.attempts import Attempts, Ran
 from choreo_agents.runtime.counters import count_step
+from choreo_agents.runtime.endings import Endings, failed
 from choreo_agents.runtime.executor import Executor
+from choreo_agents.runtime.lock import EngineLock
 from choreo_agents.runtime.planner import Planner
 from choreo_agents.runtime.request import Request
-from choreo_agents.runtime.step import Row, Step, make_step
+from choreo_agents.runtime.step import Row
+from choreo_agents.runtime.under_way import UnderWay
 from choreo_agents.sampling import Chosen, Sampler
-from choreo_agents.tracing import EventSink, FirstToken, RequestFinished, RequestSubmitted, StepRan, guarded
+from choreo_agents.tracing import EventSink, FirstToken, RequestSubmitted, StepFailed, StepRan, guarded
 
 DISK_PATIENCE_S, PAUSE_S = 1.0, 0.005
 """Seconds between two looks at what should have been notified of."""
@@ -34,7 +39,7 @@ class EngineLoop:
     def __init__(
         self,
         executor: Executor,
-        lock: threading.RLock,
+        lock: EngineLock,
         planner: Planner,
         sink: EventSink,
         reclaimer: Reclaimer,
@@ -44,19 +49,21 @@ class EngineLoop:
         self._lock = lock
         self._planner = planner
         self._emit = guarded(sink)
-        self._admission = Admission(executor.pool, reclaimer, _announcer(self._emit), self._drop)
-        self._running: dict[int, Request] = {}
         self._changed = threading.Event()
         """Set whenever there may be something to do; by whom needs no lock."""
-        self._leaving: set[Request] = set()
-        """Whose tenants have left."""
-        self._ended = threading.Condition(lock)
+        self._ended = lock.condition()
         """Notified whenever a request has ended."""
+        self._admission = Admission(executor.pool, reclaimer, _announcer(self._emit), self._drop)
+        endings = Endings(executor.pool, executor.counters, self._emit, self._ended)
+        self._under_way = UnderWay(self._admission, endings)
+        self._attempts = Attempts(executor)
         self._closed = False
+        self._failure: ChoreoError | None = None
+        """What has ended it, if that was not `close`."""
         self._thread: threading.Thread | None = None
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests; those of one call can share their first step. Raises `EngineClosedError`."""
+        """Queue requests; those of one call can share their first step. Raises what `require_open` does."""
         with self._lock:
             self.require_open()
             if not requests:
@@ -69,7 +76,9 @@ class EngineLoop:
             self._changed.set()
 
     def require_open(self) -> None:
-        """Raise `EngineClosedError` once the engine was closed."""
+        """Raise `EngineClosedError` once the engine was closed, and what has ended it if it was not."""
+        if self._failure is not None:
+            raise type(self._failure)(*self._failure.args) from self._failure.__cause__
         if self._closed:
             raise EngineClosedError("the engine is closed: load a new one")
 
@@ -83,10 +92,10 @@ class EngineLoop:
     def drop_tenant(self, tenant: str) -> None:
         """Fail a tenant's requests with `EngineClosedError`; on another thread, return when none of them runs."""
         with self._lock:
-            self._leaving.update(request for request in self._unfinished() if request.tenant == tenant)
+            self._under_way.leave(tenant)
             self._changed.set()
             if not self.is_here:
-                self._ended.wait_for(lambda: self._closed or all(r.tenant != tenant for r in self._unfinished()))
+                self._ended.wait_for(lambda: self._closed or all(r.tenant != tenant for r in self._under_way))
 
     @property
     def is_here(self) -> bool:
@@ -94,11 +103,11 @@ class EngineLoop:
         return self._thread is threading.current_thread()
 
     def unfinished(self) -> int:
-        return len(self._admission.waiting) + len(self._running)
+        return len(self._under_way)
 
     def requests_of(self, tenant: str) -> list[Request]:
         """A tenant's unfinished requests. Under the lock."""
-        return [request for request in self._unfinished() if request.tenant == tenant]
+        return [request for request in self._under_way if request.tenant == tenant]
 
     def close(self) -> None:
         """Fail what is unfinished with `EngineClosedError` and end the thread after its current step."""
@@ -115,18 +124,25 @@ class EngineLoop:
             while self._wait_for_work():
                 try:
                     self._step()
+                except DeviceLostError:
+                    raise
                 except Exception as cause:
+                    # No call in particular is to blame: a scheduling policy, or a timetable.
                     with self._lock:
-                        for request in self._unfinished():
-                            self._drop(request, _failed(cause))
+                        self._under_way.drop_all(failed(cause))
+        except DeviceLostError as lost:
+            self._end(lost)
         except BaseException as cause:
             # The bookkeeping itself failed, so that nothing can go on; but nobody may wait for ever.
-            with self._lock:
-                self._closed = True
-                self._ended.notify_all()
-                for request in self._unfinished():
-                    _resolve(request, _failed(cause))
+            self._end(failed(cause))
             raise
+
+    def _end(self, failure: ChoreoError) -> None:
+        """Nothing can go on; everybody is told."""
+        with self._lock:
+            self._closed, self._failure = True, failure
+            self._ended.notify_all()
+            self._under_way.drop_all(failure)
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is a request; False once the engine was closed and its requests have been failed."""
@@ -139,139 +155,119 @@ class EngineLoop:
         with self._lock:
             if not self._closed:
                 return True
-            error = EngineClosedError("the engine was closed before this call was done")
-            for request in self._unfinished():
-                self._drop(request, error)
+            self._under_way.drop_all(EngineClosedError("the engine was closed before this call was done"))
             return False
 
-    def _unfinished(self) -> list[Request]:
-        return [*self._admission.waiting, *self._running.values()]
+    def _drop(self, request: Request, error: ChoreoError) -> None:
+        self._under_way.drop(request, error)
 
     def _step(self) -> None:
         """Schedule, run, account."""
         with self._lock:
-            step, unfinished = self._schedule()
-            patience = (
-                0.0 if step.rows else _patience(self._unfinished(), PAUSE_S if self._running else DISK_PATIENCE_S)
-            )
-            samplers = _samplers(self._running[row.number] for row in step.rows)
-        if not step.rows:
+            rows, arrivals, unfinished = self._schedule()
+            running = self._under_way.running
+            most = PAUSE_S if running else DISK_PATIENCE_S
+            patience = 0.0 if rows or arrivals else _patience(self._under_way, most)
+            samplers = _samplers(running[row.number] for row in rows)
+        if not rows and not arrivals:
             # All that wait wait for the disk, which tells when it is done; a policy that lets none run does not.
             self._changed.wait(patience if unfinished else 0.0)
             return
         started = time.perf_counter()
-        chosen = self.executor.run(step, samplers)
+        ran = self._attempts.run(rows, arrivals, samplers)
         with self._lock:
-            self._account(step, chosen, started, unfinished)
+            self._account(rows, arrivals, ran, started, unfinished)
 
-    def _schedule(self) -> tuple[Step, int]:
+    def _schedule(self) -> tuple[list[Row], list[Arrival], int]:
         self._changed.clear()
-        self._drop_left()
-        admission = self._admission
-        for request in self._running.values():
-            admission.add(request.grow())
+        self._under_way.drop_left()
+        admission, running = self._admission, self._under_way.running
+        for request in list(running.values()):
+            self._grow(request)
         seen = admission.seen()
         unfinished = self.unfinished()
-        plan = self._planner.plan(seen, admission.waiting, self._running, admission.room())
+        plan = self._planner.plan(seen, admission.waiting, running, admission.room())
         if plan is None:
-            return make_step([]), unfinished
+            return [], [], unfinished
         by_number = {request.number: request for request in admission.waiting}
-        stuck, chunks = list(plan.stuck), dict(plan.chunks)
+        stuck = [(by_number[number], admission.given_up(by_number[number])) for number in plan.stuck]
+        chunks = dict(plan.chunks)
         for number in plan.admitted:
-            request, alone = by_number[number], not self._running
-            if not admission.can_begin(request, chunks):
-                continue  # it waits on, for what is computed or fetched for it: room is not what it lacks
-            if admission.admit(request, alone=alone):
-                self._running[number] = request
-                admission.add(request.grow())
-            elif alone:
-                stuck.append(number)
-        for number in stuck:
-            self._drop(by_number[number], admission.no_room(by_number[number]))
-        rows = [_row(self._running[n], count) for n, count in plan.chunks if n in self._running]
-        admitted = [self._running[n].binding for n in plan.admitted if n in self._running]
+            refusal = self._admit(by_number[number], chunks)
+            if refusal is not None:
+                stuck.append((by_number[number], refusal))
+        for request, refusal in stuck:
+            self._drop(request, admission.no_room(request, refusal))
+        rows = [_row(running[n], count) for n, count in plan.chunks if n in running]
+        admitted = [running[n].binding for n in plan.admitted if n in running]
         arrivals = [arrival for binding in admitted if binding is not None for arrival in binding.arrivals]
-        self._planner.record([(self._running[row.number], len(row.tokens)) for row in rows])
-        waits = (admission.waiting or self._running) and not stuck and not self._closed
-        return make_step(rows, arrivals), unfinished if rows or waits else 0
+        self._planner.record([(running[row.number], len(row.tokens)) for row in rows])
+        waits = (admission.waiting or running) and not stuck and not self._closed
+        return rows, arrivals, unfinished if rows or waits else 0
 
-    def _drop_left(self) -> None:
-        """Drop what nobody waits for any more, and what tenants have left."""
-        leaving, self._leaving = self._leaving, set()
-        for request in leaving.intersection(self._unfinished()):
-            self._drop(request, EngineClosedError("the tenancy was closed before this call was done"))
-        now = time.perf_counter()
-        for request in self._unfinished():
-            late = request.late(now)
-            for future in late:
-                if future.set_running_or_notify_cancel():
-                    future.set_exception(RequestTimeoutError("the call was not done in time: see its timeout_s"))
-            if request.cancelled():
-                self._drop(request, None, "timed out" if late else "cancelled")
-
-    def _account(self, step: Step, chosen: dict[int, Chosen], started: float, unfinished: int) -> None:
-        now = time.perf_counter()
-        there = [request.tenant for request in self._unfinished() if request.submitted_s <= started]
-        count_step(self.counters, [(row.tenant, row.number in chosen) for row in step.rows], there, unfinished)
-        for row in step.rows:
-            request = self._running[row.number]
-            request.advance(len(row.tokens))
-            for counters in self.counters.of(request.tenant):
-                counters.count(len(row.tokens), again=request.again, mapped=bool(row.mapper))
-            if row.number in chosen:
-                if request.first_token_s is None:
-                    self._emit(FirstToken(now, request.number, now - request.submitted_s))
-                request.take(chosen[row.number])
-                for listener in request.listeners:
-                    listener(chosen[row.number])
-            if request.done():
-                self._finish(request)
-        self._emit(StepRan(now, now - started, len(step.rows), len(chosen), len(step.tokens), unfinished))
-
-    def _finish(self, request: Request) -> None:
-        assert request.binding is not None and request.segment is not None
-        del self._running[request.number]
-        self.counters.add(request.tenant, "finished")
-        request.over = True
-        self.executor.pool.complete(request.segment)
-        # From here on a waiting caller can no longer cancel; one that already has takes no lease.
-        request.futures = [future for future in request.futures if future.set_running_or_notify_cancel()]
+    def _grow(self, request: Request) -> None:
+        """Let what has come for a running request into its view."""
         try:
-            result = request.owner.finish(request)
+            self._admission.add(request.grow())
         except Exception as cause:
-            for future in request.futures:
-                future.set_exception(_failed(cause))
-            raise
-        finally:
-            request.encoding.unpin()
-        self._ended.notify_all()
-        self._emit_end(request, "done")
-        for future in request.futures:
-            future.set_result(result)
+            self._drop(request, failed(cause))
 
-    def _drop(self, request: Request, error: ChoreoError | None, outcome: str = "failed") -> None:
-        """End a request without a result and give its memory back."""
-        if request in self._admission.waiting:
-            self._admission.waiting.remove(request)
-        self._running.pop(request.number, None)
-        request.over = True
+    def _admit(self, request: Request, chunks: Mapping[int, int]) -> Refusal | None:
+        """Let a request run that waits, if it can begin; why it never can, if nothing runs that would make room."""
+        alone = not self._under_way.running
         try:
-            if request.segment is not None:
-                self.executor.pool.complete(request.segment)
-            if request.binding is not None:
-                request.encoding.unpin()
-            request.owner.abandon(request)
-            self.counters.add(request.tenant, "failed" if outcome == "failed" else "cancelled")
-            self._emit_end(request, outcome)
-        finally:
-            _resolve(request, error)
-            self._ended.notify_all()
+            if request.over or not self._admission.can_begin(request, chunks):
+                return None  # it waits on, for what is computed or fetched for it: room is not what it lacks
+            refusal = self._admission.admit(request, alone=alone)
+        except Exception as cause:
+            self._drop(request, failed(cause))
+            return None
+        if refusal is not None:
+            return refusal if alone else None
+        self._under_way.running[request.number] = request
+        self._grow(request)
+        return None
 
-    def _emit_end(self, request: Request, outcome: str) -> None:
-        spent, reused = request.charges, request.reused
-        self.counters.add(request.tenant, "tokens_reused", reused)
-        counts = (spent.encoded, reused, spent.recomputed, request.beyond, spent.mapped)
-        self._emit(RequestFinished(time.perf_counter(), request.number, outcome, *counts))
+    def _account(
+        self, rows: Sequence[Row], arrivals: Sequence[Arrival], ran: Ran, started: float, unfinished: int
+    ) -> None:
+        now = time.perf_counter()
+        for tried, tokens, error in ran.passes:
+            self._emit(StepFailed(now, tried, tokens, repr(error)))
+        there = [request.tenant for request in self._under_way if request.submitted_s <= started]
+        count_step(self.counters, [(row.tenant, row.number in ran.chosen) for row in rows], there, unfinished)
+        for row in rows:
+            request = self._under_way.running.get(row.number)
+            if request is None:
+                continue  # it has ended with what it was to read
+            failure = ran.failed.get(row.number)
+            if failure is None:
+                try:
+                    self._advance(request, len(row.tokens), ran.chosen.get(row.number), now)
+                except Exception as cause:
+                    failure = cause
+            if failure is not None:
+                self._drop(request, failed(failure))
+        missing = {arrival.segment for arrival in arrivals if not arrival.is_there}
+        for request in list(self._under_way.running.values()) if missing else ():
+            if request.binding is not None and any(piece.segment in missing for piece in request.binding.view):
+                self._drop(request, failed(ran.passes[-1][2]))
+        total = sum(len(row.tokens) for row in rows)
+        self._emit(StepRan(now, now - started, len(rows), len(ran.chosen), total, unfinished))
+
+    def _advance(self, request: Request, tokens: int, chosen: Chosen | None, now: float) -> None:
+        """A step has encoded so many tokens of a request, and sampled one if it was time."""
+        request.advance(tokens)
+        for counters in self.counters.of(request.tenant):
+            counters.count(tokens, again=request.again, mapped=bool(request.mapper))
+        if chosen is not None:
+            if request.first_token_s is None:
+                self._emit(FirstToken(now, request.number, now - request.submitted_s))
+            request.take(chosen)
+            for listener in request.listeners:
+                listener(chosen)
+        if request.done():
+            self._under_way.finish(request)
 
 
 def _row(request: Request, count: int) -> Row:
@@ -289,7 +285,7 @@ def _samplers(requests: Iterable[Request]) -> dict[int, Sampler]:
     return {each.number: each.decoding.sampler for each in requests if each.decoding is not None}
 
 
-def _patience(requests: Sequence[Request], most: float) -> float:
+def _patience(requests: Iterable[Request], most: float) -> float:
     """Seconds until the loop has to look again by itself."""
     deadlines = [deadline for request in requests for deadline in request.deadlines.values()]
     return max(0.0, min([most, *(deadline - time.perf_counter() for deadline in deadlines)]))
@@ -300,16 +296,3 @@ def _announcer(emit: EventSink) -> Callable[[Request], None]:
     return lambda request: emit(
         RequestSubmitted(request.submitted_s, request.number, request.kind, request.author, request.role)
     )
-
-
-def _failed(cause: BaseException) -> EngineFailedError:
-    error = EngineFailedError(f"a step of the engine failed: {cause!r}")
-    error.__cause__ = cause
-    return error
-
-
-def _resolve(request: Request, error: ChoreoError | None) -> None:
-    """Tell everyone who waits for a request that it ended without a result."""
-    for future in request.futures:
-        if future.set_running_or_notify_cancel() and error is not None:
-            future.set_exception(error)

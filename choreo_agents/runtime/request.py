@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from choreo_agents.errors import KVMemoryError
 from choreo_agents.kv.cache import CacheEntry
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.segment import Piece, Segment
@@ -79,6 +81,10 @@ class Encoding(Protocol):
         """
         ...
 
+    def pinned_tokens(self) -> int:
+        """Room in the pool that what is pinned for it takes."""
+        ...
+
     def bind(self) -> Binding | None:
         """Bring the rest into the pool; None if there is no room for it."""
         ...
@@ -99,11 +105,14 @@ class Encoding(Protocol):
         ...
 
     def unpin(self) -> None:
-        """Undo `pin`, `bind` and `grow`."""
+        """Undo `pin`, `bind` and `grow`, as far as that is still to be undone."""
         ...
 
-    def close(self, request: Request) -> Segment | None:
-        """The request ended. Gives back what was taken, and the segment with its pin if a message keeps it."""
+    def close(self, request: Request) -> None:
+        """The request ended. Gives back what was taken; the request's segment, too, if no message keeps it.
+
+        Once: asked again, it does nothing.
+        """
         ...
 
 
@@ -114,11 +123,14 @@ class Owner(Protocol):
     """Whether the last sampled token and the closing ones are encoded too, for later readers."""
 
     def finish(self, request: Request) -> Any:
-        """Close the finished request's encoding and return the result for its callers."""
+        """Close the finished request's encoding and return the result for its callers.
+
+        All or nothing: if it raises, nothing of it stays but what `abandon`, called next, gives back.
+        """
         ...
 
     def abandon(self, request: Request) -> None:
-        """It was cancelled or failed: close its encoding and drop what was taken for it."""
+        """It was cancelled, or has failed, perhaps in `finish`: close its encoding and drop what was taken for it."""
         ...
 
 
@@ -222,12 +234,21 @@ class Request:
     charges: Charges = field(default_factory=Charges)
     over: bool = False
     """Whether it was finished or dropped."""
+    handed_over: bool = False
+    """Whether the pin that came with its segment is somebody else's."""
 
     def begin(self, binding: Binding, segment: Segment) -> None:
         """It is admitted: what it encodes is settled, and has a place."""
         self.binding, self.segment, self.tokens = binding, segment, list(binding.prompt)
         self.ended = self.decoding is None
         self.encoding.bound(segment)
+
+    def hand_over(self) -> Segment | None:
+        """Its segment with the pin that came with it, once: who takes it keeps it or gives it back."""
+        if self.handed_over:
+            return None
+        self.handed_over = True
+        return self.segment
 
     @property
     def kind(self) -> Literal["prefill", "decode"]:
@@ -264,7 +285,8 @@ class Request:
 
     def advance(self, tokens: int) -> None:
         """A step has encoded so many more tokens of it: somebody is charged for them."""
-        assert self.segment is not None
+        if self.segment is None or self.segment.encoded + tokens > self.segment.capacity:
+            raise KVMemoryError(f"a request encoded {tokens} tokens more than it has room for")
         self.segment.encoded += tokens
         payer = self.payer()
         if self.again:
@@ -292,6 +314,13 @@ class Request:
                     queue.append(reader)
         return min(calls, key=lambda call: (call.readers is not None, call.number))
 
+    def reads_unencoded_of(self, other: Request) -> bool:
+        """Whether it has begun to read what another, which has not encoded all of it, was to encode."""
+        segment, view = other.segment, () if self.binding is None else self.binding.view
+        if segment is None or segment.pins < 2:
+            return False
+        return any(piece.segment is segment and piece.first + piece.count > segment.encoded for piece in view)
+
     def room(self) -> int:
         """Tokens of KV that it can need at most, were it admitted now."""
         return self.encoding.prompt_tokens() + (0 if self.decoding is None else self.decoding.longest)
@@ -315,6 +344,7 @@ class Request:
         self.chosen.append(chosen)
         self.sampled.append(chosen.token)
         self.tokens.append(chosen.token)
+        self.decoding.sampler.take(chosen.token)
         if self.decoding.ends(self.sampled):
             self.ended = True
             self.tokens.extend(self.decoding.missing_end(self.sampled))
@@ -333,3 +363,15 @@ class Request:
     def done(self) -> bool:
         """Whether nothing is left to sample or, where later readers need it, to encode."""
         return self.ended and (self.pending == 0 or not self.owner.encodes_end)
+
+
+@contextmanager
+def all_or_none(made: Sequence[Request]) -> Iterator[None]:
+    """Give up requests that were made, if the block fails before all are: nobody may wait for what will never run."""
+    try:
+        yield
+    except BaseException:
+        for request in made:
+            request.over = True
+            request.owner.abandon(request)
+        raise

@@ -33,7 +33,14 @@ class Sampler(Protocol):
     """Says which may be chosen; None: any."""
 
     def choose(self, logits: Tensor) -> Chosen:
-        """The next token for [vocabulary] logits."""
+        """The next token for [vocabulary] logits.
+
+        Asked again before `take`, by a step that is run again after a failure, it says the same.
+        """
+        ...
+
+    def take(self, token: int) -> None:
+        """Go on with what was chosen."""
         ...
 
     def withdraw(self) -> None:
@@ -81,18 +88,22 @@ class TokenSampler:
         self.guide = guide if sampling.forced is None else None
         self._watch = watch
         self._generator = torch.Generator().manual_seed(seed % 2**63)
-        self._chosen = 0
+        self._noise: dict[bool, Tensor] = {}
+        """What was drawn for the next token, by whether an end was refused before: a step may be run again."""
+        self._refused = False
+        """Whether the next token is not to be an end that was chosen first."""
+        self._watched = False
+        """Whether the logits before the next token were shown."""
+        self._taken = 0
         self._seen = set(seen) if sampling.repetition_penalty != 1.0 else set()
 
     def choose(self, logits: Tensor) -> Chosen:
-        """The next token for [vocabulary] logits."""
+        """The next token for [vocabulary] logits; the same if it is asked again before `take`."""
         sampling = self.sampling
-        if self._watch is not None:
+        if self._watch is not None and not self._watched:
             self._watch(logits)
-        token = sampling.forced[self._chosen] if sampling.forced is not None else self._guided(logits)
-        self._chosen += 1
-        if sampling.repetition_penalty != 1.0:
-            self._seen.add(token)
+            self._watched = True
+        token = sampling.forced[self._taken] if sampling.forced is not None else self._guided(logits)
         if sampling.logprobs is None:
             return Chosen(token)
         likely = logits.to(torch.float64).log_softmax(dim=-1)
@@ -103,14 +114,25 @@ class TokenSampler:
     def withdraw(self) -> None:
         """See `Sampler`: what it knows concerns nobody else."""
 
+    def take(self, token: int) -> None:
+        """Go on with what was chosen."""
+        self._taken += 1
+        self._noise.clear()
+        self._refused = self._watched = False
+        if self.sampling.repetition_penalty != 1.0:
+            self._seen.add(token)
+        if self.guide is not None:
+            self.guide.take(token)
+
     def _guided(self, logits: Tensor) -> int:
         if self.guide is None:
             return self._sample(logits)
-        token = self._sample(logits, self.guide.allowed())
-        if self.guide.refuses(token):
+        if not self._refused:
             token = self._sample(logits, self.guide.allowed())
-        self.guide.take(token)
-        return token
+            self._refused = self.guide.refuses(token)
+            if not self._refused:
+                return token
+        return self._sample(logits, self.guide.allowed())
 
     def _sample(self, logits: Tensor, allowed: Sequence[int] | None = None) -> int:
         """A token of [vocabulary] logits, or of the allowed ones alone: as if all others had a logit of -inf."""
@@ -126,9 +148,10 @@ class TokenSampler:
         if sampling.temperature == 0.0:
             return int(logits.max(dim=-1).indices)  # several times as fast as argmax in bf16
         kept = apply_filters(logits.cpu(), sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        uniform = torch.rand(kept.shape, generator=self._generator, dtype=torch.float64)
-        noise = -(-(uniform.clamp_min(1e-300)).log()).log()
-        return int((kept + noise).argmax())
+        if self._refused not in self._noise:
+            uniform = torch.rand(kept.shape, generator=self._generator, dtype=torch.float64)
+            self._noise[self._refused] = -(-(uniform.clamp_min(1e-300)).log()).log()
+        return int((kept + self._noise[self._refused]).argmax())
 
 
 def nth_seed(seed: int, number: int) -> int:

@@ -84,17 +84,25 @@ class ScriptedSampler:
         self._call = call
         self._tokens = _ended(tokens)
         self._unsaid: Callable[[], None] | None = unsaid
+        self._next: int | None = None
+        """What was chosen and is not taken yet."""
 
     def choose(self, logits: Tensor) -> Chosen:
         """The next token, of which it is certain."""
-        if self._call.watch is not None:
-            self._call.watch(logits)
-        self._unsaid = None
-        token = next(self._tokens)
-        if self.guide is not None:
-            self.guide.take(token)
+        token = self._next
+        if token is None:
+            if self._call.watch is not None:
+                self._call.watch(logits)
+            self._unsaid = None
+            token = self._next = next(self._tokens)
         most = self._call.sampling.logprobs
         return Chosen(token) if most is None else Chosen(token, 0.0, ((token, 0.0),)[:most])
+
+    def take(self, token: int) -> None:
+        """Go on with it."""
+        self._next = None
+        if self.guide is not None:
+            self.guide.take(token)
 
     def withdraw(self) -> None:
         """See `Sampler`."""

@@ -1,6 +1,14 @@
 """Events, which everyone may emit and only inspection and the lab read; and counts, tenant by tenant."""
 
-from choreo_agents.tracing.events import Event, FirstToken, RequestFinished, RequestSubmitted, StepRan
+from choreo_agents.tracing.events import (
+    Event,
+    FileSkipped,
+    FirstToken,
+    RequestFinished,
+    RequestSubmitted,
+    StepFailed,
+    StepRan,
+)
 from choreo_agents.tracing.ledger import Ledger
 from choreo_agents.tracing.sink import EventList, EventSink, discard, guarded
 
@@ -8,10 +16,12 @@ __all__ = [
     "Event",
     "EventList",
     "EventSink",
+    "FileSkipped",
     "FirstToken",
     "Ledger",
     "RequestFinished",
     "RequestSubmitted",
+    "StepFailed",
     "StepRan",
     "discard",
     "guarded",

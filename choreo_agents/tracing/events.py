@@ -56,4 +56,26 @@ class StepRan:
     unfinished: int
 
 
-Event = RequestSubmitted | FirstToken | RequestFinished | StepRan
+@dataclass(frozen=True)
+class StepFailed:
+    """A forward pass that failed: it, or parts of it, are run again, and only calls that fail alone are given up."""
+
+    time_s: float
+    rows: int
+    tokens: int
+    error: str
+
+
+@dataclass(frozen=True)
+class FileSkipped:
+    """A file of KV that was passed over, and why: it is missing, damaged, forged, a link, no file, another user's.
+
+    What should have been in it is computed again.
+    """
+
+    time_s: float
+    path: str
+    reason: str
+
+
+Event = RequestSubmitted | FirstToken | RequestFinished | StepRan | StepFailed | FileSkipped

@@ -54,6 +54,7 @@ class Case:
         sampled: list[int] = []
         while not sampled or not decoding.ends(sampled):
             sampled.append(decoding.sampler.choose(logits[len(sampled)]).token)
+            decoding.sampler.take(sampled[-1])
         assert len(sampled) + 1 <= decoding.longest
         return sampled
 

@@ -17,12 +17,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.exact import TOLERANCE
+from support.faults import InjectedError, any_fault
 from support.oracle import Oracle, OracleMessage
 from support.tiny import save_tiny_llama
 
 from choreo_agents import Decode, Engine, Memory, MessageHandle, Sampling, Scheduling
 from choreo_agents.engine.adapters import Loaded
-from choreo_agents.errors import CapacityError, KVBudgetError, ReleasedHandleError
+from choreo_agents.errors import CapacityError, EngineFailedError, KVBudgetError, ReleasedHandleError
 from choreo_agents.kv.tiers import Stored
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import TokenSampler
@@ -137,6 +138,34 @@ class Machine(RuleBasedStateMachine):
             seen = (list(record.parents), [offset + shift for offset in record.offsets], record.since)
             assert seen[0][: len(view)] == view and not any(record.since[: len(view)])
             self.remember(handle, header + rest, seen[0], seen[1], start, seen[2])
+
+    @rule(seed=seeds, branches=st.integers(1, 5))
+    def decode_under_a_fault(self, seed: int, branches: int) -> None:
+        """Whatever fails, who has an answer has the right one, and who has none took nothing."""
+        rng = Random(seed)
+        calls, drawn = [], []
+        for number in range(branches):
+            (view, offsets, start), header, rest = self.draw_view(rng), draw_tokens(rng, 1, 9), draw_tokens(rng, 1, 20)
+            sampling = Sampling(forced=tuple(rest), seed=seed)
+            calls.append(Decode(header, view, offsets, start, sampling=sampling, memo=f"{seed} {number}"))
+            drawn.append((header + rest, view, offsets, start))
+        with any_fault(self.engine, rng):
+            came = [self.submitted(call) for call in calls]
+            errors = [None if answer is None else answer.exception(60) for answer in came]
+            while self.engine.stats().unfinished:
+                pass
+        for answer, error, each in zip(came, errors, drawn, strict=True):
+            assert error is None or isinstance(error, EngineFailedError | CapacityError), error
+            if answer is not None and error is None:
+                self.remember(answer.result(), *each)
+
+    def submitted(self, call: Decode) -> Any:
+        """A call's answer to come; None if it failed, or was refused, before it was under way."""
+        try:
+            [answer] = self.engine._tenant.submit([call], None)
+        except (KVBudgetError, InjectedError):
+            return None
+        return answer
 
     @rule(seed=seeds)
     def cancel(self, seed: int) -> None:

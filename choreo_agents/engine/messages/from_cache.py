@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 
 from choreo_agents.engine.messages.late_parents import LateParents
 from choreo_agents.engine.messages.message import Lineage
 from choreo_agents.engine.messages.recompute import Recomputer
 from choreo_agents.engine.settings import MethodName
+from choreo_agents.errors import KVMemoryError
 from choreo_agents.kv.cache import RESTORED, CacheEntry
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.segment import Piece, Segment
-from choreo_agents.runtime.request import Binding, Request
+from choreo_agents.runtime.request import Binding, Request, all_or_none
 
 
 class ChoreoMethod:
@@ -76,14 +78,16 @@ class FromCache:
         """What its first step brings into the pool."""
         self.late = LateParents(self.table, recomputer.recompute)
         """What comes into its view while it runs."""
+        self._closed = False
 
     def first(self, reader: Request) -> list[Request]:
         made: list[Request] = []
-        for parent, entry in zip(self.lineage.parents, self.entries, strict=True):
-            if parent.handle.id not in self.awaited and self.cache.lost(entry):
-                self.awaited[parent.handle.id], request = self.recomputer.recompute(parent, reader)
-                if request is not None:
-                    made.append(request)
+        with all_or_none(made):
+            for parent, entry in zip(self.lineage.parents, self.entries, strict=True):
+                if parent.handle.id not in self.awaited and self.cache.lost(entry):
+                    self.awaited[parent.handle.id], request = self.recomputer.recompute(parent, reader)
+                    if request is not None:
+                        made.append(request)
         return made
 
     def awaits(self) -> list[Request]:
@@ -125,6 +129,9 @@ class FromCache:
         absent = sum(self.cache.pool.rounded(e.tokens) for e in self.different if self._segment(e) is None)
         return absent, len(self.lineage.tokens)
 
+    def pinned_tokens(self) -> int:
+        return sum(segment.capacity for segment in self.pinned)
+
     def bind(self) -> Binding | None:
         arrivals: list[Arrival] = []
         for entry in self.different:
@@ -132,15 +139,14 @@ class FromCache:
                 if not self.cache.restore(entry, arrivals):
                     return None
                 self.arriving += [(entry, arrival) for arrival in arrivals[len(self.arriving) :]]
-                assert entry.segment is not None
-                self.cache.pool.pin(entry.segment)
-                self.pinned.append(entry.segment)
+                brought = _required(entry.segment, entry)
+                self.cache.pool.pin(brought)
+                self.pinned.append(brought)
         pieces: list[Piece] = []
         placement = self.lineage.placement
         placed = zip(self.entries, placement.offsets, placement.seen_since(), strict=True)
         for entry, offset, since in placed:
-            segment = self._segment(entry)
-            assert segment is not None
+            segment = _required(self._segment(entry), entry)
             self.cache.touch(entry)
             pieces.append(Piece(segment, 0, entry.tokens, offset, since))
         return Binding(tuple(pieces), self.lineage.tokens, placement.new_offset, tuple(arrivals))
@@ -158,20 +164,34 @@ class FromCache:
         return self.late.settle(reader)
 
     def unpin(self) -> None:
-        for entry, arrival in self.arriving:
-            if not arrival.is_there:
-                entry.withdraw(self.cache.pool, arrival)
-                self.cache.movements.add(entry.tenant, RESTORED[arrival.from_disk], -1)
-        self.arriving = []
-        for segment in self.pinned:
-            self.cache.pool.unpin(segment)
-        self.pinned = []
-        self.late.unpin()
+        arriving, self.arriving = self.arriving, []
+        pinned, self.pinned = self.pinned, []
+        with ExitStack() as all_of_it:  # whatever fails, the rest is given back
+            all_of_it.callback(self.late.unpin)
+            for segment in pinned:
+                all_of_it.callback(self.cache.pool.unpin, segment)
+            for entry, arrival in arriving:
+                all_of_it.callback(self._withdraw, entry, arrival)
 
-    def close(self, request: Request) -> Segment | None:
-        self.late.close()
-        for done in self.awaited.values():
-            done.cancel()
-        for parent in self.lineage.parents:
-            self.table.unwant(parent)
-        return request.segment
+    def _withdraw(self, entry: CacheEntry, arrival: Arrival) -> None:
+        if not arrival.is_there:
+            entry.withdraw(self.cache.pool, arrival)
+            self.cache.movements.add(entry.tenant, RESTORED[arrival.from_disk], -1)
+
+    def close(self, request: Request) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with ExitStack() as all_of_it:
+            for parent in self.lineage.parents:
+                all_of_it.callback(self.table.unwant, parent)
+            for done in self.awaited.values():
+                all_of_it.callback(done.cancel)
+            all_of_it.callback(self.late.close)
+
+
+def _required(segment: Segment | None, entry: CacheEntry) -> Segment:
+    """Where a message is that has to be in the pool by now."""
+    if segment is None:
+        raise KVMemoryError(f"message {entry.key!r} is read before it is in the pool")
+    return segment

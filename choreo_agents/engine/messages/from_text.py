@@ -68,6 +68,7 @@ class FromText:
         self.tree = tree
         # The last token is always encoded: its logits give the first sample.
         self.longest = len(text) - 1
+        self.match = PrefixMatch((), 0, 0)
 
     def first(self, reader: Request) -> Sequence[Request]:
         return ()
@@ -102,6 +103,9 @@ class FromText:
             self.pool.pin(piece.segment)
         return 0, len(self.text) - self.match.encoded
 
+    def pinned_tokens(self) -> int:
+        return sum(segment.capacity for segment in {piece.segment for piece in self.match.pieces})
+
     def bind(self) -> Binding:
         return Binding(self.match.pieces, self.text[self.match.encoded :], self.match.encoded)
 
@@ -113,17 +117,19 @@ class FromText:
         return (), ()
 
     def unpin(self) -> None:
-        for piece in self.match.pieces:
+        pieces, self.match = self.match.pieces, PrefixMatch((), 0, 0)
+        for piece in pieces:
             self.pool.unpin(piece.segment)
 
-    def close(self, request: Request) -> Segment | None:
-        if request.segment is None:
-            return None
-        if self.tree is not None:
-            assert request.binding is not None
-            self.tree.forget_unencoded(request.segment)
-            whole = self.text[: request.binding.position] + tuple(request.tokens)
-            encoded = whole[: request.binding.position + request.encoded]
-            self.tree.insert(encoded, request.segment, self.tenant)
-        self.pool.unpin(request.segment)
-        return None
+    def close(self, request: Request) -> None:
+        segment = request.hand_over()
+        if segment is None:
+            return
+        try:
+            if self.tree is not None and request.binding is not None:
+                self.tree.forget_unencoded(segment)
+                whole = self.text[: request.binding.position] + tuple(request.tokens)
+                encoded = whole[: request.binding.position + request.encoded]
+                self.tree.insert(encoded, segment, self.tenant)
+        finally:
+            self.pool.unpin(segment)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.runtime.lock import EngineLock
 
 
 class GrowingView(Protocol):
@@ -32,7 +32,7 @@ class Joining:
         read: Finds a handle's message and checks its position; raises what `add` raises.
     """
 
-    def __init__(self, maker: object, lock: threading.RLock, read: Callable[[MessageHandle, int], Any]) -> None:
+    def __init__(self, maker: object, lock: EngineLock, read: Callable[[MessageHandle, int], Any]) -> None:
         self.maker = maker
         self._lock = lock
         self._read = read

@@ -10,7 +10,7 @@ from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.kv.cache import CacheEntry
 from choreo_agents.kv.segment import Piece, Segment
-from choreo_agents.runtime.request import Request
+from choreo_agents.runtime.request import Request, all_or_none
 
 Recompute = Callable[[Message, Request], tuple[Future[None], Request | None]]
 """For a lost message and its reader, what tells when it is back, and the request that brings it unless it is under way
@@ -65,37 +65,38 @@ class LateParents:
         pieces: list[Piece] = []
         requests: list[Request] = []
         encoded = reader.encoded
-        for late in list(self._coming):
-            if not self._can_be_had(late):
-                self._coming.remove(late)
-                self._table.unwant(late.parent)
-            elif self._cache.fetch(late.entry):
-                segment = self._pinned_segment(late.entry)
-                if segment is not None:
+        with all_or_none(requests):
+            for late in list(self._coming):
+                if not self._can_be_had(late):
                     self._coming.remove(late)
-                    late.since = encoded
-                    self.joined.append(late)
-                    pieces.append(Piece(segment, 0, late.entry.tokens, late.offset, encoded))
-            elif late.awaited is None and self._cache.lost(late.entry):
-                late.awaited, request = self._recompute(late.parent, reader)
-                requests += [] if request is None else [request]
+                    self._table.unwant(late.parent)
+                elif self._cache.fetch(late.entry):
+                    segment = self._pinned_segment(late.entry)
+                    if segment is not None:
+                        self._coming.remove(late)
+                        late.since = encoded
+                        self.joined.append(late)
+                        pieces.append(Piece(segment, 0, late.entry.tokens, late.offset, encoded))
+                elif late.awaited is None and self._cache.lost(late.entry):
+                    late.awaited, request = self._recompute(late.parent, reader)
+                    requests += [] if request is None else [request]
         return pieces, requests
 
     def unpin(self) -> None:
         """Undo what `settle` has pinned."""
-        for segment in self._pinned:
+        pinned, self._pinned = self._pinned, []
+        for segment in pinned:
             self._cache.pool.unpin(segment)
-        self._pinned = []
 
     def close(self) -> None:
         """The decode has ended: nothing is wanted for it any more."""
         self.over = True
-        for late in self._coming:
+        wanted, self._coming = [*self._coming, *self.joined], []
+        for late in wanted:
             if late.awaited is not None:
                 late.awaited.cancel()
-        for late in (*self._coming, *self.joined):
+        for late in wanted:
             self._table.unwant(late.parent)
-        self._coming = []
 
     def _can_be_had(self, late: LateParent) -> bool:
         """False if what should have computed it again has failed: the decode does without it."""

@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from choreo_agents.engine.messages.placement import Placement
 from choreo_agents.engine.messages.scope import Scope
@@ -97,6 +98,16 @@ class Message:
     """The messages whose words were encoded again as this one."""
     copies: list[Message] = field(default_factory=list)
     """Mapped copies of it, which have a lease for as long as it has any."""
+
+    def remembered(self) -> dict[str, Any]:
+        """All that may change of it, as it is now."""
+        return vars(self) | {
+            "scoped": self.scoped.copy(),
+            "memos": set(self.memos),
+            "authors": set(self.authors),
+            "sources": list(self.sources),
+            "copies": list(self.copies),
+        }
 
     @property
     def tokens(self) -> tuple[int, ...]:

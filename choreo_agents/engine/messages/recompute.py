@@ -69,9 +69,10 @@ class Recomputer:
         """The request that computes a message again, if there is one."""
         return self._running.get(message_id)
 
-    def ended(self, message: Message) -> None:
+    def ended(self, message: Message, request: Request) -> None:
         """The request that computed it is over."""
-        del self._running[message.handle.id]
+        if self._running.get(message.handle.id) is request:
+            del self._running[message.handle.id]
 
 
 @dataclass(eq=False)
@@ -85,13 +86,21 @@ class _Recomputation:
     encodes_end: bool = True
 
     def finish(self, request: Request) -> None:
-        self.recomputer.ended(self.message)
-        segment = request.encoding.close(request)
+        self.recomputer.ended(self.message, request)
+        usage = Usage.of(request) if self.first else None
+        request.encoding.close(request)
+        segment = request.hand_over()
         assert segment is not None
-        self.recomputer.table.computed(self.message, segment, Usage.of(request) if self.first else None)
+        table = self.recomputer.table
+        try:
+            table.computed(self.message, segment, usage)
+        finally:
+            if self.message.entry is None or self.message.entry.segment is not segment:
+                table.cache.pool.unpin(segment)
 
     def abandon(self, request: Request) -> None:
-        self.recomputer.ended(self.message)
-        segment = request.encoding.close(request)
+        self.recomputer.ended(self.message, request)
+        request.encoding.close(request)
+        segment = request.hand_over()
         if segment is not None:
             self.recomputer.table.cache.pool.unpin(segment)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any
 from weakref import WeakValueDictionary
 
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
-from choreo_agents.errors import ForeignHandleError, InvalidRequestError, ReleasedHandleError, UnknownHandleError
+from choreo_agents.errors import (
+    ForeignHandleError,
+    InvalidRequestError,
+    KVMemoryError,
+    ReleasedHandleError,
+    UnknownHandleError,
+)
 from choreo_agents.kv.cache import CacheEntry, KVCache
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.segment import Segment
@@ -95,24 +102,27 @@ class MessageTable:
         """The leased message with this id, if there is one."""
         return self._leased.get(message_id)
 
-    def enter(self, message: Message, segment: Segment | None) -> Message:
-        """Add a message without leases yet, or find the leased one with the same id; takes over the segment's pin."""
-        known = self._known.get(message.handle.id)
-        if known is None:
-            self._known[message.handle.id] = known = message
-        if segment is not None or known.entry is None or self.cache.lost(known.entry):
-            known.usage, known.promise = message.usage, message.promise
-        if message.chosen and (not known.chosen or known.chosen[0].logprob is None):
-            known.chosen, known.header = message.chosen, message.header
-        if segment is not None and known.entry is not None and self.cache.lost(known.entry):
-            self.cache.refill(known.entry, segment)
-        elif segment is not None and known.entry is None:
-            known.lineage = known.lineage.at(segment.native_offset)
-            known.entry = self._hold(known, segment)
-        elif segment is not None:
-            # The same content was decoded twice: the first encoding serves both.
-            self.cache.pool.unpin(segment)
-        return known
+    def known(self, message_id: str) -> Message | None:
+        """The message with this id, leased or not, if anything refers to it."""
+        return self._known.get(message_id)
+
+    def fill(self, message: Message, segment: Segment | None) -> None:
+        """Know a message; with a segment, that holds its KV from now on."""
+        if segment is not None and message.entry is None:
+            message.lineage = message.lineage.at(segment.native_offset)
+            message.entry = self._hold(message, segment)
+        elif segment is not None and message.entry is not None:
+            self.cache.refill(message.entry, segment)
+        self._known[message.handle.id] = message
+
+    def put_back(self, message: Message, before: dict[str, Any]) -> None:
+        """Make a message what it was, as `Message.remembered` told: who leases it, what it answers, who said it."""
+        vars(message).update(before)
+        for memo in [memo for memo, known in self._memos.items() if known is message and memo not in message.memos]:
+            del self._memos[memo]
+        if not message.leases:
+            self._leased.pop(message.handle.id, None)
+        self._free_if_unneeded(message)
 
     def entry(self, message: Message) -> CacheEntry:
         """Where a leased message's KV is, or will be if there is none."""
@@ -121,9 +131,11 @@ class MessageTable:
         return message.entry
 
     def computed(self, message: Message, segment: Segment, first: Usage | None) -> None:
-        """A lost message's KV is there again, or, with its usage, for the first time; takes over the segment's pin."""
+        """A lost message's KV is there again, or, with its usage, for the first time.
+
+        Its entry holds the segment then, whose pin it takes over; unless nobody wants it any longer.
+        """
         if message.entry is None or not self.cache.lost(message.entry):
-            self.cache.pool.unpin(segment)  # nobody wants it any longer
             return
         self.cache.refill(message.entry, segment)
         if first is None:
@@ -139,7 +151,8 @@ class MessageTable:
 
     def unwant(self, message: Message) -> None:
         """The request that wanted it has ended."""
-        assert message.entry is not None
+        if message.entry is None:
+            raise KVMemoryError(f"message {message.handle.id!r} is given up by a request that never wanted it")
         self.cache.unwant(message.entry)
         self._free_if_unneeded(message)
 
@@ -157,7 +170,8 @@ class MessageTable:
 
         The last one frees the message's KV as soon as no request wants it.
         """
-        assert message.leases > 0
+        if not message.leases:
+            raise KVMemoryError(f"message {message.handle.id!r} is released more often than leased")
         mine = next((held for held in scope.chain() if message.scoped[held]), None) if scope is not None else None
         if mine is None and message.scoped.total() == message.leases:
             mine = next(held for held, count in message.scoped.items() if count)
@@ -192,7 +206,7 @@ class MessageTable:
             return
         self._leased.pop(message.handle.id, None)
         for memo in message.memos:
-            del self._memos[memo]
+            self._memos.pop(memo, None)
         message.memos.clear()
         if message.is_kept():
             message.parents[0].copies.remove(message)

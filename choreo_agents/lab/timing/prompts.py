@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -60,6 +58,7 @@ class PromptTimer:
         speaker: Who answers.
         added: Tokens that an answer may have.
         on_ready: Is told of tokens that have been encoded, or are on disk already.
+        salt: The secret that files in `folder` are sealed with; of no meaning without one.
     """
 
     def __init__(
@@ -71,15 +70,16 @@ class PromptTimer:
         speaker: str | None = None,
         added: int = 64,
         on_ready: OnReady = lambda _: None,
+        salt: str = "",
     ) -> None:
         if prompt.schema != schema.tree:
             raise InvalidRequestError(f"the prompt is of schema {prompt.schema.name!r}, not {schema.name!r}")
         self.prompt, self.speaker = prompt, speaker
         budget = room_for(model, compile_schema(schema, model), prompt, added)
         self._own = TemporaryDirectory() if folder is None else None
-        kept = folder or Path(self._own.name if self._own else "")
-        self.engine = Engine.load(model, memory=Memory(kv_budget_bytes=budget, host_bytes=budget), salt=_salt_of(kept))
-        self.library = SchemaLibrary(self.engine, kept)
+        secret = secrets.token_hex() if folder is None else salt
+        self.engine = Engine.load(model, memory=Memory(kv_budget_bytes=budget, host_bytes=budget), salt=secret)
+        self.library = SchemaLibrary(self.engine, folder or Path(self._own.name if self._own else ""))
         self.library.register(schema, encode="eager", on_ready=on_ready)
         self._twin = Engine.load(model, method="naive", memory=Memory(kv_budget_bytes=budget))
         self._header = len(model.encode(self.engine.chat.header(speaker)))
@@ -178,16 +178,3 @@ def _first(stream: Iterator[StreamedToken | MessageHandle]) -> float:
     """When the first token came. What comes after it is waited for: nothing is to run during the next measurement."""
     times = [time.perf_counter() for _ in stream]
     return times[0]
-
-
-def _salt_of(folder: Path) -> str:
-    """The secret that seals a person's own folder: drawn when it is first used, and for that person's eyes only."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path, drawn = folder / "salt", folder / f"salt.{secrets.token_hex(8)}"
-    if not path.exists():
-        with os.fdopen(os.open(drawn, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
-        with suppress(FileExistsError):  # another run was first
-            os.link(drawn, path)
-        drawn.unlink()
-    return path.read_text()

@@ -17,7 +17,7 @@ from conftest import MakeEngine
 from choreo_agents import Decode, Engine, MessageHandle, Sampling
 from choreo_agents.errors import CapacityError, EngineFailedError, InvalidRequestError, RequestTimeoutError
 from choreo_agents.kv import cache
-from choreo_agents.kv.tiers import DiskTier
+from choreo_agents.kv.disk import DiskTier
 
 TOKEN = 2 * 3 * 2 * 16 * 4
 """Bytes of keys and values of one token of the tiny model."""

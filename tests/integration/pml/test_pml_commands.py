@@ -67,7 +67,8 @@ def test_what_is_in_the_text_of_code_is_there_to_the_letter(embedded: LoadedMode
 
 def test_a_second_run_finds_what_the_first_has_encoded(tmp_path: Path) -> None:
     schema, prompt = files("travel")
-    arguments = ("run", schema, prompt, "--json", "--repeats", "1", "--folder", str(tmp_path), "--speaker", "Alice")
+    kept_in = ("--folder", str(tmp_path), "--salt", "a secret")
+    arguments = ("run", schema, prompt, "--json", "--repeats", "1", *kept_in, "--speaker", "Alice")
     first = json.loads(run(*arguments))
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
     second = json.loads(run(*arguments, "--max-tokens", "3"))
@@ -88,7 +89,8 @@ def test_mistakes_are_one_line_with_exit_code_1(tmp_path: Path) -> None:
     assert "error:" in run("run", schema, str(tmp_path / "none.pml"), code=1)
     occupied = tmp_path / "file"
     occupied.write_text("")
-    assert "error:" in run("run", schema, prompt, "--folder", str(occupied), code=1)
+    assert "error:" in run("run", schema, prompt, "--folder", str(occupied), "--salt", "s", code=1)
+    assert "CHOREO_SALT" in run("run", schema, prompt, "--folder", str(tmp_path / "new"), code=1)
 
 
 def test_memory_is_measured_for_every_model(tmp_path: Path) -> None:

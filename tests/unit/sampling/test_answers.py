@@ -126,11 +126,40 @@ def test_what_is_not_allowed_is_our_own_mistake() -> None:
 LOGITS = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0])
 
 
+def taken(sampler: TokenSampler) -> int:
+    token = sampler.choose(LOGITS).token
+    sampler.take(token)
+    return token
+
+
+def test_an_end_that_was_refused_is_refused_again() -> None:
+    """And the lead that comes for it is drawn with the same noise."""
+    for seed in range(20):
+        twice, once = (
+            TokenSampler(
+                Sampling(temperature=1.0, choices=("a",), lead="b"),
+                seed,
+                guide=AnswerGuide(paths((4,), (5,), lead=frozenset({(1, 2), (3, 2)}), max_tokens=6)),
+            )
+            for _ in range(2)
+        )
+        ends = torch.full((10,), -9.0)
+        ends[END] = 9.0
+        assert twice.choose(ends) == twice.choose(ends)
+        for _ in range(4):
+            assert twice.choose(ends) == once.choose(ends)
+            token = twice.choose(ends).token
+            twice.take(token)
+            once.take(token)
+            if once.guide is not None and once.guide.done:
+                break
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
 def test_a_guided_sampler_takes_the_likeliest_of_the_allowed(temperature: float) -> None:
     sampling = Sampling(temperature=temperature, top_k=1, choices=("a",))
     sampler = TokenSampler(sampling, 0, guide=guide_of((4, 1), (5, 2), (5, 3)))
-    assert [sampler.choose(LOGITS).token for _ in range(2)] == [5, 3]
+    assert [taken(sampler) for _ in range(2)] == [5, 3]
 
 
 def test_guided_draws_follow_what_is_allowed() -> None:
@@ -156,7 +185,7 @@ def test_log_probabilities_of_guided_tokens_are_the_models_own() -> None:
 
 def test_forced_tokens_need_no_guide() -> None:
     sampler = TokenSampler(Sampling(forced=(0, 7), choices=("a",)), 0, guide=guide_of((4,)))
-    assert [sampler.choose(LOGITS).token for _ in range(2)] == [0, 7] and sampler.guide is None
+    assert [taken(sampler) for _ in range(2)] == [0, 7] and sampler.guide is None
 
 
 @pytest.mark.parametrize("wrong", [{"choices": ("",)}, {"choices": "yes"}, {"lead": "I vote for"}])

@@ -13,7 +13,27 @@ LOGITS = PROBABILITIES.log()
 
 def draws(count: int, logits: torch.Tensor = LOGITS, *, seed: int = 0, **options: float) -> list[int]:
     sampler = TokenSampler(Sampling(**({"temperature": 1.0} | options)), seed)
-    return [sampler.choose(logits).token for _ in range(count)]
+    return [taken(sampler, logits) for _ in range(count)]
+
+
+def taken(sampler: TokenSampler, logits: torch.Tensor) -> int:
+    token = sampler.choose(logits).token
+    sampler.take(token)
+    return token
+
+
+def test_a_choice_that_is_asked_for_again_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that failed is run again with the same noise, whether it failed before or after the choice."""
+    seen: list[torch.Tensor] = []
+    sampler = TokenSampler(Sampling(temperature=1.0, repetition_penalty=1.3), 3, watch=seen.append)
+    drawn = []
+    for again in (0, 2, 0, 1, 3, 0, 0, 5):
+        said = [sampler.choose(LOGITS).token for _ in range(again + 1)]
+        assert len(set(said)) == 1
+        sampler.take(said[0])
+        drawn.append(said[0])
+    assert drawn == draws(8, seed=3, repetition_penalty=1.3)
+    assert len(seen) == 8, "each is shown once"
 
 
 def chi_square(chosen: list[int], probabilities: torch.Tensor) -> float:
@@ -62,8 +82,8 @@ def test_requests_share_no_random_numbers() -> None:
     one, two = TokenSampler(Sampling(temperature=1.0), 3), TokenSampler(Sampling(temperature=1.0), 4)
     interleaved = []
     for _ in range(20):
-        interleaved.append(one.choose(LOGITS).token)
-        two.choose(LOGITS)
+        interleaved.append(taken(one, LOGITS))
+        taken(two, LOGITS)
         torch.rand(1)
     assert interleaved == draws(20, seed=3)
 
@@ -78,7 +98,7 @@ def test_bf16_logits_are_sampled_in_full_precision() -> None:
 
 def test_forced_tokens_are_taken_whatever_the_logits_say() -> None:
     sampler = TokenSampler(Sampling(temperature=1.0, forced=(7, 0, 7)), 0)
-    assert [sampler.choose(LOGITS).token for _ in range(3)] == [7, 0, 7]
+    assert [taken(sampler, LOGITS) for _ in range(3)] == [7, 0, 7]
 
 
 def test_top_k_keeps_ties_with_the_last() -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from choreo_agents.engine import StreamedToken
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.lab.timing.prompts import SOURCES, FirstTokenTime, PromptTimer
 from choreo_agents.models import LoadedModel
 from choreo_agents.pml import Prompt, Schema, compile_schema
@@ -42,6 +43,15 @@ def run_prompt(
             "--folder", help="Where encoded modules are kept, and found again by the next run; without it, nowhere."
         ),
     ] = None,
+    salt: Annotated[
+        str,
+        typer.Option(
+            "--salt",
+            envvar="CHOREO_SALT",
+            help="With --folder: the secret that its files are sealed with.",
+            metavar="TEXT",
+        ),
+    ] = "",
     speaker: Annotated[str | None, typer.Option("--speaker", help="Who answers, if the model writes names.")] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Of the answer.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="Of the answer.")] = 0.0,
@@ -57,15 +67,20 @@ def run_prompt(
     [b]Examples[/b]
 
       choreo pml run examples/pml/travel.pml examples/pml/travel.prompt.pml
-      choreo pml run travel.pml question.pml --model path/or/hub-name --folder ~/modules
+      CHOREO_SALT=... choreo pml run travel.pml question.pml --model path/or/hub-name --folder ~/modules
     """
     console = Console(stderr=as_json, highlight=False)
     with errors_as_lines(console):
+        if folder is not None and not salt:
+            raise InvalidRequestError(
+                "files in --folder are sealed, for other runs, with a secret of yours: put it into CHOREO_SALT, or "
+                "give it with --salt"
+            )
         read = Schema.from_file(schema)
         asked = read.prompt_file(prompt)
         loaded = load(console, model, device)
         sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=0)
-        with _timer(console, loaded, read, asked, folder, speaker, max_tokens) as timer:
+        with _timer(console, loaded, read, asked, folder, speaker, max_tokens, salt) as timer:
             answer = _streamed(console, timer, sampling)
             ordinary = timer.from_text(sampling)
             with bar(console) as progress:
@@ -90,12 +105,15 @@ def _timer(
     folder: Path | None,
     speaker: str | None,
     added: int,
+    salt: str,
 ) -> PromptTimer:
     """Under a progress bar: the schema is encoded."""
     total = sum(len(piece.tokens) for piece in compile_schema(schema, model).cached_pieces())
     with bar(console) as progress:
         task = progress.add_task(f"encoding {escape(schema.name)}", total=total)
-        return PromptTimer(model, schema, prompt, folder, speaker, added, lambda tokens: progress.advance(task, tokens))
+        return PromptTimer(
+            model, schema, prompt, folder, speaker, added, lambda tokens: progress.advance(task, tokens), salt
+        )
 
 
 def _streamed(console: Console, timer: PromptTimer, sampling: Sampling) -> str:

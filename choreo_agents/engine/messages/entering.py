@@ -1,0 +1,50 @@
+"""How a message comes into the table: with all that belongs to it, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from choreo_agents.engine.messages.message import Message
+from choreo_agents.engine.messages.table import MessageTable
+from choreo_agents.kv.segment import Segment
+
+
+@contextmanager
+def entering(table: MessageTable, made: Message, segment: Segment | None = None) -> Iterator[Message]:
+    """Add a message, or find the one with the same id, for a block that leases it: nobody keeps it otherwise.
+
+    All or nothing: if anything fails, here or in the block, messages, leases and memos are as they were, and the
+    segment is given back unless somebody waits to read this very message.
+
+    Args:
+        table: Which.
+        made: The message.
+        segment: Its KV. The pin is taken over in any case: for the message, or given back.
+    """
+    known = table.known(made.handle.id)
+    message = made if known is None else known
+    before = message.remembered()
+    held = False
+    try:
+        lost = message.entry is None or table.cache.lost(message.entry)
+        held = segment is not None and lost
+        table.fill(message, segment if lost else None)
+        if segment is not None or lost:
+            message.usage, message.promise = made.usage, made.promise
+        if made.chosen and (not message.chosen or message.chosen[0].logprob is None):
+            message.chosen, message.header = made.chosen, made.header
+        yield message
+        table.drop_if_unleased(message)
+    except BaseException:
+        holder = None if segment is None else table.cache.holder(segment)
+        held = holder is not None
+        if holder is not None and holder is not message.entry:
+            table.cache.drop(holder)
+        # Whoever wants to read it meanwhile waits for this entry; the rest is as before.
+        table.put_back(message, before | {"entry": message.entry, "lineage": message.lineage})
+        raise
+    finally:
+        if segment is not None and not held:
+            # The same content was decoded twice, and the first encoding serves both; or nothing came of it.
+            table.cache.pool.unpin(segment)

@@ -1,0 +1,165 @@
+"""Files of keys and values that nobody else can read, and that are believed only under a key."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
+from torch import Tensor
+
+from choreo_agents.errors import InvalidRequestError
+
+SUFFIX = ".safetensors"
+# A FIFO is opened without waiting for who writes it, and a link not at all.
+_READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_MAKING = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_ABANDONED_S = 3600.0
+"""Age of a half-written file that nobody is writing any more."""
+
+
+class UnusableFileError(Exception):
+    """Why a file is passed over."""
+
+
+def private_folder(folder: Path) -> Path:
+    """A folder of this user's that nobody else can look into; made if need be.
+
+    Raises:
+        InvalidRequestError: It is a link, or another user's.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or not _ours(about):
+        raise InvalidRequestError(f"{str(folder)!r} is a link or another user's: give a folder of your own for KV")
+    if stat.S_IMODE(about.st_mode) & 0o077:
+        folder.chmod(0o700)
+    return folder
+
+
+def below(folder: Path, *names: str) -> Path:
+    """A private folder inside one that the user has named, each level of which is private.
+
+    Raises:
+        InvalidRequestError: Another user could put a folder in its place.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    about = folder.stat()
+    shared = stat.S_IMODE(about.st_mode) & 0o002 and not about.st_mode & stat.S_ISVTX
+    if shared or not (_ours(about) or about.st_uid == 0):
+        raise InvalidRequestError(
+            f"{str(folder)!r} is another user's, or everybody may rename what is in it: "
+            "give a folder of your own for KV"
+        )
+    for name in names:
+        folder = private_folder(folder / name)
+    return folder
+
+
+def is_regular(path: Path) -> bool:
+    """Whether a file is there, and is neither a link nor anything that is no file."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def write_private(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+    """Write a file that only this user can read: whole, or not at all. Whatever stood in its place is replaced."""
+    partial = path.with_suffix(f".{uuid4().hex}.partial")
+    try:
+        os.close(os.open(partial, _MAKING, 0o600))
+        save_file(dict(tensors), partial, metadata=dict(about))
+        partial.replace(path)
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def read_private(path: Path, least: int, most: int) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """What a file says of itself, and its tensors. Waits for nobody.
+
+    Args:
+        path: Which.
+        least: Bytes that it must have, and `most` that it may have: no other is read.
+
+    Raises:
+        FileNotFoundError: There is none.
+        UnusableFileError: It is a link, no regular file, another user's, of another size, or damaged.
+    """
+    try:
+        descriptor = os.open(path, _READING)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        why = "is a link" if error.errno == errno.ELOOP else f"cannot be opened: {error.strerror}"
+        raise UnusableFileError(why) from error
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise UnusableFileError("is no regular file")
+        if not _ours(found) or found.st_nlink != 1:
+            raise UnusableFileError("is another user's, or has another name, too")
+        if not least <= found.st_size <= most:
+            raise UnusableFileError(f"has {found.st_size} bytes, not {least} to {most}")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            data = file.read(found.st_size)
+    except OSError as error:
+        raise UnusableFileError(f"cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+    return _parsed(data)
+
+
+def seal_of(key: bytes, about: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """A keyed checksum over what a file says of itself and all bytes of its tensors."""
+    code = hashlib.blake2b(json.dumps(dict(about), sort_keys=True).encode(), key=key, digest_size=16)
+    for name in sorted(tensors):
+        code.update(tensors[name].contiguous().view(torch.uint8).numpy().data)
+    return code.hexdigest()
+
+
+def sizes(folder: Path, pattern: str = "*") -> Iterator[tuple[float, int, Path]]:
+    """Last use, bytes and path of what is in a folder; other processes may remove some meanwhile."""
+    for path in folder.glob(pattern):
+        with suppress(OSError):
+            about = path.lstat()
+            if not stat.S_ISDIR(about.st_mode):
+                yield about.st_mtime, about.st_size, path
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove what processes have left half-written: they were killed long ago."""
+    for changed, _, path in list(sizes(folder, "*.partial")):
+        if time.time() - changed > _ABANDONED_S:
+            with suppress(OSError):
+                path.unlink()
+
+
+def used_now(path: Path) -> None:
+    """It was read: let it be the last that leaves for others."""
+    with suppress(OSError):
+        os.utime(path, follow_symlinks=False)
+
+
+def _parsed(data: bytes) -> tuple[dict[str, str], dict[str, Tensor]]:
+    try:
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        about = {str(name): str(value) for name, value in header.get("__metadata__", {}).items()}
+        return about, load(data)
+    except (SafetensorError, ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
+        raise UnusableFileError("is cut short or damaged") from error
+
+
+def _ours(about: os.stat_result) -> bool:
+    return not hasattr(os, "getuid") or about.st_uid == os.getuid()

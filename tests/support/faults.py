@@ -1,0 +1,133 @@
+"""Faults to inject into an engine: functions of ours that fail at some call, and steps that the device fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+import torch
+
+from choreo_agents import Engine
+from choreo_agents.engine.messages.from_cache import FromCache
+from choreo_agents.engine.messages.labels import Label
+from choreo_agents.engine.messages.late_parents import LateParents
+from choreo_agents.engine.messages.message import Lineage
+from choreo_agents.engine.messages.naming import Naming
+from choreo_agents.engine.messages.table import MessageTable
+from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.engine.pending import Pending
+from choreo_agents.kv.cache import KVCache
+from choreo_agents.kv.disk import DiskTier
+from choreo_agents.kv.pool import KVPool
+from choreo_agents.runtime.request import Request
+from choreo_agents.runtime.step import Step
+
+AT_THE_END: dict[str, tuple[type, str]] = {
+    "the message is named": (Naming, "handle"),
+    "its lineage ends": (Lineage, "ended"),
+    "its cost is told": (Usage, "of"),
+    "its encoding is closed": (FromCache, "close"),
+    "its parents are unpinned": (FromCache, "unpin"),
+    "the pool completes it": (KVPool, "complete"),
+    "it is filled": (MessageTable, "fill"),
+    "the cache holds it": (KVCache, "hold"),
+    "it is labelled": (Label, "put_on"),
+    "it is leased": (MessageTable, "lease"),
+    "it is memoised": (MessageTable, "memoise"),
+    "it is kept or not": (MessageTable, "drop_if_unleased"),
+    "it is finished": (Pending, "finish"),
+    "it is forgotten": (Pending, "_forget"),
+    "its token is taken": (Request, "take"),
+    "it is charged": (Request, "advance"),
+}
+"""What is done at the end of a call."""
+BEFORE: dict[str, tuple[type, str]] = {
+    "what it reads is asked for": (FromCache, "first"),
+    "it is asked whether it is ready": (FromCache, "ready"),
+    "what it reads is pinned": (FromCache, "pin"),
+    "what it reads is bound": (FromCache, "bind"),
+    "its view grows": (LateParents, "settle"),
+    "its room is evicted": (KVCache, "evict"),
+    "it is brought back": (KVCache, "restore"),
+    "its room is allocated": (KVPool, "allocate"),
+    "a layer is copied": (KVPool, "fill"),
+    "it is computed again": (MessageTable, "computed"),
+    "it is filled again": (KVCache, "refill"),
+    "its file is read": (DiskTier, "get"),
+    "its file is written": (DiskTier, "put"),
+}
+"""What is done before, and on the way."""
+
+
+class InjectedError(Exception):
+    """What a fault raises."""
+
+
+@contextmanager
+def failing_once(
+    owner: type, name: str, *, at: int = 0, after: bool = False, tenant: str | None = None
+) -> Iterator[None]:
+    """Let one call of a method fail: the one with this number, before or after it has done its work.
+
+    Args:
+        owner: Whose method it is, and `name` which.
+        at: Calls that do not fail before.
+        after: Whether it does its work.
+        tenant: Of a request's methods, whose requests alone count.
+    """
+    held, calls = owner.__dict__[name], [0]
+    work = held.__func__ if isinstance(held, classmethod) else held
+
+    def broken(*args: Any, **options: Any) -> Any:
+        if tenant is not None and isinstance(args[0], Request) and args[0].tenant != tenant:
+            return work(*args, **options)
+        calls[0] += 1
+        if calls[0] != at + 1:
+            return work(*args, **options)
+        if after:
+            work(*args, **options)
+        raise InjectedError(f"{owner.__name__}.{name}")
+
+    setattr(owner, name, classmethod(broken) if isinstance(held, classmethod) else broken)
+    try:
+        yield
+    finally:
+        setattr(owner, name, held)
+
+
+@contextmanager
+def failing_steps(engine: Engine, rng: Random, chance: float, most: int | None = None) -> Iterator[None]:
+    """Let passes fail by chance, before or after they are run, and all that are larger than so many tokens."""
+    executor = engine._core.loop.executor
+    run = executor.run
+
+    def broken(step: Step, samplers: Any) -> Any:
+        if most is not None and len(step.tokens) > most:
+            raise torch.OutOfMemoryError("injected")
+        if rng.random() < chance / 2:
+            raise InjectedError("before the pass")
+        chosen = run(step, samplers)
+        if rng.random() < chance / 2:
+            raise InjectedError("after the pass")
+        return chosen
+
+    executor.run = broken  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del executor.run
+
+
+def any_fault(engine: Engine, rng: Random) -> Any:
+    """One of all, for a block."""
+    kind = rng.choice(["steps", "memory", "end", "end", "before", "before"])
+    if kind == "steps":
+        return failing_steps(engine, rng, rng.choice([0.2, 0.6, 1.0]))
+    if kind == "memory":
+        return failing_steps(engine, rng, 0.0, rng.choice([1, 5, 20]))
+    named = AT_THE_END if kind == "end" else BEFORE
+    owner, name = named[rng.choice(sorted(named))]
+    after = kind == "end" and name != "finish" and rng.random() < 0.5
+    return failing_once(owner, name, at=rng.randrange(4), after=after)
