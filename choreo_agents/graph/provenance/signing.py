@@ -78,13 +78,14 @@ class _Signature:
         is_proven = claim is not None and (self._conversation is None or self._conversation.proves(message))
         if is_proven and (not is_edited(message) or self._covers(message)):
             return message
+        if claim is not None and self._conversation is not None and self._covers(message):
+            return self._conversation.sealed(_named(message))
         if message.id is not None and message.type in ("human", "system") and not is_anothers and not is_proven:
             return stripped(message) if claim is not None else message
         return self._own(message)
 
     def _own(self, message: BaseMessage) -> BaseMessage:
-        named = message if message.id is not None else message.model_copy(update={"id": str(uuid.uuid4())})
-        step = run_step_of(self._config)
+        named, step = _named(message), run_step_of(self._config)
         if self._conversation is not None:
             return self._conversation.signed(named, self._author, step)
         bare = stripped(named)
@@ -95,3 +96,8 @@ class _Signature:
         """Whether it may say in other words what somebody said: of nobody's message it may not."""
         claim = claim_of(message)
         return claim is not None and self._authorship.covers(claim.author, claim.persona)
+
+
+def _named(message: BaseMessage) -> BaseMessage:
+    """The same, with an id."""
+    return message if message.id is not None else message.model_copy(update={"id": str(uuid.uuid4())})

@@ -222,8 +222,8 @@ def test_attack_a_restart_leaves_no_instruction_out(make_engine: Any) -> None:
         "again", lambda state: "guide" if len(state["handles"]) < 6 else END, ["guide", END]
     )
     saver, config = InMemorySaver(), {"configurable": {"thread_id": "1"}}
-    graph.compile(saver, engine=make_engine(), interrupt_before=["again"]).invoke(QUESTION, config)
-    engine = make_engine()
+    graph.compile(saver, engine=make_engine(salt="s"), interrupt_before=["again"]).invoke(QUESTION, config)
+    engine = make_engine(salt="s")
     app = graph.compile(saver, engine=engine)
     state = app.invoke(None, config)
     asked = {"again": ["Write part 1.", "Write part 2."], "guide": ["Of 3 messages?", "Of 5 messages?"]}
