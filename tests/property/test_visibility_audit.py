@@ -184,7 +184,7 @@ def test_visibility_views_do_not_depend_on_who_is_done_first(spec: Spec, seed: i
         return said
 
     def handles() -> dict[tuple[str, int], str]:
-        with Engine.load(_models["tiny"], memory=Memory(kv_budget_bytes=1 << 23)) as engine:
+        with Engine.load(_models["tiny"], memory=Memory(kv_budget_bytes=1 << 23), salt="s") as engine:
             app = spec.graph(WARN).compile(engine=engine)
             state = asyncio.run(app.ainvoke(QUESTION, {"configurable": {"seed": 5, "replay": Forced(seed)}}))
             return {(e["author"], e["superstep"]): e["handle"]["id"] for e in state["handles"]}
