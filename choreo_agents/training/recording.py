@@ -15,9 +15,9 @@ from choreo_agents.training.trace import Trace, TraceMessage
 def record(engine: Engine, name: str, handles: Sequence[MessageHandle]) -> Trace:
     """What an engine did for these messages, and for all that they descend from.
 
-    Messages are called as their handles are. Every sampled token is learnt; headers, and closing tokens that the model
-    did not sample itself, are not. Under a method that keeps text only, views are those that choreo would have had:
-    what the model really read is the trace's `text_twin`.
+    Messages are called as their handles are: the same in another engine if both have the same salt. Every sampled token
+    is learnt; headers, and closing tokens that the model did not sample itself, are not. Under a method that keeps text
+    only, views are those that choreo would have had: what the model really read is the trace's `text_twin`.
 
     Args:
         engine: Under any method.

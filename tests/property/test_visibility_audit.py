@@ -138,7 +138,7 @@ def test_visibility_views_do_not_depend_on_who_is_done_first(spec: Spec, seed: i
         return said
 
     def handles() -> dict[tuple[str, int], str]:
-        with Engine.load(models["tiny"], memory=Memory(kv_budget_bytes=1 << 23)) as engine:
+        with Engine.load(models["tiny"], memory=Memory(kv_budget_bytes=1 << 23), salt="s") as engine:
             app = spec.graph(WARN).compile(engine=engine)
             options = {"configurable": {"choreo": RunOptions(seed=5, replay=Forced(seed))}}
             state = asyncio.run(app.ainvoke(QUESTION, options))

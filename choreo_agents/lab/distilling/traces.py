@@ -37,6 +37,8 @@ from choreo_agents.workflows.running import run_graph
 
 CHUNK = 64
 """Traces that are sampled before they are written down."""
+SALT = "traces"
+"""No secret: a trace calls its messages as their handles are, which must be the same when a recording goes on."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ def sample_traces(
     on_progress(done)
     with (
         Engine.load(model, method="baseline", memory=Memory(kv_budget_bytes=kv_budget_bytes)) as teacher,
-        Engine.load(model, method=served.method, memory=Memory(kv_budget_bytes=kv_budget_bytes)) as student,
+        Engine.load(model, method=served.method, memory=Memory(kv_budget_bytes=kv_budget_bytes), salt=SALT) as student,
     ):
         most = min(CHUNK, room(teacher), room(student))
         for first in range(0, len(left), most):

@@ -26,6 +26,7 @@ from choreo_agents.lab.cases import CASES
 from choreo_agents.lab.distilling import traces as distilling
 from choreo_agents.lab.distilling.teaching import Amounts, Taught, teach
 from choreo_agents.lab.distilling.traces import (
+    SALT,
     FixedExamples,
     Lesson,
     adapted,
@@ -118,7 +119,7 @@ def test_a_trace_has_the_baselines_words_under_choreos_views(
     def watch(*place: Any) -> Any:
         return lambda logits: seen.setdefault(place, []).append(logits.clone())
 
-    student = make_engine(embedded, kv_budget_bytes=1 << 26)
+    student = make_engine(embedded, kv_budget_bytes=1 << 26, salt=SALT)
     made = setup.case.play(item, setup.options, setup.prompts, setup.sampling)
     app = made.graph.compile(engine=student)
     config: Any = {"configurable": {"choreo": RunOptions(seed=0, replay=words, watch=watch)}}
