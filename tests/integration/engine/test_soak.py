@@ -105,13 +105,13 @@ def again(engine: Engine, said: Said, known: dict[Said, MessageHandle]) -> Messa
 @pytest.mark.timeout(170)
 def test_a_soak_leaks_nothing_and_says_nothing_wrong(tiny: LoadedModel, tmp_path: Path, capsys) -> None:
     tallies = [Tally() for _ in range(TASKS)]
-    budgets = {"kv_budget_bytes": POOL * BYTES_PER_TOKEN, "host_bytes": HOST * BYTES_PER_TOKEN}
-    with Engine.load(
-        tiny,
-        memory=Memory(disk=tmp_path, disk_bytes=DISK * BYTES_PER_TOKEN),
-        scheduling=Scheduling(step_tokens=128),
-        **budgets,
-    ) as engine:
+    memory = Memory(
+        kv_budget_bytes=POOL * BYTES_PER_TOKEN,
+        host_bytes=HOST * BYTES_PER_TOKEN,
+        disk=tmp_path,
+        disk_bytes=DISK * BYTES_PER_TOKEN,
+    )
+    with Engine.load(tiny, memory=memory, scheduling=Scheduling(step_tokens=128)) as engine:
 
         async def several(first: int) -> None:
             await asyncio.gather(*(work(engine, i, tallies[i]) for i in range(first, TASKS, LOOPS)))
