@@ -42,6 +42,8 @@ class Checkpoint:
         from transformers import AutoConfig  # noqa: PLC0415
 
         with _in_a_line(name, "configuration"):
+            if Path(source).is_dir() and not (Path(source) / "config.json").exists():
+                raise OSError("there is no config.json")
             return cls(name, source, AutoConfig.from_pretrained(source, trust_remote_code=False))
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -70,14 +72,20 @@ class Checkpoint:
 
         where: dict[str, Any] = {} if device.type == "cpu" else {"device_map": {"": device}}
         with _quiet() if self.source == WEIGHTS else nullcontext(), _in_a_line(self.name, "weights"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            model: PreTrainedModel
+            model, found = AutoModelForCausalLM.from_pretrained(
                 self.source,
                 config=self.config,
                 dtype=dtype or "auto",
                 use_safetensors=True,
                 attn_implementation="eager",
                 trust_remote_code=False,
+                output_loading_info=True,
                 **where,
+            )
+        if missing := sorted(found["missing_keys"]):
+            raise OSError(
+                f"the weights of {self.name!r} are not complete: {len(missing)} are missing, among them {missing[0]!r}"
             )
         require_served(model.dtype)
         if dtype is None and quantization_of(self.config) is None:
@@ -112,6 +120,8 @@ def _in_a_line(name: str, what: str) -> Iterator[None]:
                 f"the {what} of {name!r} is code that it brings along, which is not run: only models that transformers "
                 "itself knows are served"
             ) from error
+        if "ignore_mismatched_sizes" in said:
+            raise OSError(f"the weights of {name!r} have other shapes than its configuration says") from error
         if "Unrecognized configuration class" in said:
             raise UnsupportedModelError(f"{name!r} is no causal language model that transformers knows") from error
         if "Should have a `model_type` key" in said or "does not recognize this architecture" in said:

@@ -54,6 +54,9 @@ def _settings(model: PreTrainedModel) -> str:
 
 def _digest(tensor: Tensor, *, rounded: bool) -> bytes:
     """Sums of bit patterns, by row: every weight counts, and they are exact whatever the order of addition."""
+    if hasattr(tensor, "__tensor_flatten__"):  # quantised: numbers and scales
+        parts = sorted(tensor.__tensor_flatten__()[0])
+        return b"".join(name.encode() + _digest(getattr(tensor, name), rounded=rounded) for name in parts)
     plain = tensor.to_dense() if tensor.is_mkldnn else tensor
     flat = plain.contiguous().flatten()
     rows = flat.view(-1, plain.shape[-1]) if plain.ndim and flat.numel() else flat[:, None]

@@ -142,7 +142,7 @@ def load_model(
     device = usable_device("cpu" if source == WEIGHTS and device == AUTO else device)
     checkpoint = Checkpoint.read(str(name), source)
     require_supported(checkpoint.config)
-    require_loadable(checkpoint.config, dtype, device)
+    require_loadable(checkpoint.config, dtype)
     # What a few small files tell comes before gigabytes.
     tokenizer = checkpoint.tokenizer()
     chat = ChatFormat.of(tokenizer)

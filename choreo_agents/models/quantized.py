@@ -34,7 +34,9 @@ _PACKAGES: Mapping[str, Mapping[str, str]] = {
     "vptq": {"vptq": "vptq"},
 }
 """By method, what must be importable, and in which package it comes."""
-_FP8 = ("fp8", "fbgemm_fp8", "mxfp8")
+_ALONE = ("bitnet", "fbgemm_fp8", "fp8", "metal", "mxfp4", "mxfp8", "nvfp4")
+"""Methods that need nothing but transformers, if at times a GPU."""
+_FP8 = ("fbgemm_fp8", "fp8", "mxfp8")
 
 
 def quantization_of(config: PreTrainedConfig) -> Mapping[str, Any] | None:
@@ -56,27 +58,29 @@ def method_of(quantization: Mapping[str, Any]) -> str:
     return "bitsandbytes" if bits or named.startswith("bitsandbytes") else named
 
 
-def require_loadable(config: PreTrainedConfig, dtype: torch.dtype | None, device: torch.device) -> None:
+def require_loadable(config: PreTrainedConfig, dtype: torch.dtype | None) -> None:
     """Raise `UnsupportedModelError` if quantised weights cannot be loaded: a package is missing, or the dtype wrong.
 
     Args:
         config: The model's.
         dtype: That was asked for; None: the checkpoint's own.
-        device: Where the weights are to be.
     """
     quantization = quantization_of(config)
     if quantization is None:
         return
     method = method_of(quantization)
+    if method not in _PACKAGES and method not in _ALONE:
+        known = ", ".join(sorted([*_PACKAGES, *_ALONE]))
+        raise UnsupportedModelError(f"the weights are quantised by {method!r}, which nobody here reads: of {known}")
     lacking = [package for module, package in _PACKAGES.get(method, {}).items() if not _importable(module)]
     if lacking:
         raise UnsupportedModelError(
             f"the weights are quantised by {method}: {missing_package(f'that needs {_listed(lacking)}', *lacking)}"
         )
-    if dtype == torch.float32 and _is_fp8(method, quantization):
+    if method in _FP8 and dtype not in (None, torch.bfloat16):
         raise UnsupportedModelError(
-            f"the weights are FP8 ({method}), which {device} does not multiply with fp32: give dtype=torch.bfloat16, "
-            "or no dtype"
+            f"the weights are FP8 ({method}), which become bfloat16 and cannot be multiplied with "
+            f"{str(dtype).removeprefix('torch.')}: give bfloat16 or no dtype"
         )
 
 
@@ -91,10 +95,6 @@ def _importable(module: str) -> bool:
         return find_spec(module) is not None
     except ModuleNotFoundError:
         return False
-
-
-def _is_fp8(method: str, quantization: Mapping[str, Any]) -> bool:
-    return method in _FP8 or "float" in str(quantization.get("format", ""))
 
 
 def _listed(names: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,21 @@ def require_supported(config: PreTrainedConfig) -> None:
 
     What it does not say is measured on the loaded model: see `discovery`.
     """
-    config = config.get_text_config()
-    reason = _reason(config)
-    if reason is not None:
-        raise UnsupportedModelError(f"model type {config.model_type!r} is not supported: {reason}")
+    text = config.get_text_config()
+    for model, reason in ((text, _reason(text)), (config, _tower(config))):
+        if reason is not None:
+            raise UnsupportedModelError(f"model type {model.model_type!r} is not supported: {reason}")
+
+
+def _tower(config: PreTrainedConfig) -> str | None:
+    """Why a model that sees or hears cannot be served on text alone; None if transformers can run it so."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING  # noqa: PLC0415 - reading the configuration has
+
+    towers = [name for name in ("vision_config", "audio_config") if getattr(config, name, None) is not None]
+    if not towers or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return None
+    seen = " and ".join(name.removesuffix("_config") for name in towers)
+    return f"it has a tower for {seen}, and transformers does not run it on text alone"
 
 
 def _reason(config: PreTrainedConfig) -> str | None:
@@ -42,6 +54,7 @@ def _reason(config: PreTrainedConfig) -> str | None:
     kinds = [rope.get("rope_type", rope.get("type")) for rope in _ropes(config)]
     changing = [kind for kind in kinds if kind in LENGTH_DEPENDENT_ROPE]
     recurrent = any(kind in RECURRENT_LAYERS for kind in getattr(config, "layer_types", None) or ())
+    sizes = _head_sizes(config)
     scaled = any(rope.get("llama_4_scaling_beta") for rope in _ropes(config))
     reasons = (
         (
@@ -66,11 +79,24 @@ def _reason(config: PreTrainedConfig) -> str | None:
             "cached message cannot be moved by a rotation",
         ),
         (
+            len(sizes) > 1,
+            f"its layers have keys and values of different shapes: heads of {' and of '.join(map(str, sizes))} numbers",
+        ),
+        (
             scaled or getattr(config, "attn_temperature_tuning", False),
             "its queries are scaled by their absolute position",
         ),
     )
     return next((reason for applies, reason in reasons if applies), None)
+
+
+def _head_sizes(config: PreTrainedConfig) -> list[int]:
+    """Of all layers, as far as the configuration says so: each once."""
+    said = vars(config)
+    found = [said.get("head_dim"), said.get("global_head_dim")]
+    with suppress(AttributeError, TypeError, ValueError):  # younger than the oldest transformers, and not all have it
+        found += [layer.head_dim for layer in getattr(config, "per_layer_config", ())]
+    return sorted({size for size in found if isinstance(size, int)})
 
 
 def _ropes(config: PreTrainedConfig) -> list[dict[str, Any]]:
