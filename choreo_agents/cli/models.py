@@ -17,7 +17,7 @@ from choreo_agents.models.random_llama import SHAPES, save_random_llama
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import errors_as_lines
 
-ShapeName = Literal["smollm2-135m", "six-layers", "llama-8b"]
+ShapeName = Literal["smollm2-135m", "six-layers", "qwen3-0.6b", "llama-8b"]
 assert set(get_args(ShapeName)) == set(SHAPES)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
