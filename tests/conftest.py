@@ -11,7 +11,7 @@ import torch
 from support.tiny import save_tiny_llama
 
 from choreo_agents import Engine, Memory, Scheduling
-from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.models import LoadedModel, load_model, loader
 from choreo_agents.sampling import TokenSampler
 
 
@@ -21,6 +21,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(config.getoption("--threads"))
+    # What tests compare with is computed on the CPU: a GPU is for those that name it.
+    loader.usual_device = lambda: "cpu"
 
 
 @pytest.fixture(scope="session")

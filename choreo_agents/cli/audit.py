@@ -20,11 +20,13 @@ from choreo_agents.graph import START, AuditReport, ChoreoGraph, CompiledChoreoG
 from choreo_agents.graph.audit import Finding
 from choreo_agents.graph.drawing import draw_audit
 from choreo_agents.graph.visibility import Mode, Rule
-from choreo_agents.terminal.options import DeviceOption, ModelOption, errors_as_lines, load
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import ModelOption, errors_as_lines
 
 _CHANNELS = {"encoding": "[red]encoding[/]", "words": "[yellow]words[/]"}
 
 
+@takes_loading
 def audit(
     target: Annotated[str, typer.Argument(help="[b]module:graph[/b]: a graph, compiled or not, or what makes one.")],
     rules: Annotated[
@@ -47,7 +49,7 @@ def audit(
     ] = None,
     model: ModelOption = "embedded",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
-    device: DeviceOption = "cpu",
+    loading: Loading = USUAL,
     mermaid: Annotated[
         bool, typer.Option("--mermaid", help="Print the graph with the paths drawn in, for a Mermaid renderer.")
     ] = False,
@@ -70,7 +72,7 @@ def audit(
     with errors_as_lines(console):
         graph = _changed(load_graph(target), rules or [], keep or [])
         if measure is not None:
-            found(SHOW_EDGES)(console, graph, measure, out, load(console, model, device), as_json=as_json)
+            found(SHOW_EDGES)(console, graph, measure, out, load(console, model, loading), as_json=as_json)
             return
         report = graph.audit()
         if as_json:

@@ -78,6 +78,10 @@ _BENCH = Group(
             "choreo_agents.lab.experiments.bench_engine.command:engine",
             "First tokens and decode steps, beside every other engine that is installed, on the same weights.",
         ),
+        "loading": Command(
+            "choreo_agents.lab.experiments.bench_loading.command:loading",
+            "How long a model takes to load, and how much memory beside its files, in fresh processes on the CPU.",
+        ),
         "workflows": Command(
             "choreo_agents.lab.experiments.bench_workflows.command:workflows",
             "The paper's workflows, word for word the same under every method (tables 4 and 5, figures 5 and 7).",

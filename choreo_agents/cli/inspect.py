@@ -15,12 +15,14 @@ from rich.table import Table
 from choreo_agents.cli.commands import DRAW_DEBATE
 from choreo_agents.cli.lazy import found
 from choreo_agents.engine.memory_map import TIERS, MemoryMap
-from choreo_agents.terminal.options import AgentsOption, DeviceOption, ModelOption, RoundsOption, errors_as_lines, load
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import AgentsOption, ModelOption, RoundsOption, errors_as_lines
 from choreo_agents.workflows.debating import DebateSetting, hold
 
 _WHERE = {"device": "pool", "host": "host", "disk": "disk", "lineage": "lineage"}
 
 
+@takes_loading
 def memory(
     model: ModelOption = "embedded",
     agents: AgentsOption = 3,
@@ -30,7 +32,7 @@ def memory(
     host_tokens: Annotated[int, typer.Option(min=0, help="Tokens that the host keeps of what left the pool.")] = 0,
     disk: Annotated[Path | None, typer.Option(help="A folder for what has no room there either.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
-    device: DeviceOption = "cpu",
+    loading: Loading = USUAL,
 ) -> None:
     """Hold a debate, and show who keeps how much KV memory in which tier at its end.
 
@@ -45,7 +47,7 @@ def memory(
     """
     console = Console(stderr=as_json, highlight=False)
     with errors_as_lines(console):
-        loaded = load(console, model, device)
+        loaded = load(console, model, loading)
         token = loaded.adapter.geometry.bytes_per_token
         setting = DebateSetting(
             loaded,

@@ -14,9 +14,10 @@ from rich.table import Table
 
 from choreo_agents.attention.rope import PureRotation
 from choreo_agents.models.random_llama import SHAPES, save_random_llama
-from choreo_agents.terminal.options import DeviceOption, errors_as_lines, load
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import errors_as_lines
 
-ShapeName = Literal["smollm2-135m", "six-layers", "llama-8b"]
+ShapeName = Literal["smollm2-135m", "six-layers", "qwen3-0.6b", "llama-8b"]
 assert set(get_args(ShapeName)) == set(SHAPES)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -41,9 +42,10 @@ def random(
         console.print(f"wrote a random Llama of the shape of {like} to {folder}")
 
 
+@takes_loading
 def check(
     model: Annotated[str, typer.Argument(help="[b]embedded[/b], a folder in Hugging Face's layout, or a hub name.")],
-    device: DeviceOption = "cpu",
+    loading: Loading = USUAL,
 ) -> None:
     """Say whether a model can be served exactly, and if not, why.
 
@@ -55,7 +57,7 @@ def check(
     """
     console = Console(highlight=False)
     with errors_as_lines(console):
-        loaded = load(console, model, device)
+        loaded = load(console, model, loading)
     adapter, probe = loaded.adapter, loaded.probe
     console.print(f"[green]{escape(model)} can be served exactly[/]")
     table = Table(box=box.SIMPLE_HEAD)

@@ -13,18 +13,20 @@ from rich.tree import Tree
 from choreo_agents.pml import Schema, compile_schema
 from choreo_agents.pml.checking import check_files
 from choreo_agents.pml.layout import ModuleSpan, SlotSpan, Span, TextSpan, UnionSpan
-from choreo_agents.terminal.options import DeviceOption, ModelOption, errors_as_lines, load
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import ModelOption, errors_as_lines
 
 _SHOWN = 60
 """Characters of a text."""
 
 
+@takes_loading
 def check(
     files: Annotated[list[Path], typer.Argument(help="Schemas, and prompts of them.", metavar="FILE...")],
     model: Annotated[
         str | None, typer.Option("--model", help="Count tokens with this model: finds what is too long, too.")
     ] = None,
-    device: DeviceOption = "cpu",
+    loading: Loading = USUAL,
 ) -> None:
     """Say all that is wrong in schemas and prompts: file, line, column, and what was expected there.
 
@@ -37,7 +39,7 @@ def check(
     """
     console = Console(highlight=False)
     with errors_as_lines(console):
-        loaded = None if model is None else load(console, model, device)
+        loaded = None if model is None else load(console, model, loading)
         found = check_files(files, loaded)
     for each in found:
         place = Text(f"{each.file}:{each.line}:{each.column}: ", style="bold")
@@ -50,10 +52,11 @@ def check(
     console.print(f"[green]nothing wrong[/] in {len(files)} {'file' if len(files) == 1 else 'files'}")
 
 
+@takes_loading
 def layout(
     file: Annotated[Path, typer.Argument(help="A schema.")],
     model: ModelOption = "embedded",
-    device: DeviceOption = "cpu",
+    loading: Loading = USUAL,
 ) -> None:
     """Show the positions of a schema's texts, slots, modules and unions, as a model's tokenizer counts them.
 
@@ -64,7 +67,7 @@ def layout(
     console = Console(highlight=False)
     with errors_as_lines(console):
         schema = Schema.from_file(file)
-        compiled = compile_schema(schema, load(console, model, device))
+        compiled = compile_schema(schema, load(console, model, loading))
     tree = Tree(_line(compiled.layout, f"schema {schema.name}", "bold"))
     _grow(tree, compiled.layout.children)
     console.print(tree)

@@ -26,6 +26,7 @@ from choreo_agents.errors import DeviceLostError, EngineClosedError
 from choreo_agents.kv.cache import KVCache, Movements
 from choreo_agents.kv.disk import DiskTier
 from choreo_agents.kv.disk_thread import DiskThread
+from choreo_agents.kv.free_memory import pool_bytes
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.tiers import HostTier
 from choreo_agents.models.loader import LoadedModel
@@ -65,12 +66,14 @@ class EngineCore:
         """Held while the engine is closed or restarted, by whom does not hold `lock`."""
         self._closed = False
         self._emit = guarded(settings.sink)
+        served, budget = model.adapter, settings.memory.kv_budget_bytes
+        self._kv_budget_bytes = budget or pool_bytes(served.geometry, served.device, served.max_positions)
         self._start(None)
 
     def _start(self, table: MessageTable | None) -> None:
         """Set up memory and thread; a table of before keeps its messages, whose KV is computed again when read."""
         adapter, settings, memory = self.model.adapter, self.settings, self.settings.memory
-        self.pool = KVPool(adapter.geometry, memory.kv_budget_bytes, adapter.device)
+        self.pool = KVPool(adapter.geometry, self._kv_budget_bytes, adapter.device)
         tier = DiskTier(memory.disk, memory.disk_bytes, adapter.fingerprint) if memory.disk else None
         disk = None if tier is None else DiskThread(tier)
         self.cache = KVCache(self.pool, HostTier(memory.host_bytes), disk, self.movements, self._emit)
@@ -180,7 +183,7 @@ class EngineCore:
                 kv_bytes=tiers["device"],
                 host_bytes=tiers["host"],
                 disk_bytes=tiers["disk"],
-                kv_budget_bytes=self.settings.memory.kv_budget_bytes,
+                kv_budget_bytes=self._kv_budget_bytes,
             )
 
     def memory_map(self, tenant: str | None = None) -> MemoryMap:
@@ -194,7 +197,7 @@ class EngineCore:
             return MemoryMap(
                 bytes_per_token=self.pool.geometry.bytes_per_token,
                 tiers={"device": stats.kv_bytes, "host": stats.host_bytes, "disk": stats.disk_bytes},
-                budgets={"device": budgets.kv_budget_bytes, "host": budgets.host_bytes, "disk": disk_bytes},
+                budgets={"device": self._kv_budget_bytes, "host": budgets.host_bytes, "disk": disk_bytes},
                 authors=leased_memory(held, lambda message: message.author or "", self.cache),
                 hit_rate=stats.tokens_reused / asked if asked else 0.0,
                 **asdict(movements),

@@ -70,6 +70,7 @@ class Engine:
         method: MethodName = "choreo",
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
+        prepacked: bool | None = None,
         memory: Memory | None = None,
         scheduling: Scheduling | None = None,
         backend: BackendName | AttentionBackend = "auto",
@@ -84,9 +85,9 @@ class Engine:
         Args:
             model: `"embedded"`, a folder in Hugging Face's layout, a hub name, or a model loaded before.
             method: From the cache, or from re-encoded text (Prompt Choreography, section 3.1).
-            device: Where model and KV live; by default the CPU. `dtype`: of both; by default fp32 on a CPU, else the
-                checkpoint's own.
-            memory: Where KV is kept, and how much; by default 1 GiB on the device. `scheduling`: what a step holds.
+            device: Where model and KV live; by default `"auto"`: the GPU if there is one. `dtype`: of both, and
+                `prepacked`: whether weights are laid out for a CPU; by default as `load_model` says.
+            memory: Where KV is kept, and how much. `scheduling`: what a step holds.
             backend: What attends: by default the fastest that there is, `"reference"` the slow one to compare with; or
                 an object of your own. The model is checked with it.
             seed: From which the seeds of calls without one are derived.
@@ -102,7 +103,7 @@ class Engine:
         compute_after_fork()
         chosen = {"method": method, "memory": memory or Memory(), "scheduling": scheduling or Scheduling()}
         settings = Settings.model_validate(chosen | {"backend": backend, "seed": seed, "sink": sink})
-        loaded = _loaded(model, device, dtype, backend)
+        loaded = _loaded(model, backend, {"device": device, "dtype": dtype, "prepacked": prepacked})
         own = None if adapter is None else read_loaded(loaded.adapter, adapter, settings.memory.mapped_storage)
         tenants = Tenants(EngineCore(loaded, settings, own))
         return cls(tenants, salt, quota, EngineOwner(tenants))
@@ -287,13 +288,11 @@ class Engine:
 
 
 def _loaded(
-    model: str | Path | LoadedModel,
-    device: str | torch.device | None,
-    dtype: torch.dtype | None,
-    backend: BackendName | AttentionBackend,
+    model: str | Path | LoadedModel, backend: BackendName | AttentionBackend, options: dict[str, Any]
 ) -> LoadedModel:
+    said = {name: value for name, value in options.items() if value is not None}
     if not isinstance(model, LoadedModel):
-        return load_model(model, device=device or "cpu", dtype=dtype, backend=backend)
-    if device is not None or dtype is not None:
-        raise InvalidRequestError("the model is loaded already: give device and dtype to load_model")
+        return load_model(model, backend=backend, **said)
+    if said:
+        raise InvalidRequestError(f"the model is loaded already: give {' and '.join(said)} to load_model")
     return model

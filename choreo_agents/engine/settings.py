@@ -22,9 +22,10 @@ class Memory(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kv_budget_bytes: int = Field(1 << 30, ge=1)
-    """Upper bound of the KV memory that steps read. What nothing reads or pins leaves it when others need the room, the
-    least recently used first, and comes back when it is read."""
+    kv_budget_bytes: int | None = Field(None, ge=1)
+    """Upper bound of the KV memory that steps read; None: a share of what is free once the weights are there, half of a
+    CPU's and nine tenths of a GPU's, which is then in the log. What nothing reads or pins leaves it when others need
+    the room, the least recently used first, and comes back when it is read."""
     host_bytes: int = Field(0, ge=0)
     """Upper bound of the host memory for what left it."""
     disk: Path | None = None

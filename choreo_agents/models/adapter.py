@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,13 +14,13 @@ from torch import Tensor
 from choreo_agents.attention.step import Attention
 from choreo_agents.models.adapter_files import read_adapter
 from choreo_agents.models.discovery import ModelAttention
+from choreo_agents.models.fingerprint import WeightFiles
 from choreo_agents.models.hook import attending, route
 from choreo_agents.models.lora import Adapted, LoraAdapter, adapting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _USUAL_CONTEXT = 2048
 """Tokens, where a configuration does not say."""
 
@@ -33,14 +31,16 @@ class ModelAdapter:
     Args:
         model: A supported model (see `choreo_agents.models.support`), in eval mode on its device.
         attention: How it attends.
+        files: From which it was read, as they were before.
     """
 
-    def __init__(self, model: PreTrainedModel, attention: ModelAttention) -> None:
+    def __init__(self, model: PreTrainedModel, attention: ModelAttention, files: WeightFiles) -> None:
         config = model.config.get_text_config()
         self.model = model
         self._chooses_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.device: torch.device = model.device
-        self.fingerprint = fingerprint(model)
+        self._files = files
+        self.fingerprint = files.remembered(model)
         self.max_positions: int = max_positions(config)
         self.vocabulary_size: int = config.vocab_size
         self.heads: int = config.num_attention_heads
@@ -54,7 +54,7 @@ class ModelAdapter:
     @cached_property
     def weights(self) -> str:
         """16 hex digits that tell the model's weights from others', be they loaded in fp32 or in bfloat16."""
-        return fingerprint(self.model, rounded=True)
+        return self._files.remembered(self.model, rounded=True)
 
     def read_adapter(self, folder: Path) -> LoraAdapter:
         """Read an adapter from a folder in peft's layout; raises `AdapterError` unless it can serve this model."""
@@ -102,25 +102,3 @@ class ModelAdapter:
 def max_positions(config: PreTrainedConfig) -> int:
     """The context length in tokens."""
     return int(getattr(config, "max_position_embeddings", None) or _USUAL_CONTEXT)
-
-
-def fingerprint(model: PreTrainedModel, *, rounded: bool = False) -> str:
-    """16 hex digits that tell models apart: architecture, dtype, and every row of every tensor.
-
-    With `rounded`, of the weights in bfloat16: the same for the fp32 ones. Those in fp16 were rounded otherwise.
-    """
-    settings = model.config.to_diff_dict()
-    for cosmetic in ("_name_or_path", "transformers_version", "_attn_implementation_internal", "dtype", "torch_dtype"):
-        settings.pop(cosmetic, None)
-    code = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
-    if not rounded:
-        code.update(str(model.dtype).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        code.update(f"{name}{tuple(tensor.shape)}".encode())
-        # Sums of bit patterns: every weight counts, one pass over memory, and exact whatever the order of addition.
-        weights = tensor.detach().to(torch.bfloat16) if rounded and tensor.is_floating_point() else tensor.detach()
-        bits = weights.contiguous().view(_BITS[weights.element_size()])
-        rows = bits.sum(dim=-1, dtype=torch.int64) if bits.ndim else bits.to(torch.int64)
-        code.update(rows.cpu().numpy().tobytes())
-        code.update(bits.flatten()[:: max(1, bits.numel() // 4096)][:4096].cpu().numpy().tobytes())
-    return code.hexdigest()[:16]

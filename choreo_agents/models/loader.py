@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError
 
 from choreo_agents.attention.backends import AttentionBackend, BackendName, make_backend, require_backend
-from choreo_agents.errors import InvalidRequestError, UnsupportedModelError
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models.adapter import ModelAdapter, max_positions
 from choreo_agents.models.chat import ChatFormat, Role
+from choreo_agents.models.checkpoint import Checkpoint
 from choreo_agents.models.discovery import discover_attention
+from choreo_agents.models.dtypes import require_served
 from choreo_agents.models.embedded import WEIGHTS, vocabulary
 from choreo_agents.models.framed import FramedText
 from choreo_agents.models.located import located
 from choreo_agents.models.prepacked import prepack
+from choreo_agents.models.quantized import require_loadable
 from choreo_agents.models.spelling import Spelling, spelling_of
 from choreo_agents.models.support import (
     MovedLogits,
     ProbePrompt,
-    plain_logits,
-    probe_tokens,
+    probe_prompt,
     require_movable,
     require_supported,
 )
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 EMBEDDED = "embedded"
+AUTO = "auto"
+"""Of a device: the GPU if there is one."""
 
 
 @dataclass(frozen=True)
@@ -100,24 +102,15 @@ class LoadedModel:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=not special, clean_up_tokenization_spaces=False))
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bar for what loads in an instant."""
-    from transformers.utils import logging as transformers_logging  # noqa: PLC0415 - as in `load_model`
-
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
+def usual_device() -> str:
+    """What `"auto"` is."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def usable_device(device: str | torch.device) -> torch.device:
-    """The device of that name; raises `InvalidRequestError` if it cannot be used here."""
+    """The device of that name, of `"auto"` the GPU if there is one; raises `InvalidRequestError` if it is no use."""
     try:
-        return torch.empty(0, device=torch.device(device)).device
+        return torch.empty(0, device=torch.device(usual_device() if device == AUTO else device)).device
     except (RuntimeError, AssertionError) as error:
         raise InvalidRequestError(f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from error
 
@@ -125,7 +118,7 @@ def usable_device(device: str | torch.device) -> torch.device:
 def load_model(
     name: str | Path,
     *,
-    device: str | torch.device = "cpu",
+    device: str | torch.device = AUTO,
     dtype: torch.dtype | None = None,
     prepacked: bool = True,
     backend: BackendName | AttentionBackend = "auto",
@@ -134,50 +127,41 @@ def load_model(
 
     Args:
         name: `"embedded"`, a folder in Hugging Face's layout, or a hub name. Weights are read from safetensors only.
-        device: Where the model runs.
-        dtype: Of weights and KV; by default fp32 on a CPU, else the checkpoint's own.
-        prepacked: Lay out large linear weights for the CPU once more: about twice as fast, at twice their memory.
+        device: Where the model runs; `"auto"`: the GPU if there is one.
+        dtype: Of weights and KV; by default the checkpoint's own, or fp32 on a CPU that has no kernels for it.
+        prepacked: Lay large linear weights out for the CPU, where that takes no more memory than there is: about twice
+            as fast. Pages of a file stay beside them; weights that have been converted do not.
         backend: What will attend: the check is made with it.
 
     Raises:
-        UnsupportedModelError: The architecture or its positions cannot be served exactly; says why.
-        InvalidRequestError: The device or the backend cannot be used.
+        UnsupportedModelError: The architecture, its positions or its files cannot be served exactly; says why, before
+            weights are read where the configuration tells.
+        InvalidRequestError: The device or the backend cannot be used, or the model does not fit it.
         ModelNotFoundError: There is no such model, or the hub that may have it cannot be reached.
         OSError: Its files are damaged.
     """
     require_backend(backend)
+    if dtype is not None:
+        require_served(dtype)
     source = WEIGHTS if str(name) == EMBEDDED else located(name)
-    device = usable_device(device)
-    # Takes seconds: programs that only declare graphs, and commands that only print their help, load no model.
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
-
-    config = AutoConfig.from_pretrained(source)
-    require_supported(config)
-    chosen = dtype or (torch.float32 if device.type == "cpu" else "auto")
-    with _quiet() if source == WEIGHTS else nullcontext():
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                source, config=config, dtype=chosen, use_safetensors=True, attn_implementation="eager"
-            )
-        except SafetensorError as error:
-            raise OSError(f"the weights of {str(name)!r} are damaged: {error}") from error
-        except ValueError as error:
-            if "Unrecognized configuration class" not in str(error):
-                raise
-            raise UnsupportedModelError(f"model type {config.model_type!r} is no causal language model") from error
-    model = model.to(device).eval().requires_grad_(False)
-    if model.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise UnsupportedModelError(f"dtype {model.dtype} is not supported: use float32, bfloat16 or float16")
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    tokens = probe_tokens(config.get_text_config().vocab_size)
-    expected = plain_logits(model, tokens)
-    attention = discover_attention(model, max_positions(config.get_text_config()), tokens[0])
-    packed = prepack(model) if prepacked else 0
-    adapter = ModelAdapter(model, attention)
-    prompt, served = ProbePrompt(tokens, expected.cpu()), _backend(adapter, backend)
-    probe = require_movable(adapter, prompt, served)
-    exact_with = {backend if isinstance(backend, str) else id(backend): served}
+    # It is small enough to be faster on a CPU, and says the same on every machine.
+    device = usable_device("cpu" if source == WEIGHTS and device == AUTO else device)
+    checkpoint = Checkpoint.read(str(name), source)
+    require_supported(checkpoint.config)
+    require_loadable(checkpoint.config, dtype)
+    # What a few small files tell comes before gigabytes.
+    tokenizer = checkpoint.tokenizer()
     chat, spelling = ChatFormat.of(tokenizer), spelling_of(tokenizer)
+    files = checkpoint.files()
+    model = checkpoint.model(device, dtype)
+    text = model.config.get_text_config()
+    prompt = probe_prompt(model)
+    attention = discover_attention(model, max_positions(text), prompt.tokens[0])
+    adapter = ModelAdapter(model, attention, files)
+    served = _backend(adapter, backend)
+    probe = require_movable(adapter, prompt, served)
+    packed = prepack(model, replacing=True) if prepacked else 0
+    exact_with = {backend if isinstance(backend, str) else id(backend): served}
     return LoadedModel(str(name), adapter, tokenizer, chat, spelling, probe, prompt, packed, exact_with)
 
 

@@ -9,7 +9,7 @@ from threading import Thread
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from choreo_agents.errors import ModelNotFoundError
+from choreo_agents.errors import ModelNotFoundError, UnsupportedModelError
 
 ANSWER_S = 5.0
 """Seconds after which a hub that does not answer counts as out of reach."""
@@ -27,9 +27,11 @@ def located(name: str | Path) -> str | Path:
         name: A folder in Hugging Face's layout, or a hub name.
 
     Raises:
+        UnsupportedModelError: It is in GGUF.
         ModelNotFoundError: There is no such folder, no such model in the local hub cache, and none on the hub, or the
             hub cannot be reached.
     """
+    _require_no_gguf(Path(name))
     if Path(name).is_dir():
         return name
     if isinstance(name, Path) or name.startswith(_LIKE_A_PATH):
@@ -59,6 +61,16 @@ def located(name: str | Path) -> str | Path:
         f"{nowhere}, and {constants.ENDPOINT} cannot be reached ({_line(failure)}): give a folder, or run "
         f"hf download {name} where there is a network"
     ) from failure
+
+
+def _require_no_gguf(path: Path) -> None:
+    """Raise `UnsupportedModelError` for a GGUF file, and for a folder that has nothing else."""
+    if path.suffix.lower() == ".gguf" or (not any(path.glob("*.safetensors")) and any(path.glob("*.gguf"))):
+        raise UnsupportedModelError(
+            f"{str(path)!r} is in GGUF, from which no weights are read: give the folder or hub name of the same model "
+            "in safetensors; of quantised ones pip install 'choreo-agents[quantized]' serves compressed-tensors and "
+            "torchao"
+        )
 
 
 def _failure(name: str) -> Exception | None:

@@ -1,47 +1,109 @@
-"""Linear layers whose weights oneDNN has laid out beforehand: about twice as fast on a CPU, at twice their memory.
+"""Linear layers whose weights oneDNN lays out for the CPU when they are first used: nearly twice as fast there.
 
-The two operators are torch's own but private. They are looked for, and compared with the plain product, at load.
+The two operators are torch's own but private. They are looked for, and compared with the plain product.
+Where the plain weights are pages of a file they cost no memory, and stay; else the laid-out ones take their place.
 """
 
 from __future__ import annotations
 
+import logging
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from choreo_agents.kv.free_memory import free_bytes
+
 SMALLEST = 1 << 17
 """Weights of a matrix below which a plain product is as fast."""
+MOST_OF_FREE = 0.4
+"""Share of the free memory that laid-out weights may take: keys and values want half of it, too."""
+MOST_BESIDE = 0.5
+"""Bytes that laid-out weights may take beside plain ones that no file holds, as a share of the whole model's: a head
+whose weights are the embedding's cannot take their place."""
 _USUAL_ROWS = 8
 """What the layout is chosen for; it serves any number."""
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """Largest difference from the plain product, as a share of its largest value."""
 
+Shape = tuple[torch.Size, torch.dtype, bool]
+"""Of a layer: its weights', their dtype, and whether it has no bias."""
+
 
 class Packed:
-    """A layer's weights, laid out; good for as long as they are the layer's."""
+    """A layer's weights, laid out by the first product; good for as long as they are the layer's.
 
-    def __init__(self, layer: nn.Linear) -> None:
-        weight = layer.weight
-        self._weight = weight
-        self._seen = (weight._version, weight.data_ptr(), weight.dtype, weight.device)
-        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _USUAL_ROWS)
+    Args:
+        layer: Whose.
+        right: For which shapes layouts give right products, as far as known; grows.
+        replaces: Let the laid-out weights take the place of the plain ones.
+    """
+
+    def __init__(self, layer: nn.Linear, right: dict[Shape, bool], *, replaces: bool) -> None:
+        self._weight = layer.weight
+        self._seen = _state(layer.weight)
+        self._right, self._replaces = right, replaces
+        self._laid_out: Tensor | None = None
+        self._lock = Lock()
 
     def serves(self, layer: nn.Linear, x: Tensor) -> bool:
-        """Whether the layer still has these weights, and nothing but a product of this dtype is asked of them."""
-        weight, bias = layer.weight, layer.bias
-        if weight is not self._weight or x.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
-            return False
-        if self._seen != (weight._version, weight.data_ptr(), weight.dtype, weight.device):
-            return False
-        learns = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-        return not (learns and torch.is_grad_enabled())
+        """Whether the layer still has these weights, nothing but a product of this dtype is asked of them, and the
+        layout, which is made if there is none, gives it."""
+        with self._lock:
+            weight, bias = layer.weight, layer.bias
+            if weight is not self._weight or x.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
+                return False
+            if self._seen != _state(weight):
+                return False
+            learns = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+            if learns and torch.is_grad_enabled():
+                return False
+            return self._laid_out is not None or self._lay_out(layer)
 
     def multiply(self, layer: nn.Linear, x: Tensor) -> Tensor:
         """[..., inputs] to [..., outputs]."""
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, layer.bias, "none", [], "")
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._laid_out, layer.bias, "none", [], "")
         return product
+
+    def _lay_out(self, layer: nn.Linear) -> bool:
+        shape = (layer.weight.shape, layer.weight.dtype, layer.bias is None)
+        with torch.inference_mode(False), torch.no_grad():
+            if self._right.get(shape, True):
+                self._laid_out = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _USUAL_ROWS)
+            if shape not in self._right:
+                self._right[shape] = self._is_right(layer)
+            if not self._right[shape]:
+                self._laid_out = None
+            elif self._replaces:
+                assert self._laid_out is not None
+                self._weight = layer.weight = nn.Parameter(self._laid_out, requires_grad=False)
+                self._seen = _state(self._weight)
+        return self._right[shape]
+
+    def _is_right(self, layer: nn.Linear) -> bool:
+        """Whether products of few and of many rows are the plain ones."""
+        generator = torch.Generator().manual_seed(0)
+        for rows in (1, 3, 33):
+            x = torch.randn(1, rows, layer.in_features, generator=generator).to(layer.weight.dtype)
+            wanted = functional.linear(x, layer.weight, layer.bias)
+            # In place: a head's products are tens of megabytes.
+            error = self.multiply(layer, x).sub_(wanted).abs_().max()
+            if not error <= _TOLERANCE[layer.weight.dtype] * wanted.abs_().max():
+                return False
+        return True
+
+
+def _state(weight: Tensor) -> tuple[Any, ...]:
+    place = None if weight.is_mkldnn else weight.data_ptr()
+    return weight._version, place, weight.dtype, weight.device
 
 
 _packed: WeakKeyDictionary[nn.Linear, Packed] = WeakKeyDictionary()
@@ -53,35 +115,102 @@ class PrepackedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the layer's own name
         packed = _packed.get(self)
-        if packed is None or not packed.serves(self, input):
-            return functional.linear(input, self.weight, self.bias)
-        return packed.multiply(self, input)
+        if packed is not None and packed.serves(self, input):
+            return packed.multiply(self, input)
+        self.unpack()
+        return functional.linear(input, self.weight, self.bias)
+
+    def unpack(self) -> None:
+        """Make the plain weights again, bit by bit, for good, if the laid-out ones have taken their place."""
+        weight = self.weight
+        if weight.is_mkldnn:
+            with torch.inference_mode(False), torch.no_grad():
+                self.weight = nn.Parameter(_plain(weight), requires_grad=weight.requires_grad)
+            _packed.pop(self, None)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self.unpack()
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        self.unpack()
+        super()._load_from_state_dict(*args, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__
+        if not self.weight.is_mkldnn:
+            return state
+        plain = nn.Parameter(_plain(self.weight), requires_grad=self.weight.requires_grad)
+        return state | {"_parameters": state["_parameters"] | {"weight": plain}}
 
 
-def prepack(model: nn.Module) -> int:
-    """Lay out the weights of a model's large linear layers, where that can be done and is right.
+def _plain(weight: Tensor) -> Tensor:
+    dense: Tensor = weight.detach().to_dense()
+    return dense
+
+
+def prepack(model: nn.Module, *, replacing: bool = False) -> int:
+    """Let a model's large linear layers lay out their weights, where that can be done, is right, and has room.
+
+    Args:
+        model: Of which.
+        replacing: Let them take the place of plain weights that are no pages of a file, and nobody else's.
 
     Returns:
-        How many layers.
+        How many layers. Each does so by its first product, at a cost of about one step more for all together: whoever
+        loads a model to look at it, or to train it, does not pay.
     """
     if not _available():
         return 0
-    right: dict[tuple[torch.Size, torch.dtype, bool], bool] = {}
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and _may_be_packed(layer)]
+    replaced, beside = _shares(model, layers) if replacing else ([], layers)
+    # What is replaced goes layer by layer.
+    wanted = sum(layer.weight.nbytes for layer in beside) + max((layer.weight.nbytes for layer in replaced), default=0)
+    free = free_bytes(torch.device("cpu"))
+    if wanted > MOST_OF_FREE * free:
+        logging.getLogger(__name__).warning(
+            "weights are not laid out for the CPU, which would be faster: it takes %.1f GiB, of %.1f that are free",
+            wanted / 2**30,
+            free / 2**30,
+        )
+        return 0
+    right: dict[Shape, bool] = {}
     count = 0
-    with torch.inference_mode(False), torch.no_grad():
-        for layer in model.modules():
-            if not isinstance(layer, nn.Linear) or type(layer) not in (nn.Linear, PrepackedLinear):
-                continue
-            if not _large_on_cpu(layer.weight):
-                continue
-            shape = (layer.weight.shape, layer.weight.dtype, layer.bias is None)
-            made = _made(layer, known=right.get(shape))
-            right[shape] = made is not None
-            if made is not None:
+    for chosen, replaces in ((replaced, True), (beside, False)):
+        for layer in chosen:
+            if _can_lay_out(layer.weight.dtype):
                 layer.__class__ = PrepackedLinear
-                _packed[layer] = made
+                _packed[layer] = Packed(layer, right, replaces=replaces)
                 count += 1
     return count
+
+
+def _shares(model: nn.Module, layers: Sequence[nn.Linear]) -> tuple[list[nn.Linear], list[nn.Linear]]:
+    """Which layers' plain weights are replaced, and which others are laid out beside theirs."""
+    mappings = _file_mappings()
+    owners = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+    mapped = [layer for layer in layers if _is_within(mappings, layer.weight)]
+    rest = [layer for layer in layers if not _is_within(mappings, layer.weight)]
+    shared = [layer for layer in rest if owners[id(layer.weight)] > 1]
+    whole = sum(weight.nbytes for weight in model.parameters())
+    fits = sum(layer.weight.nbytes for layer in shared) <= MOST_BESIDE * whole
+    return [layer for layer in rest if layer not in shared], mapped + (shared if fits else [])
+
+
+def _file_mappings() -> list[tuple[int, int]]:
+    """Addresses at which files are mapped, in order, as Linux tells them; none elsewhere."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    parts = (line.split(maxsplit=5) for line in lines)
+    found = (part[0].split("-") for part in parts if part[4] != "0")
+    return [(int(start, 16), int(end, 16)) for start, end in found]
+
+
+def _is_within(mappings: Sequence[tuple[int, int]], weight: Tensor) -> bool:
+    at = bisect_right(mappings, weight.data_ptr(), key=lambda mapping: mapping[0]) - 1
+    return at >= 0 and weight.data_ptr() + weight.nbytes <= mappings[at][1]
 
 
 def _available() -> bool:
@@ -90,28 +219,20 @@ def _available() -> bool:
     return there and all(hasattr(torch.ops.mkldnn, name) for name in names)
 
 
-def _large_on_cpu(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype in _TOLERANCE and weight.numel() >= SMALLEST
+def _may_be_packed(layer: nn.Linear) -> bool:
+    weight = layer.weight
+    # Subclasses of layers and of tensors are quantised: they have products of their own.
+    own = type(layer) in (nn.Linear, PrepackedLinear) and type(weight.data) is Tensor
+    plain = own and weight.device.type == "cpu" and not weight.is_mkldnn
+    return plain and weight.dtype in _TOLERANCE and weight.numel() >= SMALLEST
 
 
-def _made(layer: nn.Linear, *, known: bool | None) -> Packed | None:
-    """The layer's weights laid out; None if this processor cannot, or gives something else.
-
-    Args:
-        layer: Whose weights.
-        known: Whether that is right for layers of its shape; None: it is tried, with few and with many rows.
-    """
-    if known is False:
-        return None
+@cache
+def _can_lay_out(dtype: torch.dtype) -> bool:
+    """Whether this processor can, and gives the plain product, of a small matrix."""
+    with torch.inference_mode(False):
+        layer = nn.Linear(256, 512, bias=False).to(dtype).requires_grad_(False)
     try:
-        made = Packed(layer)
-        generator = torch.Generator().manual_seed(0)
-        for rows in (1, 3, 33) if known is None else ():
-            x = torch.randn(1, rows, layer.in_features, generator=generator).to(layer.weight.dtype)
-            wanted = functional.linear(x, layer.weight, layer.bias).float()
-            error = (made.multiply(layer, x).float() - wanted).abs().max()
-            if not error <= _TOLERANCE[layer.weight.dtype] * wanted.abs().max():
-                return None
+        return Packed(layer, {}, replaces=False).serves(layer, torch.zeros(1, 256, dtype=dtype))
     except (RuntimeError, NotImplementedError):
-        return None
-    return made
+        return False

@@ -26,6 +26,7 @@ class LlamaShape:
 SHAPES = {
     "smollm2-135m": LlamaShape(30, 576, 1536, 9, 3, 49152),
     "six-layers": LlamaShape(6, 896, 4864, 14, 2, 32000),
+    "qwen3-0.6b": LlamaShape(28, 1024, 3072, 16, 8, 151936),
     "llama-8b": LlamaShape(32, 4096, 14336, 32, 8, 128256),
 }
 """Shapes by name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope", "su")
 """RoPE variants whose frequencies change with the length of the input."""
+_SHIFTS = ((0, 0), (17, 17), (0, 29), (31, 0))
+"""By how many positions the probe moves its two segments."""
+_ROUNDED_LATER = 8.0
+"""How much more is rounded in all layers than in the embeddings."""
 RECURRENT_LAYERS = ("mamba", "linear_attention", "recurrent", "conv", "moe_mamba", "hybrid")
 
 
@@ -27,10 +32,21 @@ def require_supported(config: PreTrainedConfig) -> None:
 
     What it does not say is measured on the loaded model: see `discovery`.
     """
-    config = config.get_text_config()
-    reason = _reason(config)
-    if reason is not None:
-        raise UnsupportedModelError(f"model type {config.model_type!r} is not supported: {reason}")
+    text = config.get_text_config()
+    for model, reason in ((text, _reason(text)), (config, _tower(config))):
+        if reason is not None:
+            raise UnsupportedModelError(f"model type {model.model_type!r} is not supported: {reason}")
+
+
+def _tower(config: PreTrainedConfig) -> str | None:
+    """Why a model that sees or hears cannot be served on text alone; None if transformers can run it so."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING  # noqa: PLC0415 - reading the configuration has
+
+    towers = [name for name in ("vision_config", "audio_config") if getattr(config, name, None) is not None]
+    if not towers or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return None
+    seen = " and ".join(name.removesuffix("_config") for name in towers)
+    return f"it has a tower for {seen}, and transformers does not run it on text alone"
 
 
 def _reason(config: PreTrainedConfig) -> str | None:
@@ -38,6 +54,7 @@ def _reason(config: PreTrainedConfig) -> str | None:
     kinds = [rope.get("rope_type", rope.get("type")) for rope in _ropes(config)]
     changing = [kind for kind in kinds if kind in LENGTH_DEPENDENT_ROPE]
     recurrent = any(kind in RECURRENT_LAYERS for kind in getattr(config, "layer_types", None) or ())
+    sizes = _head_sizes(config)
     scaled = any(rope.get("llama_4_scaling_beta") for rope in _ropes(config))
     reasons = (
         (
@@ -62,6 +79,10 @@ def _reason(config: PreTrainedConfig) -> str | None:
             "cached message cannot be moved by a rotation",
         ),
         (
+            len(sizes) > 1,
+            f"its layers have keys and values of different shapes: heads of {' and of '.join(map(str, sizes))} numbers",
+        ),
+        (
             scaled or getattr(config, "attn_temperature_tuning", False),
             "its queries are scaled by their absolute position",
         ),
@@ -69,11 +90,39 @@ def _reason(config: PreTrainedConfig) -> str | None:
     return next((reason for applies, reason in reasons if applies), None)
 
 
+def _head_sizes(config: PreTrainedConfig) -> list[int]:
+    """Of all layers, as far as the configuration says so: each once."""
+    said = vars(config)
+    found = [said.get("head_dim"), said.get("global_head_dim")]
+    with suppress(AttributeError, TypeError, ValueError):  # younger than the oldest transformers, and not all have it
+        found += [layer.head_dim for layer in getattr(config, "per_layer_config", ())]
+    return sorted({size for size in found if isinstance(size, int)})
+
+
 def _ropes(config: PreTrainedConfig) -> list[dict[str, Any]]:
     """RoPE parameters: one set, or one for each type of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     nested = [part for part in rope.values() if isinstance(part, dict)]
     return nested or [rope]
+
+
+def probe_prompt(model: PreTrainedModel) -> ProbePrompt:
+    """What the model makes of a few tokens, and how far rounding alone may move that."""
+    tokens = probe_tokens(model.config.get_text_config().vocab_size)
+
+    def round_anew(_: torch.nn.Module, __: object, embedded: torch.Tensor) -> torch.Tensor:
+        """Embeddings as they are, and once more with the last bit of each drawn."""
+        noise = torch.rand(embedded[1:].shape, generator=torch.Generator().manual_seed(0)).to(embedded) * 2 - 1
+        return torch.cat((embedded[:1], embedded[1:] * (1 + torch.finfo(embedded.dtype).eps * noise)))
+
+    hook = model.get_input_embeddings().register_forward_hook(round_anew)
+    try:
+        with torch.inference_mode():
+            out = model(input_ids=torch.tensor([tokens, tokens], device=model.device), use_cache=False)
+    finally:
+        hook.remove()
+    plain, other = out.logits.float().cpu()
+    return ProbePrompt(tokens, plain, (plain - other).abs().max().item())
 
 
 def plain_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
@@ -96,6 +145,8 @@ class ProbePrompt:
     tokens: list[int]
     logits: torch.Tensor
     """`plain_logits` of the tokens, on the host."""
+    rounding: float = 0.0
+    """How far they move if every embedding is rounded anew: far, in models of random weights that amplify it."""
 
 
 @dataclass(frozen=True)
@@ -119,12 +170,13 @@ def require_movable(adapter: ModelAdapter, prompt: ProbePrompt, backend: Attenti
         prompt: Of four tokens at least.
         backend: Attends.
     """
-    expected = prompt.logits.to(adapter.device)
+    cut = len(prompt.tokens) // 2
+    expected = prompt.logits[cut:].to(adapter.device)
     span = expected.abs().max().item()
-    tolerance = span * (1e-4 if adapter.geometry.dtype == torch.float32 else 0.08)
-    worst = 0.0
-    for shifts in ((0, 0), (17, 17), (0, 29), (31, 0)):
-        error = (_moved_logits(adapter, prompt.tokens, backend, *shifts) - expected).abs().max().item()
+    usual = span * (1e-4 if adapter.geometry.dtype == torch.float32 else 0.08)
+    tolerance = max(usual, _ROUNDED_LATER * prompt.rounding)
+    errors = [(got - expected).abs().max().item() for got in _moved_logits(adapter, prompt.tokens, cut, backend)]
+    for shifts, error in zip(_SHIFTS, errors, strict=True):
         if not error <= tolerance and not any(shifts):
             raise UnsupportedModelError(
                 f"the model's logits differ by {error:.3g} from those that its layers give as they say they attend (at "
@@ -137,32 +189,29 @@ def require_movable(adapter: ModelAdapter, prompt: ProbePrompt, backend: Attenti
                 f"positions; at most {tolerance:.3g} is rounding): its positions are not a pure rotation, or "
                 f"{type(backend).__name__} is wrong"
             )
-        worst = max(worst, error)
-    return MovedLogits(worst, tolerance)
+    return MovedLogits(max(errors), tolerance)
 
 
 def _moved_logits(
-    adapter: ModelAdapter, tokens: list[int], backend: AttentionBackend, shift_first: int, shift_rest: int
-) -> torch.Tensor:
-    """Logits of a prompt in two segments, each encoded so many positions behind where it is shown."""
-    cut = len(tokens) // 2
-    pool = KVPool(adapter.geometry, len(tokens) * 2 * adapter.geometry.bytes_per_token, adapter.device, 1)
-    first = Layout(
-        positions=tuple(range(shift_first, shift_first + cut)),
-        write_slots=tuple(range(cut)),
-        reads=(Read(0, cut, shift_first, (QuerySpan(0, cut, 0),), causal=True),),
-    )
-    count = len(tokens) - cut
-    rest = Layout(
-        positions=tuple(range(shift_rest + cut, shift_rest + len(tokens))),
-        write_slots=tuple(range(cut, len(tokens))),
-        reads=(
-            Read(0, cut, shift_first, (QuerySpan(0, count, shift_rest - shift_first),)),
-            Read(cut, count, shift_rest + cut, (QuerySpan(0, count, 0),), causal=True),
-        ),
-    )
-    got = []
-    for part, layout in ((tokens[:cut], first), (tokens[cut:], rest)):
-        attention = StepAttention(layout, pool, backend, adapter.kinds)
-        got.append(adapter.logits(part, layout.positions, attention, range(len(part))).float())
-    return torch.cat(got)
+    adapter: ModelAdapter, tokens: list[int], cut: int, backend: AttentionBackend
+) -> tuple[torch.Tensor, ...]:
+    """For each pair of shifts, by which the two sides of the cut are encoded behind where they are shown, the second's
+    logits: all in one step, since a forward pass of a few tokens costs as much as one of many.
+    """
+    length, rest = len(tokens), len(tokens) - cut
+    pool = KVPool(adapter.geometry, len(_SHIFTS) * length * adapter.geometry.bytes_per_token, adapter.device, 1)
+    positions: list[int] = []
+    reads: list[Read] = []
+    wanted: list[int] = []
+    for number, (shift, shift_rest) in enumerate(_SHIFTS):
+        at = number * length  # row and slot
+        own = shift_rest + cut
+        positions += [*range(shift, shift + cut), *range(own, own + rest)]
+        wanted += range(at + cut, at + length)
+        reads.append(Read(at, cut, shift, (QuerySpan(at, cut, 0),), causal=True))
+        reads.append(Read(at, cut, shift, (QuerySpan(at + cut, rest, shift_rest - shift),)))
+        reads.append(Read(at + cut, rest, own, (QuerySpan(at + cut, rest, 0),), causal=True))
+    layout = Layout(tuple(positions), tuple(range(len(positions))), tuple(reads))
+    attention = StepAttention(layout, pool, backend, adapter.kinds)
+    logits = adapter.logits(tokens * len(_SHIFTS), positions, attention, wanted)
+    return torch.split(logits.float(), rest)

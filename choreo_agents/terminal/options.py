@@ -1,4 +1,4 @@
-"""What the commands share: options, loading, and errors as one red line."""
+"""What the commands share: options, and errors as one red line."""
 
 from __future__ import annotations
 
@@ -9,22 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from pydantic import ValidationError
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from choreo_agents.errors import ChoreoError, InvalidRequestError
-from choreo_agents.models import LoadedModel, load_model
-from choreo_agents.terminal.waiting import waiting
 
 MOST_AGENTS = 8
-SMALL_MODEL = 20_000_000
-"""Parameters."""
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-"""By the names that options have for them."""
 
 ModelOption = Annotated[
     str,
@@ -35,7 +27,6 @@ ModelOption = Annotated[
 ]
 AgentsOption = Annotated[int, typer.Option("--agents", min=2, max=MOST_AGENTS, help="How many debate.")]
 RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="How often each of them speaks.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="Where the model runs: cpu, cuda, cuda:1, ...")]
 
 
 def reports_option(most: int) -> Any:
@@ -74,15 +65,6 @@ def require_writable(path: Path | None) -> None:
             pass
 
 
-def load(console: Console, name: str, device: str) -> LoadedModel:
-    """Load a model, and say so. A very small one gets a single thread: waking more costs more than it gains."""
-    with waiting(console, f"loading [b]{escape(name)}[/b] ..."):
-        model = load_model(name, device=device)
-    if model.adapter.parameters < SMALL_MODEL:
-        torch.set_num_threads(1)
-    return model
-
-
 def numbers(text: str) -> list[int]:
     """Lengths that are given with commas between; raises `InvalidRequestError`."""
     try:
@@ -92,11 +74,6 @@ def numbers(text: str) -> list[int]:
     if min(found) < 1:
         raise InvalidRequestError(f"lengths are numbers from 1 on, with commas between, not {text!r}")
     return found
-
-
-def device_name(device: str) -> str:
-    """What a device is called in a report."""
-    return torch.cuda.get_device_name(torch.device(device)) if device.startswith("cuda") else device
 
 
 @contextmanager

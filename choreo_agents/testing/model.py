@@ -138,6 +138,7 @@ def scripted_model(sampler: Callable[[SamplerCall], Sampler], context: int) -> L
         context: The length of its context in tokens.
     """
     system, user, assistant = (TurnFormat(f"<|{role}|> ", None, END) for role in ROLES)
+    probed = [*ScriptedTokenizer().spell("no two of these")]
     return LoadedModel(
         NAME,
         cast("ModelAdapter", ScriptedAdapter(context)),
@@ -145,6 +146,6 @@ def scripted_model(sampler: Callable[[SamplerCall], Sampler], context: int) -> L
         ChatFormat(BOS, system, user, assistant),
         ScriptedSpelling(),
         MovedLogits(error=0.0, tolerance=0.0),
-        ProbePrompt([*ScriptedTokenizer().spell("no two of these")], torch.zeros(1)),
+        ProbePrompt(probed, torch.zeros(len(probed), 1)),
         sampler=sampler,
     )

@@ -96,7 +96,15 @@ class Script:
         self.model: LoadedModel = scripted_model(self._sampler, context)
         """What `Engine.load` takes."""
 
-    def load(self, model: object = None, *, device: object = None, dtype: object = None, **settings: Any) -> Engine:
+    def load(
+        self,
+        model: object = None,
+        *,
+        device: object = None,
+        dtype: object = None,
+        prepacked: object = None,
+        **settings: Any,
+    ) -> Engine:
         """An engine that says what the script says; takes what `Engine.load` takes, and loads no other model.
 
         So it can stand in the place of `Engine.load` where what is tested loads an engine itself.

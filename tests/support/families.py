@@ -107,8 +107,17 @@ REFUSED: Mapping[str, tuple[Settings, str]] = {
 """Settings and the reason by family."""
 
 
-def tiny_model(family: str, settings: Settings, *, seed: int = 0) -> PreTrainedModel:
-    """A model of random weights, its norms and attention sinks too, large enough for logits to differ."""
+def tiny_model(
+    family: str, settings: Settings, *, seed: int = 0, text: Settings | None = None, **towers: Settings
+) -> PreTrainedModel:
+    """A model of random weights, its norms and attention sinks too, large enough for logits to differ.
+
+    Args:
+        family: Its model type; what stands behind a dash is left out.
+        settings: Of its configuration.
+        seed: Of the weights.
+        text: Of the language model inside it, if it is one with `towers`.
+    """
     torch.manual_seed(seed)
     base: dict[str, Any] = {
         "vocab_size": len(build_tokenizer()),
@@ -124,7 +133,8 @@ def tiny_model(family: str, settings: Settings, *, seed: int = 0) -> PreTrainedM
         "eos_token_id": 2,
         "pad_token_id": 0,
     }
-    config = AutoConfig.for_model(family.partition("-")[0], **(base | dict(settings)))
+    inside = {} if text is None else {"text_config": base | dict(text), **towers}
+    config = AutoConfig.for_model(family.partition("-")[0], **((base | dict(settings)) if text is None else inside))
     model = AutoModelForCausalLM.from_config(config).eval()
     for name, parameter in model.named_parameters():
         if "sinks" in name:

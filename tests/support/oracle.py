@@ -48,7 +48,7 @@ class _States:
 class Oracle:
     def __init__(self, path: Path | str) -> None:
         self.model = doubled(plain_model(path))
-        config = self.model.config
+        config = self.model.config.get_text_config()
         self.layers: int = config.num_hidden_layers
         self.window: int | None = getattr(config, "sliding_window", None)
         if getattr(config, "use_sliding_window", True) is False:

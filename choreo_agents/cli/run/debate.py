@@ -16,14 +16,8 @@ from choreo_agents.cli.run.debate_display import DebateDisplay, cost_object, cos
 from choreo_agents.cli.run.workflow import run_case
 from choreo_agents.engine.settings import MethodName
 from choreo_agents.terminal.case_options import InputsOption, MaxTokensOption, OutOption, PromptsOption
-from choreo_agents.terminal.options import (
-    AgentsOption,
-    DeviceOption,
-    ModelOption,
-    errors_as_lines,
-    load,
-    reports_option,
-)
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import AgentsOption, ModelOption, errors_as_lines, reports_option
 from choreo_agents.workflows.case import Case
 from choreo_agents.workflows.comparing import TWINS, Comparison, compare, runs
 from choreo_agents.workflows.debating import Debated, DebateRun, DebateSetting, hold
@@ -35,6 +29,7 @@ _REPEATS = 5
 _REPEATS = 5
 
 
+@takes_loading
 def debate(
     model: ModelOption = "embedded",
     method: Annotated[
@@ -63,7 +58,7 @@ def debate(
     max_tokens: MaxTokensOption = None,
     no_compare: Annotated[bool, typer.Option("--no-compare", help="Only hold the debate.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
-    device: DeviceOption = "cpu",
+    loading: Loading = USUAL,
 ) -> None:
     """Agents answer in parallel rounds, each hearing the others' last answers (MADpar).
 
@@ -92,14 +87,14 @@ def debate(
         case: Case = found(CASES)["debate"]
         options = case.options.model_validate({"agents": agents, "rounds": rounds or 3})
         sampling: Any = {"temperature": temperature, "max_tokens": max_tokens}
-        kept: Any = {"inputs": inputs, "out": out, "prompts": prompts, "as_json": as_json, "device": device}
+        kept: Any = {"inputs": inputs, "out": out, "prompts": prompts, "as_json": as_json, "loading": loading}
         run_case(case, lambda: options, model, method, 31 if seed is None else seed, **kept, **sampling)
         return
     console = Console(stderr=as_json, highlight=False)
     with errors_as_lines(console):
         drawn = 6 if seed is None else seed
         problem: Debated = found(DRAW_DEBATE)(drawn, agents=agents, reports=reports)
-        setting = DebateSetting(load(console, model, device), problem, rounds or 2, seed=drawn)
+        setting = DebateSetting(load(console, model, loading), problem, rounds or 2, seed=drawn)
         run = _hold_live(console, setting, method, model)
         comparison = None if no_compare else _compare(console, setting, repeats)
         if as_json:

@@ -27,7 +27,8 @@ from choreo_agents.terminal.case_options import (
     TopPOption,
     command_of,
 )
-from choreo_agents.terminal.options import DeviceOption, ModelOption, errors_as_lines, load
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import ModelOption, errors_as_lines
 from choreo_agents.workflows.case import Case
 from choreo_agents.workflows.playing import make_setup, play, read_items, require_variants
 
@@ -35,6 +36,7 @@ OWN_DISPLAYS: Mapping[str, str] = {"debate": "choreo_agents.cli.run.debate:debat
 """Commands of workflows that are shown in a way of their own; all others are shown message by message."""
 
 
+@takes_loading
 def run_case(
     case: Case,
     make_options: MakeOptions,
@@ -49,7 +51,7 @@ def run_case(
     max_tokens: MaxTokensOption = None,
     kv_gib: BudgetOption = 1.0,
     as_json: JsonOption = False,
-    device: DeviceOption = "cpu",
+    loading: Loading = USUAL,
 ) -> None:
     console = Console(stderr=as_json, highlight=False)
     with errors_as_lines(console):
@@ -57,12 +59,12 @@ def run_case(
             items = None if inputs is None else read_items(case, inputs)
             found(SCORE_ITEMS)(
                 console, case, make_options(), [method], items, 1, seed, out, None, as_json=as_json, split="test",
-                setup=(model, device, prompts, temperature, top_p, max_tokens, kv_gib),
+                setup=(model, loading, prompts, temperature, top_p, max_tokens, kv_gib),
             )  # fmt: skip
             return
         [variant] = require_variants(case, method)
         options = make_options()
-        loaded = load(console, model, device)
+        loaded = load(console, model, loading)
         setup = make_setup(case, options, loaded, prompts, temperature, top_p, max_tokens).changed(
             case.variants[variant]
         )

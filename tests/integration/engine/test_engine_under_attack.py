@@ -227,7 +227,7 @@ def test_cancelled_waiters_reuse_nothing(make_engine: MakeEngine) -> None:
 
 def test_one_changed_weight_in_the_middle_changes_the_fingerprint(tmp_path: Path) -> None:
     model = load_model(save_tiny_llama(tmp_path, hidden_size=128, vocab_size=20000))
-    from choreo_agents.models.adapter import fingerprint
+    from choreo_agents.models.fingerprint import fingerprint
 
     inner = model.adapter.model
     before = fingerprint(inner)

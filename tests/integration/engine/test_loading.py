@@ -13,12 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.families import FAMILIES, REFUSED, save_tiny
 from support.tiny import save_tiny_llama
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertLMHeadModel
 from typer.testing import CliRunner
 
 from choreo_agents import Engine, Memory, Sampling
 from choreo_agents.cli import app
 from choreo_agents.errors import UnsupportedModelError
+from choreo_agents.lab.embedded.tokenizer import build_tokenizer
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.models.support import ProbePrompt, plain_logits, probe_tokens, require_movable
 
@@ -61,7 +62,8 @@ def test_what_cannot_be_served_exactly_is_refused_with_the_reason(tmp_path: Path
 
 def test_what_is_no_language_model_is_refused(tmp_path: Path) -> None:
     config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
-    BertModel(config).save_pretrained(tmp_path)
+    BertLMHeadModel(config).save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError):
         Engine.load(tmp_path)
 

@@ -437,7 +437,7 @@ def test_lazy_prefills_are_read(make_engine: MakeEngine) -> None:
 
 def test_code_that_loads_an_engine_itself_is_given_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "load", Script(default="Yes.").load)
-    with Engine.load("some/large-model", device="cuda", method="baseline") as engine:
+    with Engine.load("some/large-model", device="cuda", prepacked=False, method="baseline") as engine:
         assert engine.method == "baseline" and engine.model.name == "scripted"
         assert engine.text(engine.decode("<|assistant|>"), special=False) == " Yes."
 

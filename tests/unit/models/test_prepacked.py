@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.tiny import save_tiny_llama
 from torch import nn
 from torch.nn import functional
@@ -51,7 +52,7 @@ def test_products_are_those_of_the_plain_layer(dtype: torch.dtype, bias: bool, r
     x = torch.randn(1, rows, 384).to(dtype)
     tolerance = 1e-4 if dtype == torch.float32 else 3e-2
     assert (packed(x) - plain(x)).abs().max() <= tolerance
-    assert uses == [packed]
+    assert {id(used) for used in uses} == {id(packed)}
 
 
 def test_small_layers_stay_as_they_are() -> None:
@@ -112,19 +113,95 @@ def test_copies_are_plain_layers(how: str, uses) -> None:
     assert prepack(nn.ModuleList([made])) == 1
 
 
-def test_a_wrong_operator_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    multiply = Packed.multiply
-    monkeypatch.setattr(Packed, "multiply", lambda self, of, x: multiply(self, of, x) * 1.01)
-    linear = layer()
-    assert prepack(nn.ModuleList([linear])) == 0 and type(linear) is nn.Linear
+def test_an_operator_that_is_wrong_for_a_shape_is_not_used_for_it(monkeypatch: pytest.MonkeyPatch, uses) -> None:
+    one, other = packed_layer(), packed_layer()
+    x = torch.randn(2, 384)
+    monkeypatch.setattr(Packed, "multiply", lambda self, of, x: functional.linear(x, of.weight) * 1.01)
+    for linear in (one, other, one):
+        assert torch.equal(linear(x), functional.linear(x, linear.weight, linear.bias)) and not uses
 
 
+@pytest.fixture
+def another_processor() -> Iterator[None]:
+    prepacked._can_lay_out.cache_clear()
+    yield
+    prepacked._can_lay_out.cache_clear()
+
+
+@pytest.mark.usefixtures("another_processor")
 def test_a_processor_that_cannot_lay_them_out_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: object) -> None:
         raise RuntimeError("needs the cpu support avx512bw")
 
-    monkeypatch.setattr(prepacked.Packed, "__init__", refuses)
-    assert prepack(nn.ModuleList([layer(), layer()])) == 0
+    monkeypatch.setattr(Packed, "_lay_out", refuses)
+    linear = layer()
+    assert prepack(nn.ModuleList([linear, layer()])) == 0 and type(linear) is nn.Linear
+
+
+def replaced_layer() -> PrepackedLinear:
+    linear = layer()
+    assert prepack(nn.ModuleList([linear]), replacing=True) == 1 and isinstance(linear, PrepackedLinear)
+    assert not linear.weight.is_mkldnn, "nothing is laid out before it is used"
+    linear(torch.randn(2, 384))
+    assert linear.weight.is_mkldnn, "the plain weights are gone"
+    return linear
+
+
+def test_weights_that_no_file_holds_are_replaced_and_come_back_bit_by_bit(uses) -> None:
+    plain, linear = layer(), replaced_layer()
+    x = torch.randn(2, 384)
+    assert (linear(x) - plain(x)).abs().max() <= 1e-4 and uses[-1] is linear
+    uses.clear()
+    learnt = x.clone().requires_grad_(True)
+    linear(learnt).sum().backward()
+    assert learnt.grad is not None and learnt.grad.abs().sum() > 0
+    assert torch.equal(linear.weight, plain.weight) and torch.equal(linear(x), plain(x)) and not uses
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "converted", "loaded"])
+def test_replaced_weights_are_there_for_whoever_asks(how: str) -> None:
+    plain, linear = layer(), replaced_layer()
+    if how == "deepcopy":
+        linear = copy.deepcopy(linear)
+    elif how == "pickle":
+        linear = pickle.loads(pickle.dumps(linear))
+    elif how == "converted":
+        plain, linear = plain.double(), linear.double()
+    else:
+        plain.weight.mul_(2.0)
+        linear.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 384).to(plain.weight.dtype)
+    assert torch.equal(linear.weight, plain.weight) and torch.equal(linear(x), plain(x))
+
+
+def test_a_shared_weight_stays_while_its_other_owner_needs_it() -> None:
+    embedding, head, inner = nn.Embedding(512, 384), layer(bias=False), layer()
+    head.weight = embedding.weight.requires_grad_(False)
+    model = nn.ModuleList([embedding, head, inner])
+    assert prepack(model, replacing=True) == 2
+    x = torch.randn(1, 384)
+    wanted = functional.linear(x, embedding.weight)
+    assert (head(x) - wanted).abs().max() <= 1e-3 and (inner(x), True)[1]
+    assert inner.weight.is_mkldnn and head.weight is embedding.weight and not head.weight.is_mkldnn
+    # Laid out beside the embedding it would be more than half of the model again.
+    alone = nn.ModuleList([embedding, head])
+    assert prepack(alone, replacing=True) == 0
+
+
+def test_pages_of_a_file_stay_and_cost_nothing(tmp_path: Path) -> None:
+    save_file({"weight": layer().weight}, tmp_path / "weights.safetensors")
+    linear = layer()
+    linear.weight = nn.Parameter(load_file(tmp_path / "weights.safetensors")["weight"], requires_grad=False)
+    address = linear.weight.data_ptr()
+    assert prepack(nn.ModuleList([linear]), replacing=True) == 1
+    linear(torch.randn(2, 384))
+    assert linear.weight.data_ptr() == address
+
+
+def test_without_room_nothing_is_laid_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(prepacked, "free_bytes", lambda device: 512 * 384 * 4)
+    assert prepack(nn.ModuleList([layer()])) == 0
+    assert "are not laid out for the CPU" in caplog.text
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

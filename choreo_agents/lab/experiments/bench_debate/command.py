@@ -17,18 +17,12 @@ from choreo_agents.engine.settings import MethodName
 from choreo_agents.lab.evaluation import Difference, Score
 from choreo_agents.lab.experiments.bench_debate.measure import Accuracy, score_debates
 from choreo_agents.lab.language.tasks.record_debate import REPORTS, debate_drawn
-from choreo_agents.terminal.options import (
-    AgentsOption,
-    DeviceOption,
-    ModelOption,
-    RoundsOption,
-    errors_as_lines,
-    load,
-    reports_option,
-)
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import AgentsOption, ModelOption, RoundsOption, errors_as_lines, reports_option
 from choreo_agents.workflows.comparing import METHODS
 
 
+@takes_loading
 def debate(
     model: ModelOption = "embedded",
     n: Annotated[int, typer.Option("--n", min=1, help="Debates per method.")] = 100,
@@ -37,7 +31,7 @@ def debate(
     reports: Annotated[int, reports_option(REPORTS)] = REPORTS,
     seed: Annotated[int, typer.Option(max=2**62, help="Seed of the first debate; the others follow.")] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
-    device: DeviceOption = "cpu",
+    loading: Loading = USUAL,
 ) -> None:
     """How often debates end in the right answer: agents that share caches, and agents that pass text.
 
@@ -47,7 +41,7 @@ def debate(
     console = Console(stderr=as_json, highlight=False)
     methods: list[MethodName] = [method for method in METHODS if method != "naive"]
     with errors_as_lines(console):
-        loaded = load(console, model, device)
+        loaded = load(console, model, loading)
         scores: dict[MethodName, Accuracy] = {}
         with Progress(console=console, transient=True) as progress:
             for method in methods:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -26,26 +26,19 @@ from choreo_agents.lab.showing.plots import require_plots
 from choreo_agents.lab.timing.model import timed_model
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.random_llama import SHAPES
-from choreo_agents.terminal.options import (
-    DTYPES,
-    DeviceOption,
-    bar,
-    device_name,
-    errors_as_lines,
-    numbers,
-    require_writable,
-)
+from choreo_agents.terminal.loading import IN_BF16, Loading, device_name, dtype_name, takes_loading
+from choreo_agents.terminal.options import bar, errors_as_lines, numbers, require_writable
 from choreo_agents.training.journal import Journal
 
 LENGTHS, QUICK = "1024,2048,4096,5120,8192,16384", "64,128"
 """Cached tokens, unless told otherwise."""
 
 
+@takes_loading
 def pml(
     model: Annotated[
         str, typer.Option(help=f"[b]embedded[/b], a random Llama ({', '.join(SHAPES)}), or a checkpoint.")
     ] = "smollm2-135m",
-    dtype: Annotated[Literal["bf16", "fp32"], typer.Option(help="Of weights and KV.")] = "bf16",
     lengths: Annotated[
         str | None,
         typer.Option(help=f"Cached tokens; several with commas.  [default: {LENGTHS}]", show_default=False),
@@ -72,7 +65,7 @@ def pml(
     report: Annotated[Path | None, typer.Option(help="Also write the tables to this Markdown file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Also draw seconds by length to this PNG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
-    device: DeviceOption = "cpu",
+    loading: Loading = IN_BF16,
 ) -> None:
     """The first token of a prompt: its modules in every memory, and everything encoded from text (Prompt Cache, 5.4).
 
@@ -97,17 +90,17 @@ def pml(
         examples = example_cases(schemas)
         if not examples:
             console.print(f"[dim]no schemas with prompts in {escape(str(schemas))}: see --schemas[/]")
-        with _bench(console, model, dtype, device, max(asked) + new, rounds, rival=rival) as bench:
+        with _bench(console, model, loading, max(asked) + new, rounds, rival=rival) as bench:
             examples = [case for case in examples if _fits(console, case, bench.model)]
             cases = [*(case_of_length(bench.model, length, new) for length in asked), *examples]
             settings = {
                 "model": model,
                 "weights": bench.model.adapter.fingerprint if model not in SHAPES else "random",
-                "dtype": dtype,
+                "dtype": dtype_name(bench.model.adapter.geometry.dtype),
                 "new": new,
                 "schemas": str(schemas),
                 "threads": threads,
-                "device": device_name(device),
+                "device": device_name(bench.model.adapter.device),
                 "torch": torch.__version__,
                 "transformers": version("transformers"),
             }
@@ -124,7 +117,7 @@ def pml(
                 console.print(line, soft_wrap=True)
             console.print(f"[dim]Medians of {rounds}; what encodes more than {DEAR_TOKENS:,} tokens is timed once.[/]")
         if report is not None:
-            report.write_text(as_markdown(found, _command(settings, device, asked, rounds, schemas, rival=rival)))
+            report.write_text(as_markdown(found, _command(settings, loading, asked, rounds, schemas, rival=rival)))
             console.print(f"[dim]written to {escape(str(report))}[/]")
         if plot is not None:
             save_plot(found, plot)
@@ -156,11 +149,11 @@ def _measure(console: Console, bench: ModuleBench, cases: Sequence[PromptCase], 
 
 @contextmanager
 def _bench(
-    console: Console, name: str, dtype: str, device: str, longest: int, repeats: int, *, rival: bool
+    console: Console, name: str, loading: Loading, longest: int, repeats: int, *, rival: bool
 ) -> Iterator[ModuleBench]:
     """A model by name, random weights drawn anew, with a context that is long enough."""
-    with timed_model(console, name, dtype, device, longest, "shorter --lengths") as (loaded, path):
-        yield ModuleBench(loaded, path if rival else None, DTYPES[dtype], repeats)
+    with timed_model(console, name, loading, longest, "shorter --lengths") as (loaded, path):
+        yield ModuleBench(loaded, path if rival else None, loaded.adapter.geometry.dtype, repeats)
 
 
 _LEFT_OUT = (3, 4)
@@ -178,12 +171,11 @@ def _table(found: ModuleReport) -> Table:
 
 
 def _command(
-    settings: dict[str, Any], device: str, lengths: Sequence[int], repeats: int, schemas: Path, *, rival: bool
+    settings: dict[str, Any], loading: Loading, lengths: Sequence[int], repeats: int, schemas: Path, *, rival: bool
 ) -> str:
     """The command that measures the same again."""
-    words = [f"choreo bench pml --model {shlex.quote(settings['model'])} --dtype {settings['dtype']}"]
+    words = [f"choreo bench pml --model {shlex.quote(settings['model'])}", *loading.words()]
     words += [f"--lengths {','.join(map(str, lengths))} --new {settings['new']} --repeats {repeats}"]
     words += [f"--schemas {shlex.quote(str(schemas))} --threads {settings['threads']}"]
     words += [] if rival else ["--no-hugging-face"]
-    words += [f"--device {device}"] if device != "cpu" else []
     return " ".join(words)

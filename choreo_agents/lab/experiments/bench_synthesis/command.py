@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -30,26 +30,19 @@ from choreo_agents.lab.experiments.bench_synthesis.report import COLUMNS, Synthe
 from choreo_agents.lab.showing.plots import require_plots
 from choreo_agents.lab.timing.model import timed_model
 from choreo_agents.models.random_llama import SHAPES
-from choreo_agents.terminal.options import (
-    DTYPES,
-    DeviceOption,
-    bar,
-    device_name,
-    errors_as_lines,
-    numbers,
-    require_writable,
-)
+from choreo_agents.terminal.loading import IN_BF16, Loading, device_name, dtype_name, takes_loading
+from choreo_agents.terminal.options import bar, errors_as_lines, numbers, require_writable
 from choreo_agents.training.journal import Journal
 
 LENGTHS, QUICK = "512,1024,2048,4096", "32,64"
 """Tokens of a branch, unless told otherwise."""
 
 
+@takes_loading
 def synthesis(
     model: Annotated[
         str, typer.Option(help=f"[b]embedded[/b], a random Llama ({', '.join(SHAPES)}), or a checkpoint.")
     ] = "smollm2-135m",
-    dtype: Annotated[Literal["bf16", "fp32"], typer.Option(help="Of weights and KV.")] = "bf16",
     branches: Annotated[int, typer.Option(min=1, help="How many are merged.")] = 4,
     lengths: Annotated[
         str | None,
@@ -66,7 +59,7 @@ def synthesis(
     report: Annotated[Path | None, typer.Option(help="Also write the table to this Markdown file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Also draw the ratios to this PNG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
-    device: DeviceOption = "cpu",
+    loading: Loading = IN_BF16,
 ) -> None:
     """The first token about branches: merged from their caches, and from their words put one after the other.
 
@@ -90,13 +83,13 @@ def synthesis(
         asked = (QUICK if quick else LENGTHS) if lengths is None else lengths
         sizes = [Sizes(branches, length) for length in numbers(asked)]
         torch.set_num_threads(threads)
-        with _bench(console, model, dtype, device, sizes, repeats=1 if quick else REPEATS) as bench:
+        with _bench(console, model, loading, sizes, repeats=1 if quick else REPEATS) as bench:
             settings = {
                 "model": model,
                 "weights": bench.model.adapter.fingerprint if model not in SHAPES else "random",
-                "dtype": dtype,
+                "dtype": dtype_name(bench.model.adapter.geometry.dtype),
                 "threads": threads,
-                "device": device_name(device),
+                "device": device_name(bench.model.adapter.device),
                 "repeats": bench.repeats,
                 "torch": torch.__version__,
                 "transformers": version("transformers"),
@@ -121,7 +114,7 @@ def synthesis(
                 f"[dim]Medians of {found.settings['repeats']}; text of more than {DEAR_TOKENS} tokens is timed once.[/]"
             )
         if report is not None:
-            report.write_text(as_markdown(found, _command(settings, device, sizes, quick=quick)))
+            report.write_text(as_markdown(found, _command(settings, loading, sizes, quick=quick)))
             console.print(f"[dim]written to {escape(str(report))}[/]")
         if plot is not None:
             save_plot(found, plot)
@@ -130,12 +123,12 @@ def synthesis(
 
 @contextmanager
 def _bench(
-    console: Console, name: str, dtype: str, device: str, sizes: list[Sizes], *, repeats: int
+    console: Console, name: str, loading: Loading, sizes: list[Sizes], *, repeats: int
 ) -> Iterator[SynthesisBench]:
     """A model by name, random weights drawn anew, with a context that is long enough."""
     longest = max(each.prompt + each.context for each in sizes)
-    with timed_model(console, name, dtype, device, longest, "shorter --lengths, or fewer --branches") as (loaded, path):
-        yield SynthesisBench(loaded, path, DTYPES[dtype], repeats)
+    with timed_model(console, name, loading, longest, "shorter --lengths, or fewer --branches") as (loaded, path):
+        yield SynthesisBench(loaded, path, loaded.adapter.geometry.dtype, repeats)
 
 
 _LEFT_OUT = ("spread", "runs")
@@ -152,11 +145,10 @@ def _table(found: SynthesisReport) -> Table:
     return table
 
 
-def _command(settings: dict[str, Any], device: str, sizes: list[Sizes], *, quick: bool) -> str:
+def _command(settings: dict[str, Any], loading: Loading, sizes: list[Sizes], *, quick: bool) -> str:
     """The command that measures the same again."""
-    words = [f"choreo bench synthesis --model {shlex.quote(settings['model'])} --dtype {settings['dtype']}"]
+    words = [f"choreo bench synthesis --model {shlex.quote(settings['model'])}", *loading.words()]
     words += [f"--branches {sizes[0].branches} --threads {settings['threads']}"]
     lengths = ",".join(str(each.length) for each in sizes)
     words += ["--quick"] * quick + [f"--lengths {lengths}"] * (not quick or lengths != QUICK)
-    words += [f"--device {device}"] if device != "cpu" else []
     return " ".join(words)

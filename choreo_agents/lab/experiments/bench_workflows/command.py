@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -32,18 +32,11 @@ from choreo_agents.lab.experiments.bench_workflows.scenarios import (
 )
 from choreo_agents.lab.rivals import Absent, ChatHuggingFaceDebate
 from choreo_agents.lab.showing.plots import require_plots
-from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.models import LoadedModel
 from choreo_agents.models.embedded import WEIGHTS
 from choreo_agents.models.random_llama import SHAPES, save_random_llama
-from choreo_agents.terminal.options import (
-    DTYPES,
-    DeviceOption,
-    bar,
-    device_name,
-    errors_as_lines,
-    numbers,
-    require_writable,
-)
+from choreo_agents.terminal.loading import IN_BF16, Loading, device_name, dtype_name, takes_loading
+from choreo_agents.terminal.options import bar, errors_as_lines, numbers, require_writable
 from choreo_agents.training.journal import Journal
 
 PAPER = (tree(), debate_in_turns(), parallel_debate())
@@ -51,11 +44,11 @@ SWEEP_BRANCHES, SWEEP_VOTERS = (2, 4, 8, 16), (4, 8, 16)
 """Of figure 5."""
 
 
+@takes_loading
 def workflows(
     model: Annotated[
         str, typer.Option(help=f"[b]embedded[/b], a random Llama ({', '.join(SHAPES)}), or a checkpoint.")
     ] = "smollm2-135m",
-    dtype: Annotated[Literal["bf16", "fp32"], typer.Option(help="Of weights and KV.")] = "bf16",
     n: Annotated[int, typer.Option("--n", min=1, help="Problems.")] = 30,
     only: Annotated[list[str] | None, typer.Option("--only", help="Workflows whose name has this in it.")] = None,
     methods: Annotated[str, typer.Option(help="With commas between.")] = ",".join(METHODS),
@@ -82,7 +75,7 @@ def workflows(
     report: Annotated[Path | None, typer.Option(help="Also write the tables to this Markdown file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Also draw the sweep, or the lengths, to this PNG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
-    device: DeviceOption = "cpu",
+    loading: Loading = IN_BF16,
 ) -> None:
     """The paper's workflows, word for word the same under every method (tables 4 and 5, figures 5 and 7).
 
@@ -108,14 +101,14 @@ def workflows(
         require_writable(report)
         require_writable(plot)
         torch.set_num_threads(threads)
-        with _loaded(console, model, dtype, device, chat) as (loaded, rival):
+        with _loaded(console, model, loading, chat) as (loaded, rival):
             bench = WorkflowBench(loaded, named, int(kv_gib * (1 << 30)), naive, rival, chat)
             settings = {
                 "model": model,
                 "weights": loaded.adapter.fingerprint if model not in SHAPES else "random",
-                "dtype": dtype,
+                "dtype": dtype_name(loaded.adapter.geometry.dtype),
                 "threads": threads,
-                "device": device_name(device),
+                "device": device_name(loaded.adapter.device),
                 "kv_gib": kv_gib,
                 **_versions(),
             }
@@ -146,7 +139,7 @@ def workflows(
             console.print(_table(found))
         if report is not None:
             report.write_text(
-                as_markdown(found, _command(settings, device, n, only, methods, naive, chat, lengths, sweep, critics))
+                as_markdown(found, _command(settings, loading, n, only, methods, naive, chat, lengths, sweep, critics))
             )
             console.print(f"[dim]written to {escape(str(report))}[/]")
         if plot is not None:
@@ -175,7 +168,7 @@ def _methods(names: str) -> list[MethodName]:
 
 @contextmanager
 def _loaded(
-    console: Console, name: str, dtype: str, device: str, chat: int
+    console: Console, name: str, loading: Loading, chat: int
 ) -> Iterator[tuple[LoadedModel, ChatHuggingFaceDebate | None]]:
     """A model by name, random weights drawn anew; and the same as a `ChatHuggingFace` if that is asked for."""
     with tempfile.TemporaryDirectory() as folder:
@@ -183,12 +176,14 @@ def _loaded(
             path: str | Path = name
             if name in SHAPES:
                 path = Path(folder) / name
-                save_random_llama(SHAPES[name], path, positions=1 << 15, dtype=DTYPES[dtype])
-            loaded = load_model(path, device=device, dtype=DTYPES[dtype])
+                save_random_llama(SHAPES[name], path, positions=1 << 15, dtype=loading.torch_dtype or torch.bfloat16)
+            loaded = loading.model(path)
             rival = None
             if chat:
                 try:
-                    rival = ChatHuggingFaceDebate(WEIGHTS if name == "embedded" else Path(path), DTYPES[dtype], device)
+                    found = WEIGHTS if name == "embedded" else Path(path)
+                    served = loaded.adapter
+                    rival = ChatHuggingFaceDebate(found, served.geometry.dtype, str(served.device))
                 except Absent as reason:
                     console.print(f"[yellow]not measured: {ChatHuggingFaceDebate.name}: {reason}[/]")
         yield loaded, rival
@@ -216,7 +211,7 @@ _LEFT_OUT = ("tokens reused",)
 
 def _command(
     settings: dict[str, Any],
-    device: str,
+    loading: Loading,
     n: int,
     only: list[str] | None,
     methods: str,
@@ -227,7 +222,7 @@ def _command(
     critics: bool,
 ) -> str:
     """The command that measures the same again."""
-    words = [f"choreo bench workflows --model {shlex.quote(settings['model'])} --dtype {settings['dtype']} --n {n}"]
+    words = [f"choreo bench workflows --model {shlex.quote(settings['model'])}", *loading.words(), f"--n {n}"]
     words += [f"--methods {methods}"] if methods != ",".join(METHODS) else []
     words += [f"--naive {naive}"] if naive is not None else []
     words += [f"--chat {chat}"] if chat else []
@@ -236,5 +231,4 @@ def _command(
     words += [f"--system {lengths[0].system} --problem {lengths[0].problem}"]
     words += [f"--utterance {','.join(str(each.utterance) for each in lengths)} --threads {settings['threads']}"]
     words += [f"--kv-gib {settings['kv_gib']:g}"]
-    words += [f"--device {device}"] if device != "cpu" else []
     return " ".join(words)

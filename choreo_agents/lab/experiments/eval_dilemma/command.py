@@ -18,9 +18,11 @@ from choreo_agents.lab.experiments.eval_dilemma.measure import (
 from choreo_agents.lab.experiments.eval_dilemma.plot import save_shifts
 from choreo_agents.lab.experiments.eval_dilemma.report import as_markdown, as_table, unread_words
 from choreo_agents.lab.showing.plots import require_plots
-from choreo_agents.terminal.options import DeviceOption, ModelOption, errors_as_lines, load, require_writable
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import ModelOption, errors_as_lines, require_writable
 
 
+@takes_loading
 def eval_dilemma(
     model: ModelOption = "embedded",
     n: Annotated[int, typer.Option("--n", min=1, help="Games for each of Alice's strategies.")] = 500,
@@ -29,7 +31,7 @@ def eval_dilemma(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the table to this Markdown file.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Also draw the shifts to this PNG file.")] = None,
-    device: DeviceOption = "cpu",
+    loading: Loading = USUAL,
 ) -> None:
     """How often Bob cooperates, by what he sees of Alice, on the same games (table 3 and figure 8 of the paper).
 
@@ -46,7 +48,7 @@ def eval_dilemma(
             require_plots()
         require_writable(out)
         require_writable(plot)
-        loaded = load(console, model, device)
+        loaded = load(console, model, loading)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, transient=True) as progress:
             bars: dict[str, TaskID] = {

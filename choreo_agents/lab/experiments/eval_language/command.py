@@ -24,9 +24,11 @@ from choreo_agents.lab.experiments.eval_language.measure import (
 )
 from choreo_agents.lab.experiments.eval_language.report import as_markdown, as_tables
 from choreo_agents.lab.language import Split
-from choreo_agents.terminal.options import DeviceOption, ModelOption, errors_as_lines, load, require_writable
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import ModelOption, errors_as_lines, require_writable
 
 
+@takes_loading
 def language(
     model: ModelOption = "embedded",
     n: Annotated[int, typer.Option("--n", min=1, help="Problems of each task.")] = 500,
@@ -44,7 +46,7 @@ def language(
     seed: Annotated[int, typer.Option(max=2**62, help="Of the first problem; the others follow.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the tables to this Markdown file.")] = None,
-    device: DeviceOption = "cpu",
+    loading: Loading = USUAL,
 ) -> None:
     """How well a model speaks the embedded language: accuracy by task, with 95 % intervals.
 
@@ -60,7 +62,7 @@ def language(
     with errors_as_lines(console):
         chosen = require_views(views.split(","))
         tasks = require_tasks(task or [])
-        loaded = load(console, model, device)
+        loaded = load(console, model, loading)
         require_writable(out)
         reports: list[LanguageReport] = []
         try:

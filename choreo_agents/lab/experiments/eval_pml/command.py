@@ -19,17 +19,12 @@ from choreo_agents.lab.experiments.eval_pml.measure import Exam, ways
 from choreo_agents.lab.experiments.eval_pml.report import DocumentReport, as_markdown
 from choreo_agents.lab.experiments.eval_pml.tasks import require_document_tasks
 from choreo_agents.lab.language import Split
-from choreo_agents.terminal.options import (
-    DeviceOption,
-    ModelOption,
-    bar,
-    errors_as_lines,
-    load,
-    require_writable,
-)
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import ModelOption, bar, errors_as_lines, require_writable
 from choreo_agents.training.journal import Journal
 
 
+@takes_loading
 def pml(
     model: ModelOption = "embedded",
     n: Annotated[int, typer.Option("--n", min=1, help="Problems of each task.")] = 500,
@@ -47,7 +42,7 @@ def pml(
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Also write the table to this Markdown file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
-    device: DeviceOption = "cpu",
+    loading: Loading = USUAL,
 ) -> None:
     """What encoding documents apart costs: fourteen kinds of questions about several documents (Prompt Cache, table 1).
 
@@ -64,7 +59,7 @@ def pml(
     console = Console(stderr=as_json, highlight=False)
     with errors_as_lines(console):
         tasks, columns = require_document_tasks(task or []), ways(adapter)
-        loaded = load(console, model, device)
+        loaded = load(console, model, loading)
         if not loaded.speaks_embedded:
             raise InvalidRequestError(f"{model!r} does not speak the embedded language, which the tasks are in")
         require_writable(report)

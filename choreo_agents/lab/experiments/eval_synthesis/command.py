@@ -34,16 +34,11 @@ from choreo_agents.lab.showing.plots import require_plots
 from choreo_agents.lab.showing.training import TrainingDisplay
 from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.synthesis.placing import SynthesisLayout
-from choreo_agents.terminal.options import (
-    DeviceOption,
-    ModelOption,
-    errors_as_lines,
-    load,
-    require_writable,
-    typed_command,
-)
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import ModelOption, errors_as_lines, require_writable, typed_command
 
 
+@takes_loading
 def synthesis(
     model: ModelOption = "embedded",
     n: Annotated[int, typer.Option("--n", min=1, help="Problems of each task.")] = 500,
@@ -61,7 +56,7 @@ def synthesis(
     report: Annotated[Path | None, typer.Option(help="Also write the tables to this Markdown file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the sweeps into this PNG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
-    device: DeviceOption = "cpu",
+    loading: Loading = USUAL,
 ) -> None:
     """Merge branches on eleven tasks: what re-anchoring, cache mapper and adapter are each worth (Parallel-Synthesis).
 
@@ -85,7 +80,7 @@ def synthesis(
             require_plots()
             if not sweepers:
                 raise InvalidRequestError("--plot draws the sweeps, and none is asked for: give --swept or more --n")
-        loaded = load(console, model, device)
+        loaded = load(console, model, loading)
         if not loaded.speaks_embedded:
             raise InvalidRequestError(f"{model!r} does not speak the embedded language, which the tasks are in")
         require_writable(report)

@@ -17,16 +17,11 @@ from choreo_agents.lab.experiments.eval_tuned.report import as_markdown, as_obje
 from choreo_agents.lab.experiments.eval_untuned.report import TABLES, untuned_table
 from choreo_agents.lab.playing.many_items import PlayProgress
 from choreo_agents.lab.showing.training import TrainingDisplay
-from choreo_agents.terminal.options import (
-    DeviceOption,
-    ModelOption,
-    errors_as_lines,
-    load,
-    require_writable,
-    typed_command,
-)
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import ModelOption, errors_as_lines, require_writable, typed_command
 
 
+@takes_loading
 def tuned(
     model: ModelOption = "embedded",
     n: Annotated[int, typer.Option("--n", min=1, help="Items of each workflow.")] = 500,
@@ -40,7 +35,7 @@ def tuned(
     ] = Path("runs/tuned"),
     report: Annotated[Path | None, typer.Option(help="Also write the tables to this Markdown file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
-    device: DeviceOption = "cpu",
+    loading: Loading = USUAL,
 ) -> None:
     """All workflows before and after distillation: tables 1 to 4 of Prompt Choreography.
 
@@ -56,7 +51,7 @@ def tuned(
     console = Console(stderr=as_json, highlight=False)
     with errors_as_lines(console):
         only = _only(workflows)
-        loaded = load(console, model, device)
+        loaded = load(console, model, loading)
         if not loaded.speaks_embedded:
             raise InvalidRequestError(f"{model!r} does not speak the embedded language: use choreo train distill")
         require_writable(report)

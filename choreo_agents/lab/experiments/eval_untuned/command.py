@@ -19,9 +19,11 @@ from choreo_agents.lab.experiments.eval_untuned.report import TABLES, as_markdow
 from choreo_agents.lab.language import Split
 from choreo_agents.lab.playing.many_items import PlayProgress
 from choreo_agents.sampling import Sampling
-from choreo_agents.terminal.options import DeviceOption, ModelOption, errors_as_lines, load, require_writable
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import ModelOption, errors_as_lines, require_writable
 
 
+@takes_loading
 def untuned(
     model: ModelOption = "embedded",
     n: Annotated[int, typer.Option("--n", min=1, help="Items of each workflow.")] = 500,
@@ -33,7 +35,7 @@ def untuned(
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Also write the tables to this Markdown file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
-    device: DeviceOption = "cpu",
+    loading: Loading = USUAL,
 ) -> None:
     """All workflows on the embedded language, untuned: tables 1, 2 and 4 of Prompt Choreography.
 
@@ -47,7 +49,7 @@ def untuned(
     """
     console = Console(stderr=as_json, highlight=False)
     with errors_as_lines(console):
-        loaded = load(console, model, device)
+        loaded = load(console, model, loading)
         if not loaded.speaks_embedded:
             raise InvalidRequestError(f"{model!r} does not speak the embedded language: use choreo eval WORKFLOW")
         require_writable(report)

@@ -31,12 +31,14 @@ from choreo_agents.terminal.case_options import (
     TopPOption,
     command_of,
 )
-from choreo_agents.terminal.options import DeviceOption, ModelOption, errors_as_lines, load, require_writable
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import ModelOption, errors_as_lines, require_writable
 from choreo_agents.training.journal import Journal
 from choreo_agents.workflows.case import Case, Item, Options
 from choreo_agents.workflows.playing import make_setup, read_items, require_variants
 
 
+@takes_loading
 def eval_case(
     case: Case,
     make_options: MakeOptions,
@@ -54,14 +56,14 @@ def eval_case(
     max_tokens: MaxTokensOption = None,
     kv_gib: BudgetOption = 1.0,
     as_json: JsonOption = False,
-    device: DeviceOption = "cpu",
+    loading: Loading = USUAL,
 ) -> None:
     console = Console(stderr=as_json, highlight=False)
     with errors_as_lines(console):
         items = None if inputs is None else read_items(case, inputs)
         score_items(
             console, case, make_options(), method.split(","), items, n, seed, out, report, as_json=as_json, split=split,
-            setup=(model, device, prompts, temperature, top_p, max_tokens, kv_gib),
+            setup=(model, loading, prompts, temperature, top_p, max_tokens, kv_gib),
         )  # fmt: skip
 
 
@@ -78,13 +80,13 @@ def score_items(
     *,
     as_json: bool,
     split: Split,
-    setup: tuple[str, str, Path | None, float, float, int | None, float],
+    setup: tuple[str, Loading, Path | None, float, float, int | None, float],
 ) -> None:
     """Play all items under all methods, with a bar for each, and show what they are worth."""
-    model, device, prompts, temperature, top_p, max_tokens, kv_gib = setup
+    model, loading, prompts, temperature, top_p, max_tokens, kv_gib = setup
     variants = require_variants(case, ",".join(methods))
     require_writable(report)
-    loaded = load(console, model, device)
+    loaded = load(console, model, loading)
     made = make_setup(case, options, loaded, prompts, temperature, top_p, max_tokens)
     chosen = list(items) if items is not None else draw_items(case, options, n, split, seed)
     with Journal(out, made.as_settings(loaded) | {"seed": seed}) as journal:

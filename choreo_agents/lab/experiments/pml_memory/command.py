@@ -12,17 +12,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from choreo_agents.lab.experiments.pml_memory.measure import token_memory
-from choreo_agents.terminal.options import DeviceOption, errors_as_lines, load
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import errors_as_lines
 
 _GIB = 1 << 30
 
 
+@takes_loading
 def memory(
     model: Annotated[
         list[str] | None, typer.Option("--model", help="A folder or hub name, besides the embedded model; repeatable.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
-    device: DeviceOption = "cpu",
+    loading: Loading = USUAL,
 ) -> None:
     """Show what a cached token takes in each memory: measured, for the embedded model and any others.
 
@@ -34,7 +36,7 @@ def memory(
     rows: dict[str, dict[str, Any]] = {}
     with errors_as_lines(console):
         for name in dict.fromkeys(["embedded", *(model or [])]):
-            loaded = load(console, name, device)
+            loaded = load(console, name, loading)
             taken, kept = token_memory(loaded), str(loaded.adapter.geometry.dtype).removeprefix("torch.")
             rows[name] = {"dtype": kept, "device": taken.device, "host": taken.host, "disk": taken.disk}
     if as_json:

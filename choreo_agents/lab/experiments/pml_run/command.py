@@ -19,7 +19,8 @@ from choreo_agents.lab.timing.prompts import SOURCES, FirstTokenTime, PromptTime
 from choreo_agents.models import LoadedModel
 from choreo_agents.pml import Prompt, Schema, compile_schema
 from choreo_agents.sampling import Sampling
-from choreo_agents.terminal.options import SMALL_MODEL, DeviceOption, ModelOption, bar, errors_as_lines, load
+from choreo_agents.terminal.loading import SMALL_MODEL, USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import ModelOption, bar, errors_as_lines
 
 _NAMES = {
     "text": "all from text",
@@ -33,6 +34,7 @@ _SMALL = (
 )
 
 
+@takes_loading
 def run_prompt(
     schema: Annotated[Path, typer.Argument(help="A schema.")],
     prompt: Annotated[Path, typer.Argument(help="A prompt of it.")],
@@ -57,7 +59,7 @@ def run_prompt(
     temperature: Annotated[float, typer.Option(min=0.0, help="Of the answer.")] = 0.0,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each kind.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
-    device: DeviceOption = "cpu",
+    loading: Loading = USUAL,
 ) -> None:
     """Answer a prompt over encoded modules; then show what that saves.
 
@@ -78,7 +80,7 @@ def run_prompt(
             )
         read = Schema.from_file(schema)
         asked = read.prompt_file(prompt)
-        loaded = load(console, model, device)
+        loaded = load(console, model, loading)
         sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=0)
         with _timer(console, loaded, read, asked, folder, speaker, max_tokens, salt) as timer:
             answer = _streamed(console, timer, sampling)

@@ -15,7 +15,8 @@ from choreo_agents.lab.distilling.teaching import Amounts, Taught, teach
 from choreo_agents.lab.distilling.traces import Lesson, divided
 from choreo_agents.lab.showing.training import TrainingDisplay
 from choreo_agents.terminal.case_options import InputsOption, MakeOptions, MaxTokensOption, PromptsOption, command_of
-from choreo_agents.terminal.options import DeviceOption, ModelOption, errors_as_lines, load, typed_command
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import ModelOption, errors_as_lines, typed_command
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.workflows.case import Case
 from choreo_agents.workflows.playing import make_setup, read_items
@@ -30,6 +31,7 @@ RUNS = Path("runs")
 _default = TuneSettings()
 
 
+@takes_loading
 def distill_case(
     case: Case,
     make_options: MakeOptions,
@@ -80,14 +82,14 @@ def distill_case(
     prompts: PromptsOption = None,
     run: Annotated[Path | None, typer.Option("--run", help="Where traces and checkpoints are kept.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Where the adapter goes; by default below the run.")] = None,
-    device: DeviceOption = "cpu",
+    loading: Loading = USUAL,
 ) -> None:
     console = Console(highlight=False)
     with errors_as_lines(console):
         options = make_options()
         name = usual_variant(case) if variant is None else variant
         folder = run or RUNS / f"distill-{case.name}-{name.replace(' ', '-')}-{'quick-' if quick else ''}{seed}"
-        loaded = load(console, model, device)
+        loaded = load(console, model, loading)
         # What is played to judge it is played as it will be scored.
         setup = make_setup(case, options, loaded, prompts, 0.7, 0.95, max_tokens)
         usual = EMBEDDED_RATE if loaded.speaks_embedded else USUAL_RATE

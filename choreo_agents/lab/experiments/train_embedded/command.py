@@ -24,7 +24,8 @@ from choreo_agents.lab.evaluation import Evaluation
 from choreo_agents.lab.experiments.eval_language.measure import NOT_SCORED
 from choreo_agents.lab.language import TASKS, Task
 from choreo_agents.lab.language.tasks import Recall
-from choreo_agents.terminal.options import DeviceOption, errors_as_lines
+from choreo_agents.terminal.loading import DeviceOption
+from choreo_agents.terminal.options import errors_as_lines
 from choreo_agents.training.checkpoints import Checkpoints
 
 RUNS = Path("runs")

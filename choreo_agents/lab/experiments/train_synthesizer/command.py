@@ -15,7 +15,8 @@ from choreo_agents.lab.showing.training import TrainingDisplay
 from choreo_agents.lab.synthesizers.curriculum import DrawnCurriculum
 from choreo_agents.lab.synthesizers.examples import WEIGHTS
 from choreo_agents.synthesis.placing import SYNTHESIS_LAYOUTS, SynthesisLayout
-from choreo_agents.terminal.options import DeviceOption, ModelOption, errors_as_lines, load, typed_command
+from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
+from choreo_agents.terminal.options import ModelOption, errors_as_lines, typed_command
 from choreo_agents.training.own_merges import OwnCurriculum, read_merges
 from choreo_agents.training.settings import TuneSettings
 from choreo_agents.training.synthesizer import train_synthesizer
@@ -28,6 +29,7 @@ EMBEDDED_RATE, USUAL_RATE = 3e-3, 2e-4
 USUAL_SOURCES = ",".join(f"{name}={share:g}" for name, share in WEIGHTS.items())
 
 
+@takes_loading
 def synthesizer(
     model: ModelOption = "embedded",
     quick: Annotated[bool, typer.Option("--quick", help="A minute or two: few examples, side by side only.")] = False,
@@ -93,7 +95,7 @@ def synthesizer(
     out: Annotated[
         Path | None, typer.Option("--out", help="Where adapter and mapper go; by default below the run.")
     ] = None,
-    device: DeviceOption = "cpu",
+    loading: Loading = USUAL,
 ) -> None:
     """Teach a model to merge branches from their caches: an adapter for the synthesizer, a mapper for what it reads.
 
@@ -121,7 +123,7 @@ def synthesizer(
             judged=held_out or (QUICK_JUDGED if quick else 8),
             seed=seed,
         )
-        loaded = load(console, model, device)
+        loaded = load(console, model, loading)
         if inputs is None and not loaded.speaks_embedded:
             raise InvalidRequestError(
                 f"{model!r} does not speak the embedded language, which examples are drawn in: give merges of your own "

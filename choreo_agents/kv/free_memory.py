@@ -1,0 +1,77 @@
+"""How much memory a device has free, and how much of it keys and values get."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import psutil
+import torch
+
+from choreo_agents.kv.geometry import KVGeometry
+
+POOL_SHARES = {"cpu": 0.5, "cuda": 0.9}
+"""Of the memory that is free once the weights are there. A CPU's is everybody's; of a GPU's, steps need the rest."""
+_OTHER_SHARE = 0.5
+_UNKNOWN = 2 << 30
+"""Bytes that a device is taken to have free if it does not say."""
+_CGROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "/sys/fs/cgroup/memory/memory.stat",
+    ),
+)
+"""Limit, use, and what of the use can be dropped, in both versions."""
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that can still be had on a device: on the host also those of files that are only cached."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type == "cpu":
+        return min([int(psutil.virtual_memory().available), *_left_in_container()])
+    return _UNKNOWN
+
+
+def _left_in_container() -> list[int]:
+    """What a container's limit leaves; nothing where there is none."""
+    for limit, used, details in _CGROUPS:
+        try:
+            most = int(Path(limit).read_text())
+            now = int(Path(used).read_text())
+            lines = dict(line.split() for line in Path(details).read_text().splitlines())
+        except (OSError, ValueError):
+            continue
+        droppable = int(lines.get("total_inactive_file", lines.get("inactive_file", 0)))
+        return [max(0, most - now + droppable)]
+    return []
+
+
+def pool_bytes(geometry: KVGeometry, device: torch.device, context: int) -> int:
+    """A KV budget for whoever names none: a share of what is free, which the log names.
+
+    Args:
+        geometry: The model's KV shape.
+        device: Where the pool will live, and the weights do already.
+        context: Tokens that the model can attend to; a warning says so if the budget holds fewer.
+    """
+    free, share = free_bytes(device), POOL_SHARES.get(device.type, _OTHER_SHARE)
+    budget = int(free * share)
+    log = logging.getLogger(__name__)
+    holds = budget // geometry.bytes_per_token
+    what = f"{share:.0%} of the {free / 2**30:,.1f} GiB that {device} has free: {budget / 2**30:,.1f} GiB for KV"
+    if holds >= context:
+        log.info("%s, %s tokens, or %s contexts of the model", what, f"{holds:,}", f"{holds // context:,}")
+    else:
+        log.warning(
+            "%s hold %s tokens, and not the %s of one context of the model, which take %s GiB: longer views are "
+            "refused. Free memory, or give Memory(kv_budget_bytes=...)",
+            what,
+            f"{holds:,}",
+            f"{context:,}",
+            f"{context * geometry.bytes_per_token / 2**30:,.1f}",
+        )
+    return budget

@@ -1,0 +1,1 @@
+"""`choreo bench loading`: how long a model takes to load, and how much memory."""

@@ -1,0 +1,151 @@
+"""A checkpoint's files, as transformers reads them; what is wrong with them is said in a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+from safetensors import SafetensorError
+
+from choreo_agents.errors import ChoreoError, InvalidRequestError, UnsupportedModelError
+from choreo_agents.models.dtypes import require_served, usual_dtype
+from choreo_agents.models.embedded import WEIGHTS
+from choreo_agents.models.fingerprint import WeightFiles
+from choreo_agents.models.quantized import missing_package, quantization_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+_OWN_CODE = ("trust_remote_code", "contains custom code")
+"""What transformers says of models that bring code."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is read of a model, piece by piece."""
+
+    name: str
+    """As it was asked for."""
+    source: str | Path
+    """As `from_pretrained` finds it."""
+    config: PreTrainedConfig
+
+    @classmethod
+    def read(cls, name: str, source: str | Path) -> Checkpoint:
+        """A model's configuration; raises `UnsupportedModelError` if transformers does not know what it is."""
+        # Takes seconds: programs that only declare graphs, and commands that only print their help, load no model.
+        from transformers import AutoConfig  # noqa: PLC0415
+
+        with _in_a_line(name, "configuration"):
+            if Path(source).is_dir() and not (Path(source) / "config.json").exists():
+                raise OSError("there is no config.json")
+            return cls(name, source, AutoConfig.from_pretrained(source, trust_remote_code=False))
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Its tokenizer."""
+        from transformers import AutoTokenizer  # noqa: PLC0415 - as in `read`
+
+        with _in_a_line(self.name, "tokenizer"):
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(self.source, trust_remote_code=False)
+        return tokenizer
+
+    def files(self) -> WeightFiles:
+        """Its files as they are now; those of a hub as far as they are in the local cache."""
+        if Path(self.source).is_dir():
+            return WeightFiles.of(Path(self.source))
+        found = try_to_load_from_cache(str(self.source), "config.json")
+        return WeightFiles.of(Path(found).parent if isinstance(found, str) else Path(self.source))
+
+    def model(self, device: torch.device, dtype: torch.dtype | None) -> PreTrainedModel:
+        """Its model with its weights, straight on a device.
+
+        Args:
+            device: Where.
+            dtype: In which; None: see `usual_dtype`.
+        """
+        from transformers import AutoModelForCausalLM  # noqa: PLC0415 - as in `read`
+
+        where: dict[str, Any] = {} if device.type == "cpu" else {"device_map": {"": device}}
+        with _quiet() if self.source == WEIGHTS else nullcontext(), _in_a_line(self.name, "weights"):
+            model: PreTrainedModel
+            model, found = AutoModelForCausalLM.from_pretrained(
+                self.source,
+                config=self.config,
+                dtype=dtype or "auto",
+                use_safetensors=True,
+                attn_implementation="eager",
+                trust_remote_code=False,
+                output_loading_info=True,
+                **where,
+            )
+        if missing := sorted(found["missing_keys"]):
+            raise OSError(
+                f"the weights of {self.name!r} are not complete: {len(missing)} are missing, among them {missing[0]!r}"
+            )
+        require_served(model.dtype)
+        if dtype is None and quantization_of(self.config) is None:
+            # Weights whose dtype does not change are pages of their file until here.
+            model = model.to(usual_dtype(model.dtype, device))
+        return model.eval().requires_grad_(False)
+
+
+@contextmanager
+def _in_a_line(name: str, what: str) -> Iterator[None]:
+    """Let whatever transformers raises, at whatever length, be an error of ours."""
+    try:
+        yield
+    except ChoreoError:
+        raise
+    except SafetensorError as error:
+        raise OSError(f"the {what} of {name!r} are damaged: {error}") from error
+    except torch.OutOfMemoryError as error:
+        raise InvalidRequestError(
+            f"{name!r} does not fit the device's memory ({_line(error)}): give another device, or a smaller model"
+        ) from error
+    except OSError as error:
+        raise OSError(f"the {what} of {name!r} cannot be read: {_line(error)}") from error
+    except ImportError as error:
+        raise UnsupportedModelError(
+            f"the {what} of {name!r} cannot be read: {missing_package(_line(error))}"
+        ) from error
+    except Exception as error:  # transformers raises what its parts raise
+        said = str(error)
+        if any(words in said for words in _OWN_CODE):
+            raise UnsupportedModelError(
+                f"the {what} of {name!r} is code that it brings along, which is not run: only models that transformers "
+                "itself knows are served"
+            ) from error
+        if "ignore_mismatched_sizes" in said:
+            raise OSError(f"the weights of {name!r} have other shapes than its configuration says") from error
+        if "Unrecognized configuration class" in said:
+            raise UnsupportedModelError(f"{name!r} is no causal language model that transformers knows") from error
+        if "Should have a `model_type` key" in said or "does not recognize this architecture" in said:
+            raise UnsupportedModelError(
+                f"the model type of {name!r} is unknown to the transformers that is installed: {_line(error)}"
+            ) from error
+        raise UnsupportedModelError(
+            f"transformers cannot read the {what} of {name!r}: {type(error).__name__}: {_line(error)}"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bar for what loads in an instant."""
+    from transformers.utils import logging as transformers_logging  # noqa: PLC0415 - as in `Checkpoint.read`
+
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,261 @@
+"""In which dtype, on which device and how fast a model is loaded, and what that leaves for keys and values."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.tiny import save_tiny_llama
+
+from choreo_agents import Engine, Memory
+from choreo_agents.errors import InvalidRequestError, UnsupportedModelError
+from choreo_agents.kv import free_memory
+from choreo_agents.kv.free_memory import pool_bytes
+from choreo_agents.kv.geometry import KVGeometry
+from choreo_agents.models import LoadedModel, dtypes, fingerprint, load_model, loader
+from choreo_agents.models.fingerprint import WeightFiles
+from choreo_agents.models.random_llama import LlamaShape, save_random_llama
+
+BFLOAT16 = torch.bfloat16
+LARGE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 32}
+
+
+def stored_in(folder: Path, dtype: torch.dtype, **changes: Any) -> Path:
+    save_tiny_llama(folder, **changes)
+    weights = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16, torch.float16], ids=str)
+@pytest.mark.parametrize("kernels", [False, True])
+def test_a_checkpoints_own_dtype_is_taken_where_the_cpu_has_kernels_for_it(
+    tmp_path: Path, dtype: torch.dtype, kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dtypes, "has_kernels", lambda of, device: kernels or of == torch.float32)
+    model = load_model(stored_in(tmp_path, dtype))
+    wanted = dtype if kernels else torch.float32
+    assert model.adapter.model.dtype == model.adapter.geometry.dtype == wanted
+    assert load_model(tmp_path, dtype=torch.float32).adapter.geometry.dtype == torch.float32
+
+
+def test_fp32_always_has_kernels_and_a_device_that_is_no_cpu_all() -> None:
+    assert dtypes.has_kernels(torch.float32, torch.device("cpu"))
+    assert dtypes.has_kernels(BFLOAT16, torch.device("cuda"))
+    assert not dtypes.has_kernels(torch.float64, torch.device("cpu"))
+
+
+def test_a_dtype_that_nobody_serves_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"float64 is not supported: use float32"):
+        load_model(tmp_path / "nowhere", dtype=torch.float64)
+
+
+def test_options_of_loading_are_the_engines_too(tiny: LoadedModel, tmp_path: Path) -> None:
+    folder = save_tiny_llama(tmp_path, **LARGE)
+    with Engine.load(folder, memory=Memory(kv_budget_bytes=1 << 20)) as engine:
+        assert engine.model.prepacked
+    with Engine.load(folder, prepacked=False, device="cpu", dtype=BFLOAT16) as engine:
+        assert engine.model.prepacked == 0 and engine.model.adapter.geometry.dtype == BFLOAT16
+    with pytest.raises(InvalidRequestError, match="loaded already: give device and prepacked to load_model"):
+        Engine.load(tiny, device="auto", prepacked=False)
+
+
+def test_a_gpu_is_taken_if_there_is_one_but_for_the_embedded_model(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(loader, "usual_device", lambda: (asked.append("auto"), "cpu")[1])
+    load_model(tiny_path)
+    assert asked == ["auto"]
+    load_model(tiny_path, device="cpu")
+    load_model("embedded")
+    assert asked == ["auto"]
+    with pytest.raises(InvalidRequestError, match="device 'abacus' cannot be used"):
+        load_model(tiny_path, device="abacus")
+
+
+@pytest.fixture
+def found_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[bool]:
+    """Every time that weights are read for a fingerprint; an empty cache, for files of any size."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    monkeypatch.setattr(fingerprint, "WORTH_KEEPING", 1)
+    times: list[bool] = []
+    read = fingerprint.fingerprint
+    monkeypatch.setattr(
+        fingerprint,
+        "fingerprint",
+        lambda model, rounded=False: (times.append(rounded), read(model, rounded=rounded))[1],
+    )
+    return times
+
+
+def settled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let a minute pass since the files were written."""
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 60)
+    return folder
+
+
+def test_a_fingerprint_is_found_out_once(
+    tmp_path: Path, found_out: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = settled(save_tiny_llama(tmp_path / "model"), monkeypatch)
+    first, again = load_model(folder).adapter, load_model(folder).adapter
+    assert found_out == [False] and again.fingerprint == first.fingerprint
+    assert first.weights == again.weights and found_out == [False, True]
+    assert load_model(folder, dtype=BFLOAT16).adapter.fingerprint != first.fingerprint
+    assert found_out == [False, True, False]
+
+
+def test_changed_files_are_read_again_whatever_their_size_and_time(
+    tmp_path: Path, found_out: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = settled(save_tiny_llama(tmp_path / "model"), monkeypatch)
+    before = load_model(folder).adapter.fingerprint
+    path = folder / "model.safetensors"
+    state = path.stat()
+    weights = load_file(path)
+    weights["model.norm.weight"] = weights["model.norm.weight"] + 1
+    save_file(weights, path, metadata={"format": "pt"})
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert path.stat().st_size == state.st_size and path.stat().st_mtime_ns == state.st_mtime_ns
+    assert load_model(folder).adapter.fingerprint != before and found_out == [False, False]
+
+
+def test_files_that_changed_a_moment_ago_are_not_remembered(tmp_path: Path, found_out: list[bool]) -> None:
+    folder = save_tiny_llama(tmp_path / "model")
+    assert load_model(folder).adapter.fingerprint == load_model(folder).adapter.fingerprint
+    assert found_out == [False, False]
+
+
+@pytest.mark.parametrize("damage", ["no JSON", "[]", '{"fingerprint": 3}', None])
+def test_a_damaged_or_unwritable_cache_is_gone_without(
+    tmp_path: Path, found_out: list[bool], damage: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = settled(save_tiny_llama(tmp_path / "model"), monkeypatch)
+    wanted = load_model(folder).adapter.fingerprint
+    [entry] = (tmp_path / "assets").rglob("*.json")
+    if damage is None:
+        entry.unlink()
+        monkeypatch.setattr(fingerprint, "write_text", lambda *_: (_ for _ in ()).throw(OSError("read-only")))
+    else:
+        entry.write_text(damage)
+    assert load_model(folder).adapter.fingerprint == wanted and found_out == [False, False]
+
+
+def test_fingerprints_read_in_blocks_whatever_the_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another block gives the same digest; what is quantised counts with all its parts."""
+    shapes = [(), (0,), (5,), (7, 3), (2, 5, 3), (1, 1000)]
+    tensors = [torch.randn(shape).to(dtype) for shape in shapes for dtype in (torch.float32, BFLOAT16, torch.int8)]
+    usual = [fingerprint._digest(tensor, rounded=False) for tensor in tensors]
+    monkeypatch.setattr(fingerprint, "_BLOCK", 4)
+    assert [fingerprint._digest(tensor, rounded=False) for tensor in tensors] == usual
+    assert len(set(usual)) >= len(usual) - 2, "but for the three that are empty"
+
+
+def test_files_know_their_size(tiny_path: Path) -> None:
+    files = WeightFiles.of(tiny_path)
+    assert files.size == (tiny_path / "model.safetensors").stat().st_size and files == WeightFiles.of(tiny_path)
+
+
+GEOMETRY = KVGeometry(layers=2, kv_heads=2, head_dim=16, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(("device", "share"), [("cpu", 0.5), ("cuda", 0.9), ("mps", 0.5)])
+def test_the_pool_is_a_share_of_what_is_free(
+    device: str, share: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(free_memory, "free_bytes", lambda device: 1 << 30)
+    with caplog.at_level(logging.INFO):
+        assert pool_bytes(GEOMETRY, torch.device(device), 1024) == int(share * (1 << 30))
+    assert f"{share:.0%} of the 1.0 GiB that {device} has free" in caplog.text and "contexts" in caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_pool_that_holds_no_context_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(free_memory, "free_bytes", lambda device: 1 << 20)
+    pool_bytes(GEOMETRY, torch.device("cpu"), 1 << 17)
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    said = record.getMessage()
+    assert "hold 1,024 tokens, and not the 131,072 of one context" in said and "kv_budget_bytes" in said
+
+
+def test_an_engine_keeps_the_pool_that_it_began_with(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_memory, "free_bytes", lambda device: 1 << 24)
+    with Engine.load(tiny) as engine:
+        assert engine.stats().kv_budget_bytes == 1 << 23
+        monkeypatch.setattr(free_memory, "free_bytes", lambda device: 1 << 25)
+        assert engine.owner is not None
+        engine.owner.restart()
+        assert engine.stats().kv_budget_bytes == engine.kv.memory_map().budgets["device"] == 1 << 23
+        engine.prefill("A text.")
+
+
+def test_a_container_leaves_what_its_limit_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("max", "1000000"), ("current", "900000"), ("stat", "anon 5\ninactive_file 300000\n")):
+        (tmp_path / name).write_text(text)
+    paths = tuple(str(tmp_path / name) for name in ("max", "current", "stat"))
+    monkeypatch.setattr(free_memory, "_CGROUPS", (paths,))
+    assert free_memory.free_bytes(torch.device("cpu")) == 400_000
+    (tmp_path / "max").write_text("max")
+    assert free_memory.free_bytes(torch.device("cpu")) > 1 << 20
+
+
+MEASURED = """
+import sys, threading, time, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+import transformers.models.llama.modeling_llama, transformers.models.llama.configuration_llama
+from choreo_agents import Engine, Memory, Sampling
+from choreo_agents.models import load_model
+
+def anonymous():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) << 10
+
+load_model("embedded")  # imports what loading imports
+before, peak, done = anonymous(), 0, False
+def watch():
+    global peak
+    while not done:
+        peak = max(peak, anonymous())
+        time.sleep(0.001)
+watching = threading.Thread(target=watch, daemon=True)
+watching.start()
+dtype = getattr(torch, sys.argv[2], None)
+with Engine.load(sys.argv[1], dtype=dtype, memory=Memory(kv_budget_bytes=1 << 22)) as engine:
+    engine.decode("A text.", sampling=Sampling(max_tokens=4))
+    weights = sum(weight.nbytes for weight in engine.model.adapter.model.parameters())
+    assert engine.model.prepacked
+done = True
+watching.join()
+print((peak - before) / weights)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells memory of files from other memory")
+@pytest.mark.parametrize(("dtype", "most"), [("own", 1.1), ("float32", 1.7)])
+def test_loading_and_decoding_take_little_more_memory_than_the_weights(tmp_path: Path, dtype: str, most: float) -> None:
+    save_random_llama(LlamaShape(20, 1024, 4096, 8, 4, 151_936), tmp_path / "model", dtype=BFLOAT16)
+    command = [sys.executable, "-c", MEASURED, str(tmp_path / "model"), dtype]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) <= most
+    shutil.rmtree(tmp_path / "model")

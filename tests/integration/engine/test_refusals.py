@@ -1,0 +1,210 @@
+"""What cannot be loaded says so in one line, by its name, and before weights are read where a small file tells."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.quantised import compressed, on_torchao
+from support.tiny import save_tiny_llama
+from transformers import AutoConfig
+from typer.testing import CliRunner
+
+from choreo_agents import Engine, Memory, Sampling
+from choreo_agents.cli import app
+from choreo_agents.errors import ChoreoError, UnsupportedModelError
+from choreo_agents.models import load_model, quantized
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "factor": 2.0,
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 64,
+}
+BY_CONFIGURATION: Mapping[str, tuple[dict[str, Any], str]] = {
+    "deepseek_v3": ({}, "latent"),
+    "glm4_moe_lite": ({}, "latent"),
+    "gemma4_text": ({}, "heads of 256 and of 512"),
+    "ministral3": ({}, "scaled by their absolute position"),
+    "llama4_text": ({}, "scaled by their absolute position"),
+    "phi3": (
+        {"rope_parameters": LONGROPE, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4},
+        "'longrope'",
+    ),
+    "qwen2": ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
+    "granitemoehybrid": ({"layer_types": ["mamba", "attention"] * 16}, "recurrent layers"),
+    "lfm2": ({"layer_types": ["conv", "full_attention"] * 16}, "recurrent layers"),
+    "qwen3_next": ({}, "recurrent layers"),
+    "qwen3_5": ({}, "recurrent layers"),
+    "nemotron_h": ({}, "recurrent layers"),
+    "qwen3_vl": ({}, "a tower for vision"),
+    "qwen2_5_vl": ({}, "a tower for vision"),
+    "mistral3": ({}, "a tower for vision"),
+}
+"""Settings of a configuration, and what is said of it."""
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 32}
+    return save_tiny_llama(tmp_path_factory.mktemp("plain"), **shape)
+
+
+def changed(plain: Path, folder: Path, **settings: Any) -> Path:
+    shutil.copytree(plain, folder, dirs_exist_ok=True)
+    return configured(folder, **settings)
+
+
+def configured(folder: Path, **settings: Any) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | settings))
+    return folder
+
+
+def require_one_line(name: Path | str, *words: str, dtype: torch.dtype | None = None) -> None:
+    """The model is refused with these words, by the library and, without a traceback, by a command."""
+    with pytest.raises((ChoreoError, OSError)) as refusal:
+        load_model(name, dtype=dtype)
+    said = str(refusal.value)
+    assert "\n" not in said and all(word in said for word in words), said
+    if dtype is None:
+        result = CliRunner().invoke(app, ["models", "check", str(name)], env={"COLUMNS": "1000"})
+        assert result.exit_code == 1 and said in result.output and "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("family", BY_CONFIGURATION)
+def test_a_configuration_is_refused_before_there_are_weights(tmp_path: Path, family: str) -> None:
+    settings, reason = BY_CONFIGURATION[family]
+    AutoConfig.for_model(family, **settings).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=reason):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("method", "packages"),
+    [
+        ("awq", "gptqmodel"),
+        ("gptq", "gptqmodel optimum"),
+        *((method, method) for method in ("bitsandbytes", "compressed-tensors", "hqq", "torchao", "vptq")),
+    ],
+)
+def test_a_quantisation_whose_package_is_missing_names_it_and_the_extra(
+    plain: Path, tmp_path: Path, method: str, packages: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantized, "_importable", lambda module: False)
+    folder = changed(plain, tmp_path, quantization_config={"quant_method": method})
+    (folder / "model.safetensors").unlink()
+    require_one_line(folder, f"quantised by {method}", f"pip install {packages}", "choreo-agents[quantized]")
+
+
+def test_packages_in_two_parts_and_old_spellings_are_looked_for() -> None:
+    assert quantized._importable("json.decoder") and not quantized._importable("no_such_thing.at_all")
+    assert quantized.method_of({"load_in_4bit": True}) == quantized.method_of({"quant_method": "bitsandbytes_8bit"})
+
+
+def test_a_quantisation_that_nobody_knows_is_refused(plain: Path, tmp_path: Path) -> None:
+    folder = changed(plain, tmp_path, quantization_config={"quant_method": "abacus"})
+    require_one_line(folder, "quantised by 'abacus'", "torchao")
+
+
+def test_gguf_is_refused_as_a_file_and_as_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
+    for name in (tmp_path, tmp_path / "model.Q4_K_M.gguf", str(tmp_path / "model.Q4_K_M.gguf"), "somebody/model.gguf"):
+        require_one_line(name, "GGUF", "safetensors", "choreo-agents[quantized]")
+
+
+def test_code_that_a_model_brings_along_is_not_run(plain: Path, tmp_path: Path) -> None:
+    own = {"model_type": "abacus", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
+    folder = changed(plain, tmp_path, **own)
+    (folder / "code.py").write_text("raise SystemExit('it was run')")
+    require_one_line(folder, "code that it brings along, which is not run")
+
+
+def without(folder: Path, *patterns: str) -> None:
+    for pattern in patterns:
+        for path in folder.glob(pattern):
+            path.unlink()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+DAMAGES: Mapping[str, tuple[Callable[[Path], Any], str]] = {
+    "no configuration": (lambda folder: without(folder, "config.json"), "there is no config.json"),
+    "a broken one": (lambda folder: (folder / "config.json").write_text("{"), "not a valid JSON file"),
+    "an unknown type": (lambda folder: configured(folder, model_type="abacus"), "the model type of"),
+    "no language model": (lambda folder: configured(folder, model_type="t5"), "encoder-decoder"),
+    "no tokenizer": (lambda folder: without(folder, "tokenizer*"), "cannot read the tokenizer"),
+    "cut weights": (lambda folder: cut(folder / "model.safetensors"), "are damaged"),
+    "no weights": (lambda folder: without(folder, "*.safetensors"), "model.safetensors"),
+    "missing weights": (lambda folder: configured(folder, num_hidden_layers=3), "not complete: 9 are missing"),
+    "other shapes": (lambda folder: configured(folder, intermediate_size=64), "have other shapes"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_files_are_named_in_a_line(plain: Path, tmp_path: Path, damage: str) -> None:
+    break_it, reason = DAMAGES[damage]
+    folder = changed(plain, tmp_path / "model")
+    break_it(folder)
+    require_one_line(folder, reason)
+
+
+def in_fp8(plain: Path, folder: Path) -> Path:
+    """The same in blocks of FP8 numbers, as DeepSeek's and Qwen's are."""
+    shutil.copytree(plain, folder)
+    kept: dict[str, torch.Tensor] = {}
+    for name, weight in load_file(plain / "model.safetensors").items():
+        if "proj" not in name:
+            kept[name] = weight.bfloat16()
+            continue
+        blocks = weight.view(weight.shape[0] // 64, 64, weight.shape[1] // 64, 64)
+        scales = blocks.abs().amax((1, 3)) / 448
+        kept[name] = (blocks / scales[:, None, :, None]).reshape(weight.shape).to(torch.float8_e4m3fn)
+        kept[f"{name}_scale_inv"] = scales
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    how = {"quant_method": "fp8", "weight_block_size": [64, 64], "activation_scheme": "dynamic", "fmt": "e4m3"}
+    return configured(folder, dtype="bfloat16", quantization_config=how)
+
+
+def require_served(folder: Path, plain: Path, **options: Any) -> None:
+    """It decodes, is told from others by its weights, and says about what the plain model says."""
+    with Engine.load(folder, memory=Memory(kv_budget_bytes=1 << 20), **options) as engine:
+        text = engine.text(engine.decode("A text.", sampling=Sampling(max_tokens=2)))
+        told = engine.model.adapter
+        prompt = engine.model.prompt.logits
+    assert text.startswith("A text.")
+    other = load_model(plain)
+    assert told.fingerprint == load_model(folder, **options).adapter.fingerprint != other.adapter.fingerprint
+    assert told.weights != other.adapter.weights
+    wanted = other.prompt.logits
+    alike = torch.corrcoef(torch.stack((prompt.flatten(), wanted.flatten())))[0, 1]
+    assert alike >= 0.5, "other weights would say something else altogether"
+
+
+def test_fp8_becomes_bfloat16_and_is_refused_under_fp32(plain: Path, tmp_path: Path) -> None:
+    folder = in_fp8(plain, tmp_path / "fp8")
+    require_served(folder, plain)
+    require_one_line(folder, "FP8", "cannot be multiplied with float32", dtype=torch.float32)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", [None, torch.float32], ids=str)
+def test_compressed_tensors_are_served(plain: Path, tmp_path: Path, bits: int, dtype: torch.dtype | None) -> None:
+    pytest.importorskip("compressed_tensors", reason="choreo-agents[quantized] is not installed")
+    require_served(compressed(plain, tmp_path / "model", bits), plain, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_torchao_is_served(plain: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    pytest.importorskip("torchao", reason="choreo-agents[quantized] is not installed")
+    require_served(on_torchao(plain, tmp_path / "model", dtype), plain)

@@ -1,0 +1,58 @@
+"""Every command that loads a model takes the same three options for how."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from choreo_agents.cli import app
+from choreo_agents.cli.commands import CHOREO
+from choreo_agents.cli.lazy import Command, Group
+from choreo_agents.terminal import loading
+from choreo_agents.terminal.loading import Loading
+
+
+def commands(members: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Command]]:
+    for name, each in members.items():
+        if isinstance(each, Group):
+            yield from commands(each.members, (*words, name))
+        else:
+            yield " ".join((*words, name)), each
+
+
+FOUND = dict(commands(CHOREO.members))
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_who_takes_a_model_says_how_it_is_loaded(name: str) -> None:
+    options = inspect.signature(FOUND[name].load()).parameters
+    assert "loading" not in options, "the options stand in its place"
+    if name != "bench loading" and ("model" in options or "models" in options):
+        assert {"device", "dtype", "prepacked"} <= options.keys()
+        assert options["device"].default == "auto" and options["prepacked"].default is True
+
+
+def test_what_is_said_reaches_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def refuse(name: str, **options: Any) -> None:
+        asked.append(options)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(loading, "load_model", refuse)
+    for words in ([], ["--device", "cuda:1", "--dtype", "fp16", "--no-prepacked"]):
+        assert CliRunner().invoke(app, ["models", "check", "embedded", *words]).exit_code == 1
+    assert asked == [
+        {"device": "auto", "dtype": None, "prepacked": True},
+        {"device": "cuda:1", "dtype": torch.float16, "prepacked": False},
+    ]
+
+
+def test_what_was_said_can_be_said_again() -> None:
+    assert Loading().words() == []
+    assert Loading("cuda", "bf16", False).words() == ["--dtype bf16", "--device cuda", "--no-prepacked"]
