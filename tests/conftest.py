@@ -85,12 +85,12 @@ def engine(make_engine: MakeEngine) -> Engine:
 def logits_by_seed(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[torch.Tensor]]:
     """The logits that every decode sampled from, step by step, under its sampling seed."""
     seen: dict[int, list[torch.Tensor]] = {}
-    choose = TokenSampler.choose
+    shown = TokenSampler.shown
 
-    def recording(self: TokenSampler, logits: torch.Tensor) -> int:
+    def recording(self: TokenSampler, logits: torch.Tensor) -> None:
         if self.sampling.seed is not None:
             seen.setdefault(self.sampling.seed, []).append(logits.detach().clone())
-        return choose(self, logits)
+        shown(self, logits)
 
-    monkeypatch.setattr(TokenSampler, "choose", recording)
+    monkeypatch.setattr(TokenSampler, "shown", recording)
     return seen

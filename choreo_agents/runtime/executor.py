@@ -16,7 +16,7 @@ from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.models.lora import Adapted, LoraAdapter
 from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.step import Row, Step
-from choreo_agents.sampling import Chosen, Sampler
+from choreo_agents.sampling import BatchSampler, Chosen, Sampler, choose_tokens
 from choreo_agents.synthesis.mapper import CacheMapper
 from choreo_agents.tracing import Ledger
 
@@ -45,6 +45,7 @@ class Executor:
         self.pool = pool
         self.backend = backend
         self.counters = counters
+        self._batch = BatchSampler()
         self._loras = {} if loras is None else loras
         self._mappers = {} if mappers is None else mappers
 
@@ -70,7 +71,8 @@ class Executor:
             self.counters.add(tenant, "kv_bytes_read_alone", alone)
         logits = self.adapter.logits(step.tokens, step.layout.positions, attention, step.wanted, self._adapted(step))
         numbers = [row.number for row in step.rows if row.samples]
-        return {number: samplers[number].choose(logits[i]) for i, number in enumerate(numbers)}
+        chosen = choose_tokens([samplers[number] for number in numbers], logits, self._batch)
+        return dict(zip(numbers, chosen, strict=True))
 
     def answers(self) -> bool:
         """Whether the device still computes; asked after a failure."""

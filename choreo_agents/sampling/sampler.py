@@ -1,4 +1,4 @@
-"""One request's choice of tokens."""
+"""The choice of tokens, request by request and step by step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from choreo_agents.sampling.answers import AnswerGuide
-from choreo_agents.sampling.filters import apply_filters, penalise
+from choreo_agents.sampling.batch import BatchSampler, Draw
+from choreo_agents.sampling.noise import noise_key
 from choreo_agents.sampling.parameters import Sampling
 
 
@@ -27,7 +28,7 @@ class Chosen:
 
 
 class Sampler(Protocol):
-    """Chooses the tokens of one request."""
+    """Chooses the tokens of one request. A `TokenSampler` is served together with others, any other asked by itself."""
 
     guide: AnswerGuide | None
     """Says which may be chosen; None: any."""
@@ -66,7 +67,7 @@ class SamplerCall:
 
 
 class TokenSampler:
-    """Chooses the tokens of one request from its own random numbers.
+    """How far one request is: what it may choose next, and from which random numbers.
 
     The choice is the argmax of logits plus Gumbel noise: a sample from the softmax that a last-bit change of the
     logits (another batch shape) leaves as it is unless two tokens are all but tied.
@@ -80,78 +81,98 @@ class TokenSampler:
         watch: Callable[[Tensor], None] | None = None,
         guide: AnswerGuide | None = None,
     ) -> None:
-        """Start the random numbers at `seed`; `seen` are the tokens before the answer, for the repetition penalty.
+        """Random numbers are those of `seed`; `seen` are the tokens before the answer, for the repetition penalty.
 
         `watch` is shown the logits before each choice. `guide` says which tokens may be chosen; forced ones always.
         """
         self.sampling = sampling
         self.guide = guide if sampling.forced is None else None
+        self._seed = seed
         self._watch = watch
-        self._generator = torch.Generator().manual_seed(seed % 2**63)
-        self._noise: dict[bool, Tensor] = {}
-        """What was drawn for the next token, by whether an end was refused before: a step may be run again."""
-        self._refused = False
-        """Whether the next token is not to be an end that was chosen first."""
-        self._watched = False
-        """Whether the logits before the next token were shown."""
         self._taken = 0
-        self._seen = set(seen) if sampling.repetition_penalty != 1.0 else set()
+        self._is_shown = False
+        """Whether the logits before the next token were."""
+        self._is_refused = False
+        """Whether the next token is not to be an end that was chosen first."""
+        self._seen = tuple(seen) if sampling.repetition_penalty != 1.0 else ()
+        self._penalties: Tensor | None = None
 
     def choose(self, logits: Tensor) -> Chosen:
-        """The next token for [vocabulary] logits; the same if it is asked again before `take`."""
-        sampling = self.sampling
-        if self._watch is not None and not self._watched:
-            self._watch(logits)
-            self._watched = True
-        token = sampling.forced[self._taken] if sampling.forced is not None else self._guided(logits)
-        if sampling.logprobs is None:
-            return Chosen(token)
-        likely = logits.to(torch.float64).log_softmax(dim=-1)
-        best = likely.topk(min(sampling.logprobs, len(likely)))
-        top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        return Chosen(token, float(likely[token]), top)
+        """The next token for [vocabulary] logits: the same as in any batch, and if it is asked again before `take`."""
+        return choose_tokens([self], logits[None], BatchSampler())[0]
 
-    def withdraw(self) -> None:
-        """See `Sampler`: what it knows concerns nobody else."""
+    def shown(self, logits: Tensor) -> None:
+        """Look, once, at the [vocabulary] logits that the next token is chosen from."""
+        if self._watch is not None and not self._is_shown:
+            self._watch(logits)
+        self._is_shown = True
+        if self.sampling.repetition_penalty != 1.0 and self._penalties is None:
+            self._penalties = torch.ones(len(logits), device=logits.device)
+            self._penalties[list(self._seen)] = self.sampling.repetition_penalty
+
+    def forced(self) -> int | None:
+        """The next token, if it is not to be chosen."""
+        return None if self.sampling.forced is None else self.sampling.forced[self._taken]
+
+    def draw(self, logits: Tensor) -> Draw:
+        """What is to be drawn from the [vocabulary] logits. Asked again, it draws from the same random numbers."""
+        mask, allowed = None, None if self.guide is None else self.guide.allowed()
+        if allowed is not None:
+            mask = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+            mask[list(allowed)] = True
+        return Draw(self.sampling, noise_key(self._seed, self._taken), mask, self._penalties)
+
+    def refuses(self, token: int) -> bool:
+        """Whether the guide wants another token in the place of the one that was drawn; not twice in one place."""
+        if self.guide is None or self._is_refused:
+            return False
+        self._is_refused = self.guide.refuses(token)
+        return self._is_refused
 
     def take(self, token: int) -> None:
         """Go on with what was chosen."""
         self._taken += 1
-        self._noise.clear()
-        self._refused = self._watched = False
-        if self.sampling.repetition_penalty != 1.0:
-            self._seen.add(token)
+        self._is_shown = self._is_refused = False
+        if self._penalties is not None:
+            self._penalties[token] = self.sampling.repetition_penalty
         if self.guide is not None:
             self.guide.take(token)
 
-    def _guided(self, logits: Tensor) -> int:
-        if self.guide is None:
-            return self._sample(logits)
-        if not self._refused:
-            token = self._sample(logits, self.guide.allowed())
-            self._refused = self.guide.refuses(token)
-            if not self._refused:
-                return token
-        return self._sample(logits, self.guide.allowed())
+    def withdraw(self) -> None:
+        """See `Sampler`: what it knows concerns nobody else."""
 
-    def _sample(self, logits: Tensor, allowed: Sequence[int] | None = None) -> int:
-        """A token of [vocabulary] logits, or of the allowed ones alone: as if all others had a logit of -inf."""
-        sampling = self.sampling
-        if sampling.repetition_penalty != 1.0:
-            logits = penalise(logits.float(), self._seen, sampling.repetition_penalty)
-        if allowed is None:
-            return self._draw(logits)
-        return allowed[self._draw(logits[torch.tensor(allowed, device=logits.device)])]
 
-    def _draw(self, logits: Tensor) -> int:
-        sampling = self.sampling
-        if sampling.temperature == 0.0:
-            return int(logits.max(dim=-1).indices)  # several times as fast as argmax in bf16
-        kept = apply_filters(logits.cpu(), sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        if self._refused not in self._noise:
-            uniform = torch.rand(kept.shape, generator=self._generator, dtype=torch.float64)
-            self._noise[self._refused] = -(-(uniform.clamp_min(1e-300)).log()).log()
-        return int((kept + self._noise[self._refused]).argmax())
+def choose_tokens(samplers: Sequence[Sampler], logits: Tensor, batch: BatchSampler) -> list[Chosen]:
+    """The next token of each request, for [requests, vocabulary] logits in the same order."""
+    chosen: dict[int, Chosen] = {}
+    drawn: dict[int, TokenSampler] = {}
+    tokens: dict[int, int] = {}
+    for row, sampler in enumerate(samplers):
+        if isinstance(sampler, TokenSampler):
+            drawn[row] = sampler
+            sampler.shown(logits[row])
+        else:
+            chosen[row] = sampler.choose(logits[row])
+    left = drawn
+    while left:
+        forced = {row: token for row, sampler in left.items() if (token := sampler.forced()) is not None}
+        free = [row for row in left if row not in forced]
+        found = batch.draw(_rows(logits, free), [left[row].draw(logits[row]) for row in free]) if free else []
+        tokens |= forced | dict(zip(free, found, strict=True))
+        # Who is refused what was drawn is led elsewhere, and cannot be refused again.
+        left = {row: sampler for row, sampler in left.items() if sampler.refuses(tokens[row])}
+    asked = [row for row, sampler in drawn.items() if sampler.sampling.logprobs is not None]
+    chosen |= {row: Chosen(token) for row, token in tokens.items()}
+    if asked:
+        most = [drawn[row].sampling.logprobs or 0 for row in asked]
+        told = batch.log_probabilities(_rows(logits, asked), [tokens[row] for row in asked], max(most))
+        for row, count, (own, likeliest) in zip(asked, most, told, strict=True):
+            chosen[row] = Chosen(tokens[row], own, tuple(likeliest[:count]))
+    return [chosen[row] for row in range(len(samplers))]
+
+
+def _rows(logits: Tensor, rows: Sequence[int]) -> Tensor:
+    return logits if len(rows) == len(logits) else logits[list(rows)]
 
 
 def nth_seed(seed: int, number: int) -> int:

@@ -313,17 +313,17 @@ class Machine(RuleBasedStateMachine):
     def require_as_in_a_fresh_engine(self, handle: MessageHandle) -> None:
         """A decode that reads the message alone has the oracle's logits."""
         seen: list[torch.Tensor] = []
-        choose = TokenSampler.choose
+        shown = TokenSampler.shown
 
-        def listening(sampler: TokenSampler, logits: torch.Tensor) -> int:
+        def listening(sampler: TokenSampler, logits: torch.Tensor) -> None:
             seen.append(logits.detach().clone())
-            return choose(sampler, logits)
+            shown(sampler, logits)
 
-        TokenSampler.choose = listening  # type: ignore[method-assign]
+        TokenSampler.shown = listening  # type: ignore[method-assign]
         try:
             probe = self.tried(lambda: self.engine.decode([7, 8], [handle], sampling=Sampling(forced=(9,))))
         finally:
-            TokenSampler.choose = choose  # type: ignore[method-assign]
+            TokenSampler.shown = shown  # type: ignore[method-assign]
         if probe is None:
             return
         self.engine.release(probe)

@@ -1,11 +1,24 @@
 """How one request's tokens are chosen."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from pydantic import ValidationError
+from support import sampling as oracle
 
-from choreo_agents.sampling import Sampling, TokenSampler
-from choreo_agents.sampling.filters import apply_filters, keep_top_k, keep_top_p
+from choreo_agents.sampling import (
+    AnswerGuide,
+    AnswerPaths,
+    BatchSampler,
+    Chosen,
+    Draw,
+    Sampler,
+    Sampling,
+    TokenSampler,
+    choose_tokens,
+)
+from choreo_agents.sampling.noise import noise_key
 
 PROBABILITIES = torch.tensor([0.5, 0.3, 0.15, 0.05])
 LOGITS = PROBABILITIES.log()
@@ -44,28 +57,76 @@ def chi_square(chosen: list[int], probabilities: torch.Tensor) -> float:
 
 def test_draws_follow_the_softmax() -> None:
     """Beyond 16.3 with three degrees of freedom is rarer than one in a thousand."""
-    assert chi_square(draws(4000), PROBABILITIES) < 16.3
+    assert chi_square(draws(1000), PROBABILITIES) < 16.3
 
 
 def test_temperature_sharpens_the_distribution() -> None:
     sharper = (LOGITS / 0.5).softmax(-1)
-    chosen = draws(4000, temperature=0.5)
+    chosen = draws(1000, temperature=0.5)
     assert chi_square(chosen, sharper) < 16.3 < chi_square(chosen, PROBABILITIES)
 
 
 def test_filtered_draws_follow_what_is_left() -> None:
-    chosen = draws(4000, top_k=3, top_p=0.8)
+    chosen = draws(1000, top_k=3, top_p=0.8)
     assert set(chosen) == {0, 1}
     assert chi_square(chosen, torch.tensor([0.625, 0.375])) < 10.8
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.6},
+        {"temperature": 2.5},
+        {"top_k": 20},
+        {"top_k": 200},
+        {"top_p": 0.3},
+        {"top_p": 0.9},
+        {"min_p": 0.02},
+        {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+        {"temperature": 1.5, "top_k": 150, "top_p": 0.8, "min_p": 0.01},
+    ],
+    ids=str,
+)
+def test_each_word_is_drawn_as_often_as_the_filters_leave_it(options: dict[str, float]) -> None:
+    """A chi-square five standard deviations above its mean is rarer than one in a hundred thousand."""
+    logits = torch.randn(300, generator=torch.Generator().manual_seed(3)) * 2.0
+    sampling = Sampling(**({"temperature": 1.0} | options))
+    wanted, _ = oracle.probabilities(logits.double(), sampling)
+    count = 4_000
+    drawn = torch.tensor(
+        BatchSampler().draw(logits.expand(count, -1), [Draw(sampling, noise_key(8, step)) for step in range(count)])
+    )
+    counts = torch.bincount(drawn, minlength=300)
+    assert counts[wanted == 0].sum() == 0
+    # Words that are drawn less than ten times are counted together.
+    often = wanted * count >= 10
+    seen = torch.cat([counts[often], counts[~often].sum()[None]]).double()
+    expected = torch.cat([wanted[often], wanted[~often].sum()[None]]) * count
+    seen, expected = seen[expected > 0], expected[expected > 0]
+    degrees = len(seen) - 1
+    found = float(((seen - expected) ** 2 / expected).sum())
+    assert found < degrees + 5 * (2 * degrees) ** 0.5 + 10
 
 
 def test_temperature_zero_takes_the_likeliest() -> None:
     assert draws(5, temperature=0.0, logits=torch.tensor([1.0, 3.0, 2.0])) == [1] * 5
 
 
+def test_of_equally_likely_words_the_first_is_taken() -> None:
+    logits = torch.zeros(1000)
+    logits[[300, 301, 900]] = 1.0
+    assert draws(2, temperature=0.0, logits=logits) == [300, 300]
+
+
 @pytest.mark.parametrize("temperature", [1e-3, 1e-40, 1e-300, 5e-324])
 def test_a_temperature_close_to_zero_takes_the_likeliest(temperature: float) -> None:
     assert draws(5, temperature=temperature, logits=torch.tensor([10.0, 30.0, 20.0])) == [1] * 5
+
+
+def test_a_very_high_temperature_leaves_nothing_to_the_logits() -> None:
+    chosen = draws(400, temperature=1e300, logits=torch.tensor([0.0, 90.0, -90.0, 10.0]))
+    assert chi_square(chosen, torch.full((4,), 0.25)) < 16.3
 
 
 def test_the_same_seed_draws_the_same_tokens() -> None:
@@ -101,29 +162,131 @@ def test_forced_tokens_are_taken_whatever_the_logits_say() -> None:
     assert [taken(sampler, LOGITS) for _ in range(3)] == [7, 0, 7]
 
 
+def kept(logits: torch.Tensor, **options: float) -> set[int]:
+    """What is ever drawn, at a temperature at which all words that are left are about as likely."""
+    sampling = {"temperature": 1.0} | options
+    return {TokenSampler(Sampling(**sampling), seed).choose(logits).token for seed in range(100)}
+
+
 def test_top_k_keeps_ties_with_the_last() -> None:
-    kept = keep_top_k(torch.tensor([1.0, 2.0, 2.0, 3.0]), 2)
-    assert kept.isfinite().tolist() == [False, True, True, True]
+    assert kept(torch.tensor([1.0, 2.0, 2.0, 3.0]), top_k=2) == {1, 2, 3}
+
+
+@pytest.mark.parametrize("words", [300, 3000])
+def test_top_k_keeps_any_number_of_ties(words: int) -> None:
+    """More than are cut out of a row at once."""
+    drawn = kept(torch.zeros(words).index_fill(0, torch.tensor([5]), 1.0), top_k=2)
+    assert len(drawn) > 60 and max(drawn) > words * 0.9
 
 
 @pytest.mark.parametrize("k", [0, 4, 9])
 def test_top_k_of_none_or_all_keeps_all(k: int) -> None:
-    assert torch.equal(keep_top_k(LOGITS, k), LOGITS)
+    assert kept(LOGITS, top_k=k) == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize(("p", "kept"), [(0.01, 1), (0.49, 1), (0.51, 2), (0.79, 2), (0.81, 3), (0.96, 4), (1.0, 4)])
-def test_top_p_keeps_the_fewest_that_reach_it(p: float, kept: int) -> None:
-    assert keep_top_p(LOGITS[[2, 0, 3, 1]], p).isfinite().sum() == kept
+@pytest.mark.parametrize(("p", "count"), [(0.01, 1), (0.49, 1), (0.51, 2), (0.79, 2), (0.81, 3), (0.96, 4), (1.0, 4)])
+def test_top_p_keeps_the_fewest_that_reach_it(p: float, count: int) -> None:
+    assert kept(LOGITS[[2, 0, 3, 1]], top_p=p) == set([1, 3, 0, 2][:count])
+
+
+def test_top_p_keeps_the_first_of_equally_likely_words() -> None:
+    """Ten of a thousand, whose weights are rounded: not one more, and not one less."""
+    assert kept(torch.zeros(1000), top_p=0.00999) == set(range(10))
 
 
 def test_top_k_comes_before_top_p() -> None:
     """Of the two likeliest the first has 0.625: enough for 0.6 only once the others are gone."""
-    assert apply_filters(LOGITS, 1.0, 2, 0.6).isfinite().sum() == 1
-    assert apply_filters(LOGITS, 1.0, 0, 0.6).isfinite().sum() == 2
+    assert kept(LOGITS, top_k=2, top_p=0.6) == {0}
+    assert kept(LOGITS, top_p=0.6) == {0, 1}
 
 
 def test_temperature_comes_before_top_p() -> None:
-    assert apply_filters(LOGITS, 0.25, 0, 0.8).isfinite().sum() == 1
+    assert kept(LOGITS, temperature=0.25, top_p=0.8) == {0}
+
+
+def test_min_p_keeps_what_is_likely_enough() -> None:
+    assert kept(LOGITS, min_p=0.2) == {0, 1, 2} and kept(LOGITS, min_p=1.0) == {0}
+    assert kept(LOGITS, min_p=0.2, top_p=0.7) == {0, 1}
+
+
+def test_what_is_no_number_is_not_drawn() -> None:
+    logits = torch.tensor([float("nan"), 1.0, float("-inf"), 2.0])
+    assert kept(logits) == {1, 3} and draws(1, logits, temperature=0.0) == [3]
+    assert kept(torch.tensor([0.0, float("inf"), 3.0])) == {1}
+
+
+class Alone:
+    """A sampler that chooses by itself."""
+
+    guide: AnswerGuide | None = None
+
+    def choose(self, logits: torch.Tensor) -> Chosen:
+        return Chosen(len(logits) - 1)
+
+    def take(self, token: int) -> None:
+        pass
+
+    def withdraw(self) -> None:
+        pass
+
+
+def step_of(samplers: Sequence[Sampler], logits: torch.Tensor, batch: BatchSampler) -> list[Chosen]:
+    """What they choose together and go on with."""
+    chosen = choose_tokens(samplers, logits, batch)
+    for sampler, each in zip(samplers, chosen, strict=True):
+        sampler.take(each.token)
+    return chosen
+
+
+def test_a_sampler_that_chooses_by_itself_is_asked_by_itself() -> None:
+    logits = LOGITS.expand(3, -1)
+    mine, yours = (TokenSampler(Sampling(temperature=1.0), seed) for seed in (3, 4))
+    together = [step_of([mine, Alone(), yours], logits, BatchSampler()) for _ in range(10)]
+    assert [[chosen.token for chosen in step] for step in together] == [
+        [one, 3, two] for one, two in zip(draws(10, seed=3), draws(10, seed=4), strict=True)
+    ]
+
+
+def test_a_step_of_all_kinds_is_what_each_is_alone() -> None:
+    """Forced, guided, refused once, penalised, with log-probabilities and without."""
+    generator = torch.Generator().manual_seed(1)
+    steps = torch.randn(6, 5, 40, generator=generator)
+    steps[:, 1, 9] = 9.0
+
+    def samplers() -> list[TokenSampler]:
+        led = AnswerPaths(frozenset({(4, 1), (5, 2)}), frozenset({(6,)}), frozenset({9}), 20)
+        return [
+            TokenSampler(Sampling(forced=(1, 2, 3, 4, 5, 6), logprobs=2), 0),
+            TokenSampler(Sampling(temperature=1.0, choices=("x",), lead="y"), 1, guide=AnswerGuide(led)),
+            TokenSampler(Sampling(temperature=1.0, repetition_penalty=3.0, logprobs=0), 2, seen=[3, 4, 4]),
+            TokenSampler(Sampling(logprobs=5), 3),
+            TokenSampler(Sampling(temperature=0.7, top_k=5, top_p=0.9), 4),
+        ]
+
+    batch, shared, alone = BatchSampler(), samplers(), samplers()
+    for step in steps[:3]:
+        chosen = step_of(shared, step, batch)
+        assert chosen == [
+            step_of([sampler], logits[None], batch)[0] for sampler, logits in zip(alone, step, strict=True)
+        ]
+    assert shared[1].guide is not None and shared[1].guide.done
+
+
+def test_a_penalised_answer_never_repeats_itself() -> None:
+    sampler = TokenSampler(Sampling(temperature=1.0, repetition_penalty=1e9), 0, seen=[2, 2])
+    drawn = [taken(sampler, torch.full((6,), -5.0)) for _ in range(5)]
+    assert sorted(drawn) == [0, 1, 3, 4, 5]
+
+
+@pytest.mark.parametrize("words", [5, 1000])
+def test_log_probabilities_are_those_of_the_softmax(words: int) -> None:
+    logits = torch.randn(words, generator=torch.Generator().manual_seed(0)) * 4
+    chosen = TokenSampler(Sampling(logprobs=4), 0).choose(logits)
+    wanted = logits.double().log_softmax(-1)
+    best = wanted.topk(4)
+    assert chosen.logprob == pytest.approx(float(wanted.max()), rel=1e-5, abs=1e-9)
+    assert [word for word, _ in chosen.top] == best.indices.tolist()
+    assert [value for _, value in chosen.top] == pytest.approx(best.values.tolist(), rel=1e-6, abs=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,78 @@
+"""Elementary functions of correctly rounded operations alone: the same bit by bit wherever they are computed.
+
+What a library's exp gives in the last bit depends on the processor, the device, and on where in a vector a number
+stands, which changes with the batch's shape and the number of threads. Sums, differences, products and quotients are
+rounded correctly everywhere, if each is an operation of its own.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+LOG2_E = math.log2(math.e)
+_EXP2 = (0.0013264727202715709, 0.009671512658650858, 0.05550733743414529, 0.240222420850803, 0.6931469775989691)
+"""2**f is about 1 + f * (a polynomial of these): the highest power first, fitted for f from -1/2 to 1/2."""
+_ROUND = 1.5 * 2**23
+"""Added to a small fp32 number it leaves the nearest integer in the low bits."""
+_MANTISSA_BITS = torch.tensor(23, dtype=torch.int32)
+_LOWEST = -127.0
+"""Of exponents: as fp32 has them, 2**-127 is 0."""
+_LOG_TERMS = 11
+_LOG_2 = (0.693147180369123816490, 1.90821492927058770002e-10)
+"""In two parts, the first of so few bits that its product with any exponent is exact."""
+
+
+def exp2_(exponents: Tensor, power: Tensor, spare: Tensor) -> Tensor:
+    """2 to the power of fp32 numbers that are at most 0, to 2e-7 of it: exactly 1 for 0, and 0 from -127 on.
+
+    Args:
+        exponents: Are overwritten.
+        power: Becomes the result: contiguous, of the same shape, as are the others.
+        spare: int32, is overwritten.
+
+    Returns:
+        `power`.
+    """
+    exponents.clamp_(min=_LOWEST)
+    torch.add(exponents, _ROUND, out=power)
+    torch.bitwise_left_shift(power.view(torch.int32), _MANTISSA_BITS, out=spare)
+    power.sub_(_ROUND)
+    exponents.sub_(power)
+    torch.mul(exponents, _EXP2[0], out=power)
+    for coefficient in _EXP2[1:]:
+        power.add_(coefficient).mul_(exponents)
+    power.add_(1.0)
+    # The integral part is added to the exponent of a number between 0.7 and 1.5.
+    power.view(torch.int32).add_(spare)
+    return power
+
+
+def rounded_for_sums_(weights: Tensor, words: int) -> Tensor:
+    """Round doubles between 0 and 1 so that sums of so many of them are exact, whatever the order of addition."""
+    shift = 1.5 * 2.0 ** (words - 1).bit_length()
+    # A double next to `shift` has 52 bits behind its first: what stands below them is rounded away.
+    return weights.add_(shift).sub_(shift)
+
+
+def log(number: float) -> float:
+    """The natural logarithm of a positive number, to a few units in the last place."""
+    mantissa, exponent = math.frexp(number)
+    if mantissa < math.sqrt(0.5):
+        mantissa, exponent = 2.0 * mantissa, exponent - 1
+    # ln m = 2 atanh s, a series in s * s, which is at most 0.03.
+    s = (mantissa - 1.0) / (mantissa + 1.0)
+    series = 0.0
+    for term in range(_LOG_TERMS - 1, -1, -1):
+        series = series * (s * s) + 1 / (2 * term + 1)
+    return exponent * _LOG_2[0] + (exponent * _LOG_2[1] + 2.0 * s * series)
+
+
+def negative_log1p(number: float) -> float:
+    """-ln(1 - x), also for an x that is next to 0; for one that was rounded to 1 as if it had been a little less."""
+    rest = max(1.0 - number, 2.0**-64)
+    lost = 1.0 - rest
+    # What is lost when 1 - x is rounded is made up for by the ratio of x to what was not.
+    return -log(rest) * (number / lost) if lost else number
