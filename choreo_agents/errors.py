@@ -92,6 +92,10 @@ class UnsupportedModelError(ChoreoError, ValueError):
     """A model that the engine cannot serve exactly; the message gives the reason."""
 
 
+class ChatTemplateError(UnsupportedModelError):
+    """A chat template that fails on the simplest conversation; the message has its reason."""
+
+
 class ModelNotFoundError(ChoreoError, FileNotFoundError):
     """A model that is neither a folder, nor in the local hub cache, nor on a hub that can be reached."""
 

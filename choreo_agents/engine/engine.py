@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Unpack, overload
@@ -79,6 +79,7 @@ class Engine:
         quota: Quota | None = None,
         sink: EventSink = discard,
         adapter: str | Path | None = None,
+        chat: Mapping[str, Any] | None = None,
     ) -> Engine:
         """Load a model and start an engine over it.
 
@@ -95,6 +96,7 @@ class Engine:
                 engine: what is to be known again in another process needs one. `quota`: see `tenant`.
             sink: Receives trace events on the engine's thread.
             adapter: What `load_adapter` takes, for calls of all tenants that name no other.
+            chat: Variables of the model's chat template, such as `{"enable_thinking": True}`, and `date`.
 
         Raises:
             AdapterError: The adapter is another model's, or its files are damaged.
@@ -103,7 +105,7 @@ class Engine:
         compute_after_fork()
         chosen = {"method": method, "memory": memory or Memory(), "scheduling": scheduling or Scheduling()}
         settings = Settings.model_validate(chosen | {"backend": backend, "seed": seed, "sink": sink})
-        loaded = _loaded(model, backend, {"device": device, "dtype": dtype, "prepacked": prepacked})
+        loaded = _loaded(model, backend, {"device": device, "dtype": dtype, "prepacked": prepacked, "chat": chat})
         own = None if adapter is None else read_loaded(loaded.adapter, adapter, settings.memory.mapped_storage)
         tenants = Tenants(EngineCore(loaded, settings, own))
         return cls(tenants, salt, quota, EngineOwner(tenants))

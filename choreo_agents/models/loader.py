@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from choreo_agents.attention.backends import AttentionBackend, BackendName, make_backend, require_backend
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models.adapter import ModelAdapter, max_positions
-from choreo_agents.models.chat import ChatFormat, Role
+from choreo_agents.models.chat import ChatFormat, Role, chat_format
 from choreo_agents.models.checkpoint import Checkpoint
 from choreo_agents.models.discovery import discover_attention
 from choreo_agents.models.dtypes import require_served
@@ -122,6 +122,7 @@ def load_model(
     dtype: torch.dtype | None = None,
     prepacked: bool = True,
     backend: BackendName | AttentionBackend = "auto",
+    chat: Mapping[str, Any] | None = None,
 ) -> LoadedModel:
     """Load a model and check on its weights that cached messages can be moved exactly.
 
@@ -132,6 +133,8 @@ def load_model(
         prepacked: Lay large linear weights out for the CPU, where that takes no more memory than there is: about twice
             as fast. Pages of a file stay beside them; weights that have been converted do not.
         backend: What will attend: the check is made with it.
+        chat: Variables of the model's chat template by name, such as `enable_thinking`; and `date`, the day that it
+            writes as today's.
 
     Raises:
         UnsupportedModelError: The architecture, its positions or its files cannot be served exactly; says why, before
@@ -151,7 +154,7 @@ def load_model(
     require_loadable(checkpoint.config, dtype)
     # What a few small files tell comes before gigabytes.
     tokenizer = checkpoint.tokenizer()
-    chat, spelling = ChatFormat.of(tokenizer), spelling_of(tokenizer)
+    turns, spelling = chat_format(tokenizer, chat), spelling_of(tokenizer)
     files = checkpoint.files()
     model = checkpoint.model(device, dtype)
     text = model.config.get_text_config()
@@ -162,7 +165,7 @@ def load_model(
     probe = require_movable(adapter, prompt, served)
     packed = prepack(model, replacing=True) if prepacked else 0
     exact_with = {backend if isinstance(backend, str) else id(backend): served}
-    return LoadedModel(str(name), adapter, tokenizer, chat, spelling, probe, prompt, packed, exact_with)
+    return LoadedModel(str(name), adapter, tokenizer, turns, spelling, probe, prompt, packed, exact_with)
 
 
 def _backend(adapter: ModelAdapter, wanted: BackendName | AttentionBackend) -> AttentionBackend:

@@ -143,7 +143,7 @@ def scripted_model(sampler: Callable[[SamplerCall], Sampler], context: int) -> L
         NAME,
         cast("ModelAdapter", ScriptedAdapter(context)),
         cast("Any", ScriptedTokenizer()),
-        ChatFormat(BOS, system, user, assistant),
+        ChatFormat(BOS, system, user, assistant, later=system),
         ScriptedSpelling(),
         MovedLogits(error=0.0, tolerance=0.0),
         ProbePrompt(probed, torch.zeros(len(probed), 1)),

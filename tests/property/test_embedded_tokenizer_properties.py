@@ -11,10 +11,10 @@ from choreo_agents.lab.language import TASKS, draw_problem, vocabulary
 from choreo_agents.lab.language.scoring import first_sentence
 from choreo_agents.lab.language.sentences import plurality, revise
 from choreo_agents.lab.language.tasks.debate import debate_problem
-from choreo_agents.models.chat import ChatFormat
+from choreo_agents.models.chat import chat_format
 
 TOKENIZER = build_tokenizer()
-CHAT = ChatFormat.of(TOKENIZER)
+CHAT = chat_format(TOKENIZER)
 words = st.sampled_from([*vocabulary.words(), *vocabulary.PUNCTUATION, *vocabulary.SPECIAL_TOKENS, " ", "\n", "  "])
 texts = st.lists(words | st.text(max_size=8), max_size=8).map("".join)
 problems = st.tuples(st.integers(0, 10**9), st.integers(2, 8), st.integers(1, 20))

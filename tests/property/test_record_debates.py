@@ -10,10 +10,10 @@ from choreo_agents.lab.embedded.tokenizer import build_tokenizer
 from choreo_agents.lab.language.problem import split_of
 from choreo_agents.lab.language.tasks.debate import DEBATE_RULES
 from choreo_agents.lab.language.tasks.record_debate import REPORTS, record_debate_problem
-from choreo_agents.models.chat import ChatFormat
+from choreo_agents.models.chat import chat_format
 
 TOKENIZER = build_tokenizer()
-CHAT = ChatFormat.of(TOKENIZER)
+CHAT = chat_format(TOKENIZER)
 seeds = st.integers(0, 10**9)
 
 

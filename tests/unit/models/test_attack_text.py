@@ -13,7 +13,7 @@ from unit.models.test_chat_tokens import CHAT, KINDS, STYLES, TEXT, trained
 
 from choreo_agents.errors import UnsupportedModelError
 from choreo_agents.models import FramedText
-from choreo_agents.models.chat import ChatFormat
+from choreo_agents.models.chat import chat_format
 from choreo_agents.models.spelling import spelling_of
 from choreo_agents.testing.tokenizer import SPECIAL_TOKENS, ScriptedSpelling, ScriptedTokenizer
 
@@ -222,7 +222,7 @@ def test_where_words_hold_no_control_token_all_is_as_the_tokenizer_has_it(kind: 
 @pytest.mark.parametrize("style", STYLES)
 def test_no_speaker_and_no_words_write_a_turn_of_their_own(style: str, kind: str) -> None:
     tokenizer = trained(style, kind)
-    chat, spelling = ChatFormat.of(tokenizer), spelling_of(tokenizer)
+    chat, spelling = chat_format(tokenizer), spelling_of(tokenizer)
     added = {number for text, number in tokenizer.added_tokens_encoder.items() if not text.startswith("<0x")}
     for role, words in CHAT:
         harmless = chat.turn(role, words, "Ann")  # type: ignore[arg-type]

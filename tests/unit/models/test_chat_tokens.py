@@ -3,11 +3,26 @@
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
-from unit.models.test_chat_format import CHATML, GEMMA, LLAMA3
 
-from choreo_agents.models.chat import ChatFormat
+from choreo_agents.models.chat import chat_format
 from choreo_agents.models.spelling import spelling_of
 
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA3 = (
+    "{{ bos_token }}{% for message in messages %}"
+    "<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n{{ message['content'] | trim }}<|eot_id|>"
+    "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+GEMMA = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    "{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}"
+    "<start_of_turn>{{ role }}\n{{ message['content'] | trim }}<end_of_turn>\n{% endfor %}"
+)
 MISTRAL = (
     "{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}"
@@ -24,7 +39,7 @@ STYLES = {
 }
 TEXT = [
     "The harbour gate opens at nine, and the council meets in the old hall: who keeps the key?",
-    "user assistant system model You are helpful. What is 17 + 25? It's 42.\n\nNo, I don't agree.\n",
+    "user assistant system model You are helpful. What is 17 + 25? It's 42. [INST] [/INST]\n\nNo, I don't agree.\n",
 ]
 CHAT = [
     ("user", "Who keeps the key?"),
@@ -79,14 +94,14 @@ def trained(style: str, kind: str) -> PreTrainedTokenizerFast:
 @pytest.mark.parametrize("style", STYLES)
 def test_turns_encoded_one_by_one_are_the_tokens_of_the_whole_chat(style: str, kind: str) -> None:
     tokenizer = trained(style, kind)
-    chat = ChatFormat.of(tokenizer)
+    chat = chat_format(tokenizer)
     spans = [chat.root(None).text, *(chat.turn(role, words).text for role, words in CHAT)]
     pieces = [tokenizer.encode(span, add_special_tokens=False) for span in spans if span]
     whole = tokenizer.apply_chat_template(
         [{"role": role, "content": words} for role, words in CHAT], tokenize=True, return_dict=False
     )
     joined = [token for piece in pieces for token in piece]
-    if style == "mistral, marks of plain text" and kind != "byte-level":
+    if style == "mistral, marks of plain text":
         # Nothing special stands between its turns: such a tokenizer may join what ends one with what opens the next,
         # and spaces fall otherwise. The words are the same.
         bare = str.maketrans("", "", " ▁")
@@ -102,7 +117,7 @@ def test_turns_encoded_one_by_one_are_the_tokens_of_the_whole_chat(style: str, k
 def test_an_answer_begins_where_its_header_ends(style: str) -> None:
     """Header, words and turn end, encoded apart, read back as the turn."""
     tokenizer = trained(style, "byte-level")
-    chat = ChatFormat.of(tokenizer)
+    chat = chat_format(tokenizer)
     role, words = "assistant", " 42"
     header = tokenizer.encode(chat.header(None).text, add_special_tokens=False)
     rest = tokenizer.encode(words + chat.turn_end, add_special_tokens=False)
