@@ -203,7 +203,7 @@ class Engine:
 
     def logprobs(self, handle: MessageHandle) -> tuple[Chosen, ...]:
         """The tokens that were sampled for a message, with the log-probabilities that its call asked for."""
-        return self._tenant.find(handle).chosen
+        return self._tenant.find(handle).chosen or ()
 
     def release(self, handle: MessageHandle, *, spare_only: bool = False) -> None:
         """Drop one lease; with `spare_only`, unless it is the last, after which KV is freed and the handle refused."""

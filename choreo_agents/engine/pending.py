@@ -119,7 +119,7 @@ class Pending:
             request.role,
             Usage.of(request),
             request.label,
-            tuple(request.chosen),
+            None if request.decoding is None else tuple(request.chosen),
             header=len(self.lineage.tokens),
         )
 

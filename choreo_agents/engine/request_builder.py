@@ -24,7 +24,8 @@ from choreo_agents.errors import AdapterError, ContextLengthError, InvalidReques
 from choreo_agents.kv.archive import KVKey
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText
-from choreo_agents.runtime.request import Decoding, Request
+from choreo_agents.runtime.decoding import Decoding
+from choreo_agents.runtime.request import Request
 from choreo_agents.sampling import AnswerPaths, Sampler, SamplerCall, Sampling, TokenSampler, nth_seed
 
 _REMEMBERED_CALLS = 65_536
@@ -46,6 +47,8 @@ class ReadCall:
     """Tokens after which a decode ends."""
     paths: AnswerPaths | None = None
     """To the answers that are allowed; None: any is."""
+    left_out: frozenset[int] = frozenset()
+    """See `Decoding`."""
 
     @property
     def longest(self) -> int:
@@ -110,10 +113,12 @@ class RequestBuilder:
         if call.joining is not None and call.joining.maker is not self:
             raise InvalidRequestError("the joining is another engine's or tenant's: make one with joining()")
         self._tokens(call.sampling.forced or (), "sampling.forced")
-        closing = self._tokens(call.closing, "closing")
+        closing = self._tokens(() if call.closing is None else call.closing, "closing")
         stops = frozenset(self._stops(call.sampling, closing))
         paths = answer_paths(self._core.model, call.sampling, stops | frozenset(closing[:1]))
-        return [ReadCall(call, tokens, closing, sample, stops, paths) for sample in range(call.sampling.n)]
+        ends = (stops if paths is None else paths.ends) - frozenset(call.sampling.stop_tokens or ())
+        left_out = frozenset[int]() if call.closing is None else ends
+        return [ReadCall(call, tokens, closing, sample, stops, paths, left_out) for sample in range(call.sampling.n)]
 
     def place(self, read: ReadCall) -> PlacedCall:
         """Find and place the parents; raises what `Engine.prefill` raises. Under the engine's lock."""
@@ -203,7 +208,7 @@ class RequestBuilder:
             return self._naming.handle(lineage).id
         if call.memo is None:
             return None
-        closing = ",".join(map(str, read.closing))
+        closing = "" if call.closing is None else f"[{','.join(map(str, read.closing))}]"
         return f"{call.memo} {read.sample} {self._naming.handle(lineage).id} {canonical(call.sampling)} {closing}"
 
     def _mapping(self, read: ReadCall, call: Prefill, parents: tuple[Message, ...]) -> Lineage:
@@ -232,7 +237,7 @@ class RequestBuilder:
             view = tuple((parent.author, parent.tokens) for parent in lineage.parents)
             sampler = model.sampler(SamplerCall(call.author, view, lineage.tokens, sampling, guide, call.watch))
         stop_text = TextStop(model, sampling.stop).ends_with if sampling.stop and guide is None else None
-        return Decoding(sampling, sampler, read.stops, read.closing, stop_text)
+        return Decoding(sampling, sampler, read.stops, read.closing, stop_text, read.left_out)
 
     def _filled(self, call: Prefill | Decode, content: Content, what: str, empty: str) -> tuple[int, ...]:
         """Tokens, of which there must be some."""

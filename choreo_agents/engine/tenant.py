@@ -263,9 +263,9 @@ class Tenant:
         assert isinstance(call, Decode)
         known = None if placed.name is None else self.core.table.recall(placed.name)
         if known is not None:
-            for chosen in known.chosen if batch.on_token is not None else ():
-                assert batch.on_token is not None
-                batch.on_token(chosen)
+            if batch.on_token is not None:
+                for chosen in known.chosen or ():
+                    batch.on_token(chosen)
             if call.joining is not None:
                 call.joining.begin(call, None)
         return known

@@ -263,8 +263,8 @@ class EngineLoop:
         if chosen is not None:
             if request.first_token_s is None:
                 self._emit(FirstToken(now, request.number, now - request.submitted_s))
-            request.take(chosen)
-            for listener in request.listeners:
+            listeners = request.listeners if request.take(chosen) else ()
+            for listener in listeners:
                 listener(chosen)
         if request.done():
             self._under_way.finish(request)

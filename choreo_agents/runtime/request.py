@@ -13,7 +13,8 @@ from choreo_agents.errors import KVMemoryError
 from choreo_agents.kv.cache import CacheEntry
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.segment import Piece, Segment
-from choreo_agents.sampling import Chosen, Sampler, Sampling
+from choreo_agents.runtime.decoding import Decoding
+from choreo_agents.sampling import Chosen
 
 
 @dataclass(frozen=True)
@@ -135,41 +136,6 @@ class Owner(Protocol):
 
 
 @dataclass
-class Decoding:
-    """The part of a request that samples."""
-
-    sampling: Sampling
-    sampler: Sampler
-    stop_tokens: frozenset[int]
-    closing: tuple[int, ...]
-    """Tokens that the message ends with, whether the model produces them or not."""
-    stop_text: Callable[[int], bool] | None = None
-    """Told every sampled token, in order: whether a text to stop at is complete with it."""
-
-    @property
-    def longest(self) -> int:
-        """Tokens that it can add at most, closing ones included."""
-        guide = self.sampler.guide
-        return (self.sampling.longest if guide is None else guide.paths.longest) + len(self.closing)
-
-    def ends(self, sampled: list[int]) -> bool:
-        """Whether these are all the tokens to sample; asked once after each."""
-        if self.sampling.forced is not None:
-            return len(sampled) == len(self.sampling.forced)
-        if self.sampler.guide is not None:
-            return self.sampler.guide.done
-        stopped = self.stop_text is not None and self.stop_text(sampled[-1])
-        return stopped or sampled[-1] in self.stop_tokens or len(sampled) == self.sampling.max_tokens
-
-    def missing_end(self, sampled: list[int]) -> tuple[int, ...]:
-        """The closing tokens that the model has not produced itself."""
-        for have in range(min(len(self.closing), len(sampled)), 0, -1):
-            if tuple(sampled[-have:]) == self.closing[:have]:
-                return self.closing[have:]
-        return self.closing
-
-
-@dataclass
 class Charges:
     """Tokens that steps have encoded for a request: its own, and those of messages that somebody had to encode for it.
 
@@ -241,6 +207,8 @@ class Request:
         """It is admitted: what it encodes is settled, and has a place."""
         self.binding, self.segment, self.tokens = binding, segment, list(binding.prompt)
         self.ended = self.decoding is None
+        if self.decoding is not None and self.decoding.is_silent:
+            self._end(self.decoding)
         self.encoding.bound(segment)
 
     def hand_over(self) -> Segment | None:
@@ -336,8 +304,8 @@ class Request:
             self.futures.remove(future)
         return gone
 
-    def take(self, chosen: Chosen) -> None:
-        """Append a sampled token, and the closing ones if it was the last."""
+    def take(self, chosen: Chosen) -> bool:
+        """Append a sampled token, and the closing ones if it was the last; whether it is part of the message."""
         assert self.decoding is not None and not self.ended
         if self.first_token_s is None:
             self.first_token_s = time.perf_counter()
@@ -345,9 +313,18 @@ class Request:
         self.sampled.append(chosen.token)
         self.tokens.append(chosen.token)
         self.decoding.sampler.take(chosen.token)
-        if self.decoding.ends(self.sampled):
-            self.ended = True
-            self.tokens.extend(self.decoding.missing_end(self.sampled))
+        if not self.decoding.ends(self.sampled):
+            return True
+        is_said = not self.decoding.leaves_out_last(self.sampled)
+        if not is_said:
+            del self.chosen[-1], self.sampled[-1], self.tokens[-1]
+        self._end(self.decoding)
+        return is_said
+
+    def _end(self, decoding: Decoding) -> None:
+        """Nothing more is sampled: what is missing of the closing follows."""
+        self.ended = True
+        self.tokens.extend(decoding.missing_end(self.sampled))
 
     def grow(self) -> Sequence[Request]:
         """Let what has come for it while it decodes into its view; requests that compute what of that is lost."""
@@ -362,7 +339,8 @@ class Request:
 
     def done(self) -> bool:
         """Whether nothing is left to sample or, where later readers need it, to encode."""
-        return self.ended and (self.pending == 0 or not self.owner.encodes_end)
+        prompt = 0 if self.binding is None else len(self.binding.prompt)
+        return self.ended and (self.pending == 0 or (self.encoded >= prompt and not self.owner.encodes_end))
 
 
 @contextmanager

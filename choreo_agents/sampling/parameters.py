@@ -29,21 +29,23 @@ class Sampling(BaseModel):
     seed: int | None = None
     """Same seed, same tokens, whoever shares the batch. None: derived from the engine's seed and the call."""
     stop_tokens: tuple[int, ...] | None = None
-    """Tokens after which the message ends; they are part of it. None: the model's own end tokens."""
+    """Tokens after which the message ends; they are part of it. None: the model's own end tokens, of which the message
+    of a call with a `closing` keeps those that begin it."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts after which the message ends, besides; they are part of it. Special tokens have no text here."""
     logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
     """Keep the log-probability of every token that was sampled, and of this many of the likeliest in its place. They
     are the model's own: of before penalty, temperature and filters."""
-    forced: tuple[int, ...] | None = Field(default=None, min_length=1)
-    """Take exactly these tokens instead of sampling, at the full price of every step (for fair timing)."""
+    forced: tuple[int, ...] | None = None
+    """Take exactly these tokens instead of sampling, at the full price of every step: to replay what was sampled, which
+    may be nothing, and for fair timing."""
     n: int = Field(default=1, ge=1)
     """Answers to sample: over one view, each with its own random numbers. More than one come as a list, from a list
     of calls."""
     choices: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """The allowed answers: the text that is sampled ends with one of them, and the decode with it. A longer choice may
     follow a shorter one that starts it, unless the model ends there; an end token that has a text of its own then
-    stands behind the answer. Whatever is `forced` is taken as it is."""
+    stands behind the answer, unless a `closing` takes its place. Whatever is `forced` is taken as it is."""
     lead: str = ""
     """Text that the answer comes after, as in "I vote for". The model writes freely until its text ends with it; where
     it would stop before, or has just enough tokens left, the lead is forced. Empty: the answer is all that is

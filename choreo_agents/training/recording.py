@@ -43,7 +43,8 @@ def record(engine: Engine, name: str, handles: Sequence[MessageHandle]) -> Trace
             # What it is a copy of may have been released, and encoded again elsewhere, since.
             start = starts[parents[0]]
             offsets = (start,)
-        placed = (parents, offsets, start, each.sampled, each.adapter, each.mapped, each.author, each.role)
+        learn = None if each.sampled is None or each.sampled[0] == each.sampled[1] else each.sampled
+        placed = (parents, offsets, start, learn, each.adapter, each.mapped, each.author, each.role)
         messages.append(TraceMessage(each.handle.id, each.tokens, *placed))
     return Trace(name, tuple(messages))
 

@@ -192,7 +192,7 @@ class MergeSteps:
         return (
             yield [
                 Decode(
-                    said.tokens[: said.header] if said.chosen else chat.header(said.author),
+                    said.tokens[: said.header] if said.chosen is not None else chat.header(said.author),
                     [*seen, question],
                     [*offsets, end],
                     end + question.length,

@@ -26,7 +26,8 @@ class MessageRecord:
     since: tuple[int, ...]
     """For each parent, how many of the message's tokens were encoded before it came into view: 0 but for late ones."""
     sampled: tuple[int, int] | None
-    """Index of the first token that was sampled, and the end of those that were; None: it was prefilled."""
+    """Index of the first token that was sampled, and the end of those that were, which are none if the model ended at
+    once; None: it was prefilled."""
     adapter: str | None
     """The name of the adapter that encoded it; None: the model alone."""
     mapped: bool
@@ -64,7 +65,7 @@ def _record(tenant: Tenant, message: Message) -> MessageRecord:
         tuple(start + offset for offset in message.relative_offsets),
         start,
         message.since,
-        (message.header, message.header + len(message.chosen)) if message.chosen else None,
+        None if message.chosen is None else (message.header, message.header + len(message.chosen)),
         tenant.core.adapters.name_of(message.lineage.adapter, tenant.name),
         bool(message.lineage.mapper),
         message.author,

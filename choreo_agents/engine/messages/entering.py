@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.kv.segment import Segment
+from choreo_agents.sampling import Chosen
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def entering(table: MessageTable, made: Message, segment: Segment | None = None)
         table.fill(message, segment if lost else None)
         if segment is not None or lost:
             message.usage, message.promise = made.usage, made.promise
-        if made.chosen and (not message.chosen or message.chosen[0].logprob is None):
+        if made.chosen is not None and not (message.chosen and _tells_more(message.chosen, made.chosen)):
             message.chosen, message.header = made.chosen, made.header
         yield message
         table.drop_if_unleased(message)
@@ -48,3 +49,8 @@ def entering(table: MessageTable, made: Message, segment: Segment | None = None)
         if segment is not None and not held:
             # The same content was decoded twice, and the first encoding serves both; or nothing came of it.
             table.cache.pool.unpin(segment)
+
+
+def _tells_more(known: Sequence[Chosen], made: Sequence[Chosen]) -> bool:
+    """Whether of two ways to sample one message the known one, in which something was sampled, is to be kept."""
+    return not made or known[0].logprob is not None

@@ -77,8 +77,8 @@ class Message:
     usage: Usage
     label: str = ""
     """What the request that made it was called."""
-    chosen: tuple[Chosen, ...] = ()
-    """What was sampled, if it was decoded: less than all tokens by the header and what closed it."""
+    chosen: tuple[Chosen, ...] | None = None
+    """What was sampled, if it was decoded: less than all tokens by the header and what closed it. None: prefilled."""
     header: int = 0
     """How many of its tokens came before these."""
     promise: int | None = None

@@ -21,8 +21,8 @@ class Usage:
     tokens_reused: int
     """Tokens that its view holds and that it found encoded."""
     ttft_s: float | None
-    """Seconds from the decode's submission to its first token; None for a prefill. Under choreo its parents were
-    encoded before, by calls of their own, unless these were lazy."""
+    """Seconds from the decode's submission to its first token; None for a prefill, and where nothing was sampled. Under
+    choreo its parents were encoded before, by calls of their own, unless these were lazy."""
     duration_s: float
     tokens_recomputed: int = 0
     """Tokens encoded again for it since memory had lost them."""

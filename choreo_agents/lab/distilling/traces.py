@@ -190,9 +190,10 @@ def sampled(engine: Engine, state: Mapping[str, Any]) -> Replay:
     """The tokens that every agent has sampled in a finished run: to be forced on another."""
     said: dict[tuple[str, int, int, int], tuple[int, ...]] = {}
     for entry in state["handles"]:
-        tokens = tuple(chosen.token for chosen in engine.logprobs(MessageHandle.model_validate(entry["handle"])))
-        if tokens:
-            said[entry["author"], entry["superstep"], entry["branch"], entry["call"]] = tokens
+        [*_, made] = engine.inspect.records([MessageHandle.model_validate(entry["handle"])])
+        if made.sampled is not None:
+            place = (entry["author"], entry["superstep"], entry["branch"], entry["call"])
+            said[place] = made.tokens[slice(*made.sampled)]
     return said
 
 

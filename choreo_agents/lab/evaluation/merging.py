@@ -112,7 +112,8 @@ async def play_synthesis(
         ending = engine.model.encode(engine.chat.turn_end)
         said = {name: play.words(problem.by_name[name], handle) for name, handle in play.spoken.items()}
         said[parts.answer.name] = play.words(parts.answer, answer)
-        return Merged(said, tuple(engine.tokens(answer)), sampled[-1] in ending)
+        ended = len(sampled) < sampling.max_tokens or sampled[-1] in ending
+        return Merged(said, tuple(engine.tokens(answer)), ended)
     finally:
         for handle in play.held:
             engine.release(handle)

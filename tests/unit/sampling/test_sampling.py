@@ -303,7 +303,6 @@ def test_log_probabilities_are_those_of_the_softmax(words: int) -> None:
         {"logprobs": -1},
         {"n": 0},
         {"max_tokens": 0},
-        {"forced": ()},
         {"temprature": 1.0},
         {"seed": "x"},
     ],

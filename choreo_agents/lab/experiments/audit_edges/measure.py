@@ -219,9 +219,10 @@ def _remember(engine: Engine, state: Mapping[str, Any], said: dict[Place, tuple[
     """Note the tokens of what was decoded since, before anybody edits it."""
     for entry in state.get("handles") or []:
         place = (entry["author"], entry["superstep"], entry["branch"], entry.get("call", 0))
-        chosen = tuple(each.token for each in engine.logprobs(MessageHandle.model_validate(entry["handle"])))
-        if not chosen:
+        [*_, made] = engine.inspect.records([MessageHandle.model_validate(entry["handle"])])
+        if made.sampled is None:
             continue
+        chosen = made.tokens[slice(*made.sampled)]
         if said.setdefault(place, chosen) != chosen:
             raise InvalidRequestError(
                 f"two messages of {place[0]!r} in superstep {place[1]} cannot be told apart: send branches with "
