@@ -12,8 +12,9 @@ from contextlib import aclosing, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from choreo_agents.engine.answering import answer_of, join, thinks, thought_out
 from choreo_agents.engine.calls import Calls, Decode, Prefill, StreamedToken
-from choreo_agents.engine.detokenizer import Detokenizer
+from choreo_agents.engine.decoding.thoughts import PhaseTexts
 from choreo_agents.engine.messages.scope import Scope, current, entered
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.engine.turns import LoopTurns
@@ -112,25 +113,51 @@ class Caller:
                 calls = next(batches)
                 while True:
                     calls = calls if terms is None else terms.put_on(calls)
-                    started = yield from self._let_in(calls)
-                    answers = self.tenant.submit(calls, scope, started)
-                    with self.tenant.given_up_if_left(answers, scope):
-                        handles = yield Until(answers)
-                    calls = batches.send(handles)
+                    calls = batches.send((yield from self._made(calls, scope)))
             except StopIteration as done:
                 found: T = done.value
         yield found
 
+    def _made(self, calls: Calls, scope: Scope | None) -> Generator[Until, list[Any], list[MessageHandle]]:
+        """What comes of a batch."""
+        started = yield from self._let_in(calls)
+        asked: Any = [thought_out(call) if thinks(call) else call for call in calls]
+        answers = self.tenant.submit(asked, scope, started)
+        with self.tenant.given_up_if_left(answers, scope):
+            handles: list[MessageHandle] = yield Until(answers)
+            if any(map(thinks, calls)):
+                handles = yield from self._answered(calls, handles, scope)
+        return handles
+
+    def _answered(
+        self, calls: Calls, handles: list[MessageHandle], scope: Scope | None
+    ) -> Generator[Until, list[Any], list[MessageHandle]]:
+        """What was said, in the place of what was thought and said; all others as they are."""
+        each = [call for call in calls for _ in range(call.sampling.n if isinstance(call, Decode) else 1)]
+        thought = [(place, call) for place, call in enumerate(each) if thinks(call)]
+        asked: Any = [answer_of(self.tenant, call, handles[place]) for place, call in thought]
+        answers = self.tenant.submit(asked, scope)
+        with self.tenant.given_up_if_left(answers, scope):
+            said: list[MessageHandle] = yield Until(answers)
+        for (place, call), answer in zip(thought, said, strict=True):
+            handles[place] = join(self.tenant, call, handles[place], answer, scope)
+        return handles
+
     def _streamed(self, call: Decode, scope: Scope | None) -> Steps[Item]:
         started = yield from self._let_in([call])
-        arrived = _Arrived()
-        [answer] = self.tenant.submit([call], scope, started, arrived.put)
+        arrived, model = _Arrived(), self.tenant.core.model
+        asked = thought_out(call) if thinks(call) else call
+        [answer] = self.tenant.submit([asked], scope, started, arrived.put)
         answer.add_done_callback(lambda _: arrived.put(_END))
-        detokenizer = Detokenizer(self.tenant.core.model)
+        texts = PhaseTexts(model, call.thinking)
         with self.tenant.given_up_if_left([answer], scope):
             while (chosen := (yield Until([arrived.next()]))[0]) is not _END:
-                yield StreamedToken(chosen.token, detokenizer.add(chosen.token), chosen)
-        yield answer.result()
+                phase, text = texts.add(chosen.token)
+                yield StreamedToken(chosen.token, text, chosen, phase)
+            handles = [answer.result()]
+            if thinks(call):
+                handles = yield from self._answered([call], handles, scope)
+        yield handles[0]
 
     def _let_in(self, calls: Sequence[Prefill | Decode]) -> Generator[Until, list[Any], float]:
         """Wait until calls may start; when they were made, as `time.perf_counter` counts."""

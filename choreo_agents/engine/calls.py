@@ -9,9 +9,10 @@ from typing import TypedDict
 from torch import Tensor
 
 from choreo_agents.engine.messages.joining import Joining
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import FramedText
-from choreo_agents.sampling import Chosen, Sampling
+from choreo_agents.models import ChatFormat, FramedText
+from choreo_agents.sampling import Chosen, Phase, Sampling
 
 Content = str | FramedText | Sequence[int]
 """Text, tokenized without adding anything, or token ids.
@@ -21,6 +22,50 @@ somebody else has written comes as the words of a `FramedText`, as `engine.chat.
 Handles = Sequence[MessageHandle]
 Places = Sequence[int | None] | int | None
 """Offsets, or a new offset, as the fields of `Prefill`."""
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """Lets a model think before it answers: it closes its thoughts itself, or is made to.
+
+    What a call with it returns is the answer alone, encoded again behind a header of its own once it is there: at the
+    price of a prefill of its length. Whoever reads it depends on the thoughts through its words only. The thoughts are
+    a message of their own, confidential, by `author.thoughts` (see `Inspection.thoughts`), which lives as long as the
+    answer. `max_tokens`, `stop` and `choices` are of the answer.
+    """
+
+    end: str
+    """What tells that thoughts are over, control tokens included: `</think>`."""
+    answer: str | FramedText
+    """The header of the answer, as readers see it."""
+    before: str = ""
+    """What stands between thoughts and `end`, where the model is made to close them."""
+    after: str | FramedText = ""
+    """What stands between `end` and the answer."""
+    budget: int = 4096
+    """Tokens of thoughts at most; 0: none."""
+
+    @classmethod
+    def of(cls, chat: ChatFormat, name: str | None, budget: int | None = None) -> Thinking:
+        """As a model's chat template has it.
+
+        Args:
+            chat: Of the model.
+            name: Who speaks.
+            budget: Tokens of thoughts at most; None: the usual.
+
+        Raises:
+            InvalidRequestError: The template knows of no thoughts.
+        """
+        thoughts = chat.thoughts
+        if thoughts is None:
+            raise InvalidRequestError("the model's chat template knows of no thoughts: decode without thinking")
+        before, _, after = thoughts.close.partition(thoughts.end)
+        lead = FramedText.frame(after)
+        if name is not None:
+            lead += FramedText.words(name) + FramedText.frame(":")
+        opening = chat.assistant.opening(name).rstrip(" ")
+        return cls(thoughts.end, opening, before, lead, cls.budget if budget is None else budget)
 
 
 class CallOptions(TypedDict, total=False):
@@ -51,6 +96,7 @@ class DecodeOptions(CallOptions, total=False):
     closing: Content | None
     memo: str | None
     joining: Joining | None
+    thinking: Thinking | None
 
 
 @dataclass(frozen=True)
@@ -122,6 +168,8 @@ class Decode:
     """As for `Prefill`."""
     words: bool = False
     """As for `Prefill`, of the header."""
+    thinking: Thinking | None = None
+    """How it thinks before it answers; the header is then where its thoughts start. None: it answers at once."""
 
 
 Calls = list[Prefill] | list[Decode]
@@ -136,3 +184,5 @@ class StreamedToken:
     text: str
     chosen: Chosen
     """The token with its log-probabilities, if the call's sampling asked for them."""
+    phase: Phase = "answer"
+    """Whether it is thought, or stands between thoughts and answer, where the call thinks."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-from choreo_agents.engine.allowed import answer_guide, answer_paths
-from choreo_agents.engine.calls import Content, Decode, Prefill
+from choreo_agents.engine.calls import Content, Decode, Prefill, Thinking
 from choreo_agents.engine.core import EngineCore
-from choreo_agents.engine.detokenizer import TextStop
+from choreo_agents.engine.decoding.allowed import answer_guide, answer_paths
+from choreo_agents.engine.decoding.detokenizer import TextStop
+from choreo_agents.engine.decoding.thoughts import close_of, thoughts_guide
 from choreo_agents.engine.messages.labels import Label
 from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.engine.messages.naming import Naming
@@ -26,7 +27,7 @@ from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText
 from choreo_agents.runtime.decoding import Decoding
 from choreo_agents.runtime.request import Request
-from choreo_agents.sampling import AnswerPaths, Sampler, SamplerCall, Sampling, TokenSampler, nth_seed
+from choreo_agents.sampling import AnswerPaths, Guide, Sampler, SamplerCall, Sampling, TokenSampler, nth_seed
 
 _REMEMBERED_CALLS = 65_536
 _TEXTS_KEPT = 512
@@ -49,6 +50,8 @@ class ReadCall:
     """To the answers that are allowed; None: any is."""
     left_out: frozenset[int] = frozenset()
     """See `Decoding`."""
+    thoughts: int = 0
+    """Tokens that thoughts and what closes them can take."""
 
     @property
     def longest(self) -> int:
@@ -56,6 +59,8 @@ class ReadCall:
         if isinstance(self.call, Prefill):
             return 0
         sampled = self.call.sampling.longest if self.paths is None else self.paths.longest
+        if self.call.sampling.forced is None:
+            sampled += self.thoughts
         return sampled + len(self.closing)
 
 
@@ -118,7 +123,11 @@ class RequestBuilder:
         paths = answer_paths(self._core.model, call.sampling, stops | frozenset(closing[:1]))
         ends = (stops if paths is None else paths.ends) - frozenset(call.sampling.stop_tokens or ())
         left_out = frozenset[int]() if call.closing is None else ends
-        return [ReadCall(call, tokens, closing, sample, stops, paths, left_out) for sample in range(call.sampling.n)]
+        thoughts = self._thoughts(call)
+        return [
+            ReadCall(call, tokens, closing, sample, stops, paths, left_out, thoughts)
+            for sample in range(call.sampling.n)
+        ]
 
     def place(self, read: ReadCall) -> PlacedCall:
         """Find and place the parents; raises what `Engine.prefill` raises. Under the engine's lock."""
@@ -209,7 +218,9 @@ class RequestBuilder:
         if call.memo is None:
             return None
         closing = "" if call.closing is None else f"[{','.join(map(str, read.closing))}]"
-        return f"{call.memo} {read.sample} {self._naming.handle(lineage).id} {canonical(call.sampling)} {closing}"
+        thinking = "" if call.thinking is None else f" {call.thinking!r}"
+        named = self._naming.handle(lineage).id
+        return f"{call.memo} {read.sample} {named} {canonical(call.sampling)} {closing}{thinking}"
 
     def _mapping(self, read: ReadCall, call: Prefill, parents: tuple[Message, ...]) -> Lineage:
         """What maps a message: the same tokens in the same place."""
@@ -229,7 +240,12 @@ class RequestBuilder:
         """How a decode samples. Derives its seed, so that it must be called once for each that really runs."""
         sampling, model = call.sampling, self._core.model
         seed = self._call_seed(lineage, sampling) if sampling.seed is None else nth_seed(sampling.seed, read.sample)
-        guide = None if read.paths is None else partial(answer_guide, model, sampling, read.paths)
+        guide: Callable[[], Guide] | None = None
+        if call.thinking is not None and sampling.forced is None:
+            stops = read.stops | frozenset(read.closing[:1])
+            guide = partial(thoughts_guide, model, sampling, call.thinking, stops, read.paths)
+        elif read.paths is not None:
+            guide = partial(answer_guide, model, sampling, read.paths)
         sampler: Sampler
         if model.sampler is None:
             sampler = TokenSampler(sampling, seed, lineage.text(), call.watch, None if guide is None else guide())
@@ -238,6 +254,17 @@ class RequestBuilder:
             sampler = model.sampler(SamplerCall(call.author, view, lineage.tokens, sampling, guide, call.watch))
         stop_text = TextStop(model, sampling.stop).ends_with if sampling.stop and guide is None else None
         return Decoding(sampling, sampler, read.stops, read.closing, stop_text, read.left_out)
+
+    def _thoughts(self, call: Decode) -> int:
+        """Tokens that a call's thoughts and what closes them can take."""
+        thinking = call.thinking
+        if thinking is None:
+            return 0
+        if not isinstance(thinking, Thinking) or not thinking.end.strip() or thinking.budget < 0:
+            raise InvalidRequestError(
+                f"thinking must be a Thinking with an end and a budget of 0 or more, not {thinking!r}"
+            )
+        return thinking.budget + len(close_of(self._core.model, thinking))
 
     def _filled(self, call: Prefill | Decode, content: Content, what: str, empty: str) -> tuple[int, ...]:
         """Tokens, of which there must be some."""

@@ -26,7 +26,7 @@ class Decoding:
     def longest(self) -> int:
         """Tokens that it can add at most, closing ones included."""
         guide = self.sampler.guide
-        return (self.sampling.longest if guide is None else guide.paths.longest) + len(self.closing)
+        return (self.sampling.longest if guide is None else guide.longest) + len(self.closing)
 
     def ends(self, sampled: list[int]) -> bool:
         """Whether these are all the tokens to sample; asked once after each."""

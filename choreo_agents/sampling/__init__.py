@@ -4,16 +4,21 @@ from choreo_agents.sampling.answers import AnswerGuide, AnswerPaths
 from choreo_agents.sampling.batch import BatchSampler, Draw
 from choreo_agents.sampling.parameters import Sampling
 from choreo_agents.sampling.sampler import Chosen, Sampler, SamplerCall, TokenSampler, choose_tokens, nth_seed
+from choreo_agents.sampling.thoughts import AnswerEnds, Guide, Phase, ThoughtsGuide
 
 __all__ = [
+    "AnswerEnds",
     "AnswerGuide",
     "AnswerPaths",
     "BatchSampler",
     "Chosen",
     "Draw",
+    "Guide",
+    "Phase",
     "Sampler",
     "SamplerCall",
     "Sampling",
+    "ThoughtsGuide",
     "TokenSampler",
     "choose_tokens",
     "nth_seed",

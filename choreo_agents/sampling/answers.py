@@ -70,6 +70,11 @@ class AnswerGuide:
         elif self._must_force():
             self._force_lead()
 
+    @property
+    def longest(self) -> int:
+        """Tokens that are sampled at most."""
+        return self.paths.longest
+
     def allowed(self) -> tuple[int, ...] | None:
         """The tokens that may come next, in ascending order; None: any."""
         if self._part == "free":

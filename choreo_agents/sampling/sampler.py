@@ -10,10 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from choreo_agents.sampling.answers import AnswerGuide
 from choreo_agents.sampling.batch import BatchSampler, Draw
 from choreo_agents.sampling.noise import noise_key
 from choreo_agents.sampling.parameters import Sampling
+from choreo_agents.sampling.thoughts import Guide
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Chosen:
 class Sampler(Protocol):
     """Chooses the tokens of one request. A `TokenSampler` is served together with others, any other asked by itself."""
 
-    guide: AnswerGuide | None
+    guide: Guide | None
     """Says which may be chosen; None: any."""
 
     def choose(self, logits: Tensor) -> Chosen:
@@ -60,7 +60,7 @@ class SamplerCall:
     header: tuple[int, ...]
     """What it starts with."""
     sampling: Sampling
-    guide: Callable[[], AnswerGuide] | None
+    guide: Callable[[], Guide] | None
     """Makes what says which tokens may be chosen; None: any may."""
     watch: Callable[[Tensor], None] | None
     """To be shown the logits before each choice."""
@@ -79,7 +79,7 @@ class TokenSampler:
         seed: int,
         seen: Iterable[int] = (),
         watch: Callable[[Tensor], None] | None = None,
-        guide: AnswerGuide | None = None,
+        guide: Guide | None = None,
     ) -> None:
         """Random numbers are those of `seed`; `seen` are the tokens before the answer, for the repetition penalty.
 

@@ -34,6 +34,13 @@ class Inspection:
         late = zip(message.parents, message.since, strict=True)
         return {parent.handle: since for parent, since in late if since}
 
+    def thoughts(self, handle: MessageHandle) -> tuple[MessageHandle, ...]:
+        """What was thought before a message was said: more than once, if several calls came to the same words.
+
+        Each holds thoughts and answer as they were decoded. Empty for what was said without thinking.
+        """
+        return tuple(thought.handle for thought in self._tenant.find(handle).thoughts)
+
     def audit(self, handles: Sequence[MessageHandle]) -> LineageReport:
         """Who influenced these messages, and how: what each attended to, and whose words it or that was made of.
 

@@ -98,6 +98,8 @@ class Message:
     """The messages whose words were encoded again as this one."""
     copies: list[Message] = field(default_factory=list)
     """Mapped copies of it, which have a lease for as long as it has any."""
+    thoughts: list[Message] = field(default_factory=list)
+    """What was thought before it was said, as often as it was: these have a lease for as long as it has any."""
 
     def remembered(self) -> dict[str, Any]:
         """All that may change of it, as it is now."""
@@ -107,6 +109,7 @@ class Message:
             "authors": set(self.authors),
             "sources": list(self.sources),
             "copies": list(self.copies),
+            "thoughts": list(self.thoughts),
         }
 
     @property

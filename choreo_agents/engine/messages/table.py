@@ -210,22 +210,23 @@ class MessageTable:
         message.memos.clear()
         if message.is_kept():
             message.parents[0].copies.remove(message)
-        copies, message.copies = message.copies, []
-        for copy in copies:
-            self.release(copy, None)
+        kept, message.copies, message.thoughts = [*message.copies, *message.thoughts], [], []
+        for each in kept:
+            self.release(each, None)
         self._released[message.handle.id] = message.tenant
         while len(self._released) > _REMEMBERED_RELEASES:
             self._released.popitem(last=False)
         self._free_if_unneeded(message)
 
-    def keep(self, source: Message, copy: Message, scope: Scope | None) -> None:
-        """A copy's lease, taken in a scope, becomes its source's; one is enough."""
-        self.lease(copy, None)
-        self.release(copy, scope)
-        if copy is source or copy in source.copies:
-            self.release(copy, None)
+    def keep(self, holder: Message, kept: Message, scope: Scope | None, *, thought: bool = False) -> None:
+        """The lease of a message's copy, or of what was thought before it, taken in a scope, becomes its own."""
+        self.lease(kept, None)
+        self.release(kept, scope)
+        held = holder.thoughts if thought else holder.copies
+        if kept is holder or kept in held:
+            self.release(kept, None)  # one is enough
         else:
-            source.copies.append(copy)
+            held.append(kept)
 
     def _hold(self, message: Message, segment: Segment | None) -> CacheEntry:
         stored = self._mapped_storage if message.lineage.mapper else "full"

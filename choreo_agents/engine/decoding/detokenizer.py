@@ -12,11 +12,13 @@ _INCOMPLETE = "\ufffd"
 class Detokenizer:
     """Adds up the tokens of one message and tells what each adds to its text.
 
-    A character may take several tokens: its text comes with the last of them. Special tokens add nothing.
+    A character may take several tokens: its text comes with the last of them. Special tokens add nothing, unless
+    `special` says so.
     """
 
-    def __init__(self, model: LoadedModel) -> None:
+    def __init__(self, model: LoadedModel, *, special: bool = False) -> None:
         self._model = model
+        self._special = special
         self._tokens: list[int] = []
         """From the last one on that said something by itself: it decides the spacing of what follows."""
         self._shown = ""
@@ -27,14 +29,14 @@ class Detokenizer:
     def add(self, token: int) -> str:
         """The text that this token completes."""
         self._tokens.append(token)
-        text = self._model.decode(self._tokens, special=False)
+        text = self._model.decode(self._tokens, special=self._special)
         whole = text.rstrip(_INCOMPLETE)
         self.whole = whole == text
         added = whole[len(self._shown) :]
         if not added:
             return ""
         self._shown = whole
-        last = self._model.decode(self._tokens[-1:], special=False)
+        last = self._model.decode(self._tokens[-1:], special=self._special)
         if self.whole and _INCOMPLETE not in last:
             self._tokens, self._shown = self._tokens[-1:], last
         return added
@@ -58,10 +60,10 @@ class TextStop:
 
 
 class TextEnd:
-    """Watches whether the text of one answer ends with a given one."""
+    """Watches whether the text of one answer, with special tokens or without, ends with a given one."""
 
-    def __init__(self, model: LoadedModel, text: str) -> None:
-        self._detokenizer = Detokenizer(model)
+    def __init__(self, model: LoadedModel, text: str, *, special: bool = False) -> None:
+        self._detokenizer = Detokenizer(model, special=special)
         self._text = text
         self._tail = ""
 

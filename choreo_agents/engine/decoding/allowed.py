@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from choreo_agents.engine.detokenizer import TextEnd, TextStop
+from choreo_agents.engine.decoding.detokenizer import TextEnd, TextStop
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import FramedText, LoadedModel
 from choreo_agents.sampling import AnswerGuide, AnswerPaths, Sampling

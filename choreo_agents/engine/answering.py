@@ -1,0 +1,99 @@
+"""Answers of models that think, as they are encoded for their readers.
+
+decoded    header of thoughts | thoughts . . | close | answer . . | end       confidential, its speaker's
+encoded    header of an answer                       | answer . . | end       what the call returns
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeGuard
+
+from choreo_agents.engine.calls import Decode, Prefill, Thinking
+from choreo_agents.engine.decoding.thoughts import ThoughtsReader
+from choreo_agents.engine.messages.message import Message
+from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.engine.tenant import Tenant
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.models import LoadedModel
+
+
+def thinks(call: Prefill | Decode) -> TypeGuard[Decode]:
+    """Whether a call thinks before it answers."""
+    return isinstance(call, Decode) and call.thinking is not None
+
+
+def thought_out(call: Decode) -> Decode:
+    """The call that decodes thoughts and answer: nobody is given what it makes."""
+    return replace(call, author=_thinker(call))
+
+
+def answer_of(tenant: Tenant, call: Decode, thought: MessageHandle) -> Prefill:
+    """The answer alone, encoded for its readers in the place that it was thought out in.
+
+    Args:
+        tenant: Whose messages they are.
+        call: Which has thinking.
+        thought: What was decoded for it.
+    """
+    assert call.thinking is not None
+    model, message = tenant.core.model, tenant.find(thought)
+    start = message.native_offset
+    spoken = message.tokens[message.header + _answer_at(model, call.thinking, message) :]
+    return Prefill(
+        [*model.encode(call.thinking.answer), *spoken],
+        [parent.handle for parent in message.parents],
+        [start + offset for offset in message.relative_offsets],
+        start,
+        author=call.author,
+        role="assistant",
+        confidential=call.confidential,
+        source=thought,
+        adapter=call.adapter,
+        priority=call.priority,
+        timeout_s=call.timeout_s,
+    )
+
+
+def join(
+    tenant: Tenant, call: Decode, thought: MessageHandle, answer: MessageHandle, scope: Scope | None
+) -> MessageHandle:
+    """Say of an answer what it was decoded with, and give it the lease of its thoughts, which was taken in a scope."""
+    assert call.thinking is not None
+    core = tenant.core
+    with core.lock:
+        message, source = tenant.find(answer), tenant.find(thought)
+        if message.chosen is None and source.chosen is not None:
+            message.header = len(core.model.encode(call.thinking.answer))
+            message.chosen = source.chosen[_answer_at(core.model, call.thinking, source) :]
+            message.usage = _both(source.usage, message.usage)
+        core.table.keep(message, source, scope, thought=True)
+        if source is not message:
+            source.confidential = True
+        elif call.author is not None:
+            # Nothing was thought: it is one message, which is nobody's thoughts.
+            message.authors -= {_thinker(call)}
+            message.author = call.author
+    return answer
+
+
+def _thinker(call: Decode) -> str | None:
+    return None if call.author is None else f"{call.author}.thoughts"
+
+
+def _answer_at(model: LoadedModel, thinking: Thinking, message: Message) -> int:
+    """Where among the sampled tokens of thoughts and answer the answer starts."""
+    sampled = [each.token for each in message.chosen or ()]
+    return ThoughtsReader(model, thinking).answer_in(sampled) or 0
+
+
+def _both(thought: Usage, encoded: Usage) -> Usage:
+    """What thinking and answering have cost, and encoding the answer for its readers."""
+    return replace(
+        thought,
+        tokens_encoded=thought.tokens_encoded + encoded.tokens_encoded,
+        duration_s=thought.duration_s + encoded.duration_s,
+        tokens_recomputed=thought.tokens_recomputed + encoded.tokens_recomputed,
+        tokens_beyond=thought.tokens_beyond + encoded.tokens_beyond,
+    )

@@ -1,0 +1,1 @@
+"""What a decode may sample, and what its tokens say."""

@@ -1,0 +1,96 @@
+"""Where the thoughts of a model that thinks before it answers end, and its answer begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from choreo_agents.engine.calls import Thinking
+from choreo_agents.engine.decoding.allowed import answer_guide
+from choreo_agents.engine.decoding.detokenizer import Detokenizer, TextEnd, TextStop
+from choreo_agents.models import FramedText, LoadedModel
+from choreo_agents.sampling import AnswerEnds, AnswerGuide, AnswerPaths, Phase, Sampling, ThoughtsGuide
+
+
+_LINE_ENDS = ("\n", "\n\n", "\r\n", "\n\n\n")
+
+
+class ThoughtsReader:
+    """Tells of one message's sampled tokens which are thoughts, which the answer, and which stand in between."""
+
+    def __init__(self, model: LoadedModel, thinking: Thinking) -> None:
+        self._model = model
+        self._end = TextEnd(model, thinking.end, special=True)
+        self._after = tuple(model.encode(thinking.after))
+        self._phase: Phase = "thoughts"
+        self._left: tuple[int, ...] = ()
+
+    def add(self, token: int) -> Phase:
+        """The phase of the next token."""
+        if self._phase == "thoughts":
+            if self._end.complete(token):
+                self._phase, self._left = "close", self._after
+                return "close"
+            return "thoughts"
+        if self._left and token == self._left[0]:
+            self._left = self._left[1:]
+            return "close"
+        if self._phase == "close" and self._model.decode([token]).strip(" \t") in _LINE_ENDS:
+            return "close"  # empty lines before the first word
+        self._phase, self._left = "answer", ()
+        return "answer"
+
+    @property
+    def rest(self) -> tuple[int, ...]:
+        """What is still to come before the answer, once the thoughts are over; empty before."""
+        return self._left
+
+    def answer_in(self, sampled: Sequence[int]) -> int | None:
+        """Where among all sampled tokens the answer starts; None if the thoughts never end."""
+        phases = [self.add(token) for token in sampled]
+        if self._phase == "thoughts":
+            return None
+        return phases.index("answer") if "answer" in phases else len(phases)
+
+
+def close_of(model: LoadedModel, thinking: Thinking) -> tuple[int, ...]:
+    """All that a model that has thought for long enough is made to say before it answers."""
+    # In two parts, as a model that ends its thoughts by itself is made to say the second of them.
+    return (*model.encode(FramedText.frame(thinking.before + thinking.end)), *model.encode(thinking.after))
+
+
+def thoughts_guide(
+    model: LoadedModel, sampling: Sampling, thinking: Thinking, stops: frozenset[int], paths: AnswerPaths | None
+) -> ThoughtsGuide:
+    """Leads one decode through its thoughts to an answer.
+
+    Args:
+        model: Whose tokens they are.
+        sampling: Of the answer.
+        thinking: How it thinks.
+        stops: Tokens that end a message.
+        paths: To the answers that are allowed; None: any is.
+    """
+    answer: AnswerEnds | AnswerGuide
+    if paths is None:
+        stop = TextStop(model, sampling.stop).ends_with if sampling.stop else None
+        answer = AnswerEnds(sampling.max_tokens, stops, stop)
+    else:
+        answer = answer_guide(model, sampling, paths)
+    return ThoughtsGuide(thinking.budget, close_of(model, thinking), stops, ThoughtsReader(model, thinking), answer)
+
+
+class PhaseTexts:
+    """The text of one message's tokens as they come, with the phase that each of them belongs to."""
+
+    def __init__(self, model: LoadedModel, thinking: Thinking | None) -> None:
+        self._model = model
+        self._reader = None if thinking is None else ThoughtsReader(model, thinking)
+        self._phase: Phase = "answer" if thinking is None else "thoughts"
+        self._detokenizer = Detokenizer(model)
+
+    def add(self, token: int) -> tuple[Phase, str]:
+        """The next token's; what stands between thoughts and answer has no text."""
+        phase = self._phase if self._reader is None else self._reader.add(token)
+        if phase != self._phase:
+            self._phase, self._detokenizer = phase, Detokenizer(self._model)
+        return phase, "" if phase == "close" else self._detokenizer.add(token)

@@ -1,0 +1,212 @@
+"""Models that think before they answer: what readers get, what they do not, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+import torch
+from support.templates import tokenizer_for
+from support.tiny import save_tiny_llama
+
+from choreo_agents import Engine, Memory, Sampling
+from choreo_agents.engine import Decode
+from choreo_agents.engine.calls import StreamedToken, Thinking
+from choreo_agents.errors import ContextLengthError, InvalidRequestError, ReleasedHandleError
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.models import LoadedModel, load_model
+
+FAMILIES = ("Qwen 3", "DeepSeek R1 Distill", "gpt-oss", "GLM-4.5")
+
+
+@pytest.fixture(scope="module")
+def thinkers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
+    made = {}
+    for family in FAMILIES:
+        folder = tmp_path_factory.mktemp("thinker")
+        tokenizer = tokenizer_for(family)
+        save_tiny_llama(folder, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+        tokenizer.save_pretrained(folder)
+        made[family] = load_model(folder, chat={"date": "2026-11-23"})
+    return made
+
+
+@pytest.fixture(params=FAMILIES)
+def engine(request: pytest.FixtureRequest, thinkers: dict[str, LoadedModel]) -> Iterator[Engine]:
+    with Engine.load(thinkers[request.param], memory=Memory(kv_budget_bytes=1 << 23)) as engine:
+        yield engine
+
+
+def asked(engine: Engine, question: str = "Why?") -> MessageHandle:
+    return engine.prefill(engine.chat.turn("user", question), [engine.prefill(engine.chat.bos or " ")])
+
+
+def call(
+    engine: Engine, view: MessageHandle, *, name: str | None = "ann", budget: int = 12, memo: str | None = None,
+    **sampling: object,
+) -> Decode:  # fmt: skip
+    options = {"temperature": 1.0, "seed": 3, "max_tokens": 6} | sampling
+    return Decode(
+        engine.chat.header(name, thinking=True),
+        [view],
+        sampling=Sampling.model_validate(options),
+        author="ann",
+        closing=engine.chat.turn_end,
+        thinking=Thinking.of(engine.chat, name, budget),
+        memo=memo,
+    )
+
+
+def script(engine: Engine, thoughts: str, answer: str, name: str | None = "ann") -> tuple[int, ...]:
+    """The tokens of a model that says just this."""
+    chat, encode = engine.chat, engine.model.encode
+    assert chat.thoughts is not None
+    lead = "" if name is None else f"{name}:"
+    return (*encode(thoughts), *encode(chat.thoughts.close + lead), *encode(answer))
+
+
+def logits_after(engine: Engine, view: list[MessageHandle]) -> torch.Tensor:
+    seen: list[torch.Tensor] = []
+    header = engine.chat.header("bob", thinking=False)
+    engine.decode([Decode(header, view, sampling=Sampling(max_tokens=1), watch=lambda row: seen.append(row.clone()))])
+    return seen[0]
+
+
+def test_what_is_returned_is_the_answer_as_anybody_may_encode_it(engine: Engine) -> None:
+    view = asked(engine)
+    [answer] = engine.decode([call(engine, view, forced=script(engine, "hm, three", " two"))])
+    chat = engine.chat
+    turn = chat.assistant.opening("ann").rstrip(" ").text + " two" + chat.turn_end
+    assert engine.tokens(answer) == engine.model.encode(turn)
+    [thought] = engine.inspect.thoughts(answer)
+    text = engine.model.decode(list(engine.tokens(thought)), special=True)
+    assert "hm, three" in text and " two" in text and "hm, three" not in engine.text(answer)
+    encoded = engine.prefill(list(engine.tokens(answer)), [view])
+    assert encoded == answer, "it is the message that a prefill of its words makes"
+
+
+def test_no_reader_depends_on_thoughts_but_through_the_words(thinkers: dict[str, LoadedModel]) -> None:
+    """Bit by bit, in engines of their own. Of one length: what stands elsewhere in memory may be added up otherwise."""
+    for model in thinkers.values():
+        found = []
+        for thoughts in ("hm, three", "no, seven", "9 * 9 = 1"):
+            with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23), salt="s") as engine:
+                view = asked(engine)
+                [answer] = engine.decode([call(engine, view, forced=script(engine, thoughts, " two"))])
+                found.append((answer, logits_after(engine, [view, answer])))
+        assert len({answer.id for answer, _ in found}) == 1
+        assert all(torch.equal(found[0][1], logits) for _, logits in found)
+
+
+def test_a_model_that_has_thought_long_enough_is_made_to_answer(engine: Engine) -> None:
+    view = asked(engine)
+    for budget in (0, 1, 7):
+        [answer] = engine.decode([call(engine, view, budget=budget, stop_tokens=())])
+        thought = (*engine.inspect.thoughts(answer), answer)[0]
+        chat, encode = engine.chat, engine.model.encode
+        assert chat.thoughts is not None
+        close = len(encode(chat.thoughts.close + "ann:"))
+        head = len(encode(chat.header("ann", thinking=True)))
+        said = len(engine.tokens(answer)) - len(encode(chat.assistant.opening("ann").rstrip(" ")))
+        ending = len(encode(chat.turn_end))
+        assert len(engine.tokens(thought)) == head + budget + close + said
+        assert said - ending <= 6 <= said, "max_tokens counts the answer"
+
+
+def test_stops_and_choices_are_of_the_answer(engine: Engine) -> None:
+    view = asked(engine)
+    [led] = engine.decode([call(engine, view, budget=9, choices=(" yes", " no"), max_tokens=8)])
+    assert engine.text(led).removesuffix(engine.chat.turn_end).endswith(("ann: yes", "ann: no"))
+    forced = script(engine, "stop here. no", " two, three")
+    [free] = engine.decode([call(engine, view, forced=forced, stop=("stop",))])
+    assert engine.text(free).removesuffix(engine.chat.turn_end).endswith("two, three")
+
+
+def test_several_answers_and_streams_think_as_well(engine: Engine) -> None:
+    view = asked(engine)
+    answers = engine.decode([call(engine, view, n=3)])
+    assert len(answers) == 3 and all(engine.inspect.thoughts(answer) for answer in answers)
+
+    async def streamed() -> list[StreamedToken | MessageHandle]:
+        made = call(engine, view)
+        return [
+            item
+            async for item in engine.astream(
+                made.header, made.parents, sampling=made.sampling, author="ann", closing=made.closing,
+                thinking=made.thinking,
+            )
+        ]  # fmt: skip
+
+    *tokens, last = asyncio.run(streamed())
+    assert last == answers[0] and all(isinstance(token, StreamedToken) for token in tokens)
+    phases = [token.phase for token in tokens if isinstance(token, StreamedToken)]
+    assert phases == sorted(phases, key=["thoughts", "close", "answer"].index) and "answer" in phases
+    text = "".join(token.text for token in tokens if isinstance(token, StreamedToken) and token.phase == "answer")
+    assert engine.text(answers[0]).removeprefix(engine.chat.assistant.opening("ann").rstrip(" ").text).startswith(text)
+
+
+def test_the_same_call_is_answered_once(engine: Engine) -> None:
+    view = asked(engine)
+    first = engine.decode([call(engine, view, memo="m")])
+    before = engine.stats().tokens_encoded
+    assert engine.decode([call(engine, view, memo="m")]) == first
+    assert engine.stats().tokens_encoded == before
+
+
+def test_the_answer_costs_a_prefill_of_its_length(engine: Engine) -> None:
+    view = asked(engine)
+    before = engine.stats().tokens_encoded
+    [answer] = engine.decode([call(engine, view, forced=script(engine, "hm", " two"))])
+    [thought] = engine.inspect.thoughts(answer)
+    cost = len(engine.tokens(thought)) + len(engine.tokens(answer))
+    assert engine.stats().tokens_encoded - before == cost == engine.usage(answer).tokens_encoded
+    assert [chosen.token for chosen in engine.logprobs(answer)] == engine.model.encode(" two")
+
+
+def test_thoughts_are_confidential_reach_readers_as_words_and_live_as_long_as_the_answer(engine: Engine) -> None:
+    view = asked(engine)
+    [answer] = engine.decode([call(engine, view, forced=script(engine, "hm", " two"))])
+    [thought] = engine.inspect.thoughts(answer)
+    [lineage] = engine.inspect.audit([answer]).messages
+    reached = {ancestor.handle: ancestor for ancestor in lineage.through("words")}
+    assert reached[thought].authors == {"ann.thoughts"} and reached[thought].confidential
+    assert thought not in {ancestor.handle for ancestor in lineage.through("encoding")}
+    engine.release(answer)
+    with pytest.raises(ReleasedHandleError):
+        engine.tokens(thought)
+    engine.check()
+
+
+def test_an_answer_without_a_thought_is_nobodys_thoughts(thinkers: dict[str, LoadedModel]) -> None:
+    """Where it is the same message as what was decoded."""
+    with Engine.load(thinkers["GLM-4.5"], memory=Memory(kv_budget_bytes=1 << 23)) as engine:
+        [answer] = engine.decode([call(engine, asked(engine), budget=0)])
+        [lineage] = engine.inspect.audit([answer]).messages
+        assert lineage.authors == {"ann"} and not lineage.confidential and not engine.inspect.thoughts(answer)
+        engine.check()
+
+
+def test_leases_of_a_scope_end_with_it(engine: Engine) -> None:
+    with engine.scope():
+        view = asked(engine)
+        engine.decode([call(engine, view, n=2)])
+    assert engine.stats().leases == 0
+    engine.check()
+
+
+def test_what_cannot_think_is_refused(engine: Engine) -> None:
+    view = asked(engine)
+    with pytest.raises(InvalidRequestError, match="Thinking"):
+        engine.decode("x", [view], thinking="much")  # type: ignore[arg-type]
+    with pytest.raises(ContextLengthError):
+        engine.decode([call(engine, view, budget=1 << 20)])
+    with Engine.load("embedded") as other, pytest.raises(InvalidRequestError, match="knows of no thoughts"):
+        Thinking.of(other.chat, "ann")
+
+
+def test_thoughts_that_never_end_are_no_thoughts(engine: Engine) -> None:
+    """Tokens that are forced and hold no end: all of them are the answer."""
+    view = asked(engine)
+    [answer] = engine.decode([call(engine, view, forced=tuple(engine.model.encode(" two")))])
+    assert engine.text(answer).removesuffix(engine.chat.turn_end).endswith("ann: two")
