@@ -1,6 +1,6 @@
 """The engine: prefill, decode, release, and the twins that re-encode text."""
 
-from choreo_agents.engine.calls import Decode, Prefill, StreamedToken
+from choreo_agents.engine.calls import Decode, Prefill, StreamedToken, Thinking
 from choreo_agents.engine.engine import Engine
 from choreo_agents.engine.messages.joining import Joining
 from choreo_agents.engine.messages.usage import Usage
@@ -18,5 +18,6 @@ __all__ = [
     "Quota",
     "Scheduling",
     "StreamedToken",
+    "Thinking",
     "Usage",
 ]

@@ -49,7 +49,6 @@ def answer_of(tenant: Tenant, call: Decode, thought: MessageHandle) -> Prefill:
         author=call.author,
         role="assistant",
         confidential=call.confidential,
-        source=thought,
         adapter=call.adapter,
         priority=call.priority,
         timeout_s=call.timeout_s,

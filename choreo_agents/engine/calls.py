@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypedDict
 
 from torch import Tensor
@@ -40,7 +40,7 @@ class Thinking:
     """The header of the answer, as readers see it."""
     before: str = ""
     """What stands between thoughts and `end`, where the model is made to close them."""
-    after: str | FramedText = ""
+    after: FramedText = field(default_factory=FramedText)
     """What stands between `end` and the answer."""
     budget: int = 4096
     """Tokens of thoughts at most; 0: none."""

@@ -18,6 +18,7 @@ from choreo_agents.graph.tenancy import TenantPrompts, tenant_in
 from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
 from choreo_agents.graph.turn.merged_branches import MergeSpec
 from choreo_agents.graph.turn.reader_rules import ReaderRules
+from choreo_agents.graph.turn.thoughts import Thinks, required_thinking
 from choreo_agents.graph.turn.turn import AgentTurn, Choices, Prompt
 from choreo_agents.graph.visibility import Positions, Reads, Rule, hidden_sources, rules_of, with_input
 from choreo_agents.pml import Prompt as SchemaPrompt
@@ -48,6 +49,9 @@ class Agent(Runnable[Any, dict[str, Any]]):
         adapter: The name of an adapter of its engine, which encodes what is its own: its system prompt, what it is
             asked, what it says, and words that are encoded again for it, but no modules. None: the engine's; `"base"`:
             the model alone.
+        thinking: Whether it thinks before it speaks, or for how many tokens at most; by default as its model's chat
+            template has it. Thoughts are a private context, `<node>.thoughts`, a reasoning block of its message, and in
+            no KV that others read: its answer is encoded again for them. `sampling` is of the answer.
         sampling: How it chooses tokens. Without a seed, one is derived from the run's seed, the node, the superstep
             and the branch.
         engine: Needed in a stock `StateGraph` only.
@@ -74,6 +78,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         choices: Choices | None = None,
         lead: str = "",
         adapter: str | None = None,
+        thinking: Thinks = None,
         sampling: Sampling | None = None,
         engine: Engine | None = None,
         reads: Reads | None = None,
@@ -93,6 +98,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.choices = choices
         self.lead = lead
         self.adapter = adapter
+        self.thinking = required_thinking(name, thinking)
         self.sampling = sampling or Sampling()
         self.engine = engine
         self.rules: Mapping[str, Rule] = rules_of(reads or {})

@@ -224,9 +224,9 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         """The rules by which an agent reads as the node of that name."""
         return self._visibility.reads(name)
 
-    def chart(self) -> Chart:
-        """The graph as the audit sees it, that of subgraphs included."""
-        return chart_of(self)
+    def chart(self, engine: Engine | None = None) -> Chart:
+        """The graph as the audit sees it, that of subgraphs included; served by `engine` where agents have none."""
+        return chart_of(self, engine=engine)
 
     def audit(self) -> AuditReport:
         """Who can be influenced by which private context, and how: from the graph alone, whatever is said in it.
@@ -258,7 +258,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         _require_names(self)
         bound = self._copied()
         bound.origin, bound.tenancy = self._copied(), None if tenant is None else Tenancy(tenant)
-        whole = self.chart()
+        whole = self.chart(engine)
         if engine is not None and engine.method != "choreo":
             whole = whole.all_reencoded()
         whole, changed = kept(whole, self.policy.on_violation)
@@ -292,6 +292,8 @@ def _require_names(graph: ChoreoGraph) -> None:
     """Raise `VisibilityError` if a declaration names no node or private context."""
     chart = graph.chart()
     contexts = [context.name for context in chart.contexts()]
+    # Whether they think is their model's to say, which need not be known yet.
+    contexts += [f"{name}.thoughts" for name, spec in graph.nodes.items() if isinstance(spec.runnable, Agent)]
     graph._visibility.require_nodes(graph.nodes)
     require_personas(graph.personas, graph.nodes)
     graph._visibility.require_contexts(named_contexts(graph.nodes))

@@ -10,7 +10,6 @@ from choreo_agents.engine.decoding.detokenizer import Detokenizer, TextEnd, Text
 from choreo_agents.models import FramedText, LoadedModel
 from choreo_agents.sampling import AnswerEnds, AnswerGuide, AnswerPaths, Phase, Sampling, ThoughtsGuide
 
-
 _LINE_ENDS = ("\n", "\n\n", "\r\n", "\n\n\n")
 
 

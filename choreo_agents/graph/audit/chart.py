@@ -25,6 +25,8 @@ class ChartNode:
     may_be_sent: bool = False
     """A `Send` may choose what it sees, and how: a route, or a function, can send to any node of its graph."""
     confidential: bool = False
+    thinks: bool = False
+    """It may think before it speaks: what it says is made of that."""
     schema: str | None = None
     """Whose modules it imports."""
     modules: tuple[str, ...] = ()
@@ -79,7 +81,8 @@ class Chart:
         return (node for node in self.nodes if node.name == source or node.name.startswith(f"{source}|"))
 
     def contexts(self) -> tuple[PrivateContext, ...]:
-        """All private contexts: what only a persona is told, confidential messages by node, confidential modules."""
+        """All private contexts: what only a persona is told, confidential messages and thoughts by node, and
+        confidential modules."""
         found: list[PrivateContext] = []
         for node in self.nodes:
             kin = tuple(other.name for other in self.nodes if other.persona == node.persona)
@@ -88,6 +91,8 @@ class Chart:
                 found.append(PrivateContext(name=f"{node.persona}.system", kind="system", owners=kin))
             if node.confidential:
                 found.append(PrivateContext(name=node.name, kind="message", owners=kin))
+            if node.thinks:
+                found.append(PrivateContext(name=f"{node.name}.thoughts", kind="thoughts", owners=kin))
         for module in dict.fromkeys(module for node in self.nodes for module in node.modules):
             importers = {node.persona for node in self.nodes if module in node.modules}
             kin = tuple(node.name for node in self.nodes if node.persona in importers)

@@ -107,7 +107,9 @@ class Labels:
                 continue
             stack.pop()
             self._whole[step] = found.union(*(self._whole.get(each, ()) for each in before))
-        return self._whole[asked]
+        own = set[Reached]()
+        self._note_thoughts(handle.id, asked.entry, own)
+        return self._whole[asked] | own
 
     def _reached(self, step: _Step) -> tuple[frozenset[Reached], Sequence[_Step]]:
         """What reached the message of an entry as part of its own view; and the messages of others that this holds."""
@@ -147,6 +149,7 @@ class Labels:
         for number, channel in said.items():
             own += self._authors(number) if channel == "words" else []
             self._note_all(number, step.channel, found)
+            self._note_thoughts(step.message, number, found)
             # Words that were encoded again in an equal place are the message itself.
             yield step._replace(entry=number, channel="words" if channel == "words" else step.channel)
         copied = [number for source in self._made[step.message].sources for number in self._read(source, step.entry)]
@@ -163,6 +166,7 @@ class Labels:
         if said := self._by_message.get(step.message):
             for number in said:
                 self._note_all(number, step.channel, found)
+                self._note_thoughts(step.message, number, found)
                 yield step._replace(entry=number)
             return
         tokens = self._made[step.message].tokens
@@ -176,6 +180,12 @@ class Labels:
     def _note_all(self, number: int, channel: Channel, found: set[Reached]) -> None:
         for name in self._authors(number):
             self._note(name, channel, found)
+
+    def _note_thoughts(self, message: str, number: int, found: set[Reached]) -> None:
+        """What was thought out is made of thoughts, which nobody attends to: they are above nothing else."""
+        if self._made[message].has_thoughts:
+            for name in self._authors(number):
+                self._note(f"{name}.thoughts", "words", found)
 
     def _note(self, name: str, channel: Channel, found: set[Reached]) -> None:
         if name in self._declared.names or not self._declared.nodes:

@@ -74,6 +74,11 @@ def _starts(chart: Chart, context: PrivateContext) -> Iterator[tuple[State, Hop 
         for said in chart.inside(context.name):
             yield (said.name, "text"), None
         return
+    if context.kind == "thoughts":
+        # Nobody attends to them, not even who thought them: what was said is made of them.
+        thinker = context.name.removesuffix(".thoughts")
+        yield (thinker, "words"), Hop(source=context.name, reader=thinker, by="own")
+        return
     for owner in context.owners:
         node = chart.node(owner)
         if context.name in node.modules if context.kind == "module" else node.has_system or node.has_prompt:

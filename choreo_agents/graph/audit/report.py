@@ -10,7 +10,7 @@ from choreo_agents.graph.visibility import Channel
 
 SENT = "sent"
 """In a hop, before the mode in which a `Send` hands on what a rule shares."""
-ContextKind = Literal["system", "message", "module"]
+ContextKind = Literal["system", "message", "module", "thoughts"]
 
 
 class _Plain(BaseModel):

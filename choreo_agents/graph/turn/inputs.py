@@ -12,13 +12,13 @@ from choreo_agents.models import ChatFormat, FramedText
 def turn_of(message: BaseMessage, chat: ChatFormat) -> FramedText:
     """A message as a chat turn: whatever it says, only the turn's own frame has control tokens.
 
-    How an agent's starts is taken from its notes, which must be proven.
+    How an agent's starts is taken from its notes, which must be proven. What it thought before it spoke is left out.
 
     Raises:
         InvalidRequestError: It holds anything but text.
     """
     blocks = message.content if isinstance(message.content, list) else []
-    if any(isinstance(block, dict) and block.get("type") != "text" for block in blocks):
+    if any(isinstance(block, dict) and block.get("type") not in ("text", "reasoning") for block in blocks):
         raise InvalidRequestError(f"message {message.id!r} holds more than text: only text can be encoded")
     words = str(message.text)
     if isinstance(message, SystemMessage):

@@ -10,9 +10,8 @@ from contextlib import aclosing, suppress
 from typing import Any, Protocol, TypeVar
 
 from langchain_core.messages import AIMessage
-from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 from langchain_core.runnables import RunnableConfig
-from langgraph.config import get_stream_writer
 
 from choreo_agents.engine import Engine, Joining
 from choreo_agents.errors import ContextLengthError, HandleError, InvalidRequestError
@@ -25,7 +24,8 @@ from choreo_agents.graph.turn.placed_view import PlacedView
 from choreo_agents.graph.turn.reader_rules import ReaderRules
 from choreo_agents.graph.turn.reading import CallReader, Reading
 from choreo_agents.graph.turn.run_place import RunPlace
-from choreo_agents.graph.turn.streaming import DecodeRun
+from choreo_agents.graph.turn.streaming import DecodeRun, report
+from choreo_agents.graph.turn.thoughts import Thinks, header_of, thinking_of, thought_before
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText, LoadedModel
 from choreo_agents.sampling import Sampling
@@ -54,6 +54,7 @@ class Speaker(Protocol):
     merging: MergeSpec | None
     confidential: bool
     sampling: Sampling
+    thinking: Thinks
     n: int
 
     def speaker(self, state: Any, /) -> str:
@@ -79,10 +80,6 @@ class JoiningBranches(Protocol):
     def said_of(self, reading: Reading, joined: Sequence[tuple[MessageHandle, int]], /) -> list[dict[str, Any]]:
         """The branches that a message saw, and how many of its tokens came before each."""
         ...
-
-
-_COUNTS = ("tokens_encoded", "tokens_reused", "tokens_recomputed", "tokens_beyond")
-"""Of a call's usage, in `stream_mode="custom"`."""
 
 
 class AgentTurn:
@@ -197,9 +194,11 @@ class AgentTurn:
         engine, superstep = self.engine, self.reading.superstep
         message_id = place.message_id(superstep)
         run = await DecodeRun.start(self.config, engine.model.name, self.reading.seen, message_id, place.node)
-        header = engine.model.encode(self._header())
+        opening = engine.model.encode(header_of(self.agent, self.state, engine.chat))
+        thinking = thinking_of(self.agent, self.state, engine.chat, self._room(view, sampling))
+        header = opening if thinking is None else engine.model.encode(thinking.answer)
         stream = self.reading.bound.astream(
-            header,
+            opening,
             view.handles,
             offsets=view.offsets,
             new_offset=view.end,
@@ -211,6 +210,7 @@ class AgentTurn:
             joining=self._joining,
             adapter=self.agent.adapter,
             watch=place.watch and place.watch(place.author, superstep, place.branch, place.call),
+            thinking=thinking,
         )
         handle, shown, first_token_s = None, "", None
         try:
@@ -220,7 +220,9 @@ class AgentTurn:
                         handle = item
                         continue
                     first_token_s = first_token_s or time.perf_counter()
-                    if item.text:
+                    if item.text and item.phase == "thoughts":
+                        await run.thought(item.text)
+                    elif item.text:
                         shown += item.text
                         await run.token(item.text)
         except BaseException as error:
@@ -238,28 +240,33 @@ class AgentTurn:
         if self._late is not None:
             message.response_metadata["choreo"]["branches"] = self._late.said_of(self.reading, joined)
         await run.end(message)
-        self._report(handle, words, first_token_s or time.perf_counter())
+        first = first_token_s or time.perf_counter()
+        report(engine, self.place.node, handle, words, started_s=self.started_s, first_token_s=first)
         return place, message, handle
 
     def _joined(self, handle: MessageHandle, present: int) -> list[tuple[MessageHandle, int]]:
         """What came into a message's view behind so many that were in it, and after how many of its tokens."""
         if self._late is None:
             return []
-        made = self.engine.inspect.records([handle])[-1]
+        made = self.engine.inspect.records([(*self.engine.inspect.thoughts(handle), handle)[0]])[-1]
         return list(zip(made.parents[present:], made.since[present:], strict=True))
 
     def _left_over(self, view: PlacedView, prompt: str | None, sampling: Sampling) -> int:
         """Positions of the context that the view and the agent's own turn do not need."""
+        engine = self.engine
+        asked = 0 if prompt is None else len(engine.model.encode(engine.chat.turn("user", prompt)))
+        room = self._room(view, sampling) - asked
+        thinking = thinking_of(self.agent, self.state, engine.chat, room)
+        return room if thinking is None else room - thinking.budget
+
+    def _room(self, view: PlacedView, sampling: Sampling) -> int:
+        """Positions of the context behind a view that the agent's own turn does not need, but for its thoughts."""
         engine, chat = self.engine, self.engine.chat
-        own = (self._header(), chat.turn_end, "" if prompt is None else chat.turn("user", prompt))
+        own = [header_of(self.agent, self.state, chat), FramedText.frame(chat.turn_end)]
+        if (thinking := thinking_of(self.agent, self.state, chat, 1)) is not None:
+            own += [FramedText.frame(thinking.before + thinking.end), thinking.after]
         needed = view.end + sampling.longest + sum(len(engine.model.encode(text)) for text in own)
         return engine.model.adapter.max_positions - needed
-
-    def _header(self) -> FramedText:
-        chat, agent = self.engine.chat, self.agent
-        if agent.header is None:
-            return chat.header(agent.speaker(self.state))
-        return chat.assistant.opening(None) + FramedText.frame(agent.header)
 
     def _chosen(self) -> Sampling:
         """The agent's sampling, with the answers that it may give now."""
@@ -285,7 +292,7 @@ class AgentTurn:
         return sampling
 
     def _message(self, words: str, handle: MessageHandle, message_id: str, seen: int, header: int) -> AIMessage:
-        usage = self.engine.usage(handle)
+        usage, (thoughts, thought) = self.engine.usage(handle), thought_before(self.engine, handle)
         noted = {
             "handle": handle.id,
             "model": handle.model,
@@ -300,41 +307,25 @@ class AgentTurn:
                 else {"header": self.agent.header}
             ),
         }
+        content: Any = words
+        if thoughts:
+            content = [{"type": "reasoning", "reasoning": thoughts}, {"type": "text", "text": words}]
+        output = thought + handle.length - header
         said = AIMessage(
-            content=words,
+            content=content,
             name=self.place.node,
             id=message_id,
             response_metadata={"model_name": self.engine.model.name, "choreo": noted},
             usage_metadata=UsageMetadata(
                 input_tokens=seen + header,
-                output_tokens=handle.length - header,
-                total_tokens=seen + handle.length,
+                output_tokens=output,
+                total_tokens=seen + header + output,
                 input_token_details=InputTokenDetails(cache_read=usage.tokens_reused),
             ),
         )
+        if thought and said.usage_metadata is not None:
+            said.usage_metadata["output_token_details"] = OutputTokenDetails(reasoning=thought)
         return self.sealing.sealed(said)
-
-    def _report(self, handle: MessageHandle, words: str, first_token_s: float) -> None:
-        """Tell `stream_mode="custom"` what this decode cost.
-
-        Times count from the node's start: what it had to prefill before is part of them.
-        """
-        try:
-            writer = get_stream_writer()
-        except (RuntimeError, KeyError):
-            return  # outside a graph, or inside a runnable that hides it, there is no stream
-        usage = self.engine.usage(handle)
-        writer(
-            {
-                "type": "choreo.decode",
-                "agent": self.place.node,
-                "handle": handle.id,
-                "words": words,
-                **{count: getattr(usage, count) for count in _COUNTS},
-                "ttft_s": first_token_s - self.started_s,
-                "duration_s": time.perf_counter() - self.started_s,
-            }
-        )
 
 
 def _without_end(spoken: list[int], model: LoadedModel) -> list[int]:

@@ -190,7 +190,9 @@ def sampled(engine: Engine, state: Mapping[str, Any]) -> Replay:
     """The tokens that every agent has sampled in a finished run: to be forced on another."""
     said: dict[tuple[str, int, int, int], tuple[int, ...]] = {}
     for entry in state["handles"]:
-        [*_, made] = engine.inspect.records([MessageHandle.model_validate(entry["handle"])])
+        handle = MessageHandle.model_validate(entry["handle"])
+        # What was thought before it was said is sampled as well.
+        [*_, made] = engine.inspect.records([(*engine.inspect.thoughts(handle), handle)[0]])
         if made.sampled is not None:
             place = (entry["author"], entry["superstep"], entry["branch"], entry["call"])
             said[place] = made.tokens[slice(*made.sampled)]

@@ -1,0 +1,147 @@
+"""Agents that think before they speak: what state, streams, audits and readers get of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langgraph.graph import END, START
+from support.templates import tokenizer_for
+from support.tiny import save_tiny_llama
+
+from choreo_agents import Agent, ChoreoGraph, Engine, Memory, Policy, RunOptions, Sampling
+from choreo_agents.errors import InvalidRequestError, VisibilityError
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.models import LoadedModel, load_model
+
+
+class Forced(dict[Any, Any]):
+    """What nodes say, whenever they do."""
+
+    def __missing__(self, place: tuple[str, int, int, int]) -> tuple[int, ...] | None:
+        return self.get(place[0])
+
+
+QUESTION = {"messages": [("user", "Why?")]}
+ANSWER = Sampling(temperature=1.0, max_tokens=5)
+
+
+@pytest.fixture(scope="module", params=["Qwen 3", "gpt-oss", "GLM-4.5"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = tmp_path_factory.mktemp("thinker")
+    tokenizer = tokenizer_for(request.param)
+    save_tiny_llama(folder, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    tokenizer.save_pretrained(folder)
+    return load_model(folder, chat={"date": "2026-11-23"})
+
+
+@pytest.fixture
+def engine(model: LoadedModel) -> Iterator[Engine]:
+    with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23), salt="s") as engine:
+        yield engine
+
+
+def chain(mode: str = "share", policy: Policy | None = None, **options: Any) -> ChoreoGraph:
+    graph = ChoreoGraph(system="Be brief.", **({} if policy is None else {"policy": policy}))
+    graph.add_node(Agent("ann", sampling=ANSWER, **({"thinking": 9} | options)))
+    graph.add_node(Agent("bob", sampling=ANSWER, thinking=False))
+    graph.add_edge(START, "ann")
+    graph.add_edge("ann", "bob")
+    graph.add_edge("bob", END)
+    graph.share("ann", "bob") if mode == "share" else graph.share("ann", "bob", mode="reencoded")
+    return graph
+
+
+def handle_of(state: dict[str, Any], author: str) -> MessageHandle:
+    return next(MessageHandle.model_validate(e["handle"]) for e in state["handles"] if e["author"] == author)
+
+
+def test_thoughts_stand_in_a_reasoning_block_and_not_in_the_text(engine: Engine) -> None:
+    state = chain().compile(engine=engine).invoke(QUESTION)
+    ann = next(message for message in state["messages"] if message.name == "ann")
+    assert isinstance(ann, AIMessage)
+    [reasoning, text] = ann.content_blocks
+    assert reasoning["type"] == "reasoning" and reasoning["reasoning"] and text["type"] == "text"
+    assert text["text"] == ann.text and reasoning["reasoning"] not in engine.text(handle_of(state, "ann"))
+    assert ann.usage_metadata is not None and ann.usage_metadata["output_token_details"]["reasoning"] >= 9
+    bob = next(message for message in state["messages"] if message.name == "bob")
+    assert isinstance(bob.content, str) and bob.usage_metadata is not None
+    assert "output_token_details" not in bob.usage_metadata
+
+
+@pytest.mark.parametrize("mode", ["share", "reencode"])
+def test_readers_depend_on_the_words_alone(model: LoadedModel, mode: str) -> None:
+    """Bit by bit: thoughts of one length, and the same answer."""
+    found, ids = [], []
+    for thoughts in ("it is so.", "it is not", "or what? "):
+        rows: list[torch.Tensor] = []
+        with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23), salt="s") as engine:
+            assert engine.chat.thoughts is not None
+            said = engine.model.encode(thoughts + engine.chat.thoughts.close + "ann: so")
+
+            def watch(author: str, *_: int, into: list[torch.Tensor] = rows) -> Any:
+                return (lambda row: into.append(row.clone())) if author == "bob" else None
+
+            options = RunOptions(seed=3, replay=Forced(ann=tuple(said)), watch=watch)
+            state = chain(mode).compile(engine=engine).invoke(QUESTION, {"configurable": {"choreo": options}})
+            found.append(rows)
+            ids.append(handle_of(state, "ann").id)
+            assert thoughts.strip() in str(next(m for m in state["messages"] if m.name == "ann").content)
+    assert len(set(ids)) == 1 and found[0]
+    for other in found[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(found[0], other, strict=True))
+
+
+def test_audits_list_whom_thoughts_reach_as_words(engine: Engine) -> None:
+    for mode in ("share", "reencode"):
+        app = chain(mode).compile(engine=engine)
+        foreseen = {(f.context, f.reader, f.channel) for f in app.audit().findings}
+        assert ("ann.thoughts", "bob", "words") in foreseen
+        assert ("ann.thoughts", "bob", "encoding") not in foreseen
+        state = app.invoke(QUESTION)
+        seen = {(f.context, f.reader, f.channel) for f in app.audit(state).findings}
+        assert ("ann.thoughts", "bob", "words") in seen and seen <= foreseen
+    silent = chain(thinking=False).compile(engine=engine)
+    assert not any("thoughts" in finding.context for finding in silent.audit().findings)
+
+
+def test_a_policy_of_words_must_allow_thoughts(engine: Engine) -> None:
+    strict = {"confidential": {"ann.thoughts": frozenset[str]()}, "channels": frozenset({"words"})}
+    with pytest.raises(VisibilityError, match=r"ann\.thoughts"):
+        chain(policy=Policy(**strict)).compile(engine=engine)  # type: ignore[arg-type]
+    allowed = strict | {"confidential": {"ann.thoughts": frozenset({"bob"})}}
+    chain(policy=Policy(**allowed)).compile(engine=engine).invoke(QUESTION)  # type: ignore[arg-type]
+
+
+def test_streams_tell_thoughts_from_words(engine: Engine) -> None:
+    app = chain().compile(engine=engine)
+    chunks = [c for c, _ in app.stream(QUESTION, stream_mode="messages") if isinstance(c, AIMessageChunk)]
+    ann = [chunk for chunk in chunks if chunk.name == "ann"]
+    whole = ann[0]
+    for chunk in ann[1:]:
+        whole += chunk
+    kinds = [block["type"] for block in whole.content_blocks]
+    assert kinds == ["reasoning", "text"] and whole.text
+
+
+def test_a_model_thinks_as_its_template_has_it_unless_told(engine: Engine) -> None:
+    usual = chain(thinking=None).compile(engine=engine)
+    assert any(finding.context == "ann.thoughts" for finding in usual.audit().findings)
+    state = chain(thinking=True).compile(engine=engine).invoke(QUESTION, {"recursion_limit": 5})
+    assert engine.inspect.thoughts(handle_of(state, "ann"))
+    [bob] = [m for m in state["messages"] if m.name == "bob"]
+    assert not engine.inspect.thoughts(handle_of(state, "bob")) and isinstance(bob.content, str)
+
+
+@pytest.mark.parametrize("thinking", [-1, 1.5, "yes"])
+def test_what_says_nothing_about_thinking_is_refused(thinking: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="thinking of 'ann'"):
+        Agent("ann", thinking=thinking)
+
+
+def test_a_model_without_thoughts_is_not_made_to_think() -> None:
+    with Engine.load("embedded") as engine, pytest.raises(InvalidRequestError, match="knows of no thoughts"):
+        chain(thinking=True).compile(engine=engine)
