@@ -103,6 +103,7 @@ class Script:
         device: object = None,
         dtype: object = None,
         prepacked: object = None,
+        generation_config: object = None,
         **settings: Any,
     ) -> Engine:
         """An engine that says what the script says; takes what `Engine.load` takes, and loads no other model.
