@@ -14,6 +14,7 @@ from rich.table import Table
 
 from choreo_agents.attention.rope import PureRotation
 from choreo_agents.models.random_llama import SHAPES, save_random_llama
+from choreo_agents.sampling import Sampling
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import errors_as_lines
 
@@ -73,9 +74,17 @@ def check(
         f"{adapter.parameters / 1e6:,.2f} M parameters in {str(geometry.dtype).removeprefix('torch.')}, context of "
         f"{adapter.max_positions:,} tokens, {geometry.bytes_per_token / 1024:,.1f} KiB of keys and values a token"
     )
+    console.print(f"calls that do not say how to sample {_sampling_words(loaded.sampling_defaults)}")
     console.print(
         f"moving cached keys changes logits by {probe.error:.2g} at most; {probe.tolerance:.2g} would be rounding"
     )
+
+
+def _sampling_words(defaults: Sampling) -> str:
+    said = [f"{name} {value:g}" for name, value in defaults if name in defaults.model_fields_set]
+    if not said:
+        return "take the likeliest token"
+    return f"have the checkpoint's {', '.join(said).replace('_', ' ')}"
 
 
 def _positions(rotation: PureRotation | None) -> str:

@@ -35,7 +35,7 @@ from choreo_agents.engine.stats import EngineStats
 from choreo_agents.engine.tenants import Tenants
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import ChatFormat, LoadedModel, load_model
+from choreo_agents.models import ChatFormat, GenerationConfigUse, LoadedModel, load_model
 from choreo_agents.runtime.lock import compute_after_fork
 from choreo_agents.sampling import Chosen
 from choreo_agents.tracing import EventSink, discard
@@ -71,6 +71,7 @@ class Engine:
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         prepacked: bool | None = None,
+        generation_config: GenerationConfigUse | None = None,
         memory: Memory | None = None,
         scheduling: Scheduling | None = None,
         backend: BackendName | AttentionBackend = "auto",
@@ -88,6 +89,8 @@ class Engine:
             method: From the cache, or from re-encoded text (Prompt Choreography, section 3.1).
             device: Where model and KV live; by default `"auto"`: the GPU if there is one. `dtype`: of both, and
                 `prepacked`: whether weights are laid out for a CPU; by default as `load_model` says.
+            generation_config: Whether calls sample as the checkpoint says unless they say otherwise: `"auto"`, the
+                default, or `"off"`; `engine.model.sampling_defaults` tells what that is.
             memory: Where KV is kept, and how much. `scheduling`: what a step holds.
             backend: What attends: by default the fastest that there is, `"reference"` the slow one to compare with; or
                 an object of your own. The model is checked with it.
@@ -105,7 +108,8 @@ class Engine:
         compute_after_fork()
         chosen = {"method": method, "memory": memory or Memory(), "scheduling": scheduling or Scheduling()}
         settings = Settings.model_validate(chosen | {"backend": backend, "seed": seed, "sink": sink})
-        loaded = _loaded(model, backend, {"device": device, "dtype": dtype, "prepacked": prepacked, "chat": chat})
+        options = {"device": device, "dtype": dtype, "prepacked": prepacked, "chat": chat}
+        loaded = _loaded(model, backend, options | {"generation_config": generation_config})
         own = None if adapter is None else read_loaded(loaded.adapter, adapter, settings.memory.mapped_storage)
         tenants = Tenants(EngineCore(loaded, settings, own))
         return cls(tenants, salt, quota, EngineOwner(tenants))

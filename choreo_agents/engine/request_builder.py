@@ -6,7 +6,7 @@ import hashlib
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -115,6 +115,8 @@ class RequestBuilder:
         )
         if not isinstance(call.sampling, Sampling):
             raise InvalidRequestError(f"sampling must be a Sampling, not {call.sampling!r}")
+        # Before anything is derived from it: names, seeds and samplers know one sampling only.
+        call = replace(call, sampling=call.sampling.with_defaults(self._core.model.sampling_defaults))
         if call.joining is not None and call.joining.maker is not self:
             raise InvalidRequestError("the joining is another engine's or tenant's: make one with joining()")
         self._tokens(call.sampling.forced or (), "sampling.forced")

@@ -3,6 +3,6 @@
 from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.models.chat import ChatFormat
 from choreo_agents.models.framed import FramedText
-from choreo_agents.models.loader import LoadedModel, load_model
+from choreo_agents.models.loader import GenerationConfigUse, LoadedModel, load_model
 
-__all__ = ["ChatFormat", "FramedText", "LoadedModel", "ModelAdapter", "load_model"]
+__all__ = ["ChatFormat", "FramedText", "GenerationConfigUse", "LoadedModel", "ModelAdapter", "load_model"]

@@ -32,9 +32,12 @@ class ModelAdapter:
         model: A supported model (see `choreo_agents.models.support`), in eval mode on its device.
         attention: How it attends.
         files: From which it was read, as they were before.
+        end_token: The tokenizer's, if it has one.
     """
 
-    def __init__(self, model: PreTrainedModel, attention: ModelAttention, files: WeightFiles) -> None:
+    def __init__(
+        self, model: PreTrainedModel, attention: ModelAttention, files: WeightFiles, end_token: int | None = None
+    ) -> None:
         config = model.config.get_text_config()
         self.model = model
         self._chooses_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -47,8 +50,7 @@ class ModelAdapter:
         self.parameters: int = model.num_parameters()
         self.geometry = attention.geometry
         self.kinds = attention.kinds
-        ends = model.generation_config.eos_token_id if model.generation_config is not None else config.eos_token_id
-        self.end_tokens: tuple[int, ...] = () if ends is None else tuple(ends if isinstance(ends, list) else [ends])
+        self.end_tokens = _end_tokens(model, end_token)
         route(model)
 
     @cached_property
@@ -97,6 +99,17 @@ class ModelAdapter:
             )
         logits: Tensor = out.logits[0]
         return logits if self._chooses_logits else logits[wanted]
+
+
+def _end_tokens(model: PreTrainedModel, end_token: int | None) -> tuple[int, ...]:
+    """All that generation stops at: of its own settings and of the tokenizer; where neither says, of the model's."""
+    generation = model.generation_config
+    said = [*_listed(None if generation is None else generation.eos_token_id), *_listed(end_token)]
+    return tuple(dict.fromkeys(said or _listed(model.config.get_text_config().eos_token_id)))
+
+
+def _listed(ends: int | list[int] | None) -> list[int]:
+    return [] if ends is None else [*ends] if isinstance(ends, list) else [ends]
 
 
 def max_positions(config: PreTrainedConfig) -> int:

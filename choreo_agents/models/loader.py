@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
@@ -29,7 +29,7 @@ from choreo_agents.models.support import (
     require_movable,
     require_supported,
 )
-from choreo_agents.sampling import Sampler, SamplerCall
+from choreo_agents.sampling import Sampler, SamplerCall, Sampling, checkpoint_sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 EMBEDDED = "embedded"
 AUTO = "auto"
 """Of a device: the GPU if there is one."""
+GenerationConfigUse = Literal["auto", "off"]
+"""Whether what a checkpoint's `generation_config.json` says about sampling is the default of its calls."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class LoadedModel:
     """Linear layers whose weights were laid out for the CPU."""
     exact_with: dict[BackendName | int, AttentionBackend] = field(default_factory=dict, repr=False)
     """Backends with which the model was found to be exact, by name, or `id` if they are a user's own."""
+    sampling_defaults: Sampling = Sampling()
+    """What its checkpoint says about sampling, for calls that do not: the fields that are set."""
     sampler: Callable[[SamplerCall], Sampler] | None = None
     """Makes what chooses a decode's tokens, of a model that is told what to say; None: its logits do. Called under the
     engine's lock, once for each answer that is really decoded, before any work is done: it may refuse."""
@@ -121,6 +125,7 @@ def load_model(
     device: str | torch.device = AUTO,
     dtype: torch.dtype | None = None,
     prepacked: bool = True,
+    generation_config: GenerationConfigUse = "auto",
     backend: BackendName | AttentionBackend = "auto",
     chat: Mapping[str, Any] | None = None,
 ) -> LoadedModel:
@@ -132,6 +137,9 @@ def load_model(
         dtype: Of weights and KV; by default the checkpoint's own, or fp32 on a CPU that has no kernels for it.
         prepacked: Lay large linear weights out for the CPU, where that takes no more memory than there is: about twice
             as fast. Pages of a file stay beside them; weights that have been converted do not.
+        generation_config: `"auto"`: what the checkpoint's `generation_config.json` says about sampling is what calls do
+            that do not say otherwise (`LoadedModel.sampling_defaults`); `"off"`: they take the likeliest token. End
+            tokens are its own in both cases.
         backend: What will attend: the check is made with it.
         chat: Variables of the model's chat template by name, such as `enable_thinking`; and `date`, the day that it
             writes as today's.
@@ -144,6 +152,8 @@ def load_model(
         OSError: Its files are damaged.
     """
     require_backend(backend)
+    if generation_config not in get_args(GenerationConfigUse):
+        raise InvalidRequestError(f'generation_config must be "auto" or "off", not {generation_config!r}')
     if dtype is not None:
         require_served(dtype)
     source = WEIGHTS if str(name) == EMBEDDED else located(name)
@@ -160,12 +170,14 @@ def load_model(
     text = model.config.get_text_config()
     prompt = probe_prompt(model)
     attention = discover_attention(model, max_positions(text), prompt.tokens[0])
-    adapter = ModelAdapter(model, attention, files)
+    adapter = ModelAdapter(model, attention, files, tokenizer.eos_token_id)
     served = _backend(adapter, backend)
     probe = require_movable(adapter, prompt, served)
     packed = prepack(model, replacing=True) if prepacked else 0
     exact_with = {backend if isinstance(backend, str) else id(backend): served}
-    return LoadedModel(str(name), adapter, tokenizer, turns, spelling, probe, prompt, packed, exact_with)
+    said = {} if model.generation_config is None or generation_config == "off" else model.generation_config.to_dict()
+    defaults = checkpoint_sampling(said)
+    return LoadedModel(str(name), adapter, tokenizer, turns, spelling, probe, prompt, packed, exact_with, defaults)
 
 
 def _backend(adapter: ModelAdapter, wanted: BackendName | AttentionBackend) -> AttentionBackend:

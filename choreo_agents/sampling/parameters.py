@@ -10,20 +10,27 @@ MOST_LOGPROBS = 64
 
 
 class Sampling(BaseModel):
-    """How one decode chooses its tokens. Frozen; every request has its own random numbers."""
+    """How one decode chooses its tokens. Frozen; every request has its own random numbers.
+
+    Temperature, top-p, top-k, min-p and repetition penalty that are not given are what the model's checkpoint says
+    (`LoadedModel.sampling_defaults`, of its `generation_config.json`), and only then the defaults below: with
+    `temperature=0.0` the likeliest token is taken whatever the model.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     temperature: float = Field(default=0.0, ge=0.0)
-    """0 takes the likeliest token; 1 samples from the model's distribution."""
+    """0 takes the likeliest token; 1 samples from the model's distribution. By default the checkpoint's, or 0."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Keep the likeliest tokens whose probabilities sum to at least this."""
+    """Keep the likeliest tokens whose probabilities sum to at least this. By default the checkpoint's, or all."""
     top_k: int = Field(default=0, ge=0)
-    """Keep this many of the likeliest tokens; 0 keeps all."""
+    """Keep this many of the likeliest tokens; 0 keeps all. By default the checkpoint's, or all."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Keep tokens at least this many times as likely as the likeliest; 0 keeps all."""
+    """Keep tokens at least this many times as likely as the likeliest; 0 keeps all. By default the checkpoint's, or
+    all."""
     repetition_penalty: float = Field(default=1.0, gt=0.0)
-    """Above 1, tokens that the view, the header or the answer hold already become less likely; 1 leaves them."""
+    """Above 1, tokens that the view, the header or the answer hold already become less likely; 1 leaves them. By
+    default the checkpoint's, or 1."""
     max_tokens: int = Field(default=256, ge=1)
     """Tokens to sample at most; header and closing tokens are not counted."""
     seed: int | None = None
@@ -58,6 +65,11 @@ class Sampling(BaseModel):
                 f"lead {self.lead!r} leads to no answer: give the allowed ones as choices, or leave it out"
             )
         return self
+
+    def with_defaults(self, defaults: Sampling) -> Sampling:
+        """The same, with what `defaults` sets in the place of what was never set."""
+        missing = defaults.model_fields_set - self.model_fields_set
+        return self.model_copy(update={name: getattr(defaults, name) for name in missing}) if missing else self
 
     @property
     def longest(self) -> int:

@@ -104,6 +104,7 @@ class Script:
         dtype: object = None,
         prepacked: object = None,
         chat: object = None,
+        generation_config: object = None,
         **settings: Any,
     ) -> Engine:
         """An engine that says what the script says; takes what `Engine.load` takes, and loads no other model.

@@ -100,7 +100,7 @@ class DebateSetting:
     problem: Debated
     rounds: int
     seed: int = 0
-    sampling: Sampling = Sampling(max_tokens=32)
+    sampling: Sampling = Sampling(temperature=0.0, max_tokens=32)
     kv_budget_bytes: int = 1 << 28
     host_bytes: int = 0
     disk: Path | None = None

@@ -42,7 +42,9 @@ class Setup:
             "options": self.options.model_dump(mode="json"),
             "model": model.name,
             "weights": model.adapter.fingerprint,
-            "sampling": self.sampling.model_dump(mode="json", exclude_defaults=True),
+            "sampling": self.sampling.with_defaults(model.sampling_defaults).model_dump(
+                mode="json", exclude_defaults=True
+            ),
             "prompts": dict(self.prompts.texts),
         }
 

@@ -196,7 +196,8 @@ class MergeSteps:
                     [*seen, question],
                     [*offsets, end],
                     end + question.length,
-                    Sampling(max_tokens=branch.length),
+                    # The likeliest words: a node that runs again has the same summaries.
+                    Sampling(temperature=0.0, max_tokens=branch.length),
                     author=said.author,
                     closing=chat.turn_end,
                     adapter=encoder,

@@ -22,7 +22,7 @@ TOKENS_EACH = 2048
 LONGEST_ANSWER = 96
 """Tokens."""
 
-GREEDY = Sampling(max_tokens=LONGEST_ANSWER)
+GREEDY = Sampling(temperature=0.0, max_tokens=LONGEST_ANSWER)
 
 T = TypeVar("T")
 OnProgress = Callable[[str], None]

@@ -35,7 +35,7 @@ class Ours:
         handles = [engine.prefill(list(tokens)) for tokens in messages]
         view = [handles[index] for index in order]
         # The new tokens are the header: the first answer token is sampled after the last of them.
-        sampling = Sampling(max_tokens=1, stop_tokens=())
+        sampling = Sampling(temperature=0.0, max_tokens=1, stop_tokens=())
 
         def timer() -> float:
             answer = engine.decode(list(new), view, sampling=sampling)
@@ -60,7 +60,7 @@ class Ours:
             views.append(view)
 
         def timer() -> float:
-            sampling = Sampling(max_tokens=steps + 1, stop_tokens=())
+            sampling = Sampling(temperature=0.0, max_tokens=steps + 1, stop_tokens=())
             calls = [
                 Decode([3 + branch], view, sampling=sampling.model_copy(update={"seed": next(self._seeds)}))
                 for branch, view in enumerate(views)

@@ -22,6 +22,7 @@ from choreo_agents.sampling import Sampling
 
 Source = Literal["text", "disk", "host", "device"]
 SOURCES: tuple[Source, ...] = ("text", "disk", "host", "device")
+_ONE = Sampling(temperature=0.0, max_tokens=1)
 _ROOM = 1.5
 """Memory for what blocks of slots leave empty, and for the header of an answer."""
 
@@ -149,7 +150,7 @@ class PromptTimer:
             self.library.evict(name)
         with self.engine.scope():
             started = time.perf_counter()
-            return _first(self.library.stream(self.prompt, Sampling(max_tokens=1), author=self.speaker)) - started
+            return _first(self.library.stream(self.prompt, _ONE, author=self.speaker)) - started
 
     def _text(self, tokens: list[int]) -> float:
         engine = self._twin
@@ -157,7 +158,7 @@ class PromptTimer:
             started = time.perf_counter()
             prompt = engine.prefill(tokens)
             header = engine.chat.header(self.speaker)
-            return _first(engine.stream(header, [prompt], sampling=Sampling(max_tokens=1))) - started
+            return _first(engine.stream(header, [prompt], sampling=_ONE)) - started
 
     def close(self) -> None:
         """End the engines, and remove the folder if it is its own."""

@@ -195,7 +195,7 @@ class SynthesisBench:
             yield engine
 
 
-_ONE = Sampling(max_tokens=1, stop_tokens=())
+_ONE = Sampling(temperature=0.0, max_tokens=1, stop_tokens=())
 
 
 def _workers(engine: Engine, words: BranchWords, run: int) -> list[MessageHandle]:
