@@ -31,7 +31,7 @@ def save_tiny_llama(
     tokenizer: PreTrainedTokenizerBase | None = None,
     **changes: Any,
 ) -> Path:
-    """A Llama of random weights large enough for logits to differ, with the embedded tokenizer unless another is given."""
+    """A Llama of random weights large enough for logits to differ; the embedded tokenizer, unless another is given."""
     torch.manual_seed(seed)
     tokenizer = build_tokenizer() if tokenizer is None else tokenizer
     settings: dict[str, Any] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -22,7 +24,9 @@ from choreo_agents import (
     MessageHandle,
     Rule,
     RunOptions,
+    Sampling,
     Send,
+    Synthesizer,
     VisibilityMode,
 )
 from choreo_agents.models import FramedText, LoadedModel, load_model
@@ -255,3 +259,101 @@ def test_assistants_turns_of_the_input_stay_the_models(models: Models, make_engi
     state = run(chain(), engine, given)
     turns = [("system", "You are Ann."), ("user", "One?"), ("assistant", "Two."), ("user", "Three?\n\nFour?")]
     same(engine, seen(engine, state, "ann"), written(engine, *turns, header="ann:"))
+
+
+def view_of(engine: Engine, state: Mapping[str, Any], author: str) -> list[tuple[str, int]]:
+    """What an author's last message attended to, and where; its own start last."""
+    entry = [each for each in state["handles"] if each["author"] == author][-1]
+    said = engine._tenant.find(MessageHandle.model_validate(entry["handle"]))
+    start = said.native_offset
+    texts = [engine.model.decode(list(parent.tokens)) for parent in said.parents]
+    return [*zip(texts, [start + at for at in said.relative_offsets], strict=True), ("", start)]
+
+
+def judged(order: tuple[str, ...], **modes: str) -> ChoreoGraph:
+    graph = ChoreoGraph(system="Be brief.", positions="parallel")
+    for name in ("ann", "bob"):
+        graph.add_node(Agent(name)).add_edge(START, name)
+    sampling = Sampling(max_tokens=1, logprobs=4, stop_tokens=())
+    graph.add_node(Agent("eve", reads={name: modes.get(name, "reencoded") for name in order}, sampling=sampling))
+    graph.add_edge(["ann", "bob"], "eve", visibility={})
+    return graph
+
+
+@pytest.mark.parametrize("shared", [(), ("bob",)])
+def test_siblings_have_a_users_turn_each(models: Models, make_engine: MakeEngine, shared: tuple[str, ...]) -> None:
+    modes, found = dict.fromkeys(shared, "shared"), list[Any]()
+    opens, closes = "<start_of_turn>user\n", "<end_of_turn>\n"
+    for order in (("ann", "bob"), ("bob", "ann")):
+        engine = make_engine(model=models("Gemma 3"))
+        state = run(judged(order, **modes), engine, asked("What is it?"))
+        view = view_of(engine, state, "eve")
+        assert [text for text, _ in view[:3]] == [f"<bos>{opens}Be brief.\n\n", "What is it?", closes]
+        at = view[2][1] + len(engine.model.encode(closes))
+        told: dict[str, list[tuple[str, int]]] = {
+            name: [(opens, at), (f"{name}: {WORDS[name]}", at + 6), (closes, at + 6 + len(f"{name}: {WORDS[name]}"))]
+            for name in order
+        }
+        if shared:
+            told["bob"] = [(f"<start_of_turn>model\nbob: {WORDS['bob']}{closes}", at)]
+        assert view[3:-1] == [place for name in order for place in told[name]]
+        [eve] = [MessageHandle.model_validate(e["handle"]) for e in state["handles"] if e["author"] == "eve"]
+        found.append([chosen.top for chosen in engine.logprobs(eve)])
+    for one, other in zip(*found, strict=True):
+        assert [token for token, _ in one] == [token for token, _ in other]
+        assert all(abs(a - b) < 1e-5 for (_, a), (_, b) in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("strategy", ["parallel", "sequential"])
+def test_late_words_have_a_users_turn_of_their_own(models: Models, make_engine: MakeEngine, strategy: Any) -> None:
+    engine, open_ = make_engine(model=models("Gemma 3")), threading.Event()
+
+    async def wait(_: Any) -> str:
+        for _ in range(20_000):
+            if open_.is_set():
+                return "Now you."
+            await asyncio.sleep(0.001)
+        raise AssertionError("nobody let it go")
+
+    def watch(author: str, *_: Any) -> Callable[[Any], None] | None:
+        return (lambda _: open_.set()) if author == "eve" else None
+
+    graph, short = ChoreoGraph(system="Be brief."), Sampling(max_tokens=10, stop_tokens=())
+    merges = {"ann": "shared", "bob": "reencoded"}
+    long = Sampling(max_tokens=150, stop_tokens=())
+    graph.add_node(Agent("ann", sampling=short)).add_node(Agent("bob", sampling=short, prompt=wait))
+    graph.add_node(Synthesizer("eve", merges=merges, quorum=1, strategy=strategy, prompt="Merge.", sampling=long))
+    for name in ("ann", "bob"):
+        graph.add_edge(START, name).add_edge(name, "eve", visibility={})
+    options = RunOptions(seed=1, watch=watch)
+    state = graph.compile(engine=engine).invoke(asked("What is it?"), {"configurable": {"choreo": options}})
+    [[told]] = [[m.text for m in state["messages"] if m.name == "bob"]]
+    view = view_of(engine, state, "eve")
+    opens, closes = "<start_of_turn>user\n", "<end_of_turn>\n"
+    late = sorted(view[-4:-1], key=lambda place: place[1])  # they come as they are encoded
+    assert [text for text, _ in late] == [opens, f"bob: {told}", closes]
+    starts = [at for _, at in late]
+    assert starts[1] - starts[0] == 6 and starts[2] - starts[1] == len(engine.model.encode(f"bob: {told}"))
+    assert starts[2] + len(engine.model.encode(closes)) <= view[-1][1], "before its own turn"
+    question = next(at for text, at in view if text == "Merge.")
+    assert starts[2] + len(engine.model.encode(closes)) <= question or strategy == "parallel"
+    seen = state["messages"][-1].response_metadata["choreo"]["branches"]
+    assert sorted(each["since"] > 0 for each in seen) == [False, True]
+
+
+@pytest.mark.parametrize("family", MERGING)
+@pytest.mark.parametrize("mode", ["shared", "reencoded"])
+@pytest.mark.parametrize("public", [None, "Be brief."])
+def test_audits_explain_all_that_stands_in_a_view(
+    models: Models, make_engine: MakeEngine, family: str, mode: str, public: str | None
+) -> None:
+    engine = make_engine(model=models(family))
+    graph = chain(public, mode, prompt="And you?")
+    graph.add_node(Agent("eve", reads={"bob": "shared"})).add_edge("bob", "eve", visibility={})
+    app = graph.compile(engine=engine)
+    state = run(graph, engine, asked("What is it?"))
+    report = app.audit(state)
+    found = {(each.context, each.reader, each.channel) for each in report.findings}
+    assert found == {(each.context, each.reader, each.channel) for each in app.audit().findings}
+    assert ("bob.system", "eve", "encoding") in found
+    assert (("ann.system", "bob", "encoding") in found) == (mode == "shared")
