@@ -357,3 +357,24 @@ def test_audits_explain_all_that_stands_in_a_view(
     assert found == {(each.context, each.reader, each.channel) for each in app.audit().findings}
     assert ("bob.system", "eve", "encoding") in found
     assert (("ann.system", "bob", "encoding") in found) == (mode == "shared")
+
+
+@pytest.mark.parametrize("method", ["baseline", "naive"])
+def test_methods_that_keep_text_read_the_same(models: Models, make_engine: MakeEngine, method: Any) -> None:
+    engine = make_engine(model=models("Gemma 3"), method=method)
+    state = run(chain("Be brief.", prompt="And you?"), engine, asked("What is it?"))
+    told = "You are Bob.\n\nWhat is it?\n\nann: It is red.\n\nAnd you?"
+    same(engine, seen(engine, state), written(engine, ("system", "Be brief."), ("user", told)))
+
+
+def test_a_conversation_goes_on_in_another_engine(models: Models, make_engine: MakeEngine) -> None:
+    graph, engine = chain(prompt="And you?"), make_engine(model=models("Mistral Small 3"), salt="s")
+    state = run(graph, engine, asked("What is it?"))
+    other = make_engine(model=models("Mistral Small 3"), salt="s")
+    state = run(graph, other, {**state, "messages": [*state["messages"], HumanMessage("Really?")]})
+    told = [("system", "You are Bob."), ("user", "What is it?\n\nann: It is red.\n\nAnd you?")]
+    told += [("assistant", "bob: It is not."), ("user", "Really?\n\nann: It is red.\n\nAnd you?")]
+    same(other, seen(other, state), written(other, *told))
+    app = graph.compile(engine=other)
+    found = {(each.context, each.reader, each.channel) for each in app.audit(state).findings}
+    assert found == {(each.context, each.reader, each.channel) for each in app.audit().findings}
