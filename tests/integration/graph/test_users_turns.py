@@ -29,6 +29,7 @@ from choreo_agents import (
     Synthesizer,
     VisibilityMode,
 )
+from choreo_agents.graph.compiling.texts import texts_of
 from choreo_agents.models import FramedText, LoadedModel, load_model
 from choreo_agents.pml import Schema
 
@@ -259,6 +260,10 @@ def test_assistants_turns_of_the_input_stay_the_models(models: Models, make_engi
     state = run(chain(), engine, given)
     turns = [("system", "You are Ann."), ("user", "One?"), ("assistant", "Two."), ("user", "Three?\n\nFour?")]
     same(engine, seen(engine, state, "ann"), written(engine, *turns, header="ann:"))
+    graph = ChoreoGraph().add_node(Agent("eve", system="You are Ann.", reads={START: "reencoded"}))
+    graph.add_edge(START, "eve", visibility={}).add_edge("eve", END)
+    state = run(graph, engine, given)
+    same(engine, seen(engine, state, "eve"), written(engine, *turns, header="eve:"))
 
 
 def view_of(engine: Engine, state: Mapping[str, Any], author: str) -> list[tuple[str, int]]:
@@ -378,3 +383,21 @@ def test_a_conversation_goes_on_in_another_engine(models: Models, make_engine: M
     app = graph.compile(engine=other)
     found = {(each.context, each.reader, each.channel) for each in app.audit(state).findings}
     assert found == {(each.context, each.reader, each.channel) for each in app.audit().findings}
+
+
+@pytest.mark.parametrize("family", [*MERGING, "Llama 3.1", "Qwen 3.5"])
+@pytest.mark.parametrize("public", [None, "Be brief."])
+def test_audits_know_what_agents_are_told_as_it_is_encoded(
+    models: Models, make_engine: MakeEngine, family: str, public: str | None
+) -> None:
+    engine = make_engine(model=models(family))
+    graph = chain(public, Rule("reencoded", scope=["bob.system", "ann.system"]))
+    app, state = graph.compile(engine=engine), run(graph, engine, asked("What is it?"))
+    texts = texts_of(app.builder, engine)
+    for entry in state["handles"][1:]:
+        said = engine._tenant.find(MessageHandle.model_validate(entry["handle"]))
+        spans = [parent for each in [said, *said.parents] for parent in each.parents]
+        told = {(span.author, span.tokens) for span in spans if str(span.author).endswith(".system")}
+        assert told, "each is told something, and its words are encoded behind what it is told"
+        for author, tokens in told:
+            assert tokens in texts[str(author).removesuffix(".system")][str(author)]
