@@ -113,7 +113,9 @@ class _Section:
         self.items.append(Words(text))
 
     def _turn(self, turn: ChatTurn) -> None:
-        form = {"system": self.chat.system, "user": self.chat.user, "assistant": self.chat.assistant}[turn.role]
+        # Where instructions stand in the first user's turn, a turn of them is a user's.
+        system = self.chat.user if self.chat.leads else self.chat.system
+        form = {"system": system, "user": self.chat.user, "assistant": self.chat.assistant}[turn.role]
         bare = form.plain.rstrip(" ")
         self.write(FramedText.frame(bare))
         self.owed = form.plain[len(bare) :]

@@ -16,7 +16,7 @@ from support.visible_graphs import BOX, CELLAR, Forced, Spec, heard, key_of
 QUESTION = {"messages": [("user", "What does Ann have?")]}
 WARN = Policy(on_violation="warn")
 models: dict[str, LoadedModel] = {}
-"""The one that the graphs run on, under the name `tiny`: hypothesis takes no fixtures."""
+"""Those that the graphs run on, by names of the tests: hypothesis takes no fixtures."""
 
 
 def run(
@@ -26,10 +26,11 @@ def run(
     adapter: Path | None = None,
     *,
     echoing: bool = True,
+    model: str = "tiny",
 ) -> tuple[Any, Any, AuditReport]:
     """Run once on a cold engine: distributions and words by message, and the audit of the run."""
     with Engine.load(
-        models["tiny"],
+        models[model],
         memory=Memory(kv_budget_bytes=1 << 23),
         scheduling=Scheduling(timetable=timetable),
         adapter=adapter,

@@ -43,6 +43,9 @@ QWEN3 = (
 QWEN3_THINKING = QWEN3.partition(_ASKED)[0] + f"{_ASKED}<|im_start|>assistant\n<think>\n{{% endif %}}"
 """Always thinks: its generation prompt opens the thoughts."""
 
+RECALLS = QWEN3.replace("loop.index0 > ns.last and (loop.last or thought)", "thought")
+"""Shows a model what it has thought in all earlier turns."""
+
 LLAMA31 = (
     "{{ bos_token }}{% if not date_string is defined %}{% set date_string = '26 Jul 2024' %}{% endif %}"
     f"{_SPLIT_SYSTEM}"
@@ -192,6 +195,7 @@ TEMPLATES: Mapping[str, tuple[str, str | None, str, tuple[str, ...]]] = {
     "Qwen 2.5": (QWEN25, None, "<|im_end|>", ("<|im_start|>",)),
     "Qwen 3": (QWEN3, None, "<|im_end|>", ("<|im_start|>", "<think>", "</think>")),
     "Qwen 3 Thinking": (QWEN3_THINKING, None, "<|im_end|>", ("<|im_start|>", "<think>", "</think>")),
+    "recalls": (RECALLS, None, "<|im_end|>", ("<|im_start|>", "<think>", "</think>")),
     "Llama 3.1": (
         LLAMA31, "<|begin_of_text|>", "<|eot_id|>", ("<|start_header_id|>", "<|end_header_id|>", "<|end_of_text|>"),
     ),

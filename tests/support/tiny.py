@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from choreo_agents.lab.embedded.tokenizer import build_tokenizer
 
@@ -23,10 +23,17 @@ ROPES: dict[str, dict[str, Any]] = {
 }
 
 
-def save_tiny_llama(folder: Path, *, rope: str = "default", seed: int = 0, **changes: Any) -> Path:
-    """A Llama of random weights large enough for logits to differ, with the embedded tokenizer."""
+def save_tiny_llama(
+    folder: Path,
+    *,
+    rope: str = "default",
+    seed: int = 0,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    **changes: Any,
+) -> Path:
+    """A Llama of random weights large enough for logits to differ; the embedded tokenizer, unless another is given."""
     torch.manual_seed(seed)
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer() if tokenizer is None else tokenizer
     settings: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "hidden_size": 64,

@@ -27,6 +27,8 @@ class ChartNode:
     confidential: bool = False
     thinks: bool = False
     """It may think before it speaks: what it says is made of that."""
+    recalls: bool = False
+    """Its model's template shows it what it has thought in earlier turns."""
     schema: str | None = None
     """Whose modules it imports."""
     modules: tuple[str, ...] = ()

@@ -17,6 +17,7 @@ from choreo_agents.graph.audit.chart import Chart, ChartNode
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import START_SOURCE, Channel
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.models import question
 
 Tokens = tuple[int, ...]
 OwnTexts = Mapping[str, Mapping[str, frozenset[Tokens]]]
@@ -227,7 +228,7 @@ class Labels:
         found: dict[str, set[Tokens]] = {}
         for number, entry in enumerate(self._entries):
             if asked := entry.get("asked"):
-                turn = tuple(engine.model.encode(engine.chat.turn("user", asked)))
+                turn = tuple(engine.model.encode(question(asked, engine.chat).text))
                 found.setdefault(self._persona(number), set()).add(turn)
         return found
 

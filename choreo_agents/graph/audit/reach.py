@@ -75,9 +75,11 @@ def _starts(chart: Chart, context: PrivateContext) -> Iterator[tuple[State, Hop 
             yield (said.name, "text"), None
         return
     if context.kind == "thoughts":
-        # Nobody attends to them, not even who thought them: what was said is made of them.
         thinker = context.name.removesuffix(".thoughts")
+        # Others never attend to them: what was said is made of them.
         yield (thinker, "words"), Hop(source=context.name, reader=thinker, by="own")
+        for owner in context.owners if chart.node(thinker).recalls else ():
+            yield (owner, "encoding"), Hop(source=context.name, reader=owner, by="own")
         return
     for owner in context.owners:
         node = chart.node(owner)

@@ -92,6 +92,7 @@ def _agent_node(agent: Agent, name: str, prefix: str, rules: Mapping[str, Rule],
         has_prompt=agent.prompt is not None,
         confidential=agent.confidential,
         thinks=bool(agent.thinking) if served is None else thinks(agent, served.chat),
+        recalls=served is not None and served.chat.thoughts is not None and served.chat.thoughts.kept,
         schema=None if told is None else told.schema.name,
         modules=() if told is None else confidential_modules(told),
         rules={

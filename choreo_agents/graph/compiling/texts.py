@@ -12,7 +12,7 @@ from choreo_agents.engine import Engine
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import OwnTexts
 from choreo_agents.graph.compiling.charting import found
-from choreo_agents.models import ModelAdapter
+from choreo_agents.models import ModelAdapter, instructions
 
 Texts = dict[str, dict[str, frozenset[tuple[int, ...]]]]
 
@@ -35,7 +35,9 @@ def texts_of(builder: StateGraph[Any, Any, Any, Any], engine: Engine, prefix: st
             own = made.setdefault(persona, {})
             told = {} if agent.imported is None else agent.imported.texts(f"{persona}.system")
             if agent.system is not None:
-                told = {f"{persona}.system": {tuple(engine.model.encode(engine.chat.turn("system", agent.system)))}}
+                # Behind a public root they come later; behind private contexts, too, where there is none.
+                forms = [instructions(agent.system, engine.chat, later=later) for later in {True, bool(agent.public)}]
+                told = {f"{persona}.system": {tuple(engine.model.encode(form.text)) for form in forms}}
             for context, texts in told.items():
                 own[context] = own.get(context, frozenset()) | texts
     return made

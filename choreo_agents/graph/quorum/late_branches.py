@@ -55,7 +55,7 @@ class LateBranches:
             most: Positions that the context has left over.
         """
         if reading.is_parallel:
-            starts = [reading.starts.get(entry["message_id"], view.end) for entry in self._present]
+            starts = [reading.showing.starts.get(entry["message_id"], view.end) for entry in self._present]
             self._start = min(starts, default=view.end)
         elif self._joins:
             self._start = view.end
@@ -82,15 +82,16 @@ class LateBranches:
             reading: Whose view it is.
             joined: What came into it late, and since when.
         """
-        since = {name: 0 for name in dict.fromkeys(e["message_id"] for e in self._present) if name in reading.shown}
+        shown = reading.showing.shown
+        since = {name: 0 for name in dict.fromkeys(e["message_id"] for e in self._present) if name in shown}
         late: dict[str, list[int]] = defaultdict(list)
         for handle, count in joined:
             late[handle.id].append(count)
         for name in dict.fromkeys(self._late):
-            counts = late[reading.shown[name].id]  # two branches may have said the same in the same place
+            counts = late[shown[name].id]  # two branches may have said the same in the same place
             if counts:
                 since[name] = counts.pop(0)
-        return [{"message_id": name, "handle": reading.shown[name].id, "since": seen} for name, seen in since.items()]
+        return [{"message_id": name, "handle": shown[name].id, "since": seen} for name, seen in since.items()]
 
     async def _show(self, reading: Reading, view: PlacedView, joining: Joining) -> None:
         async for branch in self._gathering.late():

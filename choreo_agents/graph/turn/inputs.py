@@ -1,4 +1,4 @@
-"""Chat messages that no agent decoded, as the turns to encode."""
+"""Chat messages that no agent decoded, as what is to be encoded."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.provenance.notes import opening_of
-from choreo_agents.models import ChatFormat, FramedText
+from choreo_agents.models import ChatFormat, FramedText, Said, instructions, question
 
 
-def turn_of(message: BaseMessage, chat: ChatFormat) -> FramedText:
-    """A message as a chat turn: whatever it says, only the turn's own frame has control tokens.
+def message_as(message: BaseMessage, chat: ChatFormat, *, later: bool = True, told: bool = False) -> Said:
+    """A chat message as its reader gets it: whatever it says, only its frame has control tokens.
 
     How an agent's starts is taken from its notes, which must be proven. What it thought before it spoke is left out.
+
+    Args:
+        message: What is said.
+        chat: The model's.
+        later: Whether it comes after anything else, if it gives instructions.
+        told: Whether somebody else's answer is told to the reader, and is none of the model's own turns.
 
     Raises:
         InvalidRequestError: It holds anything but text.
@@ -22,12 +28,17 @@ def turn_of(message: BaseMessage, chat: ChatFormat) -> FramedText:
         raise InvalidRequestError(f"message {message.id!r} holds more than text: only text can be encoded")
     words = str(message.text)
     if isinstance(message, SystemMessage):
-        return chat.turn("system", words)
-    if isinstance(message, AIMessage):
-        opening = opening_of(message)
-        header = opening.get("header")
-        if header is not None:
-            start = FramedText.frame(f"{header}{'' if str(header)[-1:].isspace() else ' '}")
-            return chat.assistant.opening(None) + start + FramedText.words(words) + FramedText.frame(chat.turn_end)
-        return chat.turn("assistant", words, opening.get("speaker") or message.name)
-    return chat.turn("user", words, message.name)
+        return instructions(words, chat, later=later)
+    if not isinstance(message, AIMessage):
+        return question(words, chat, message.name)
+    is_part = told and chat.merges is not None
+    opening = opening_of(message)
+    header = opening.get("header")
+    if header is None:
+        name = opening.get("speaker") or message.name
+        return Said(chat.part(words, name), "part") if is_part else Said(chat.turn("assistant", words, name))
+    start = FramedText.frame(f"{header}{'' if str(header)[-1:].isspace() else ' '}")
+    if is_part:
+        return Said(start + chat.part(words), "part")
+    said = start + FramedText.words(words)
+    return Said(chat.assistant.opening(None) + said + FramedText.frame(chat.turn_end))

@@ -97,7 +97,8 @@ class MergedBranches:
         said = [MessageHandle.model_validate(each.entry["handle"]) for each in branches]
         ids = {self.stands_for.get(handle.id, handle).id for handle in said}
         for handle in view.handles[len(self._fans) :]:
-            self._fans.append(self._fan if branches and (whole or handle.id in ids) else None)
+            is_branch = handle.id in ids or (whole and handle.id not in view.joints)
+            self._fans.append(self._fan if branches and is_branch else None)
 
     def _before(self, place: int) -> tuple[int, ...]:
         """The places that a boundary sees: all before its branch but those of branches that came together with it."""

@@ -6,6 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from choreo_agents.graph.audit.guard import Guard
+from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
+from choreo_agents.graph.turn.merged_branches import MergeSpec
+from choreo_agents.graph.turn.run_place import RunPlace
+from choreo_agents.graph.turn.view import is_own
 from choreo_agents.graph.visibility import Positions, Rule
 
 
@@ -25,3 +30,28 @@ class ReaderRules:
     guard: Guard = field(default_factory=Guard)
     by_tenant: bool = False
     """Whether each run is served for the tenant that it is for, and not for whom the engine was loaded."""
+
+
+@dataclass(frozen=True)
+class CallReader:
+    """Who reads in one call of one node, and how."""
+
+    place: RunPlace
+    persona: str
+    """Whose node it is, behind the subgraphs."""
+    rules: ReaderRules
+    adapter: str | None
+    """Encodes what is the reader's own."""
+    imported: ImportedPrompt | None
+    """What it is told by a prompt of a schema, in place of a system prompt."""
+    merging: MergeSpec | None
+    """Whose messages are merged."""
+
+    @property
+    def system(self) -> str:
+        """The name of the private context that it is told, and asked."""
+        return f"{self.persona}.system"
+
+    def has_said(self, entry: HandleEntry) -> bool:
+        """Whether a message is its own."""
+        return is_own(entry, self.place.author, self.persona)

@@ -4,55 +4,36 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from typing import Any, Protocol
 
 from langchain_core.messages import BaseMessage
 
 from choreo_agents.engine import Engine, Prefill
-from choreo_agents.engine.calls import Content
 from choreo_agents.engine.kv_transfer import Leases
 from choreo_agents.errors import ContextLengthError, HandleError
 from choreo_agents.graph.provenance.notes import digest_of, handle_of, is_confidential, persona_of, writer_of
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.turn.bound_engine import BoundEngine
+from choreo_agents.graph.turn.bound_engine import BoundEngine, SharedPrefills
 from choreo_agents.graph.turn.context_overflow import advised
 from choreo_agents.graph.turn.entries import entries_of, is_encoded, is_forgotten, is_input, known_handle, said_in
-from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
-from choreo_agents.graph.turn.inputs import turn_of
-from choreo_agents.graph.turn.merged_branches import MergedBranches, MergeSpec
+from choreo_agents.graph.turn.inputs import message_as
+from choreo_agents.graph.turn.merged_branches import MergedBranches
 from choreo_agents.graph.turn.placed_view import PlacedView
-from choreo_agents.graph.turn.reader_rules import ReaderRules
-from choreo_agents.graph.turn.reencoding import ReaderWords, named_context
-from choreo_agents.graph.turn.run_place import RunPlace
-from choreo_agents.graph.turn.view import SeenEntry, is_own, visible
-from choreo_agents.graph.visibility import START_SOURCE, Rule, source_of_author
+from choreo_agents.graph.turn.reader_rules import CallReader, ReaderRules
+from choreo_agents.graph.turn.reencoding import ReaderWords
+from choreo_agents.graph.turn.showing import ShownMessages
+from choreo_agents.graph.turn.user_turns import UserTurns
+from choreo_agents.graph.turn.view import SeenEntry, visible
+from choreo_agents.graph.visibility import START_SOURCE, source_of_author
 from choreo_agents.kv.handle import MessageHandle
-
-_PUBLIC_ROOT = "public root"
+from choreo_agents.models import instructions
 
 
 class OffsetOf(Protocol):
     """Says where a message of so many tokens stands in a view that is there already."""
 
     def __call__(self, length: int, *, parallel: bool) -> int: ...
-
-
-@dataclass(frozen=True)
-class CallReader:
-    """Who reads in one call of one node, and how."""
-
-    place: RunPlace
-    persona: str
-    """Whose node it is, behind the subgraphs."""
-    rules: ReaderRules
-    adapter: str | None
-    """Encodes what is the reader's own."""
-    imported: ImportedPrompt | None
-    """What it is told by a prompt of a schema, in place of a system prompt."""
-    merging: MergeSpec | None
-    """Whose messages are merged."""
 
 
 class Reading:
@@ -88,44 +69,48 @@ class Reading:
         """Entries that this call has made of messages which no node had encoded."""
         self._modules: Leases | None = None
         self._branches = MergedBranches(self.bound, reader.place.author, reader.merging, reader.adapter)
-        self.starts: dict[str, int] = {}
-        """Where each message of the view stands, by its id: with what its own speaker was asked before it."""
-        self.shown: dict[str, MessageHandle] = {}
-        """What stands there for it: it, a copy of it, or its words encoded again."""
         self._earliest = earliest
         self.superstep = self._next_superstep(entries)
         self.seen: list[BaseMessage] = []
         """The messages of the view, as chat messages."""
-        self._asked: list[MessageHandle] = []
-        """Prefills that others ask for too, or this agent's next call: one lease of each stays."""
-        self._copies: list[MessageHandle] = []
-        """Words that were encoded again for this call alone."""
-        self._root: list[MessageHandle] = []
-        self._prompt: MessageHandle | None = None
-        self._watch = reader.rules.guard.watch(engine, reader.place.author)
+        self._shared = SharedPrefills(self.bound, reader.adapter)
+        self._turns = UserTurns(engine.model, self._shared.ask_for)
+        self.showing = ShownMessages(
+            self.bound, reader, self._words, self._shared, self._turns, self._branches.stands_for
+        )
 
-    async def view(self, system: str | None) -> PlacedView:
-        """Encode what nobody has yet, and put together all that the reader may see."""
-        self._root = await self._shared_root()
-        own = await self._prefill_turns(system)
+    async def view(self, system: str | None, *, closed: bool = False) -> PlacedView:
+        """Encode what nobody has yet, and put together all that the reader may see.
+
+        Args:
+            system: The agent's own system prompt.
+            closed: Whether nobody goes on speaking at its end: what may come late stands there.
+        """
+        await self._turns.begin(self._rules.public)
+        view, imported = await self._start(), self._reader.imported
+        await self._prefill_turns(system, view)
         self.entries = list({entry["message_id"]: entry for entry in [*self.entries, *self.inputs]}.values())
         self.superstep = self._next_superstep(self.entries)
-        view, imported = PlacedView(), self._reader.imported
-        for handle in [*(self._root if imported is None else imported.behind(self._root)), *own]:
-            view.add(handle)
         if imported is not None:
             self._modules = await imported.lease()
             modules = [self.bound.grant(handle) for handle in self._modules.handles]
-            await imported.place(view, modules, f"{self._persona}.system", self._ask_for_own)
+            self.showing.modules = modules
+            await imported.place(view, modules, self._reader.system, self._shared.ask_for_own)
         shown = visible(self.entries, self._place.author, self._rules.sources, self._persona)
-        self._copies += await self._branches.stand_in(shown)
+        told = system is not None or bool(self._rules.public) or imported is not None
+        if not told and not (shown and self._words.instructs(shown[0].entry)):
+            for handle in await self._turns.default_instructions():
+                view.add(handle)
+        self.showing.copies += await self._branches.stand_in(shown)
         self._branches.appended(view)
         for group in _groups(shown, parallel=self.is_parallel):
             await self._show(view, group)
             said = list(chain(*group))
-            self._branches.appended(view, said, ends=any(is_input(e) or self._is_own(e) for e, _ in said))
+            self._branches.appended(view, said, ends=any(is_input(e) or self._reader.has_said(e) for e, _ in said))
             self.seen += [words for entry, _ in said if (words := self._words.of(entry)) is not None]
-        self._copies += await self._branches.read_behind(view)
+        self.showing.copies += await self._branches.read_behind(view)
+        if closed:
+            await self._turns.close(view)
         return view
 
     async def late(
@@ -144,13 +129,13 @@ class Reading:
         self.superstep = self._next_superstep(self.entries)
         everything = visible(self.entries, self._place.author, self._rules.sources, self._persona)
         shown = [seen for seen in everything if seen.entry in new]
-        self._copies += await self._branches.stand_in(shown)
+        self.showing.copies += await self._branches.stand_in(shown)
         for entry, rule in shown:
             there = view.copy()
-            asked = (entry.get("prompt") or {}).get("length", 0) if self._is_own(entry) else 0
-            there.resume_at(place(asked + self._words.length(entry, rule.mode), parallel=self.is_parallel))
-            await self._append(there, entry, rule)
-            self._copies += await self._branches.read_behind(there, len(view.handles))
+            there.resume_at(place(self.showing.length(entry, rule), parallel=self.is_parallel))
+            await self.showing.append(there, entry, rule, self.entries)
+            await self._turns.close(there)
+            self.showing.copies += await self._branches.read_behind(there, len(view.handles))
             for at in range(len(view.handles), len(there.handles)):
                 yield entry, there.handles[at], there.offsets[at]
 
@@ -158,24 +143,6 @@ class Reading:
     def is_parallel(self) -> bool:
         """Whether siblings stand at one offset."""
         return self._rules.positions == "parallel" and self._engine.method == "choreo"
-
-    async def ask(self, view: PlacedView, prompt: str) -> MessageHandle:
-        """Append what the agent is asked, as a user's turn of its own."""
-        turn = self._engine.chat.turn("user", prompt)
-        author = f"{self._persona}.system"
-        [handle] = await self.bound.aprefill([self._own(turn, view, author=author, role="user")])
-        self._prompt = handle
-        self._copies.append(handle)
-        view.add(handle)
-        return handle
-
-    def _own(self, words: Content, view: PlacedView, **said: Any) -> Prefill:
-        """What is encoded for this reader alone, behind its view."""
-        return Prefill(words, view.handles, view.offsets, view.end, adapter=self._reader.adapter, **said)
-
-    def keep_prompt(self) -> None:
-        """The agent has spoken: what it was asked stays with what it said."""
-        self._copies = [copy for copy in self._copies if copy != self._prompt]
 
     def outgrown(self, error: ContextLengthError) -> ContextLengthError:
         """The same error, with the edge whose messages take most of the view, and what would make them fewer."""
@@ -185,34 +152,27 @@ class Reading:
     def _next_superstep(self, entries: Sequence[HandleEntry]) -> int:
         return max(self._earliest, 1 + max((entry["superstep"] for entry in entries), default=-1))
 
-    def _is_own(self, entry: HandleEntry) -> bool:
-        return is_own(entry, self._place.author, self._persona)
-
     def release(self) -> None:
         """Give back what was encoded for this call alone, and all but one lease of the rest."""
         with suppress(HandleError):  # a scope may have ended meanwhile
-            for handle in self._asked:
-                self._engine.release(handle, spare_only=True)
-            for handle in self._copies:
+            self._shared.release()
+            for handle in self.showing.copies:
                 self._engine.release(handle)
         if self._modules is not None:
             self._modules.release()
 
-    async def _shared_root(self) -> list[MessageHandle]:
-        """The public root, encoded once for everybody; empty if the model has no begin-of-sequence token either."""
-        text = self._engine.chat.root(self._rules.public)
-        return await self._ask_for([Prefill(text, author=_PUBLIC_ROOT, role="system")] if text else [])
+    async def _start(self) -> PlacedView:
+        """What stands before all that the agent is told."""
+        imported = self._reader.imported
+        if imported is None:
+            return self._turns.root.copy()
+        view = PlacedView()
+        for handle in imported.behind(await self._turns.whole_root(self._rules.public)):
+            view.add(handle)
+        return view
 
-    async def _ask_for(self, calls: Sequence[Prefill]) -> list[MessageHandle]:
-        handles = await self.bound.aprefill(calls)
-        self._asked += handles
-        return handles
-
-    async def _ask_for_own(self, calls: Sequence[Prefill]) -> list[MessageHandle]:
-        return await self._ask_for([replace(call, adapter=self._reader.adapter) for call in calls])
-
-    async def _prefill_turns(self, system: str | None) -> list[MessageHandle]:
-        """The agent's own system prompt, and entries for messages that no node has encoded as they now stand."""
+    async def _prefill_turns(self, system: str | None, view: PlacedView) -> None:
+        """Append the agent's own system prompt; make entries for messages that no node has encoded as they now are."""
         chat = self._engine.chat
         before = {entry["message_id"]: entry for entry in self.entries}
         new = [
@@ -222,22 +182,27 @@ class Reading:
         ]
         calls: list[Prefill] = []
         if system is not None:
-            author, turn = f"{self._persona}.system", chat.turn("system", system)
-            calls.append(Prefill(turn, self._root, author=author, role="system", adapter=self._reader.adapter))
+            told = instructions(system, chat, later=bool(self._rules.public))
+            await self._turns.lead_to(view, told.kind)
+            parents, author, adapter = [*view.handles], self._reader.system, self._reader.adapter
+            calls.append(Prefill(told.text, parents, author=author, role="system", adapter=adapter))
         authors = [_author(m, before.get(str(m.id))) or _writer(m, self._rules, self._place.author) for m in new]
         edited = [known_handle(self._engine, handle_of(m, self._engine.model.adapter.fingerprint)) for m in new]
         marks = [before[m.id]["confidential"] if m.id in before else is_confidential(m) for m in new]
-        calls += [
-            Prefill(turn_of(m, chat), self._root, author=author, confidential=mark, source=source)
-            for m, author, mark, source in zip(new, authors, marks, edited, strict=True)
-        ]
-        handles = await self._ask_for(calls)
-        own, rest = handles[: len(calls) - len(new)], handles[len(calls) - len(new) :]
-        self.inputs += entries_of(new, authors, rest, marks, before, self.superstep)
-        return own
+        for m, author, mark, source in zip(new, authors, marks, edited, strict=True):
+            text, kind = message_as(m, chat)
+            root = await self._turns.behind_root(kind)
+            calls.append(Prefill(text, root, author=author, confidential=mark, source=source))
+        handles = await self._shared.ask_for(calls)
+        for own in handles[: len(calls) - len(new)]:
+            view.add(own)
+        self.inputs += entries_of(new, authors, handles[len(calls) - len(new) :], marks, before, self.superstep)
 
     async def _show(self, view: PlacedView, group: Sequence[Sequence[SeenEntry]]) -> None:
         """Append a group of siblings, which start where the view ends; or where they left it, if they are merged."""
+        if len(group) > 1:
+            # Each of them has what it needs around it: nothing depends on their order.
+            await self._turns.close(view)
         before = view.copy()
         for said in group:
             so_far, first = before.copy(), MessageHandle.model_validate(said[0].entry["handle"])
@@ -245,60 +210,10 @@ class Reading:
                 so_far.resume_at(before.behind({each.id for each in self._engine.inspect.ancestors(first)}))
             shown = len(so_far.handles)
             for entry, rule in said:
-                await self._append(so_far, entry, rule)
+                await self.showing.append(so_far, entry, rule, self.entries)
+            if len(group) > 1:
+                await self._turns.close(so_far)
             view.extend(so_far, shown)
-
-    async def _append(self, view: PlacedView, entry: HandleEntry, rule: Rule) -> None:
-        handle = MessageHandle.model_validate(entry["handle"])
-        self.starts[entry["message_id"]] = view.end
-        own, reencode = self._is_own(entry), rule.mode.encodes_again
-        if not own:
-            reencode = not self._watch.admits(entry, self.entries, words_only=reencode) or reencode
-        if reencode:
-            shown = await self._reencoded(view, entry, handle, rule)
-        else:
-            prompt = entry.get("prompt")
-            if own and prompt is not None:
-                await self._asked_before(view, prompt, entry.get("asked"))
-            shown = self.bound.grant(self._branches.stands_for.get(handle.id, handle))
-        self.shown[entry["message_id"]] = shown
-        view.add(shown, stands_for=handle)
-
-    async def _asked_before(self, view: PlacedView, prompt: Mapping[str, Any], asked: str | None) -> None:
-        """Append what stood before a message of one's own; its words, if no more than they is left of it."""
-        if not is_forgotten(self._engine, prompt):
-            view.add(self.bound.grant(MessageHandle.model_validate(prompt)))
-        elif asked is not None:
-            turn = self._engine.chat.turn("user", asked)
-            again = self._own(turn, view, author=f"{self._persona}.system", role="user")
-            [made] = await self.bound.aprefill([again])
-            if made.id != prompt["id"]:
-                # Else it is what it was, and stays with what was said.
-                self._copies.append(made)
-            view.add(made)
-
-    async def _reencoded(
-        self, view: PlacedView, entry: HandleEntry, handle: MessageHandle, rule: Rule
-    ) -> MessageHandle:
-        """A fresh encoding of a message's words, as the rule has them and in its scope."""
-        words = self._words.tokens(entry, handle, rule.mode)
-        author, confidential = entry["author"], entry["confidential"]
-        if rule.scope == "reader":
-            copy = self._own(words, view, author=author, confidential=confidential, source=handle)
-            [made] = await self.bound.aprefill([copy])
-            # Where input stands right behind the agent's own system prompt, its next call finds it there again.
-            lasting = [*self._asked, *(self._modules.handles if self._modules is not None else ())]
-            kept = is_input(entry) and all(parent in lasting for parent in view.handles)
-            (self._asked if kept else self._copies).append(made)
-            return made
-        parents = [*self._root]
-        for name in rule.contexts:
-            parents += await named_context(
-                name, parents, self._place, self._rules, self.entries, self.bound, self._ask_for
-            )
-        copy = Prefill(words, parents, author=author, confidential=confidential, source=handle)
-        [made] = await self._ask_for([copy])
-        return made
 
 
 def _groups(seen: Sequence[SeenEntry], *, parallel: bool) -> Iterator[list[list[SeenEntry]]]:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 
 from choreo_agents.engine import Prefill
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.turn.bound_engine import BoundEngine
-from choreo_agents.graph.turn.inputs import turn_of
+from choreo_agents.graph.turn.entries import is_input
+from choreo_agents.graph.turn.inputs import message_as
+from choreo_agents.graph.turn.placed_view import PlacedView
 from choreo_agents.graph.turn.reader_rules import ReaderRules
 from choreo_agents.graph.turn.run_place import RunPlace
-from choreo_agents.graph.visibility import VisibilityMode
+from choreo_agents.graph.turn.user_turns import UserTurns
+from choreo_agents.graph.visibility import REENCODED, VisibilityMode
 from choreo_agents.kv.handle import MessageHandle
-
-AskFor = Callable[[Sequence[Prefill]], Awaitable[list[MessageHandle]]]
+from choreo_agents.models import FramedText, Kind, instructions
 
 
 class ReaderWords:
@@ -43,19 +45,74 @@ class ReaderWords:
 
     def length(self, entry: HandleEntry, mode: VisibilityMode) -> int:
         """How many tokens the message takes in the view."""
-        return int(entry["handle"]["length"]) if mode.reword is None else len(self._in_other_words(entry, mode))
+        if mode.reword is None:
+            return int(entry["handle"]["length"])
+        return len(self._in_other_words(entry, mode, later=True, told=True)[0])
 
-    def tokens(self, entry: HandleEntry, handle: MessageHandle, mode: VisibilityMode) -> list[int]:
-        """What is to be encoded again: the message's own tokens, or its turn in the words that the mode makes of it.
+    def kind(self, entry: HandleEntry) -> Kind:
+        """As what the encoding of a message stands in a view."""
+        said, chat = self._said.get(entry["message_id"]), self._bound.engine.chat
+        if chat.merges is None or isinstance(said, AIMessage) or (said is None and "persona" in entry):
+            return "turn"
+        return instructions("", chat, later=True).kind if isinstance(said, SystemMessage) else "part"
+
+    def instructs(self, entry: HandleEntry) -> bool:
+        """Whether a message gives instructions."""
+        return isinstance(self._said.get(entry["message_id"]), SystemMessage)
+
+    def first(self, entry: HandleEntry, handle: MessageHandle) -> FramedText | None:
+        """Instructions as they stand where nothing comes before them, if that is not how they were encoded."""
+        engine = self._bound.engine
+        if not self.instructs(entry):
+            return None
+        text = message_as(self._said[entry["message_id"]], engine.chat, later=False).text
+        known = self._bound.tokens(self._bound.grant(handle, words_only=True))
+        return None if engine.model.encode(text) == known else text
+
+    def again(
+        self, entry: HandleEntry, handle: MessageHandle, mode: VisibilityMode, *, later: bool = True, own: bool = False
+    ) -> tuple[list[int], Kind]:
+        """What is to be encoded again, and as what: the message's own tokens, or the words that the mode makes of it.
+
+        Where users and model take turns, what another agent has said becomes a part of a user's turn.
+
+        Args:
+            entry: The message.
+            handle: Of its encoding.
+            mode: In which its reader sees it.
+            later: Whether anything stands before it in what it is encoded behind.
+            own: Whether it is the reader's own.
 
         Raises:
             VisibilityError: It is to be re-worded, and the reader was sent its handle without its words.
         """
-        if mode.reword is None:
-            return self._bound.tokens(self._bound.grant(handle, words_only=True))
-        return self._in_other_words(entry, mode)
+        told, engine = not own and not is_input(entry), self._bound.engine
+        if mode.reword is not None:
+            return self._in_other_words(entry, mode, later=later, told=told)
+        tokens = self._bound.tokens(self._bound.grant(handle, words_only=True))
+        said, kind = self._said.get(entry["message_id"]), self.kind(entry)
+        if not later and (text := self.first(entry, handle)) is not None:
+            return list(engine.model.encode(text)), instructions("", engine.chat, later=False).kind
+        if engine.chat.merges is None or kind != "turn" or not told:
+            return tokens, kind
+        if isinstance(said, AIMessage):
+            text, kind = message_as(said, engine.chat, told=True)
+            return list(engine.model.encode(text)), kind
+        return (self._bare(tokens), "part") if said is None else (tokens, kind)
 
-    def _in_other_words(self, entry: HandleEntry, mode: VisibilityMode) -> list[int]:
+    def _bare(self, tokens: list[int]) -> list[int]:
+        """The words of an answer, with its speaker's name, if nobody has sent them."""
+        model = self._bound.engine.model
+        opening, closing = (model.encode(text) for text in (model.chat.start("assistant"), model.chat.turn_end))
+        if tokens[: len(opening)] == opening:
+            tokens = tokens[len(opening) :]
+        if closing and tokens[-len(closing) :] == closing:
+            tokens = tokens[: -len(closing)]
+        return list(model.encode(model.chat.part(model.decode(tokens, special=False))))
+
+    def _in_other_words(
+        self, entry: HandleEntry, mode: VisibilityMode, *, later: bool, told: bool
+    ) -> tuple[list[int], Kind]:
         name, engine = entry["message_id"], self._bound.engine
         if name not in self._said:
             raise VisibilityError(
@@ -65,39 +122,45 @@ class ReaderWords:
         if name not in self._reworded:
             said = self._said[name]
             self._reworded[name] = said.model_copy(update={"content": mode.says(str(said.text))})
-        return list(engine.model.encode(turn_of(self._reworded[name], engine.chat)))
+        text, kind = message_as(self._reworded[name], engine.chat, later=later, told=told)
+        return list(engine.model.encode(text)), kind
 
 
 async def named_context(
     name: str,
-    parents: Sequence[MessageHandle],
+    view: PlacedView,
     place: RunPlace,
     rules: ReaderRules,
     entries: Sequence[HandleEntry],
-    bound: BoundEngine,
-    ask_for: AskFor,
-) -> list[MessageHandle]:
-    """The messages of a private context, encoded after the root and the contexts named before.
+    words: ReaderWords,
+    turns: UserTurns,
+    is_own: Callable[[HandleEntry], bool],
+) -> None:
+    """Append the messages of a private context to what words are encoded behind.
 
     Args:
         name: As its graph calls it.
-        parents: What they are encoded after.
+        view: The root and the contexts named before.
         place: Of the reader, and `rules` by which it reads.
-        entries: All that was said.
-        bound: Its engine, and `ask_for` what encodes for it.
+        entries: All that was said, and the `words` of it.
+        turns: What stands around messages.
+        is_own: Whether a message is the reader's own.
     """
     home = place.author.rpartition("|")[0]
     path = f"{home}|{name}" if home else name
-    made: list[MessageHandle] = []
     for text in rules.systems.get(name, ()):
-        turn = bound.engine.chat.turn("system", text)
-        made += await ask_for([Prefill(turn, [*parents, *made], author=path, role="system")])
+        is_first = rules.public is None and len(view.handles) == len(turns.root.handles)
+        told, kind = instructions(text, turns.chat, later=not is_first)
+        await turns.lead_to(view, kind)
+        [made] = await turns.ask_for([Prefill(told, view.handles, author=path, role="system")])
+        view.add(made)
     if name not in rules.systems and name not in rules.confidential:
         raise VisibilityError(f"there is no private context {name!r} that words could be encoded in")
     for entry in sorted(entries, key=lambda one: one["superstep"]):
         if entry["author"] == path and entry["confidential"]:
             handle = MessageHandle.model_validate(entry["handle"])
-            words = bound.tokens(bound.grant(handle, words_only=True))
-            call = Prefill(words, [*parents, *made], author=path, confidential=True, source=handle)
-            made += await ask_for([call])
-    return made
+            tokens, kind = words.again(entry, handle, REENCODED, own=is_own(entry))
+            await turns.lead_to(view, kind)
+            call = Prefill(tokens, view.handles, author=path, confidential=True, source=handle)
+            [made] = await turns.ask_for([call])
+            view.add(made)

@@ -21,8 +21,8 @@ from choreo_agents.graph.turn.entries import entry_of
 from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
 from choreo_agents.graph.turn.merged_branches import MergeSpec
 from choreo_agents.graph.turn.placed_view import PlacedView
-from choreo_agents.graph.turn.reader_rules import ReaderRules
-from choreo_agents.graph.turn.reading import CallReader, Reading
+from choreo_agents.graph.turn.reader_rules import CallReader, ReaderRules
+from choreo_agents.graph.turn.reading import Reading
 from choreo_agents.graph.turn.run_place import RunPlace
 from choreo_agents.graph.turn.streaming import DecodeRun, report
 from choreo_agents.graph.turn.thoughts import Thinks, header_of, thinking_of, thought_before
@@ -130,20 +130,20 @@ class AgentTurn:
         """
         reading = self.reading
         try:
-            view = await reading.view(self.agent.system)
+            view = await reading.view(self.agent.system, closed=self._late is not None)
             prompt: Any = self.agent.prompt(self.state) if callable(self.agent.prompt) else self.agent.prompt
             prompt = await prompt if inspect.isawaitable(prompt) else prompt
             sampling = self._chosen()
             if self._late is not None:
                 self._joining = self.engine.branches.joining()
                 self._late.make_room(reading, view, self._left_over(view, prompt, sampling))
-            asked = None if prompt is None else await reading.ask(view, prompt)
+            asked = await reading.showing.ask(view, prompt)
             decode = self._decode_all(view, sampling)
             if self._late is None or self._joining is None:
                 told = await decode
             else:
                 told = await self._late.along(reading, view, self._joining, decode)
-            reading.keep_prompt()
+            reading.showing.keep_prompt()
         except ContextLengthError as error:
             raise reading.outgrown(error) from error
         finally:

@@ -136,6 +136,27 @@ def test_a_model_thinks_as_its_template_has_it_unless_told(engine: Engine) -> No
     assert not engine.inspect.thoughts(handle_of(state, "bob")) and isinstance(bob.content, str)
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_agent_recalls_what_it_has_thought_if_its_template_does(
+    tmp_path_factory: pytest.TempPathFactory, kept: bool
+) -> None:
+    folder, tokenizer = tmp_path_factory.mktemp("thinker"), tokenizer_for("recalls" if kept else "Qwen 3")
+    save_tiny_llama(folder, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    tokenizer.save_pretrained(folder)
+    with Engine.load(folder, memory=Memory(kv_budget_bytes=1 << 23)) as engine:
+        assert engine.chat.thoughts is not None and engine.chat.thoughts.kept is kept
+        graph = chain()
+        graph.add_node("again", Agent("ann", persona="ann", sampling=ANSWER, thinking=False))
+        graph.add_edge("bob", "again")
+        app = graph.compile(engine=engine)
+        state = app.invoke(QUESTION)
+        [thought] = engine.inspect.thoughts(handle_of(state, "ann"))
+        seen = engine.inspect.records([handle_of(state, "again")])[-1].parents
+        assert (thought in seen) is kept and (handle_of(state, "ann") in seen) is not kept
+        foreseen = {(f.context, f.reader, f.channel) for f in app.audit().findings}
+        assert {(f.context, f.reader, f.channel) for f in app.audit(state).findings} <= foreseen
+
+
 @pytest.mark.parametrize("thinking", [-1, 1.5, "yes"])
 def test_what_says_nothing_about_thinking_is_refused(thinking: Any) -> None:
     with pytest.raises(InvalidRequestError, match="thinking of 'ann'"):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from support.pml import WordModel
+from dataclasses import replace
+
+from support.pml import CHAT, WordModel
 
 from choreo_agents.models import LoadedModel
+from choreo_agents.models.chat import TurnFormat
 from choreo_agents.pml import CompiledSchema, Schema, compile_schema
 
 
@@ -50,6 +53,13 @@ def test_the_embedded_models_placeholder_is_what_it_pads_with(embedded: LoadedMo
     assert found.placeholder == embedded.tokenizer.pad_token_id
     assert embedded.decode(list(found.pieces["#0"].tokens)) == "<s><|user|>"
     assert embedded.decode(list(found.pieces["plan#0"].tokens)) == " a"
+
+
+def test_instructions_that_have_no_turn_are_a_users() -> None:
+    model = WordModel()
+    model.chat = replace(CHAT, system=TurnFormat("", None, "<sep>"), leads=True, merges="<sep>")
+    found = compiled("<system>a</system><user>b</user>", model=model).pieces["#0"].tokens
+    assert model.decode(list(found)) == model.decode(model.encode("<s><|user|> a<|end|><|user|> b<|end|>"))
 
 
 def test_what_is_not_cached_or_confidential_is_so_with_all_inside_it() -> None:

@@ -1,0 +1,165 @@
+"""Appends messages to a view, as its reader sees each: as they were encoded, or their words encoded again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from choreo_agents.engine import Prefill
+from choreo_agents.engine.calls import Content
+from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.turn.bound_engine import BoundEngine, SharedPrefills
+from choreo_agents.graph.turn.entries import is_forgotten, is_input
+from choreo_agents.graph.turn.placed_view import PlacedView
+from choreo_agents.graph.turn.reader_rules import CallReader
+from choreo_agents.graph.turn.reencoding import ReaderWords, named_context
+from choreo_agents.graph.turn.thoughts import recalled
+from choreo_agents.graph.turn.user_turns import UserTurns
+from choreo_agents.graph.visibility import Rule
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.models import instructions, question
+
+
+class ShownMessages:
+    """What one call of one reader is shown.
+
+    Args:
+        bound: Its engine.
+        reader: Who reads.
+        words: What was said.
+        shared: Encodes what others ask for, too.
+        turns: What stands around messages.
+        stands_for: What is shown for merged messages, by their handles' ids.
+    """
+
+    def __init__(
+        self,
+        bound: BoundEngine,
+        reader: CallReader,
+        words: ReaderWords,
+        shared: SharedPrefills,
+        turns: UserTurns,
+        stands_for: Mapping[str, MessageHandle],
+    ) -> None:
+        self._bound = bound
+        self._engine = bound.engine
+        self._reader = reader
+        self._rules = reader.rules
+        self._words = words
+        self._shared = shared
+        self._turns = turns
+        self._stands_for = stands_for
+        self._watch = reader.rules.guard.watch(bound.engine, reader.place.author)
+        self.starts: dict[str, int] = {}
+        """Where each message of the view stands, by its id: with what its own speaker was asked before it."""
+        self.shown: dict[str, MessageHandle] = {}
+        """What stands there for it: it, a copy of it, or its words encoded again."""
+        self.copies: list[MessageHandle] = []
+        """Words that were encoded again for this call alone."""
+        self.modules: list[MessageHandle] = []
+        """What the reader is told by a prompt of a schema, as far as others are told it, too."""
+        self._prompt: MessageHandle | None = None
+
+    async def ask(self, view: PlacedView, prompt: str | None) -> MessageHandle | None:
+        """Append what the agent is asked, if anything, as a user's; then it is the agent's turn."""
+        if prompt is not None:
+            self._prompt = await self._asked(view, prompt)
+            self.copies.append(self._prompt)
+            view.add(self._prompt)
+        await self._turns.close(view)
+        return self._prompt
+
+    async def _asked(self, view: PlacedView, prompt: str) -> MessageHandle:
+        said = question(prompt, self._engine.chat)
+        await self._turns.lead_to(view, said.kind)
+        author = self._reader.system
+        [handle] = await self._bound.aprefill([self._own(said.text, view, author=author, role="user")])
+        return handle
+
+    def _own(self, words: Content, view: PlacedView, **said: Any) -> Prefill:
+        """What is encoded for this reader alone, behind its view."""
+        return Prefill(words, view.handles, view.offsets, view.end, adapter=self._reader.adapter, **said)
+
+    def keep_prompt(self) -> None:
+        """The agent has spoken: what it was asked stays with what it said."""
+        self.copies = [copy for copy in self.copies if copy != self._prompt]
+
+    def length(self, entry: HandleEntry, rule: Rule) -> int:
+        """How many tokens a message takes in the view, with what stands before it."""
+        length = self._words.length(entry, rule.mode)
+        if not self._reader.has_said(entry):
+            return length + self._turns.length(self._words.kind(entry) if rule.mode.hands_on_encodings else "part")
+        prompt = entry.get("prompt")
+        return length + (0 if prompt is None else int(prompt["length"]) + self._turns.length("part"))
+
+    async def append(self, view: PlacedView, entry: HandleEntry, rule: Rule, entries: Sequence[HandleEntry]) -> None:
+        """Append a message of all `entries` by the rule for its source."""
+        handle = MessageHandle.model_validate(entry["handle"])
+        self.starts[entry["message_id"]] = view.end
+        own, reencode = self._reader.has_said(entry), rule.mode.encodes_again
+        if not own:
+            reencode = not self._watch.admits(entry, entries, words_only=reencode) or reencode
+        if reencode:
+            shown = await self._reencoded(view, entry, handle, rule, entries)
+        else:
+            prompt = entry.get("prompt")
+            if own and prompt is not None:
+                await self._asked_before(view, prompt, entry.get("asked"))
+            shown = await self._as_encoded(view, entry, recalled(self._engine, handle) if own else handle)
+        self.shown[entry["message_id"]] = shown
+        view.add(shown, stands_for=handle)
+
+    async def _as_encoded(self, view: PlacedView, entry: HandleEntry, handle: MessageHandle) -> MessageHandle:
+        """A message's own encoding, or what stands for it."""
+        if self._is_first(view) and (text := self._words.first(entry, handle)) is not None:
+            kind = instructions("", self._engine.chat, later=False).kind
+            await self._turns.lead_to(view, kind)
+            call = Prefill(text, [*view.handles], author=entry["author"], source=handle)
+            [made] = await self._shared.ask_for([call])
+            return made
+        await self._turns.lead_to(view, self._words.kind(entry))
+        return self._bound.grant(self._stands_for.get(handle.id, handle))
+
+    def _is_first(self, view: PlacedView) -> bool:
+        """Whether nobody has said anything so far."""
+        is_plain = self._reader.imported is None and not self._rules.public
+        return is_plain and len(view.handles) == len(self._turns.root.handles)
+
+    async def _asked_before(self, view: PlacedView, prompt: Mapping[str, Any], asked: str | None) -> None:
+        """Append what stood before a message of one's own; its words, if no more than they is left of it."""
+        if not is_forgotten(self._engine, prompt):
+            await self._turns.lead_to(view, question("", self._engine.chat).kind)
+            view.add(self._bound.grant(MessageHandle.model_validate(prompt)))
+        elif asked is not None:
+            made = await self._asked(view, asked)
+            if made.id != prompt["id"]:
+                # Else it is what it was, and stays with what was said.
+                self.copies.append(made)
+            view.add(made)
+
+    async def _reencoded(
+        self, view: PlacedView, entry: HandleEntry, handle: MessageHandle, rule: Rule, entries: Sequence[HandleEntry]
+    ) -> MessageHandle:
+        """A fresh encoding of a message's words, as the rule has them and in its scope."""
+        own, is_readers = self._reader.has_said(entry), rule.scope == "reader"
+        author, confidential = entry["author"], entry["confidential"]
+        scope = view if is_readers else self._turns.root.copy()
+        for name in rule.contexts:
+            await named_context(
+                name, scope, self._reader.place, self._rules, entries, self._words, self._turns, self._reader.has_said
+            )
+        later = not (self._is_first(view) and self._is_first(scope))
+        words, kind = self._words.again(entry, handle, rule.mode, later=later, own=own)
+        await self._turns.lead_to(scope, kind)
+        if not is_readers:
+            await self._turns.lead_to(view, kind)
+            copy = Prefill(words, scope.handles, author=author, confidential=confidential, source=handle)
+            [made] = await self._shared.ask_for([copy])
+            return made
+        copy = self._own(words, view, author=author, confidential=confidential, source=handle)
+        [made] = await self._bound.aprefill([copy])
+        # Where input stands right behind the agent's own system prompt, its next call finds it there again.
+        lasting = [*self._shared.handles, *self.modules]
+        kept = is_input(entry) and all(parent in lasting for parent in view.handles)
+        (self._shared.handles if kept else self.copies).append(made)
+        return made
