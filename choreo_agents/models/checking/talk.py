@@ -1,0 +1,62 @@
+"""A conversation of three agents, and what each of them reads of it when it is to speak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Edges = Literal["shared", "reencoded"]
+"""How agents see what others have said: as it was encoded, or encoded again among what they read."""
+
+PUBLIC = "Three of you settle a question. Answer in one sentence."
+QUESTION = "A bat and a ball cost eleven coins, the bat ten more than the ball. What does the ball cost?"
+
+
+@dataclass(frozen=True)
+class Said:
+    """What an agent has said."""
+
+    name: str
+    words: str
+    thoughts: str
+    """Before it spoke, if its model thinks."""
+
+
+ANN = Said("Ann", "The ball costs one coin.", "Eleven less ten is one.")
+BOB = Said("Bob", "Half a coin: the bat costs ten and a half.", "Ten more than one is eleven, not ten.")
+CAROL = Said("Carol", "Bob is right, it is half a coin.", "Half and ten and a half are eleven.")
+
+ANN_AGAIN = Said("Ann", "Half a coin it is.", "Bob has counted, and I have not.")
+
+
+@dataclass(frozen=True)
+class View:
+    """What one agent reads."""
+
+    title: str
+    reader: str
+    """Its name."""
+    said: Sequence[Said] = ()
+    """In the order of the view."""
+    edges: Edges = "shared"
+    instructions: Sequence[str] = ()
+    """Those of all agents, and the reader's own; or none."""
+    open: bool = True
+    """Whether the reader is to speak next; else the conversation is over."""
+
+
+def views(edges: Edges) -> list[View]:
+    """The conversation, speaker by speaker; its end, and what is read where nobody gives instructions."""
+    told = {
+        name: (PUBLIC, f"You are {name}. {duty}")
+        for name, duty in {"Ann": "Answer first.", "Bob": "Doubt what you hear.", "Carol": "Decide."}.items()
+    }
+    return [
+        View("Ann answers", "Ann", (), edges, told["Ann"]),
+        View("Bob reads Ann", "Bob", (ANN,), edges, told["Bob"]),
+        View("Carol reads both", "Carol", (ANN, BOB), edges, told["Carol"]),
+        View("Ann speaks again", "Ann", (ANN, BOB, CAROL), edges, told["Ann"]),
+        View("when all is said", "Ann", (ANN, BOB, CAROL, ANN_AGAIN), edges, told["Ann"], open=False),
+        View("without instructions", "Ann", (), edges),
+    ]
