@@ -227,7 +227,8 @@ def test_words_become_the_familys_own_tokens(name: str, folder: Callable[[str], 
     chat, words = model.chat, ["Be brief.", "Where is the café?", "Left.", "And then?"]
     roles: tuple[Role, ...] = ("system", "user", "assistant", "user")
     written = chat.root(words[0])
-    written += "".join(chat.turn(role, text) for role, text in zip(roles[1:], words[1:], strict=True))
-    assert model.decode(model.encode(written)) == written
+    for role, text in zip(roles[1:], words[1:], strict=True):
+        written += chat.turn(role, text)
+    assert model.decode(model.encode(written)) == written.text
     found = check_model(path)
     assert found.explained and all(each.template_tokens for each in (*found.shared, *found.reencoded))

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _Alternative = tuple[str, object, Reason]
 _NOTHING = Undone()
+_MOST_STEPS = 6
+"""How many reasons a view may have at once: more are not tried."""
 
 
 @dataclass(frozen=True)
@@ -181,8 +183,8 @@ def _fewest(possible: Sequence[_Alternative], text_of: Callable[[Undone], str], 
 
 
 def _subsets(alternatives: Sequence[_Alternative]) -> Iterator[Sequence[_Alternative]]:
-    """All that can be chosen together, the fewest first."""
-    for count in range(len(alternatives) + 1):
+    """What can be chosen together, the fewest first."""
+    for count in range(min(len(alternatives), _MOST_STEPS) + 1):
         for chosen in combinations(alternatives, count):
             if len({name for name, _, _ in chosen}) == count:
                 yield chosen
