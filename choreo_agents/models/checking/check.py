@@ -120,6 +120,6 @@ def check_model(
         choice,
         needs_of(checkpoint, stored, choice.served, where),
         tokenizer.chat_template is not None,
-        [comparing.compare(view) for view in views("shared")],
-        [comparing.compare(view) for view in views("reencoded")],
+        [comparing.compare(view) for view in views()],
+        [comparing.compare(view) for view in views(encodes_again=True)],
     )

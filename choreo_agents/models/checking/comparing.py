@@ -101,7 +101,7 @@ class Comparing:
     def compare(self, view: View) -> ViewComparison:
         """A view beside the template's."""
         plain = Rendering(self.chat, view, None)
-        messages = [(span.label, span.text.text) for span in plain.spans()]
+        messages = [(message.label, message.text.text) for message in plain.messages()]
         tokens = self._tokens(plain)
         given = None if self.tokenizer.chat_template is None else written(self.template, self.chat, view)
         if given is None:
@@ -146,7 +146,12 @@ class Comparing:
         return AnswerPlaces(last[1].removeprefix(self.chat.user.after), last[2], behind_another)
 
     def _tokens(self, rendering: Rendering) -> list[int]:
-        return [token for span in rendering.spans() for piece in span.pieces for token in self.spelling.encode(piece)]
+        return [
+            token
+            for message in rendering.messages()
+            for piece in message.pieces
+            for token in self.spelling.encode(piece)
+        ]
 
     def _plain_tokens(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))

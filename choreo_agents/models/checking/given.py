@@ -42,7 +42,7 @@ def written(template: Template, chat: ChatFormat, view: View) -> Given | None:
 
 def _ways(chat: ChatFormat, view: View) -> Iterator[tuple[_Told, bool]]:
     places: tuple[_Told, ...] = ("system", "user", "before the question", "no system")
-    first = view.edges == "reencoded" and chat.merges is not None
+    first = view.encodes_again and chat.merges is not None
     for merged in (first, not first):
         if merged and chat.merges is None:
             continue

@@ -98,15 +98,15 @@ class Rendering:
         self.view = view
         self.places = places
         self.undone = undone or Undone()
-        self.merges = chat.merges is not None and (view.edges == "reencoded" or self.undone.merged)
+        self.merges = chat.merges is not None and (view.encodes_again or self.undone.merged)
         self.thinks = chat.thoughts is not None and chat.thoughts.usual
 
     @property
     def text(self) -> FramedText:
         """All of it."""
-        return reduce(add, (span.text for span in self.spans()), FramedText())
+        return reduce(add, (each.text for each in self.messages()), FramedText())
 
-    def spans(self) -> list[ReadMessage]:
+    def messages(self) -> list[ReadMessage]:
         """It, message by message."""
         chat, undone, (public, own) = self.chat, self.undone, self._instructions()
         started = (FramedText.frame(chat.bos), FramedText.frame(chat.default_system))
@@ -120,23 +120,23 @@ class Rendering:
                 # Encoded as one: all agents' views begin with it.
                 begun = FramedText.frame(chat.bos + chat.user.plain) + leading.pop()[1]
                 started = (begun, FramedText())
-        spans = _spans("start", *started)
+        read = _read("start", *started)
         told: list[_Part] = []
         if own is not None and chat.merges is not None and (chat.leads or chat.later is None):
             told = [(f"{self.view.reader} is told", chat.part(own), chat.merges)]
         elif own is not None:
-            spans += _spans(f"{self.view.reader} is told", chat.turn("system", own, later=undone.later != "bare"))
+            read += _read(f"{self.view.reader} is told", chat.turn("system", own, later=undone.later != "bare"))
         turns = self._turns()
         users = [number for number, turn in enumerate(turns) if not isinstance(turn, Said)]
         place = {None: users[0], "moved": users[-1], "dropped": -1}[undone.last_user]
         for number, turn in enumerate(turns):
             if isinstance(turn, Said):
-                spans += _spans(turn.name, self._answer(turn, number, turns))
+                read += _read(turn.name, self._answer(turn, number, turns))
             else:
                 first, at_first = leading if number == place else [], told if number == users[0] else []
                 is_begun = public is not None and chat.leads and undone.last_user is None and number == users[0]
-                spans += self._user_turn([*first, *at_first, *turn], "" if is_begun else chat.user.plain)
-        return [*spans, *_spans("answer's header", self._header())] if self.view.open else spans
+                read += self._user_turn([*first, *at_first, *turn], "" if is_begun else chat.user.plain)
+        return [*read, *_read("answer's header", self._header())] if self.view.open else read
 
     def _instructions(self) -> tuple[str | None, str | None]:
         if not self.view.instructions:
@@ -161,14 +161,14 @@ class Rendering:
         user = self.chat.user
         if self.chat.merges is None:
             [(label, part, _)] = parts
-            return _spans(label, FramedText.frame(before) + part + FramedText.frame(user.after))
-        spans: list[ReadMessage] = []
+            return _read(label, FramedText.frame(before) + part + FramedText.frame(user.after))
+        read: list[ReadMessage] = []
         between = before
         for number, (label, part, joint) in enumerate(parts):
             after = user.after if number == len(parts) - 1 else ""
-            spans += _spans(label, FramedText.frame(between), part, FramedText.frame(after))
+            read += _read(label, FramedText.frame(between), part, FramedText.frame(after))
             between = joint
-        return spans
+        return read
 
     def _answer(self, said: Said, number: int, turns: Sequence[list[_Part] | Said]) -> FramedText:
         chat, undone, places = self.chat, self.undone, self.places
@@ -202,7 +202,7 @@ class Rendering:
         return header + FramedText.frame(plain.text[len(plain.rstrip(" ").text) :] if undone.header == "blank" else "")
 
 
-def _spans(label: str, *pieces: FramedText) -> list[ReadMessage]:
+def _read(label: str, *pieces: FramedText) -> list[ReadMessage]:
     """A message, if there is anything in it."""
     said = tuple(piece for piece in pieces if piece)
     return [ReadMessage(label, said)] if said else []

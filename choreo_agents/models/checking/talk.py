@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-Edges = Literal["shared", "reencoded"]
-"""How agents see what others have said: as it was encoded, or encoded again among what they read."""
 
 PUBLIC = "Three of you settle a question. Answer in one sentence."
 QUESTION = "A bat and a ball cost eleven coins, the bat ten more than the ball. What does the ball cost?"
@@ -39,24 +35,30 @@ class View:
     """Its name."""
     said: Sequence[Said] = ()
     """In the order of the view."""
-    edges: Edges = "shared"
+    encodes_again: bool = False
+    """Whether its edges encode what others say among what it reads; else it stands as it was encoded."""
     instructions: Sequence[str] = ()
     """Those of all agents, and the reader's own; or none."""
     open: bool = True
     """Whether the reader is to speak next; else the conversation is over."""
 
+    @property
+    def edges(self) -> str:
+        """What such edges are called."""
+        return "reencoded" if self.encodes_again else "shared"
 
-def views(edges: Edges) -> list[View]:
+
+def views(*, encodes_again: bool = False) -> list[View]:
     """The conversation, speaker by speaker; its end, and what is read where nobody gives instructions."""
     told = {
         name: (PUBLIC, f"You are {name}. {duty}")
         for name, duty in {"Ann": "Answer first.", "Bob": "Doubt what you hear.", "Carol": "Decide."}.items()
     }
     return [
-        View("Ann answers", "Ann", (), edges, told["Ann"]),
-        View("Bob reads Ann", "Bob", (ANN,), edges, told["Bob"]),
-        View("Carol reads both", "Carol", (ANN, BOB), edges, told["Carol"]),
-        View("Ann speaks again", "Ann", (ANN, BOB, CAROL), edges, told["Ann"]),
-        View("when all is said", "Ann", (ANN, BOB, CAROL, ANN_AGAIN), edges, told["Ann"], open=False),
-        View("without instructions", "Ann", (), edges),
+        View("Ann answers", "Ann", (), encodes_again, told["Ann"]),
+        View("Bob reads Ann", "Bob", (ANN,), encodes_again, told["Bob"]),
+        View("Carol reads both", "Carol", (ANN, BOB), encodes_again, told["Carol"]),
+        View("Ann speaks again", "Ann", (ANN, BOB, CAROL), encodes_again, told["Ann"]),
+        View("when all is said", "Ann", (ANN, BOB, CAROL, ANN_AGAIN), encodes_again, told["Ann"], open=False),
+        View("without instructions", "Ann", (), encodes_again),
     ]

@@ -16,7 +16,7 @@ from choreo_agents.models.chat.template import Template
 from choreo_agents.models.checking import Reason, ViewComparison
 from choreo_agents.models.checking.comparing import Comparing
 from choreo_agents.models.checking.needs import StoredWeights
-from choreo_agents.models.checking.talk import Edges, views
+from choreo_agents.models.checking.talk import views
 from choreo_agents.models.files import write_tensors
 from choreo_agents.models.spelling import spelling_of
 
@@ -51,9 +51,9 @@ def comparing(family: str, **options: Any) -> Comparing:
     return Comparing(chat_format(tokenizer, DAY | options), template, spelling_of(tokenizer))
 
 
-def compared(family: str, edges: Edges, **options: Any) -> dict[str, ViewComparison]:
+def compared(family: str, *, encodes_again: bool = False, **options: Any) -> dict[str, ViewComparison]:
     with_template = comparing(family, **options)
-    return {view.title: with_template.compare(view) for view in views(edges)}
+    return {view.title: with_template.compare(view) for view in views(encodes_again=encodes_again)}
 
 
 def names(*comparisons: ViewComparison) -> set[str]:
@@ -62,7 +62,7 @@ def names(*comparisons: ViewComparison) -> set[str]:
 
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_whatever_differs_from_a_template_has_its_reason(family: str) -> None:
-    shared, reencoded = compared(family, "shared"), compared(family, "reencoded")
+    shared, reencoded = compared(family), compared(family, encodes_again=True)
     assert all(each.template_tokens for each in (*shared.values(), *reencoded.values()))
     assert names(*shared.values()) == set(SHARED[family].split())
     takes_turns = comparing(family).chat.merges is not None
@@ -74,14 +74,14 @@ def test_whatever_differs_from_a_template_has_its_reason(family: str) -> None:
 
 def test_what_has_no_difference_is_equal_and_what_is_equal_has_none() -> None:
     for family in TEMPLATES:
-        for each in (*compared(family, "shared").values(), *compared(family, "reencoded").values()):
+        for each in (*compared(family).values(), *compared(family, encodes_again=True).values()):
             assert each.equal != bool({*names(each)} - {"later_raises", "no_system"}), family
 
 
 def test_a_template_that_writes_names_is_followed_to_the_token() -> None:
     tokenizer = build_tokenizer()
     with_template = Comparing(chat_format(tokenizer), Template(tokenizer), spelling_of(tokenizer))
-    found = {view.title: with_template.compare(view) for view in views("shared")}
+    found = {view.title: with_template.compare(view) for view in views()}
     assert found["when all is said"].equal
     assert names(*found.values()) == {"header_name"}
     [header] = found["Carol reads both"].differences
@@ -89,7 +89,7 @@ def test_a_template_that_writes_names_is_followed_to_the_token() -> None:
 
 
 def test_differences_say_what_stands_here_and_there() -> None:
-    found = compared("Qwen 3", "shared")["Bob reads Ann"]
+    found = compared("Qwen 3")["Bob reads Ann"]
     places = {difference.reason: difference.places for difference in found.differences}
     assert places[Reason.NAMES] == [("Ann: ", "")]
     assert places[Reason.OPENS_THOUGHTS] == [("<think>\n", "")]
@@ -99,27 +99,27 @@ def test_differences_say_what_stands_here_and_there() -> None:
 
 
 def test_without_thinking_answers_keep_the_empty_block_that_they_were_asked_for_with() -> None:
-    found = compared("Qwen 3", "shared", enable_thinking=False)
+    found = compared("Qwen 3", enable_thinking=False)
     assert found["Ann speaks again"].text.count("<think>\n\n</think>\n\n") == 4, "three answers and a header"
     assert found["Ann speaks again"].template_text is not None
     assert found["Ann speaks again"].template_text.count("<think>\n\n</think>\n\n") == 2, "the last and a header"
     assert names(found["Ann speaks again"]) == {"names", "as_encoded", "last_opening"}
-    assert names(*compared("GLM-4.5", "shared", enable_thinking=False).values()) == {"names", "as_encoded"}
+    assert names(*compared("GLM-4.5", enable_thinking=False).values()) == {"names", "as_encoded"}
 
 
 def test_where_users_and_model_take_turns_others_speak_in_one_users_turn() -> None:
     said = "Bob: Half a coin: the bat costs ten and a half.\n\nCarol: Bob is right, it is half a coin."
-    again = compared("Gemma 3", "reencoded")["Ann speaks again"]
+    again = compared("Gemma 3", encodes_again=True)["Ann speaks again"]
     assert f"<start_of_turn>user\n{said}<end_of_turn>\n" in again.text
     assert again.text.count("<start_of_turn>model\n") == 2
-    assert compared("Gemma 3", "shared")["Ann speaks again"].text.count("<start_of_turn>model\n") == 4
+    assert compared("Gemma 3")["Ann speaks again"].text.count("<start_of_turn>model\n") == 4
 
 
 def test_what_nobody_can_explain_is_said_to_be_so() -> None:
     with_template = comparing("Qwen 2.5")
     chat = with_template.chat
     with_template.chat = replace(chat, user=replace(chat.user, plain="<|im_start|>user\n\n"))
-    found = with_template.compare(views("shared")[1])
+    found = with_template.compare(views()[1])
     assert not found.explained and not found.equal
     assert found.differences[-1].reason is Reason.UNKNOWN and found.differences[-1].places == [("\n", "")]
 
@@ -127,7 +127,7 @@ def test_what_nobody_can_explain_is_said_to_be_so() -> None:
 def test_without_a_template_there_is_nothing_to_compare() -> None:
     tokenizer = tokenizer_with(None, "<s>", None)
     with_template = Comparing(chat_format(tokenizer), Template(tokenizer), spelling_of(tokenizer))
-    found = with_template.compare(views("shared")[3])
+    found = with_template.compare(views()[3])
     assert found.template_tokens is None and found.explained and not found.equal
     assert found.text.endswith("Carol: Bob is right, it is half a coin.\nAssistant: Ann:")
 
