@@ -116,14 +116,17 @@ _TRAIN = Group(
     },
 )
 _MODELS = Group(
-    "See whether a model can be served, or make one.",
+    "See whether a model can be served, and how it is fed; or make one to measure with.\n\n"
+    "Start with [b]choreo models check PATH[/b] on a folder or hub name: it needs no weights, only config.json and the "
+    "tokenizer's files, and ends with 0 if the model can be served and all is explained, with 2 if it cannot.",
     {
         "random": Command(
             "choreo_agents.cli.models:random",
             "Write a Llama of random weights: it says nothing sensible, and costs what a real one of its shape costs.",
         ),
         "check": Command(
-            "choreo_agents.cli.models:check", "Say whether a model can be served exactly, and if not, why."
+            "choreo_agents.cli.check_model:check",
+            "Say whether a model can be served exactly, how agents' conversations look to it, and what it needs.",
         ),
     },
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,12 +54,33 @@ class Checkpoint:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(self.source, trust_remote_code=False)
         return tokenizer
 
-    def files(self) -> WeightFiles:
-        """Its files as they are now; those of a hub as far as they are in the local cache."""
+    def folder(self) -> Path:
+        """Where its files are; those of a hub as far as they are in the local cache, and nowhere before that."""
         if Path(self.source).is_dir():
-            return WeightFiles.of(Path(self.source))
+            return Path(self.source)
         found = try_to_load_from_cache(str(self.source), "config.json")
-        return WeightFiles.of(Path(found).parent if isinstance(found, str) else Path(self.source))
+        return Path(found).parent if isinstance(found, str) else Path(self.source)
+
+    def files(self) -> WeightFiles:
+        """Its files as they are now."""
+        return WeightFiles.of(self.folder())
+
+    def generation(self) -> Mapping[str, Any]:
+        """What its `generation_config.json` says; nothing without one."""
+        from transformers import GenerationConfig  # noqa: PLC0415 - as in `read`
+
+        with suppress(OSError), _in_a_line(self.name, "generation settings"):
+            said: Mapping[str, Any] = GenerationConfig.from_pretrained(self.source).to_diff_dict()
+            return said
+        return {}
+
+    def parameters(self) -> int:
+        """How many numbers its configuration has weights for: it is built without any."""
+        from transformers import AutoModelForCausalLM  # noqa: PLC0415 - as in `read`
+
+        with _in_a_line(self.name, "configuration"), torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(self.config, trust_remote_code=False)
+        return sum(weight.numel() for weight in model.parameters())
 
     def model(self, device: torch.device, dtype: torch.dtype | None) -> PreTrainedModel:
         """Its model with its weights, straight on a device.
@@ -124,6 +145,10 @@ def _in_a_line(name: str, what: str) -> Iterator[None]:
             raise OSError(f"the weights of {name!r} have other shapes than its configuration says") from error
         if "Unrecognized configuration class" in said:
             raise UnsupportedModelError(f"{name!r} is no causal language model that transformers knows") from error
+        if "instantiate the backend tokenizer" in said:
+            raise OSError(
+                f"the {what} of {name!r} cannot be read: there is no tokenizer.json, nor what it is made of"
+            ) from (error)
         if "Should have a `model_type` key" in said or "does not recognize this architecture" in said:
             raise UnsupportedModelError(
                 f"the model type of {name!r} is unknown to the transformers that is installed: {_line(error)}"

@@ -18,13 +18,14 @@ _UNKNOWN, _BROKEN = (401, 404), 500
 """What a hub answers about a model that it does not have, or not for everybody; from where on it is out of order."""
 
 
-def located(name: str | Path) -> str | Path:
+def located(name: str | Path, *, weights: bool = True) -> str | Path:
     """What `from_pretrained` finds a model by: a folder, or the name of one that the hub has.
 
     Without a connection, a name in the local hub cache becomes its folder there: nothing waits for retries.
 
     Args:
         name: A folder in Hugging Face's layout, or a hub name.
+        weights: Whether its small files are not enough.
 
     Raises:
         UnsupportedModelError: It is in GGUF.
@@ -45,7 +46,7 @@ def located(name: str | Path) -> str | Path:
         return name
     if isinstance(config, str):
         folder = Path(config).parent
-        if not any(folder.glob("*.safetensors")):
+        if weights and not any(folder.glob("*.safetensors")):
             raise ModelNotFoundError(
                 f"the local hub cache has only a part of {name!r}, and {constants.ENDPOINT} cannot be reached "
                 f"({_line(failure)}): run hf download {name} where there is a network"

@@ -36,8 +36,8 @@ def reports_option(most: int) -> Any:
 
 
 @contextmanager
-def errors_as_lines(console: Console) -> Iterator[None]:
-    """Print an expected error without a traceback and end with exit code 1."""
+def errors_as_lines(console: Console, *, code: int = 1) -> Iterator[None]:
+    """Print an expected error without a traceback and end with this exit code."""
     try:
         yield
     except ValidationError as error:
@@ -45,11 +45,11 @@ def errors_as_lines(console: Console) -> Iterator[None]:
         name = "-".join(str(part) for part in first["loc"]).replace("_", "-")
         console.print("[red bold]error:[/] ", end="")
         console.print(f"--{name} {first['input']!r}: {first['msg']}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from None
+        raise typer.Exit(code) from None
     except (ChoreoError, OSError, ValueError) as error:
         console.print("[red bold]error:[/] ", end="")
         console.print(str(error), markup=False, highlight=False)
-        raise typer.Exit(1) from None
+        raise typer.Exit(code) from None
 
 
 def typed_command() -> str:

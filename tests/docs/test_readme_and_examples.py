@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.checkpoints import save_small_files
 from support.nested import run
+from typer.testing import CliRunner
+
+from choreo_agents.cli import app
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -135,6 +139,26 @@ def test_the_page_on_serving_many_callers_runs(capsys: pytest.CaptureFixture[str
     names["engine"].check()
     names["engine"].close()
     assert len(names["four"]) == 4 and capsys.readouterr().out
+
+
+def test_the_page_on_hosting_a_model_runs_and_shows_what_a_check_prints(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = (ROOT / "docs" / "how-to" / "host-a-model.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    exec(compile(code, "host-a-model.md", "exec"), {})
+    assert capsys.readouterr().out == "None\n<|assistant|> Ann:\n"
+    [shown] = re.findall(r"```\n(can be served.*?)```", page, re.DOTALL)
+    folder = save_small_files(tmp_path, "Qwen 3")
+    result = CliRunner().invoke(app, ["models", "check", str(folder), "--device", "cpu"], env={"COLUMNS": "300"})
+
+    def plain(text: str) -> str:
+        """Without numbers, since the tokenizer is trained on these pages, and without columns."""
+        return " ".join(re.sub(r"\d+", "#", text.removesuffix("…")).split())
+
+    for line in shown.splitlines():
+        if not line.startswith("dtype"):  # not every CPU has kernels for it
+            assert plain(line) in plain(result.output), line
 
 
 def test_the_page_on_workflows_runs(capsys: pytest.CaptureFixture[str]) -> None:

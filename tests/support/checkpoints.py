@@ -1,7 +1,8 @@
 """Checkpoints as people host them, with random weights: vocabularies, special tokens and settings are real.
 
 Each has the embedding, the head and the ids of its family, a tokenizer of about 4,000 merges, trained on the spot, and
-a few narrow layers in shards of bf16. Templates write the family's markers, one turn after the other; they are ours.
+a few narrow layers in shards of bf16. Templates behave as the family's, or write its markers, one turn after the other;
+they are ours.
 """
 
 from __future__ import annotations
@@ -14,10 +15,26 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from support.families import tiny_model
+from support.families import drawn, tiny_config
+from support.templates import (
+    DEEPSEEK_R1,
+    GEMMA2,
+    GEMMA3,
+    GLM45,
+    GPT_OSS,
+    GRANITE33,
+    LLAMA31,
+    MISTRAL_SMALL,
+    MISTRAL_V3,
+    PHI3,
+    QWEN3,
+    QWEN25,
+    SMOLLM3,
+)
 
 MERGES = 4000
 _CORPUS = Path(__file__).parents[2] / "docs"
@@ -116,15 +133,8 @@ _GLM_IDS = {
     "<|assistant|>": 151337,
     "<|observation|>": 151338,
 }
-_LLAMA3 = turns(_headers("user"), _headers("assistant"), _headers("system"), start="<|begin_of_text|>")
-_GEMMA = turns(
-    ("<start_of_turn>user\n", "<end_of_turn>\n"), ("<start_of_turn>model\n", "<end_of_turn>\n"), start="<bos>"
-)
 _MISTRAL = turns(("[INST] ", "[/INST]"), (" ", "</s>"), start="<s>", answer="")
 _GLM = turns(("<|user|>\n", ""), ("<|assistant|>\n", ""), ("<|system|>\n", ""), start="[gMASK]<sop>")
-_DEEPSEEK = turns(
-    ("<｜User｜>", ""), ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"), ("", ""), start="<｜begin▁of▁sentence｜>"
-)
 
 
 def _rope(theta: float, **more: Any) -> dict[str, Any]:
@@ -151,18 +161,18 @@ _SLIDING = ["sliding_attention", "sliding_attention", "sliding_attention", "full
 
 FAMILIES: Mapping[str, Family] = {
     "Llama 3.1": Family(
-        "llama", 128256, _LLAMA3_IDS, "<|begin_of_text|>", "<|eot_id|>", _LLAMA3, _llama3(8.0), writes_bos=True
+        "llama", 128256, _LLAMA3_IDS, "<|begin_of_text|>", "<|eot_id|>", LLAMA31, _llama3(8.0), writes_bos=True
     ),
     "Llama 3.2": Family(
-        "llama", 128256, _LLAMA3_IDS, "<|begin_of_text|>", "<|eot_id|>", _LLAMA3,
+        "llama", 128256, _LLAMA3_IDS, "<|begin_of_text|>", "<|eot_id|>", LLAMA31,
         _llama3(32.0) | {"tie_word_embeddings": True}, writes_bos=True,
     ),
     "Qwen 2.5": Family(
-        "qwen2", 151936, _qwen(thinks=False), None, "<|im_end|>", chatml(),
+        "qwen2", 151936, _qwen(thinks=False), None, "<|im_end|>", QWEN25,
         _rope(1e6) | {"tie_word_embeddings": True, "max_position_embeddings": 32768},
     ),
     "Qwen 3": Family(
-        "qwen3", 151936, _qwen(thinks=True), None, "<|im_end|>", chatml(),
+        "qwen3", 151936, _qwen(thinks=True), None, "<|im_end|>", QWEN3,
         _rope(1e6) | {"tie_word_embeddings": True, "max_position_embeddings": 40960},
     ),
     "Qwen 3 2507": Family(
@@ -170,39 +180,35 @@ FAMILIES: Mapping[str, Family] = {
         _rope(5e6) | {"tie_word_embeddings": True, "max_position_embeddings": 262144},
     ),
     "Qwen 3 MoE": Family(
-        "qwen3_moe", 151936, _qwen(thinks=True), None, "<|im_end|>", chatml(),
+        "qwen3_moe", 151936, _qwen(thinks=True), None, "<|im_end|>", QWEN3,
         _rope(1e6) | _EXPERTS | {"tie_word_embeddings": False, "max_position_embeddings": 40960},
     ),
     "DeepSeek R1 Distill Qwen": Family(
         "qwen2", 151936,
         {"<｜end▁of▁sentence｜>": 151643, "<｜User｜>": 151644, "<｜Assistant｜>": 151645,
          "<｜begin▁of▁sentence｜>": 151646, "<think>": 151648, "</think>": 151649},
-        "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", _DEEPSEEK,
+        "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", DEEPSEEK_R1,
         _rope(1e4) | {"tie_word_embeddings": False, "max_position_embeddings": 131072}, writes_bos=True,
     ),
     "DeepSeek R1 Distill Llama": Family(
         "llama", 128256,
         {"<｜begin▁of▁sentence｜>": 128000, "<｜end▁of▁sentence｜>": 128001, "<｜User｜>": 128011,
          "<｜Assistant｜>": 128012, "<think>": 128013, "</think>": 128014},
-        "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", _DEEPSEEK, _llama3(8.0), writes_bos=True,
+        "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", DEEPSEEK_R1, _llama3(8.0), writes_bos=True,
     ),
     "gpt-oss": Family(
         "gpt_oss", 201088,
         {"<|startoftext|>": 199998, "<|endoftext|>": 199999, "<|return|>": 200002, "<|constrain|>": 200003,
          "<|channel|>": 200005, "<|start|>": 200006, "<|end|>": 200007, "<|message|>": 200008, "<|call|>": 200012},
         "<|startoftext|>", "<|return|>",
-        turns(
-            ("<|start|>user<|message|>", "<|end|>"),
-            ("<|start|>assistant<|channel|>final<|message|>", "<|end|>"),
-            ("<|start|>developer<|message|>", "<|end|>"),
-        ),
+        GPT_OSS,
         {"num_local_experts": 8, "num_experts_per_tok": 4, "sliding_window": 9, "max_position_embeddings": 131072,
          "layer_types": ["sliding_attention", "full_attention"] * 2}
         | _rope(150000.0, rope_type="yarn", factor=32.0, original_max_position_embeddings=4096,
                 beta_fast=32.0, beta_slow=1.0, truncate=False),
     ),
     "Gemma 2": Family(
-        "gemma2", 256000, _GEMMA_IDS | {"<start_of_turn>": 106, "<end_of_turn>": 107}, "<bos>", "<eos>", _GEMMA,
+        "gemma2", 256000, _GEMMA_IDS | {"<start_of_turn>": 106, "<end_of_turn>": 107}, "<bos>", "<eos>", GEMMA2,
         {"sliding_window": 9, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 50.0,
          "final_logit_softcapping": 30.0, "layer_types": ["sliding_attention", "full_attention"] * 2,
          "max_position_embeddings": 8192, "hidden_activation": "gelu_pytorch_tanh"},
@@ -210,26 +216,26 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "Gemma 3 1B": Family(
         "gemma3_text", 262144, _GEMMA_IDS | {"<start_of_turn>": 105, "<end_of_turn>": 106}, "<bos>", "<end_of_turn>",
-        _GEMMA, _GEMMA3, "metaspace", writes_bos=True,
+        GEMMA3, _GEMMA3, "metaspace", writes_bos=True,
     ),
     "Gemma 3 4B": Family(
         "gemma3", 262208,
         _GEMMA_IDS
         | {"<start_of_turn>": 105, "<end_of_turn>": 106, "<start_of_image>": 255999, "<end_of_image>": 256000,
            "<image_soft_token>": 262144},
-        "<bos>", "<end_of_turn>", _GEMMA, _GEMMA3, "metaspace", writes_bos=True,
+        "<bos>", "<end_of_turn>", GEMMA3, _GEMMA3, "metaspace", writes_bos=True,
     ),
     "Mistral 7B v0.3": Family(
-        "mistral", 32768, _MISTRAL_IDS, "<s>", "</s>", _MISTRAL,
+        "mistral", 32768, _MISTRAL_IDS, "<s>", "</s>", MISTRAL_V3,
         _rope(1e6) | {"sliding_window": None, "max_position_embeddings": 32768}, "metaspace", writes_bos=True,
     ),
     "Mistral Nemo": Family(
-        "mistral", 131072, _MISTRAL_IDS, "<s>", "</s>", _MISTRAL,
+        "mistral", 131072, _MISTRAL_IDS, "<s>", "</s>", MISTRAL_V3,
         _rope(1e6) | {"sliding_window": None, "max_position_embeddings": 131072, "head_dim": 16}, writes_bos=True,
     ),
     "Mistral Small 3": Family(
         "mistral", 131072, _MISTRAL_IDS | {"[SYSTEM_PROMPT]": 17, "[/SYSTEM_PROMPT]": 18}, "<s>", "</s>",
-        turns(("[INST]", "[/INST]"), ("", "</s>"), ("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"), start="<s>"),
+        MISTRAL_SMALL,
         _rope(1e8) | {"sliding_window": None, "max_position_embeddings": 32768}, writes_bos=True,
     ),
     "Mistral 7B v0.1": Family(
@@ -241,7 +247,7 @@ FAMILIES: Mapping[str, Family] = {
         {"<unk>": 0, "<s>": 1, "</s>": 2, "<|endoftext|>": 32000, "<|assistant|>": 32001, "<|system|>": 32006,
          "<|end|>": 32007, "<|user|>": 32010},
         "<s>", "<|endoftext|>",
-        turns(("<|user|>\n", "<|end|>\n"), ("<|assistant|>\n", "<|end|>\n"), ("<|system|>\n", "<|end|>\n")),
+        PHI3,
         _rope(1e4) | {"sliding_window": 9, "max_position_embeddings": 4096}, "metaspace",
     ),
     "Phi-4": Family(
@@ -254,7 +260,7 @@ FAMILIES: Mapping[str, Family] = {
         _rope(1e4, partial_rotary_factor=0.5) | {"max_position_embeddings": 32768, "attention_bias": True},
     ),
     "GLM-4.5": Family(
-        "glm4_moe", 151552, _GLM_IDS | {"<think>": 151350, "</think>": 151351}, None, "<|endoftext|>", _GLM,
+        "glm4_moe", 151552, _GLM_IDS | {"<think>": 151350, "</think>": 151351}, None, "<|endoftext|>", GLM45,
         _rope(1e6, partial_rotary_factor=0.5)
         | {"max_position_embeddings": 131072, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1,
            "moe_intermediate_size": 16, "first_k_dense_replace": 1, "use_qk_norm": True, "n_group": 1, "topk_group": 1},
@@ -276,7 +282,7 @@ FAMILIES: Mapping[str, Family] = {
         "granite", 49159,
         {"<|end_of_text|>": 0, "<|start_of_role|>": 49152, "<|end_of_role|>": 49153, "<|tool_call|>": 49154},
         "<|end_of_text|>", "<|end_of_text|>",
-        turns(_granite("user"), _granite("assistant"), _granite("system")),
+        GRANITE33,
         _rope(1e7)
         | {"attention_multiplier": 0.25, "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
            "logits_scaling": 16.0, "tie_word_embeddings": True, "max_position_embeddings": 131072},
@@ -300,7 +306,7 @@ FAMILIES: Mapping[str, Family] = {
         "smollm3", 128256,
         {"<|begin_of_text|>": 128000, "<|end_of_text|>": 128001, "<think>": 128002, "</think>": 128003,
          "<|im_start|>": 128011, "<|im_end|>": 128012},
-        None, "<|im_end|>", chatml(),
+        None, "<|im_end|>", SMOLLM3,
         _rope(5e6) | {"no_rope_layer_interval": 4, "tie_word_embeddings": True, "max_position_embeddings": 65536},
     ),
     "Command R7B": Family(
@@ -353,17 +359,31 @@ def save_checkpoint(folder: Path, name: str, *, seed: int = 3) -> Path:
     return folder
 
 
+def save_small_files(folder: Path, name: str) -> Path:
+    """The same without weights."""
+    family = FAMILIES[name]
+    tokenizer = checkpoint_tokenizer(family)
+    config = checkpoint_config(family, tokenizer)
+    config.dtype = torch.bfloat16
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def checkpoint_model(family: Family, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> PreTrainedModel:
     """The model of random weights, in fp32."""
+    return drawn(checkpoint_config(family, tokenizer), seed)
+
+
+def checkpoint_config(family: Family, tokenizer: PreTrainedTokenizerFast) -> PreTrainedConfig:
+    """Its configuration."""
     width = {"hidden_size": _HIDDEN, "intermediate_size": 64, "vocab_size": family.vocabulary}
     ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": 0}
     settings = {**width, **ends, **deepcopy(dict(family.settings))}  # configurations write into what they are given
     if family.model_type != "gemma3":
-        return tiny_model(family.model_type, settings, seed=seed)
+        return tiny_config(family.model_type, settings)
     tower = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return tiny_model(
-        "gemma3", {}, seed=seed, text=settings, vision_config=tower | {"image_size": 28, "patch_size": 14}
-    )
+    return tiny_config("gemma3", {}, text=settings, vision_config=tower | {"image_size": 28, "patch_size": 14})
 
 
 def checkpoint_tokenizer(family: Family) -> PreTrainedTokenizerFast:

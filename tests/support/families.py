@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from choreo_agents.lab.embedded.tokenizer import build_tokenizer
 
@@ -107,18 +107,16 @@ REFUSED: Mapping[str, tuple[Settings, str]] = {
 """Settings and the reason by family."""
 
 
-def tiny_model(
-    family: str, settings: Settings, *, seed: int = 0, text: Settings | None = None, **towers: Settings
-) -> PreTrainedModel:
-    """A model of random weights, its norms and attention sinks too, large enough for logits to differ.
+def tiny_config(
+    family: str, settings: Settings, *, text: Settings | None = None, **towers: Settings
+) -> PreTrainedConfig:
+    """The configuration of a tiny model.
 
     Args:
         family: Its model type; what stands behind a dash is left out.
         settings: Of its configuration.
-        seed: Of the weights.
         text: Of the language model inside it, if it is one with `towers`.
     """
-    torch.manual_seed(seed)
     base: dict[str, Any] = {
         "vocab_size": len(build_tokenizer()),
         "hidden_size": 64,
@@ -134,7 +132,24 @@ def tiny_model(
         "pad_token_id": 0,
     }
     inside = {} if text is None else {"text_config": base | dict(text), **towers}
-    config = AutoConfig.for_model(family.partition("-")[0], **((base | dict(settings)) if text is None else inside))
+    return AutoConfig.for_model(family.partition("-")[0], **((base | dict(settings)) if text is None else inside))
+
+
+def tiny_model(
+    family: str, settings: Settings, *, seed: int = 0, text: Settings | None = None, **towers: Settings
+) -> PreTrainedModel:
+    """A model of random weights, its norms and attention sinks too, large enough for logits to differ.
+
+    Args:
+        family: As in `tiny_config`, as are `settings`, `text` and `towers`.
+        seed: Of the weights.
+    """
+    return drawn(tiny_config(family, settings, text=text, **towers), seed)
+
+
+def drawn(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+    """A model of a configuration, of random weights."""
+    torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config).eval()
     for name, parameter in model.named_parameters():
         if "sinks" in name:

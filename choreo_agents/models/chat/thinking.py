@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _SWITCHES = ("enable_thinking", "thinking")
 """Variables by which templates are told whether a model is to think."""
-_FIELDS = ("reasoning_content", "reasoning", "thinking")
+FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Of an assistant's message, where templates look for its thoughts."""
 _MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
 _THOUGHTS = "\u241fthoughts\u241f"
@@ -28,7 +28,7 @@ def thoughts_of(template: Template, chat: ChatFormat, user_end: str) -> Thoughts
         chat: Its turns.
         user_end: What closes a user's turn.
     """
-    switch, on, off = _switched(template)
+    switch, on, off = switched(template)
     plain = chat.assistant.plain
     asked = _header(template, user_end)
     thinking = asked if on is None else _header(on, user_end)
@@ -60,7 +60,7 @@ def thoughts_of(template: Template, chat: ChatFormat, user_end: str) -> Thoughts
     return ThoughtsFormat(header, close, unthinking, usual, _keeps(template), elsewhere)
 
 
-def _switched(template: Template) -> tuple[str | None, Template | None, Template | None]:
+def switched(template: Template) -> tuple[str | None, Template | None, Template | None]:
     """The variable that turns thinking on and off, if there is one, and the template with either."""
     for name in _SWITCHES:
         on, off = template.with_options(**{name: True}), template.with_options(**{name: False})
@@ -87,7 +87,7 @@ def _rest(template: Template) -> str:
 
 def _framed(template: Template, user_end: str) -> tuple[str, str] | None:
     """What a template writes before a message's thoughts, and between them and its answer."""
-    answer = _ANSWER | dict.fromkeys(_FIELDS, _THOUGHTS)
+    answer = _ANSWER | dict.fromkeys(FIELDS, _THOUGHTS)
     text = template.render([_QUESTION, answer])
     if text is None or text.count(_THOUGHTS) != 1 or _ANSWER["content"] not in text:
         return None
@@ -115,6 +115,6 @@ def _opener(header: str, close: str) -> str:
 
 def _keeps(template: Template) -> bool:
     """Whether earlier thoughts are shown again."""
-    answer = _ANSWER | dict.fromkeys(_FIELDS, _THOUGHTS)
+    answer = _ANSWER | dict.fromkeys(FIELDS, _THOUGHTS)
     shown = template.render([_QUESTION, answer, _NEXT])
     return shown is not None and _THOUGHTS in shown

@@ -56,7 +56,7 @@ def test_what_cannot_be_served_exactly_is_refused_with_the_reason(tmp_path: Path
     with pytest.raises(UnsupportedModelError, match=reason):
         Engine.load(folder)
     result = CliRunner().invoke(app, ["models", "check", str(folder)], env={"COLUMNS": "400"})
-    assert result.exit_code == 1 and "error:" in result.output and reason in result.output
+    assert result.exit_code == 2 and "error:" in result.output and reason in result.output
     assert "Traceback" not in result.output
 
 

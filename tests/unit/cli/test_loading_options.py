@@ -46,7 +46,7 @@ def test_what_is_said_reaches_the_model(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(loading, "load_model", refuse)
     for words in ([], ["--device", "cuda:1", "--dtype", "fp16", "--no-prepacked"]):
-        assert CliRunner().invoke(app, ["models", "check", "embedded", *words]).exit_code == 1
+        assert CliRunner().invoke(app, ["inspect", "memory", *words]).exit_code == 1
     assert asked == [
         {"device": "auto", "dtype": None, "prepacked": True},
         {"device": "cuda:1", "dtype": torch.float16, "prepacked": False},

@@ -159,5 +159,5 @@ def test_a_folder_is_taken_as_it_is(hub: Hub, tmp_path: Path) -> None:
 
 def test_a_command_says_it_in_one_red_line(hub: Hub) -> None:
     result = CliRunner().invoke(app, ["models", "check", NAME], env={"COLUMNS": "400"})
-    assert result.exit_code == 1 and "error: there is no folder 'nobody/nothing'" in result.output
+    assert result.exit_code == 2 and "error: there is no folder 'nobody/nothing'" in result.output
     assert "Traceback" not in result.output

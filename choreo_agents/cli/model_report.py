@@ -1,0 +1,234 @@
+"""What `choreo models check` has found, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from choreo_agents.attention.rope import PureRotation
+from choreo_agents.models import LoadedModel
+from choreo_agents.models.checking import ModelCheck, Reason, ViewComparison
+
+_SHOWN = "Ann speaks again"
+"""The view that is shown in full: all have spoken in it."""
+_MOST = 60
+"""Characters of what stands in a difference's place."""
+
+
+def report_check(console: Console, found: ModelCheck, *, measured: bool, wanted: bool) -> None:
+    """Print what a model's small files tell.
+
+    Args:
+        console: Where.
+        found: What they tell.
+        measured: Whether its weights have been measured, too.
+        wanted: Whether they were to be.
+    """
+    name = escape(found.name)
+    if measured:
+        console.print(f"[green]{name} can be served exactly[/]")
+    else:
+        console.print(f"[green]{name} can be served[/], as far as its small files tell: {_unmeasured(found, wanted)}")
+    console.print(_facts(found))
+    same = [each.tokens for each in found.shared] == [each.tokens for each in found.reencoded]
+    for comparisons in (found.shared,) if same else (found.shared, found.reencoded):
+        [shown] = [each for each in comparisons if each.view.title == _SHOWN]
+        console.print(_view(shown))
+        if shown.template_text is not None and not shown.equal:
+            console.print(f"  [b]The template's own[/], {len(shown.template_tokens or ()):,} tokens:")
+            console.print(f"  {_visible(shown.template_text)}\n", soft_wrap=True)
+    if same:
+        console.print("Reencoded edges show the same tokens, encoded again behind what their reader sees.\n")
+    if not found.has_template:
+        console.print("The tokenizer has no chat template: turns are plain lines, and there is nothing to compare.\n")
+        return
+    console.print(_comparisons(found.shared if same else (*found.shared, *found.reencoded)))
+    if found.reasons:
+        console.print(_reasons(found))
+    else:
+        console.print("Every view is the template's own, token by token.\n")
+
+
+def _unmeasured(found: ModelCheck, wanted: bool) -> str:
+    if not wanted:
+        return "its weights were not measured"
+    if not found.memory.measured:
+        return "its weights are not here; loading them measures the rest"
+    return f"its weights do not fit what {found.device} has free, so they were not measured"
+
+
+def _facts(found: ModelCheck) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for label, said in _lines(found):
+        table.add_row(label, said)
+    table.add_row()
+    return table
+
+
+def _lines(found: ModelCheck) -> Iterator[tuple[str, str]]:
+    facts, dtype, memory = found.facts, found.dtype, found.memory
+    yield "model type", escape(facts.model_type)
+    own, served = (str(each).removeprefix("torch.") for each in (dtype.own, dtype.served))
+    quantised = "" if dtype.quantised is None else f", quantised by {escape(dtype.quantised)}"
+    yield "dtype", f"{served} on {found.device} ({escape(dtype.why)}; stored in {own}{quantised})"
+    yield "context", f"{facts.context:,} tokens; {_layers(found)}"
+    by = "as stored" if memory.measured else "by the configuration"
+    fits = "fits" if memory.holds_context else "does not fit" if memory.holds_weights else "the weights do not fit"
+    yield (
+        "memory",
+        f"weights {_size(memory.weights)} ({by}); KV {_size(memory.kv_per_token)} a token, "
+        f"{_size(memory.kv_of_context)} a whole context: {fits} in the {_size(memory.free)} that are free",
+    )
+    for token in facts.stop_tokens:
+        kept = "part of what closes a turn" if token.closes else "no message has it: it is left out"
+        yield "stops at", f"{_visible(token.text)} ({token.id}, {' and '.join(token.said_by)}): {kept}"
+    yield (
+        "an answer ends with",
+        _visible(facts.turn_end) if facts.turn_end else "nothing: the next turn's start ends it",
+    )
+    yield "thinks", _thinking(found)
+    if facts.default_instructions:
+        yield "without instructions", _visible(facts.default_instructions)
+    if facts.writes_date:
+        yield "date", "the template writes today's: --chat date=2026-01-31 writes another"
+    if facts.takes_turns:
+        yield "turns", "users and model take turns: what several others say is one user's turn over reencoded edges"
+    if facts.trims:
+        yield "blanks", f"are left out around {', '.join(facts.trims)}; what was sampled stands as it was"
+    if facts.sampling:
+        yield "samples by default", ", ".join(f"{name} {value}" for name, value in facts.sampling.items())
+
+
+def _layers(found: ModelCheck) -> str:
+    layers = found.facts.layers
+    if set(layers) == {"all"}:
+        return "every layer sees all of it"
+    return ", ".join(
+        f"{number} {'layer sees' if number == 1 else 'layers see'} {'all' if far == 'all' else f'the last {far}'}"
+        for far, number in layers.items()
+    )
+
+
+def _thinking(found: ModelCheck) -> str:
+    how = found.facts.thinking
+    if how is None:
+        return "no: the template knows of no thoughts"
+    usual = "yes, unless told not to" if how.usual else "only if told to"
+    switch = "no switch" if how.switch is None else f"--chat {how.switch}=true or false"
+    kept = "shown again" if how.kept else "not shown again"
+    told = "; other turns say so, too" if how.elsewhere else ""
+    return (
+        f"{usual} ({switch}{told}): {_visible(how.begins)} … {_visible(how.ends)}, earlier thoughts are {kept}; "
+        f"without, answers begin with {_visible(how.unthinking)}"
+    )
+
+
+def _view(shown: ViewComparison) -> Table:
+    title = f"{shown.view.title}, over {shown.view.edges} edges: {len(shown.tokens):,} tokens"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("message", no_wrap=True)
+    table.add_column("as the model sees it", overflow="fold")
+    for label, text in shown.messages:
+        table.add_row(escape(label), _visible(text))
+    return table
+
+
+def _comparisons(comparisons: Sequence[ViewComparison]) -> Table:
+    table = Table(title="Beside the chat template", title_justify="left", box=box.SIMPLE_HEAD)
+    for column in ("view", "edges"):
+        table.add_column(column, no_wrap=True)
+    for column in ("tokens", "template's"):
+        table.add_column(column, justify="right")
+    table.add_column("differs by")
+    for each in comparisons:
+        theirs = each.template_tokens
+        names = ", ".join(_named(difference.reason) for difference in each.differences)
+        said = "the template raises" if theirs is None else names or "[green]nothing[/]"
+        table.add_row(
+            each.view.title,
+            each.view.edges,
+            f"{len(each.tokens):,}",
+            "" if theirs is None else f"{len(theirs):,}",
+            said,
+        )
+    return table
+
+
+def _reasons(found: ModelCheck) -> Table:
+    table = Table(title="Why", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("difference", no_wrap=True)
+    table.add_column("reason")
+    table.add_column("for example", overflow="fold")
+    for reason in found.reasons:
+        differences = [d for view in (*found.shared, *found.reencoded) for d in view.differences if d.reason is reason]
+        places = [place for difference in differences for place in difference.places]
+        example = "" if not places else f"{_quoted(places[0][0])} here, {_quoted(places[0][1])} there"
+        style = "red" if reason is Reason.UNKNOWN else ""
+        table.add_row(_named(reason), escape(reason.value), example, style=style)
+    return table
+
+
+def _named(reason: Reason) -> str:
+    return reason.name.lower().replace("_", " ")
+
+
+def _quoted(text: str) -> str:
+    shown = text if len(text) <= _MOST else f"{text[:_MOST]}…"
+    return f"“{_visible(shown)}”" if text else "nothing"
+
+
+def _visible(text: str) -> str:
+    """Text in which ends of lines are seen."""
+    return escape(text).replace("\n", "⏎")
+
+
+def _size(count: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB")):
+        if count >= unit:
+            return f"{count / unit:,.1f} {name}"
+    return f"{count / 1024:,.1f} KiB"
+
+
+def report_measured(console: Console, loaded: LoadedModel) -> None:
+    """Print how a loaded model's layers attend, and how far moving cached keys moves its logits."""
+    adapter, probe = loaded.adapter, loaded.probe
+    table = Table(title="Measured on its weights", title_justify="left", box=box.SIMPLE_HEAD)
+    for column in ("layers", "positions", "window", "soft cap"):
+        table.add_column(column)
+    for kind in dict.fromkeys(adapter.kinds):
+        layers = [layer for layer, other in enumerate(adapter.kinds) if other == kind]
+        window = "all" if kind.window is None else f"{kind.window} tokens"
+        table.add_row(_ranges(layers), _positions(kind.rotation), window, f"{kind.softcap or 'none'}")
+    console.print(table)
+    geometry = adapter.geometry
+    console.print(
+        f"{adapter.parameters / 1e6:,.2f} M parameters in {str(geometry.dtype).removeprefix('torch.')}, context of "
+        f"{adapter.max_positions:,} tokens, {geometry.bytes_per_token / 1024:,.1f} KiB of keys and values a token"
+    )
+    console.print(
+        f"moving cached keys changes logits by {probe.error:.2g} at most; {probe.tolerance:.2g} would be rounding"
+    )
+
+
+def _positions(rotation: PureRotation | None) -> str:
+    if rotation is None:
+        return "none"
+    pairs = "halves" if rotation.pairing == "halves" else "neighbours"
+    return f"rotary, {rotation.dimensions} dimensions, {pairs} paired"
+
+
+def _ranges(numbers: list[int]) -> str:
+    """`0-3, 5`, or every other number as `0, 2, 4`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,0 +1,125 @@
+"""Checks a model by its small files: whether it can be served, how it is fed, and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from choreo_agents.models.chat import chat_format
+from choreo_agents.models.chat.template import Template
+from choreo_agents.models.checking.comparing import Comparing, ViewComparison
+from choreo_agents.models.checking.facts import ModelFacts, facts_of
+from choreo_agents.models.checking.needs import DtypeChoice, MemoryNeeds, StoredWeights, dtype_of, needs_of
+from choreo_agents.models.checking.reasons import Reason
+from choreo_agents.models.checking.talk import views
+from choreo_agents.models.checkpoint import Checkpoint
+from choreo_agents.models.embedded import WEIGHTS
+from choreo_agents.models.loader import AUTO, EMBEDDED, usable_device
+from choreo_agents.models.located import located
+from choreo_agents.models.quantized import require_loadable
+from choreo_agents.models.spelling import spelling_of
+from choreo_agents.models.support import require_supported
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class ModelCheck:
+    """What can be told of a model that can be served."""
+
+    name: str
+    device: torch.device
+    facts: ModelFacts
+    dtype: DtypeChoice
+    memory: MemoryNeeds
+    has_template: bool
+    shared: Sequence[ViewComparison]
+    """What agents read over shared edges, beside the template's own."""
+    reencoded: Sequence[ViewComparison]
+    """What they read over edges that encode words again."""
+
+    @property
+    def reasons(self) -> list[Reason]:
+        """Why anything is written otherwise than by the template, each once."""
+        views = [*self.shared, *self.reencoded]
+        return list(dict.fromkeys(each.reason for view in views for each in view.differences))
+
+    @property
+    def explained(self) -> bool:
+        """Whether all differences have a reason."""
+        return Reason.UNKNOWN not in self.reasons
+
+    def as_object(self) -> dict[str, Any]:
+        """JSON-plain."""
+        memory, dtype = self.memory, self.dtype
+        return {
+            "model": self.name,
+            "served": True,
+            "explained": self.explained,
+            "differences": {reason.name.lower(): reason.value for reason in self.reasons},
+            "device": str(self.device),
+            "dtype": {
+                "checkpoint": str(dtype.own).removeprefix("torch."),
+                "served": str(dtype.served).removeprefix("torch."),
+                "why": dtype.why,
+                "quantised": dtype.quantised,
+            },
+            "memory": {
+                "weights_bytes": memory.weights,
+                "weights_measured": memory.measured,
+                "kv_bytes_per_token": memory.kv_per_token,
+                "kv_bytes_of_context": memory.kv_of_context,
+                "free_bytes": memory.free,
+                "holds_weights": memory.holds_weights,
+                "holds_context": memory.holds_context,
+            },
+            **self.facts.as_object(),
+            "has_template": self.has_template,
+            "views": [view.as_object() for view in (*self.shared, *self.reencoded)],
+        }
+
+
+def check_model(
+    name: str | Path,
+    *,
+    device: str | torch.device = AUTO,
+    dtype: torch.dtype | None = None,
+    chat: Mapping[str, Any] | None = None,
+) -> ModelCheck:
+    """Tell all that can be told of a model without its weights.
+
+    Args:
+        name: `"embedded"`, a folder in Hugging Face's layout, or a hub name.
+        device: Where the model is to run; `"auto"`: the GPU if there is one.
+        dtype: Of weights and KV; None: what they would have by default.
+        chat: Variables of its chat template, and `date`: see `load_model`.
+
+    Raises:
+        UnsupportedModelError: It cannot be served, as far as these files tell: says why.
+        ModelNotFoundError: There is no such model. InvalidRequestError: An option cannot be one.
+        OSError: Its files are damaged.
+    """
+    source = WEIGHTS if str(name) == EMBEDDED else located(name, weights=False)
+    where = usable_device("cpu" if source == WEIGHTS and device == AUTO else device)
+    checkpoint = Checkpoint.read(str(name), source)
+    require_supported(checkpoint.config)
+    require_loadable(checkpoint.config, dtype)
+    tokenizer = checkpoint.tokenizer()
+    template = Template(tokenizer, chat)
+    turns = chat_format(tokenizer, chat)
+    stored = StoredWeights.read(checkpoint.folder())
+    choice = dtype_of(checkpoint.config, stored, where, dtype)
+    comparing = Comparing(turns, template, spelling_of(tokenizer))
+    return ModelCheck(
+        str(name),
+        where,
+        facts_of(checkpoint, template, turns),
+        choice,
+        needs_of(checkpoint, stored, choice.served, where),
+        tokenizer.chat_template is not None,
+        [comparing.compare(view) for view in views()],
+        [comparing.compare(view) for view in views(encodes_again=True)],
+    )

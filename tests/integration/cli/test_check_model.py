@@ -1,0 +1,219 @@
+"""`choreo models check`: what it says of checkpoints as people host them, of which only the small files are there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.checkpoints import FAMILIES, save_small_files
+from support.families import save_tiny, tiny_config
+from transformers import AutoConfig
+from typer.testing import CliRunner
+
+from choreo_agents import END, START, Agent, ChoreoGraph
+from choreo_agents.cli import app
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.lab.embedded.tokenizer import build_tokenizer
+from choreo_agents.models.checking import check as checking
+from choreo_agents.models.checking.reasons import Reason
+from choreo_agents.models.checking.rendering import Rendering
+from choreo_agents.models.checking.talk import ANN, BOB, CAROL, PUBLIC, QUESTION, views
+from choreo_agents.testing import Script
+
+THINKS = "names opens_thoughts thoughts"
+TAKES_TURNS = "later_raises merged names"
+MISTRAL = f"{TAKES_TURNS} last_user no_opening"
+REASONS: Mapping[str, str] = {
+    **dict.fromkeys(("Qwen 3", "Qwen 3 MoE", "GLM-4.5"), THINKS),
+    **dict.fromkeys(("DeepSeek R1 Distill Qwen", "DeepSeek R1 Distill Llama"), "later_hoisted names"),
+    "gpt-oss": f"{THINKS} last_end later_dropped",
+    "Gemma 2": "merged names no_system joints",
+    **dict.fromkeys(("Gemma 3 1B", "Gemma 3 4B"), f"{TAKES_TURNS} joints"),
+    **dict.fromkeys(("Mistral 7B v0.3", "Mistral Nemo"), f"{MISTRAL} joints"),
+    "Mistral Small 3": f"{TAKES_TURNS} no_opening",
+    "Mistral 7B v0.1": "names no_opening",
+    "Phi-3 mini": "last_end names",
+    "SmolLM3": "later_dropped names opens_thoughts",
+    "ERNIE 4.5": "blank later_bare names",
+}
+"""Why families are fed otherwise than by their templates; all others for the names alone."""
+WIDE = {"COLUMNS": "1000"}
+
+
+def checked(*words: Any) -> tuple[int, dict[str, Any]]:
+    """The exit code, and the JSON that is printed."""
+    result = CliRunner().invoke(app, ["models", "check", *map(str, words), "--json"], env=WIDE)
+    assert "Traceback" not in result.output
+    return result.exit_code, json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_fed_as_its_template_has_it_but_for_known_reasons(name: str, tmp_path: Path) -> None:
+    folder = save_small_files(tmp_path, name)
+    assert not [*folder.glob("*.safetensors")]
+    code, found = checked(folder, "--chat", "date=2026-11-23")
+    assert code == 0 and found["served"] and found["explained"] and found["measured"] is None
+    assert set(found["differences"]) == set(REASONS.get(name, "names").split())
+    family = FAMILIES[name]
+    assert {"text": family.eos, "id": family.specials[family.eos], "said_by": ["tokenizer"]}.items() <= (
+        found["stop_tokens"][0].items()
+    )
+    assert (found["thinking"] is not None) == ("</think>" in family.template or name == "gpt-oss")
+    assert found["dtype"]["checkpoint"] == "bfloat16"
+    assert found["memory"]["weights_bytes"] > 2 * 32 * family.vocabulary and not found["memory"]["weights_measured"]
+    width = 2 if found["dtype"]["served"] == "bfloat16" else 4
+    assert found["memory"]["kv_bytes_per_token"] == 2 * 4 * 2 * 16 * width
+    windows = {far for far in found["layers"] if far != "all"}
+    assert windows <= {"9 tokens"} and sum(found["layers"].values()) == 4
+
+
+def test_it_is_readable_for_people(tmp_path: Path) -> None:
+    folder = save_small_files(tmp_path, "Qwen 3")
+    result = CliRunner().invoke(app, ["models", "check", str(folder)], env=WIDE)
+    assert result.exit_code == 0
+    for words in (
+        "can be served, as far as its small files tell: its weights are not here",
+        "40,960 tokens; every layer sees all of it",
+        "<|im_end|> (151645, tokenizer): part of what closes a turn",
+        "yes, unless told not to (--chat enable_thinking=true or false)",
+        "Ann speaks again, over shared edges",
+        "<|im_start|>assistant⏎Bob: Half a coin: the bat costs ten and a half.<|im_end|>⏎",
+        "The template's own",
+        "Reencoded edges show the same tokens",
+        Reason.THOUGHTS.value,
+        "nothing here, “<think>⏎Eleven less ten is one.⏎</think>⏎⏎” there",
+    ):
+        assert words in result.output, words
+
+
+def test_variables_of_the_template_may_be_set(tmp_path: Path) -> None:
+    folder = save_small_files(tmp_path, "Qwen 3")
+    _, found = checked(folder, "--chat", "enable_thinking=false")
+    assert not found["thinking"]["usual"] and "as_encoded" in found["differences"]
+    _, found = checked(save_small_files(tmp_path / "small", "Mistral Small 3"), "--chat", "date=2001-02-03")
+    assert "Today is 2001-02-03." in found["default_instructions"] and found["writes_date"]
+    code, found = checked(folder, "--chat", "enable_thinking")
+    assert code == 2 and "NAME=VALUE" in found["why"]
+    code, found = checked(folder, "--chat", "messages=1")
+    assert code == 2 and "no variable of a chat template" in found["why"]
+
+
+def test_generation_settings_name_more_stop_tokens_and_how_to_sample(tmp_path: Path) -> None:
+    folder = save_small_files(tmp_path, "Llama 3.1")
+    said = {"eos_token_id": [128001, 128008, 128009], "do_sample": True, "temperature": 0.6, "top_p": 0.9}
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    _, found = checked(folder)
+    closes = {token["text"]: token["closes"] for token in found["stop_tokens"]}
+    assert closes == {"<|end_of_text|>": False, "<|eom_id|>": False, "<|eot_id|>": True}
+    assert found["sampling"] == {"do_sample": True, "temperature": 0.6, "top_p": 0.9}
+
+
+def test_with_weights_a_model_is_measured_unless_it_is_not_to_be(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path, "llama", {})
+    code, found = checked(folder, "--dtype", "fp32")
+    assert code == 0 and found["measured"]["error"] < found["measured"]["rounding"]
+    assert found["memory"]["weights_measured"] and found["memory"]["holds_context"]
+    _, found = checked(folder, "--no-measure", "--dtype", "bf16")
+    assert found["measured"] is None and found["dtype"] == {
+        "checkpoint": "float32",
+        "served": "bfloat16",
+        "why": "asked for",
+        "quantised": None,
+    }
+
+
+def test_weights_that_do_not_fit_are_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_tiny(tmp_path, "llama", {})
+    monkeypatch.setattr("choreo_agents.models.checking.needs.free_bytes", lambda device: 1 << 10)
+    result = CliRunner().invoke(app, ["models", "check", str(folder)], env=WIDE)
+    assert result.exit_code == 0 and "do not fit what cpu has free, so they were not measured" in result.output
+
+
+def test_what_nobody_explains_ends_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_small_files(tmp_path, "Qwen 2.5")
+    other = build_tokenizer()
+    monkeypatch.setattr(checking, "chat_format", lambda *_: _format_of(other))
+    result = CliRunner().invoke(app, ["models", "check", str(folder)], env=WIDE)
+    assert result.exit_code == 1 and "not explained" in result.output
+
+
+def _format_of(tokenizer: Any) -> Any:
+    from choreo_agents.models.chat import chat_format
+
+    return chat_format(tokenizer)
+
+
+def refused(folder: Path, *words: str) -> None:
+    """It cannot be served, for a reason in one line, for people and for machines."""
+    result = CliRunner().invoke(app, ["models", "check", str(folder)], env=WIDE)
+    [line] = [line for line in result.output.splitlines() if line.startswith("error: ")]
+    assert result.exit_code == 2 and all(word in line for word in words), result.output
+    code, found = checked(folder)
+    assert code == 2 and found == {"model": str(folder), "served": False, "why": line.removeprefix("error: ")}
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    refused(tmp_path / "nowhere", "there is no folder")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", "there is no config.json")
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    tiny_config("llama", {}).save_pretrained(tmp_path)
+    refused(tmp_path, "the tokenizer of", "there is no tokenizer.json")
+
+
+def test_a_template_that_fails_is_refused(tmp_path: Path) -> None:
+    folder = save_small_files(tmp_path, "Qwen 2.5")
+    (folder / "chat_template.jinja").write_text("{{ messages[0].nothing.at_all }}")
+    refused(folder, "cannot write one question", "UndefinedError")
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "ministral3", "qwen3_next", "qwen3_vl"])
+def test_an_architecture_that_is_not_served_is_refused_by_its_name(tmp_path: Path, family: str) -> None:
+    AutoConfig.for_model(family).save_pretrained(tmp_path)
+    refused(tmp_path, "model type", "is not supported")
+
+
+def test_what_no_weights_are_read_of_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    refused(tmp_path, "GGUF")
+    (tmp_path / "model.gguf").unlink()
+    config = {"model_type": "mine", "auto_map": {"AutoConfig": "configuration_mine.Mine"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    refused(tmp_path, "code that it brings along")
+
+
+def test_a_quantisation_that_nobody_reads_is_refused(tmp_path: Path) -> None:
+    folder = save_small_files(tmp_path, "Qwen 2.5")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "magic"}}))
+    refused(folder, "quantised by 'magic'")
+
+
+def test_the_groups_help_teaches() -> None:
+    result = CliRunner().invoke(app, ["models", "--help"], env={"COLUMNS": "200"})
+    assert "choreo models check PATH" in result.output and "needs no weights" in result.output
+
+
+def test_what_is_compared_is_what_a_graph_shows_its_agents() -> None:
+    """Message by message: who reads what, and in which words."""
+    script = Script({each.name: [each.words] for each in (ANN, BOB, CAROL)})
+    told = {view.reader: view.instructions for view in views()[:3]}
+    graph = ChoreoGraph(system=PUBLIC)
+    for name, instructions in told.items():
+        graph.add_node(Agent(name, system=instructions[1]))
+    graph.add_edge(START, "Ann").add_edge("Ann", "Bob").add_edge(["Ann", "Bob"], "Carol").add_edge("Carol", END)
+    with script.load() as engine:
+        state = graph.compile(engine=engine).invoke({"messages": [("user", QUESTION)]})
+        for view in views()[:3]:
+            [plain] = [entry["handle"] for entry in state["handles"] if entry["author"] == view.reader]
+            answer = MessageHandle.model_validate(plain)
+            parents = engine.inspect.records([answer])[-1].parents
+            shown = [engine.model.decode([*engine.tokens(parent)]) for parent in parents]
+            *read, header = (message.text.text for message in Rendering(engine.chat, view, None).messages())
+            assert shown == read, view.title
+            assert engine.model.decode([*engine.tokens(answer)]).startswith(header)

@@ -1,0 +1,145 @@
+"""What agents read beside what chat templates write of it: equal, or different for reasons that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.templates import TEMPLATES, tokenizer_for, tokenizer_with
+
+from choreo_agents.lab.embedded.tokenizer import build_tokenizer
+from choreo_agents.models.chat import chat_format
+from choreo_agents.models.chat.template import Template
+from choreo_agents.models.checking import Reason, ViewComparison
+from choreo_agents.models.checking.comparing import Comparing
+from choreo_agents.models.checking.needs import StoredWeights
+from choreo_agents.models.checking.talk import views
+from choreo_agents.models.files import write_tensors
+from choreo_agents.models.spelling import spelling_of
+
+DAY = {"date": "2026-11-23"}
+SHARED: Mapping[str, str] = {
+    "Qwen 2.5": "names",
+    "Qwen 3": "names opens_thoughts thoughts",
+    "Qwen 3 Thinking": "names thoughts",
+    "recalls": "names opens_thoughts thoughts",
+    "Llama 3.1": "names",
+    "Gemma 3": "later_raises merged names",
+    "Gemma 2": "merged names no_system",
+    "Phi-3": "last_end names",
+    "Mistral Small 3": "later_raises merged names no_opening",
+    "Mistral 7B v0.3": "last_user later_raises merged names no_opening",
+    "DeepSeek R1 Distill": "later_hoisted names",
+    "gpt-oss": "last_end later_dropped names opens_thoughts thoughts",
+    "SmolLM3": "later_dropped names opens_thoughts",
+    "GLM-4.5": "names opens_thoughts thoughts",
+    "Granite 3.3": "names",
+    "Llama 2": "later_raises merged names no_opening",
+    "Qwen 3.5": "later_raises names",
+    "Vicuna": "later_bare names",
+    "always asks": "last_end names no_blank",
+}
+"""Why what stands on shared edges is not the template's. On reencoded ones others speak in users' turns where users and
+model take turns, so that nothing is merged for the template alone, and it never goes on behind an answer."""
+
+
+def comparing(family: str, **options: Any) -> Comparing:
+    tokenizer = tokenizer_for(family)
+    template = Template(tokenizer, DAY | options)
+    return Comparing(chat_format(tokenizer, DAY | options), template, spelling_of(tokenizer))
+
+
+def compared(family: str, *, encodes_again: bool = False, **options: Any) -> dict[str, ViewComparison]:
+    with_template = comparing(family, **options)
+    return {view.title: with_template.compare(view) for view in views(encodes_again=encodes_again)}
+
+
+def names(*comparisons: ViewComparison) -> set[str]:
+    return {difference.reason.name.lower() for each in comparisons for difference in each.differences}
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_whatever_differs_from_a_template_has_its_reason(family: str) -> None:
+    shared, reencoded = compared(family), compared(family, encodes_again=True)
+    assert all(each.template_tokens for each in (*shared.values(), *reencoded.values()))
+    assert names(*shared.values()) == set(SHARED[family].split())
+    takes_turns = comparing(family).chat.merges is not None
+    never = {"merged", "no_opening"} if takes_turns else set()
+    assert names(*reencoded.values()) == set(SHARED[family].split()) - never
+    if not takes_turns:
+        assert [each.tokens for each in shared.values()] == [each.tokens for each in reencoded.values()]
+
+
+def test_what_has_no_difference_is_equal_and_what_is_equal_has_none() -> None:
+    for family in TEMPLATES:
+        for each in (*compared(family).values(), *compared(family, encodes_again=True).values()):
+            assert each.equal != bool({*names(each)} - {"later_raises", "no_system"}), family
+
+
+def test_a_template_that_writes_names_is_followed_to_the_token() -> None:
+    tokenizer = build_tokenizer()
+    with_template = Comparing(chat_format(tokenizer), Template(tokenizer), spelling_of(tokenizer))
+    found = {view.title: with_template.compare(view) for view in views()}
+    assert found["when all is said"].equal
+    assert names(*found.values()) == {"header_name"}
+    [header] = found["Carol reads both"].differences
+    assert header.places[-1][0].strip().endswith(":") and not header.places[-1][1]
+
+
+def test_differences_say_what_stands_here_and_there() -> None:
+    found = compared("Qwen 3")["Bob reads Ann"]
+    places = {difference.reason: difference.places for difference in found.differences}
+    assert places[Reason.NAMES] == [("Ann: ", "")]
+    assert places[Reason.OPENS_THOUGHTS] == [("<think>\n", "")]
+    [(here, there)] = places[Reason.THOUGHTS]
+    assert not here and there == "<think>\nEleven less ten is one.\n</think>\n\n"
+    assert "Eleven" not in found.text, "nobody is shown another's thoughts"
+
+
+def test_without_thinking_answers_keep_the_empty_block_that_they_were_asked_for_with() -> None:
+    found = compared("Qwen 3", enable_thinking=False)
+    assert found["Ann speaks again"].text.count("<think>\n\n</think>\n\n") == 4, "three answers and a header"
+    assert found["Ann speaks again"].template_text is not None
+    assert found["Ann speaks again"].template_text.count("<think>\n\n</think>\n\n") == 2, "the last and a header"
+    assert names(found["Ann speaks again"]) == {"names", "as_encoded", "last_opening"}
+    assert names(*compared("GLM-4.5", enable_thinking=False).values()) == {"names", "as_encoded"}
+
+
+def test_where_users_and_model_take_turns_others_speak_in_one_users_turn() -> None:
+    said = "Bob: Half a coin: the bat costs ten and a half.\n\nCarol: Bob is right, it is half a coin."
+    again = compared("Gemma 3", encodes_again=True)["Ann speaks again"]
+    assert f"<start_of_turn>user\n{said}<end_of_turn>\n" in again.text
+    assert again.text.count("<start_of_turn>model\n") == 2
+    assert compared("Gemma 3")["Ann speaks again"].text.count("<start_of_turn>model\n") == 4
+
+
+def test_what_nobody_can_explain_is_said_to_be_so() -> None:
+    with_template = comparing("Qwen 2.5")
+    chat = with_template.chat
+    with_template.chat = replace(chat, user=replace(chat.user, plain="<|im_start|>user\n\n"))
+    found = with_template.compare(views()[1])
+    assert not found.explained and not found.equal
+    assert found.differences[-1].reason is Reason.UNKNOWN and found.differences[-1].places == [("\n", "")]
+
+
+def test_without_a_template_there_is_nothing_to_compare() -> None:
+    tokenizer = tokenizer_with(None, "<s>", None)
+    with_template = Comparing(chat_format(tokenizer), Template(tokenizer), spelling_of(tokenizer))
+    found = with_template.compare(views()[3])
+    assert found.template_tokens is None and found.explained and not found.equal
+    assert found.text.endswith("Carol: Bob is right, it is half a coin.\nAssistant: Ann:")
+
+
+def test_files_of_weights_say_what_they_take_in_another_dtype(tmp_path: Any) -> None:
+    assert StoredWeights.read(tmp_path) is None
+    tensors = {"a": torch.zeros(3, 5, dtype=torch.bfloat16), "b": torch.zeros(7, dtype=torch.int8)}
+    write_tensors(tmp_path / "model.safetensors", tensors)
+    found = StoredWeights.read(tmp_path)
+    assert found is not None and found.bytes == 37 and found.dtype == torch.bfloat16
+    assert found.served_bytes(torch.bfloat16) == 37 and found.served_bytes(torch.float32) == 67
+    (tmp_path / "model.safetensors").write_bytes(b"\x01")
+    with pytest.raises(OSError, match="damaged"):
+        StoredWeights.read(tmp_path)
