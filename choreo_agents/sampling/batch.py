@@ -26,6 +26,7 @@ from choreo_agents.sampling.likeliest import CHUNK, highest, highest_few, in_chu
 from choreo_agents.sampling.noise import NoiseKey
 from choreo_agents.sampling.nucleus import Nucleus, exact_weights, sums, surely_reached
 from choreo_agents.sampling.parameters import Sampling
+from choreo_agents.sampling.penalties import Penalties
 from choreo_agents.sampling.workspace import Workspace
 
 _FEW = 128
@@ -43,8 +44,8 @@ class Draw:
     """Of nothing if the temperature is 0."""
     mask: Tensor | None = None
     """Which words may be chosen, one of them at least: bool, [vocabulary]. None: any."""
-    penalties: Tensor | None = None
-    """By what each word's logit is divided if it is positive, and multiplied otherwise: fp32, [vocabulary]."""
+    penalties: Penalties | None = None
+    """Come before the mask. None: none."""
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,7 @@ def _written(work: Workspace, logits: Tensor, rows: Sequence[int], draws: Sequen
     words[:, work.vocabulary :] = float("-inf")
     for one, draw in zip(own, draws, strict=False):
         if draw.penalties is not None:
-            negative = one.clamp(max=0.0).mul_(draw.penalties)
-            one.clamp_(min=0.0).div_(draw.penalties).add_(negative).clamp_(-_HIGHEST, _HIGHEST)
+            draw.penalties.apply_(one)
         if draw.mask is not None:
             one.masked_fill_(~draw.mask, float("-inf"))
     return words

@@ -23,7 +23,13 @@ class Sampling(BaseModel):
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     """Keep tokens at least this many times as likely as the likeliest; 0 keeps all."""
     repetition_penalty: float = Field(default=1.0, gt=0.0)
-    """Above 1, tokens that the view, the header or the answer hold already become less likely; 1 leaves them."""
+    """Above 1, tokens that the view, the header or the answer hold already become less likely: their logits are
+    divided by it if they are positive, and multiplied otherwise. 1 leaves them."""
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    """Taken from the logits of tokens that were sampled already; below 0 they become more likely. As with OpenAI and
+    vLLM only what this decode has sampled counts: view and header do not."""
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    """The same, once for each time that they were sampled."""
     max_tokens: int = Field(default=256, ge=1)
     """Tokens to sample at most; header and closing tokens are not counted."""
     seed: int | None = None
@@ -34,7 +40,7 @@ class Sampling(BaseModel):
     """Texts after which the message ends, besides; they are part of it. Special tokens have no text here."""
     logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
     """Keep the log-probability of every token that was sampled, and of this many of the likeliest in its place. They
-    are the model's own: of before penalty, temperature and filters."""
+    are the model's own: of before penalties, temperature and filters."""
     forced: tuple[int, ...] | None = Field(default=None, min_length=1)
     """Take exactly these tokens instead of sampling, at the full price of every step (for fair timing)."""
     n: int = Field(default=1, ge=1)
@@ -56,6 +62,11 @@ class Sampling(BaseModel):
                 f"lead {self.lead!r} leads to no answer: give the allowed ones as choices, or leave it out"
             )
         return self
+
+    @property
+    def penalises(self) -> bool:
+        """Whether it matters which tokens were there before."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
     @property
     def longest(self) -> int:

@@ -26,6 +26,7 @@ from choreo_agents.sampling import (
     workspace,
 )
 from choreo_agents.sampling.noise import noise_key
+from choreo_agents.sampling.penalties import CountedTokens
 
 
 @dataclass(frozen=True)
@@ -37,20 +38,21 @@ class Asked:
     seed: int
     step: int
     allowed: tuple[int, ...] | None
-    seen: tuple[int, ...]
+    before: tuple[int, ...] = ()
+    sampled: tuple[int, ...] = ()
 
     def row(self) -> torch.Tensor:
-        return oracle.drawn_from(self.logits, self.sampling.repetition_penalty, self.seen, self.allowed)
+        return oracle.drawn_from(self.logits, self.sampling, self.before, self.sampled, self.allowed)
 
     def draw(self) -> Draw:
-        mask, penalties = None, None
+        mask = None
         if self.allowed is not None:
             mask = torch.zeros(len(self.logits), dtype=torch.bool)
             mask[list(self.allowed)] = True
-        if self.sampling.repetition_penalty != 1.0:
-            penalties = torch.ones(len(self.logits))
-            penalties[list(self.seen)] = self.sampling.repetition_penalty
-        return Draw(self.sampling, noise_key(self.seed, self.step), mask, penalties)
+        counted = CountedTokens(self.sampling, self.before, self.logits.device)
+        for token in self.sampled:
+            counted.add(token)
+        return Draw(self.sampling, noise_key(self.seed, self.step), mask, counted.penalties())
 
 
 @st.composite
@@ -61,6 +63,8 @@ def sampled_by(draw: st.DrawFn) -> Sampling:
         top_p=draw(st.sampled_from([1.0, 1.0, 0.05, 0.5, 0.9, 0.97, 0.9999])),
         min_p=draw(st.sampled_from([0.0, 0.0, 0.0, 0.03, 0.4, 1.0])),
         repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.3, 0.7])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, 2.0, -1.3])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.0, 0.1, -2.0])),
     )
 
 
@@ -77,8 +81,9 @@ def batches(draw: st.DrawFn) -> list[Asked]:
             logits[::3] = float("-inf")
         ids = st.integers(0, words - 1)
         allowed = draw(st.none() | st.lists(ids, min_size=1, max_size=8).map(tuple))
-        seen = tuple(draw(st.lists(ids, max_size=8)))
-        rows.append(Asked(logits, draw(sampled_by()), draw(st.integers()), draw(st.integers(0, 9)), allowed, seen))
+        before, sampled = (tuple(draw(st.lists(ids, max_size=8))) for _ in range(2))
+        step = draw(st.integers(0, 9))
+        rows.append(Asked(logits, draw(sampled_by()), draw(st.integers()), step, allowed, before, sampled))
     return rows
 
 
@@ -144,7 +149,7 @@ def test_a_large_vocabulary_is_drawn_from_as_slowly(coarse: bool) -> None:
         generator = torch.Generator().manual_seed(place)
         logits = torch.randn(20_001, generator=generator) * 5
         logits = logits.bfloat16().float() if coarse else logits
-        rows.append(Asked(logits, Sampling(temperature=1.0, **kind), place, 0, None, ()))
+        rows.append(Asked(logits, Sampling(temperature=1.0, **kind), place, 0, None))
     assert drawn(rows) == [oracle.choice(row.row(), row.sampling, row.seed, row.step) for row in rows]
 
 
