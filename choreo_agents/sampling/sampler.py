@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from choreo_agents.sampling.answers import AnswerGuide
-from choreo_agents.sampling.batch import BatchSampler, Draw
+from choreo_agents.sampling.batch import BatchSampler
+from choreo_agents.sampling.draw import Draw
 from choreo_agents.sampling.noise import noise_key
 from choreo_agents.sampling.parameters import Sampling
 from choreo_agents.sampling.penalties import CountedTokens
