@@ -25,6 +25,8 @@ _WORTH = 4
 """A row is looked at as a whole if more than one in so many strands is left."""
 _NOWHERE, _LOWEST, _HALVINGS = -1e30, -40.0, 9
 """Thresholds, as exponents of 2: where every word is above, where the search for a higher one starts, and its steps."""
+_BYTES_LOOKED_AT = 20
+"""Of each word in these strands: its place, its logit, its exponent and whether it is above the threshold."""
 _MARGIN = 0.01
 """In exponents, for what only says where to look."""
 
@@ -73,7 +75,7 @@ class Sieve:
             whole |= {filtered[nth] for nth in set(range(len(filtered))) - set(few)}
             if few:
                 most = max(counts[nth] for nth in few)
-                self._draw_few([filtered[nth] for nth in few], peaks[few], threshold[few], most)
+                self._draw_few(filtered, few, peaks, threshold, most)
         if whole:
             self._draw_whole(sorted(whole))
         return self._tokens
@@ -112,22 +114,29 @@ class Sieve:
         spare = torch.sub(exponents, threshold, out=self._work.like("spare", exponents))
         return spare.sign_().clamp_(min=0.0)
 
-    def _draw_few(self, places: Sequence[int], peaks: Tensor, threshold: Tensor, most: int) -> None:
-        """Rows of which at most so many strands are looked at; peaks and thresholds are those of these rows."""
-        work, asked, strands = self._work, self._asked.of(places), peaks.shape[1]
+    def _draw_few(
+        self, filtered: Sequence[int], few: Sequence[int], peaks: Tensor, threshold: Tensor, most: int
+    ) -> None:
+        """Those few of the filtered rows of which at most so many strands are looked at."""
+        work, strands = self._work, peaks.shape[1]
         among = torch.arange(0, work.width, strands, device=work.device)
         found: list[_Found] = []
-        for block in self._step.blocks([self._rows[place] for place in places], most * _STRAND, cut=True):
-            mine = list(block.places)
-            rows, strand = self._above(peaks[mine], threshold[mine]).nonzero(as_tuple=True)
+        rows_of_step = [self._rows[filtered[nth]] for nth in few]
+        for block in self._step.blocks(rows_of_step, _BYTES_LOOKED_AT // 4 * most * _STRAND, cut=True):
+            mine = [few[place] for place in block.places]
+            places = [filtered[nth] for nth in mine]
+            least = threshold[mine]
+            rows, strand = self._above(peaks[mine], least).nonzero(as_tuple=True)
             first = block.which.index_select(0, rows).mul_(work.width).add_(strand)
-            logits = block.words.view(-1).index_select(0, (first[:, None] + among).flatten()).view(-1, _STRAND)
-            top, scale = self._top[[places[each] for each in mine]], asked.of(mine).scale
-            exponents = torch.sub(logits, top.index_select(0, rows)).mul_(scale.index_select(0, rows))
-            which, nth = self._above(exponents, threshold[mine].index_select(0, rows)).nonzero(as_tuple=True)
+            where = torch.add(first[:, None], among, out=work.room("places", len(rows), _STRAND))
+            logits = work.room("found", len(rows), _STRAND)
+            torch.index_select(block.words.view(-1), 0, where.view(-1), out=logits.view(-1))
+            top, scale = self._top[places].index_select(0, rows), self._asked.of(places).scale.index_select(0, rows)
+            exponents = torch.sub(logits, top, out=work.like("exponents", logits)).mul_(scale)
+            which, nth = self._above(exponents, least.index_select(0, rows)).nonzero(as_tuple=True)
             rows, words = rows.index_select(0, which), strand.index_select(0, which).add_(nth.mul(strands))
-            sizes = torch.bincount(rows, minlength=len(mine)).tolist()
-            found.append(_Found([places[each] for each in mine], sizes, words.to(torch.int32), logits[which, nth]))
+            sizes = torch.bincount(rows, minlength=len(places)).tolist()
+            found.append(_Found(places, sizes, words.to(torch.int32), logits[which, nth]))
             if sum(len(each.places) for each in found) * max(sizes) > work.rows * work.width:
                 self._decide(found)
                 found = []

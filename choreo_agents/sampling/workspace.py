@@ -10,7 +10,18 @@ from torch import Tensor
 from choreo_agents.sampling.likeliest import CHUNK
 
 Buffer = Literal[
-    "logits", "exponents", "weights", "bounds", "floats", "spare", "bits", "spare_bits", "exact", "strands"
+    "logits",
+    "exponents",
+    "weights",
+    "bounds",
+    "floats",
+    "spare",
+    "bits",
+    "spare_bits",
+    "exact",
+    "strands",
+    "places",
+    "found",
 ]
 _TYPES: dict[Buffer, torch.dtype] = {
     "logits": torch.float32,
@@ -23,6 +34,8 @@ _TYPES: dict[Buffer, torch.dtype] = {
     "exact": torch.float64,
     "spare": torch.float32,
     "strands": torch.float32,
+    "places": torch.int64,
+    "found": torch.float32,
 }
 _BLOCK_WORDS = {"cpu": 1 << 18}
 """Words of a block by type of device: on a processor what is computed of a row stays in its cache."""
