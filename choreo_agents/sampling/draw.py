@@ -57,6 +57,11 @@ class Asked:
 
     def of(self, rows: Sequence[int]) -> Asked:
         """What some of the rows ask for."""
-        where = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] == len(rows) - 1 else list(rows)
+        where = slice(rows[0], rows[-1] + 1) if are_in_a_row(rows) else list(rows)
         top_p, least = (None if column is None else column[where] for column in (self.top_p, self.least))
         return Asked([self.draws[row] for row in rows], self.scale[where], top_p, least)
+
+
+def are_in_a_row(rows: Sequence[int]) -> bool:
+    """Whether each comes right after the one before it: then they are a slice."""
+    return all(row == rows[0] + place for place, row in enumerate(rows))

@@ -26,7 +26,7 @@ def highest_few(rows: Tensor, tops: Tensor, count: int, which: Tensor | None = N
     Of equal ones any may come first, or be left out.
     """
     if count >= tops.shape[1]:
-        return torch.topk(rows if which is None or len(rows) == len(tops) else rows.index_select(0, which), count)
+        return torch.topk(rows if which is None else rows.index_select(0, which), count)
     # As many chunks as numbers are wanted: each of the other chunks is below the last of these.
     places = tops.topk(count, sorted=False).indices
     values, found = in_chunks(rows, places, which).topk(count)

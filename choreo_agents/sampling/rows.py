@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from choreo_agents.sampling.draw import Draw
+from choreo_agents.sampling.draw import Draw, are_in_a_row
 from choreo_agents.sampling.likeliest import peaks
 from choreo_agents.sampling.workspace import Workspace
 
@@ -29,12 +29,12 @@ class Block:
     """The rows of it that are meant: int64, [rows]."""
     tops: Tensor
     """Their peaks: [rows, chunks]."""
+    is_all: bool = True
+    """Whether they are all of it, in order."""
 
     def whole(self) -> Tensor:
         """All words of the rows: [rows, words]. Not to be written to."""
-        if len(self.words) == len(self.places):
-            return self.words
-        return self.words.index_select(0, self.which)
+        return self.words if self.is_all else self.words.index_select(0, self.which)
 
 
 class StepRows:
@@ -71,23 +71,22 @@ class StepRows:
             (direct if self._is_direct[row] and not is_cut else written).append(place)
         for places in _parts(direct, self._work.rows_of(words)):
             mine = [rows[place] for place in places]
-            first, last = mine[0], mine[-1] + 1
-            if last - first == len(mine):
-                which = torch.arange(len(mine), device=self._logits.device)
-                yield Block(places, self._logits[first:last], which, self._tops[first:last])
+            if are_in_a_row(mine):
+                which, run = torch.arange(len(mine), device=self._logits.device), slice(mine[0], mine[-1] + 1)
+                yield Block(places, self._logits[run], which, self._tops[run])
             else:
                 which = torch.tensor(mine, device=self._logits.device)
-                yield Block(places, self._logits, which, self._tops.index_select(0, which))
+                yield Block(places, self._logits, which, self._tops.index_select(0, which), is_all=False)
         for places in _parts(written, self._work.rows_of(self._work.width)):
             copy = self._written([rows[place] for place in places], cut=cut)
             yield Block(places, copy, torch.arange(len(places), device=copy.device), peaks(copy))
 
     def _written(self, rows: Sequence[int], *, cut: bool) -> Tensor:
         """Some rows penalised, masked, and numbers all of them; until the next are."""
-        work, first, last = self._work, rows[0], rows[-1] + 1
+        work = self._work
         words = work.room("logits", len(rows), work.width)
         own = words[:, : work.vocabulary]
-        own.copy_(self._logits[first:last] if last - first == len(rows) else self._logits[list(rows)])
+        own.copy_(self._logits[rows[0] : rows[-1] + 1] if are_in_a_row(rows) else self._logits[list(rows)])
         own.nan_to_num_(nan=-HIGHEST, posinf=HIGHEST, neginf=-HIGHEST)
         words[:, work.vocabulary :] = float("-inf")
         for one, draw in zip(own, (self._draws[row] for row in rows if self._draws), strict=False):

@@ -274,6 +274,31 @@ def test_a_step_of_all_kinds_is_what_each_is_alone() -> None:
     assert shared[1].guide is not None and shared[1].guide.done
 
 
+@pytest.mark.parametrize("words", [1279, 1280])
+@pytest.mark.parametrize(
+    "other", [{"top_k": 2, "top_p": 0.9}, {"top_p": 0.9, "presence_penalty": 1.0}], ids=["tied", "penalised"]
+)
+def test_rows_of_two_kinds_that_take_turns_are_those_that_they_are_alone(other: dict[str, float], words: int) -> None:
+    """0 and 2, then 1 and 3: as long as 0 to 3, and in another order. So are rows that a tie sends back."""
+    logits = torch.randn(4, words, generator=torch.Generator().manual_seed(4)) * 8.0
+    if "top_k" in other:
+        logits[1::2] = logits[1::2].clamp(min=0.0)
+        logits[1::2, ::2] = logits[1::2].amax(dim=-1, keepdim=True)
+    kinds = [
+        Sampling(temperature=temperature, **kind)
+        for temperature, kind in zip((0.25, 1.0, 0.5, 0.75), ({"top_p": 0.9}, other) * 2, strict=True)
+    ]
+    for seed in range(20):
+        draws = []
+        for row, sampling in enumerate(kinds):
+            counted = CountedTokens(sampling, [], logits.device)
+            if row % 2 and "top_k" not in other:
+                counted.add(int(logits[row].argmax()))
+            draws.append(Draw(sampling, noise_key(seed, row), penalties=counted.penalties()))
+        together = BatchSampler().draw(logits, draws)
+        assert together == [BatchSampler().draw(logits[row : row + 1], [draws[row]])[0] for row in range(4)]
+
+
 def test_a_penalised_answer_never_repeats_itself() -> None:
     sampler = TokenSampler(Sampling(temperature=1.0, repetition_penalty=1e9), 0, seen=[2, 2])
     drawn = [taken(sampler, torch.full((6,), -5.0)) for _ in range(5)]
