@@ -25,8 +25,6 @@ _WORTH = 4
 """A row is looked at as a whole if more than one in so many strands is left."""
 _NOWHERE, _LOWEST, _HALVINGS = -1e30, -40.0, 9
 """Thresholds, as exponents of 2: where every word is above, where the search for a higher one starts, and its steps."""
-_BYTES_LOOKED_AT = 20
-"""Of each word in these strands: its place, its logit, its exponent and whether it is above the threshold."""
 _MARGIN = 0.01
 """In exponents, for what only says where to look."""
 
@@ -122,21 +120,23 @@ class Sieve:
         among = torch.arange(0, work.width, strands, device=work.device)
         found: list[_Found] = []
         rows_of_step = [self._rows[filtered[nth]] for nth in few]
-        for block in self._step.blocks(rows_of_step, _BYTES_LOOKED_AT // 4 * most * _STRAND, cut=True):
+        for block in self._step.blocks(rows_of_step, most * _STRAND, cut=True):
             mine = [few[place] for place in block.places]
             places = [filtered[nth] for nth in mine]
             least = threshold[mine]
-            rows, strand = self._above(peaks[mine], least).nonzero(as_tuple=True)
+            rows, strand = (peaks[mine] > least).nonzero(as_tuple=True)
             first = block.which.index_select(0, rows).mul_(work.width).add_(strand)
             where = torch.add(first[:, None], among, out=work.room("places", len(rows), _STRAND))
             logits = work.room("found", len(rows), _STRAND)
             torch.index_select(block.words.view(-1), 0, where.view(-1), out=logits.view(-1))
             top, scale = self._top[places].index_select(0, rows), self._asked.of(places).scale.index_select(0, rows)
             exponents = torch.sub(logits, top, out=work.like("exponents", logits)).mul_(scale)
-            which, nth = self._above(exponents, least.index_select(0, rows)).nonzero(as_tuple=True)
-            rows, words = rows.index_select(0, which), strand.index_select(0, which).add_(nth.mul(strands))
+            above = (exponents > least.index_select(0, rows)).view(-1).nonzero()[:, 0]
+            which = above.div(_STRAND, rounding_mode="floor")
+            words = strand.index_select(0, which).add_((above % _STRAND).mul_(strands))
+            rows = rows.index_select(0, which)
             sizes = torch.bincount(rows, minlength=len(places)).tolist()
-            found.append(_Found(places, sizes, words.to(torch.int32), logits[which, nth]))
+            found.append(_Found(places, sizes, words.to(torch.int32), logits.view(-1).index_select(0, above)))
             if sum(len(each.places) for each in found) * max(sizes) > work.rows * work.width:
                 self._decide(found)
                 found = []
