@@ -82,6 +82,10 @@ _BENCH = Group(
             "choreo_agents.lab.experiments.bench_loading.command:loading",
             "How long a model takes to load, and how much memory beside its files, in fresh processes on the CPU.",
         ),
+        "sampling": Command(
+            "choreo_agents.lab.experiments.bench_sampling.command:sampling",
+            "What choosing the tokens of a step costs, in softmaxes over its logits, beside transformers' processors.",
+        ),
         "workflows": Command(
             "choreo_agents.lab.experiments.bench_workflows.command:workflows",
             "The paper's workflows, word for word the same under every method (tables 4 and 5, figures 5 and 7).",

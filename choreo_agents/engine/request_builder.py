@@ -348,7 +348,9 @@ def _require_labels(call: Prefill | Decode) -> None:
 
 def canonical(sampling: Sampling) -> str:
     """What it says, in JSON. Without fields of later releases that it does not use: calls keep the seeds they had."""
-    return sampling.model_dump_json(exclude=None if sampling.choices else {"choices", "lead"})
+    unused = set() if sampling.choices else {"choices", "lead"}
+    unused |= {name for name in ("presence_penalty", "frequency_penalty") if not getattr(sampling, name)}
+    return sampling.model_dump_json(exclude=unused)
 
 
 def _token(item: Any, size: int) -> int:

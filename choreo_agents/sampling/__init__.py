@@ -1,8 +1,9 @@
 """How the next token is chosen."""
 
 from choreo_agents.sampling.answers import AnswerGuide, AnswerPaths
-from choreo_agents.sampling.batch import BatchSampler, Draw
+from choreo_agents.sampling.batch import BatchSampler
 from choreo_agents.sampling.defaults import checkpoint_sampling
+from choreo_agents.sampling.draw import Draw
 from choreo_agents.sampling.parameters import Sampling
 from choreo_agents.sampling.sampler import Chosen, Sampler, SamplerCall, TokenSampler, choose_tokens, nth_seed
 from choreo_agents.sampling.thoughts import AnswerEnds, Guide, Phase, ThoughtsGuide

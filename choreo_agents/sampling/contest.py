@@ -7,12 +7,13 @@ next is found.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from choreo_agents.sampling.draw import Asked
 from choreo_agents.sampling.likeliest import highest, in_chunks, peaks, words_of
 from choreo_agents.sampling.noise import FIRST_BITS, NoiseKey, first_bits, gumbel
 from choreo_agents.sampling.nucleus import Nucleus
@@ -89,3 +90,24 @@ class Contest:
             best[row] = max(best[row], (score, -word, place))
         assert all(score > float("-inf") for score, _, _ in best), "a row must have a word that may win"
         return [(-word, place) for _, word, place in best]
+
+
+def contest_of(
+    asked: Asked,
+    logits: Tensor,
+    ids: Tensor,
+    top: Tensor,
+    whole: Callable[[int], tuple[Tensor, Tensor]],
+    weights: Tensor | None,
+    total: Tensor | None,
+) -> Contest:
+    """The contest of the words that rows are left with; see `Contest`, and `Nucleus` for the last three.
+
+    Weights and totals must be there if a row has a top-p.
+    """
+    nucleus = None
+    if asked.top_p is not None:
+        assert weights is not None and total is not None
+        nucleus = Nucleus(weights, total, asked.top_p, whole)
+    temperatures, noise = [draw.sampling.temperature for draw in asked.draws], [draw.noise for draw in asked.draws]
+    return Contest(logits, ids, top, temperatures, noise, asked.scale, asked.least, nucleus)

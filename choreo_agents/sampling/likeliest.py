@@ -14,31 +14,33 @@ def peaks(rows: Tensor) -> Tensor:
     return rows.view(len(rows), -1, CHUNK).amax(dim=-1)
 
 
-def highest(rows: Tensor, tops: Tensor) -> Tensor:
-    """Where each row is highest, and where it is so first: [rows, 1], of rows with these peaks."""
+def highest(rows: Tensor, tops: Tensor, which: Tensor | None = None) -> Tensor:
+    """Where rows are highest, and where they are so first: [n, 1], with these peaks; `which` as for `in_chunks`."""
     places = tops.argmax(dim=-1, keepdim=True)
-    return places * CHUNK + in_chunks(rows, places).argmax(dim=-1, keepdim=True)
+    return places * CHUNK + in_chunks(rows, places, which).argmax(dim=-1, keepdim=True)
 
 
-def highest_few(rows: Tensor, tops: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` highest of each row, in descending order, and where they are: [rows, count] both.
+def highest_few(rows: Tensor, tops: Tensor, count: int, which: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The `count` highest of rows, in descending order, and where they are: [n, count] both.
 
     Of equal ones any may come first, or be left out.
     """
     if count >= tops.shape[1]:
-        return torch.topk(rows, count)
+        return torch.topk(rows if which is None else rows.index_select(0, which), count)
     # As many chunks as numbers are wanted: each of the other chunks is below the last of these.
     places = tops.topk(count, sorted=False).indices
-    values, found = in_chunks(rows, places).topk(count)
+    values, found = in_chunks(rows, places, which).topk(count)
     return values, words_of(places).gather(1, found)
 
 
-def in_chunks(rows: Tensor, places: Tensor) -> Tensor:
-    """What stands in chunks of each row: [rows, words] and [rows, n] to [rows, n * CHUNK]."""
-    chunks = rows.view(-1, CHUNK)
-    if len(rows) > 1:
-        places = places + torch.arange(0, len(chunks), rows.shape[1] // CHUNK, device=rows.device)[:, None]
-    return chunks.index_select(0, places.flatten()).view(len(rows), -1)
+def in_chunks(rows: Tensor, places: Tensor, which: Tensor | None = None) -> Tensor:
+    """What stands in chunks of rows: [rows, words] and [n, m] to [n, m * CHUNK].
+
+    The n are the rows that `which` names, int64, [n]; without it all.
+    """
+    which = torch.arange(len(rows), device=rows.device) if which is None else which
+    places = places + which[:, None] * (rows.shape[1] // CHUNK)
+    return rows.view(-1, CHUNK).index_select(0, places.flatten()).view(len(which), -1)
 
 
 def words_of(places: Tensor) -> Tensor:

@@ -29,8 +29,14 @@ class Sampling(BaseModel):
     """Keep tokens at least this many times as likely as the likeliest; 0 keeps all. By default the checkpoint's, or
     all."""
     repetition_penalty: float = Field(default=1.0, gt=0.0)
-    """Above 1, tokens that the view, the header or the answer hold already become less likely; 1 leaves them. By
-    default the checkpoint's, or 1."""
+    """Above 1, tokens that the view, the header or the answer hold already become less likely: their logits are
+    divided by it if they are positive, and multiplied otherwise. 1 leaves them. By default the
+    checkpoint's, or 1."""
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    """Taken from the logits of tokens that were sampled already; below 0 they become more likely. As with OpenAI and
+    vLLM only what this decode has sampled counts: view and header do not."""
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    """The same, once for each time that they were sampled."""
     max_tokens: int = Field(default=256, ge=1)
     """Tokens to sample at most; header and closing tokens are not counted."""
     seed: int | None = None
@@ -42,7 +48,7 @@ class Sampling(BaseModel):
     """Texts after which the message ends, besides; they are part of it. Special tokens have no text here."""
     logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
     """Keep the log-probability of every token that was sampled, and of this many of the likeliest in its place. They
-    are the model's own: of before penalty, temperature and filters."""
+    are the model's own: of before penalties, temperature and filters."""
     forced: tuple[int, ...] | None = None
     """Take exactly these tokens instead of sampling, at the full price of every step: to replay what was sampled, which
     may be nothing, and for fair timing."""
@@ -70,6 +76,11 @@ class Sampling(BaseModel):
         """The same, with what `defaults` sets in the place of what was never set."""
         missing = defaults.model_fields_set - self.model_fields_set
         return self.model_copy(update={name: getattr(defaults, name) for name in missing}) if missing else self
+
+    @property
+    def penalises(self) -> bool:
+        """Whether it matters which tokens were there before."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
     @property
     def longest(self) -> int:

@@ -10,9 +10,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from choreo_agents.sampling.batch import BatchSampler, Draw
+from choreo_agents.sampling.batch import BatchSampler
+from choreo_agents.sampling.draw import Draw
 from choreo_agents.sampling.noise import noise_key
 from choreo_agents.sampling.parameters import Sampling
+from choreo_agents.sampling.penalties import CountedTokens
 from choreo_agents.sampling.thoughts import Guide
 
 
@@ -95,7 +97,7 @@ class TokenSampler:
         self._is_refused = False
         """Whether the next token is not to be an end that was chosen first."""
         self._seen = tuple(seen) if sampling.repetition_penalty != 1.0 else ()
-        self._penalties: Tensor | None = None
+        self._counted: CountedTokens | None = None
 
     def choose(self, logits: Tensor) -> Chosen:
         """The next token for [vocabulary] logits: the same as in any batch, and if it is asked again before `take`."""
@@ -106,9 +108,8 @@ class TokenSampler:
         if self._watch is not None and not self._is_shown:
             self._watch(logits)
         self._is_shown = True
-        if self.sampling.repetition_penalty != 1.0 and self._penalties is None:
-            self._penalties = torch.ones(len(logits), device=logits.device)
-            self._penalties[list(self._seen)] = self.sampling.repetition_penalty
+        if self.sampling.penalises and self._counted is None:
+            self._counted = CountedTokens(self.sampling, self._seen, logits.device)
 
     def forced(self) -> int | None:
         """The next token, if it is not to be chosen."""
@@ -120,7 +121,8 @@ class TokenSampler:
         if allowed is not None:
             mask = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
             mask[list(allowed)] = True
-        return Draw(self.sampling, noise_key(self._seed, self._taken), mask, self._penalties)
+        penalties = None if self._counted is None else self._counted.penalties()
+        return Draw(self.sampling, noise_key(self._seed, self._taken), mask, penalties)
 
     def refuses(self, token: int) -> bool:
         """Whether the guide wants another token in the place of the one that was drawn; not twice in one place."""
@@ -133,8 +135,8 @@ class TokenSampler:
         """Go on with what was chosen."""
         self._taken += 1
         self._is_shown = self._is_refused = False
-        if self._penalties is not None:
-            self._penalties[token] = self.sampling.repetition_penalty
+        if self._counted is not None:
+            self._counted.add(token)
         if self.guide is not None:
             self.guide.take(token)
 

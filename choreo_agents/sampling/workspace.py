@@ -9,7 +9,20 @@ from torch import Tensor
 
 from choreo_agents.sampling.likeliest import CHUNK
 
-Buffer = Literal["logits", "exponents", "weights", "bounds", "floats", "spare", "bits", "spare_bits", "exact"]
+Buffer = Literal[
+    "logits",
+    "exponents",
+    "weights",
+    "bounds",
+    "floats",
+    "spare",
+    "bits",
+    "spare_bits",
+    "exact",
+    "strands",
+    "places",
+    "found",
+]
 _TYPES: dict[Buffer, torch.dtype] = {
     "logits": torch.float32,
     "exponents": torch.float32,
@@ -20,6 +33,9 @@ _TYPES: dict[Buffer, torch.dtype] = {
     "spare_bits": torch.int32,
     "exact": torch.float64,
     "spare": torch.float32,
+    "strands": torch.float32,
+    "places": torch.int64,
+    "found": torch.float32,
 }
 _BLOCK_WORDS = {"cpu": 1 << 18}
 """Words of a block by type of device: on a processor what is computed of a row stays in its cache."""
@@ -33,10 +49,14 @@ class Workspace:
         self.vocabulary, self.device = vocabulary, device
         self.width = -(-vocabulary // CHUNK) * CHUNK
         """Words of a row, with those that fill its last chunk."""
-        self.rows = max(1, _BLOCK_WORDS.get(device.type, _USUAL_BLOCK_WORDS) // self.width)
-        """Of a block."""
+        self.rows = self.rows_of(self.width)
+        """Of a block of whole rows."""
         self.ids = torch.arange(self.width, dtype=torch.int32, device=device)
         self._buffers: dict[Buffer, Tensor] = {}
+
+    def rows_of(self, words: int) -> int:
+        """Rows of a block, if so many words of each are looked at."""
+        return max(1, _BLOCK_WORDS.get(self.device.type, _USUAL_BLOCK_WORDS) // words)
 
     def like(self, name: Buffer, shaped: Tensor) -> Tensor:
         """A buffer as what has the shape of [rows, words]; what it held is lost."""

@@ -21,11 +21,15 @@ from choreo_agents.sampling import (
     TokenSampler,
     batch,
     contest,
+    cut,
     likeliest,
     nucleus,
+    sieve,
     workspace,
 )
+from choreo_agents.sampling import rows as rows_of_a_step
 from choreo_agents.sampling.noise import noise_key
+from choreo_agents.sampling.penalties import CountedTokens
 
 
 @dataclass(frozen=True)
@@ -37,20 +41,21 @@ class Asked:
     seed: int
     step: int
     allowed: tuple[int, ...] | None
-    seen: tuple[int, ...]
+    before: tuple[int, ...] = ()
+    sampled: tuple[int, ...] = ()
 
     def row(self) -> torch.Tensor:
-        return oracle.drawn_from(self.logits, self.sampling.repetition_penalty, self.seen, self.allowed)
+        return oracle.drawn_from(self.logits, self.sampling, self.before, self.sampled, self.allowed)
 
     def draw(self) -> Draw:
-        mask, penalties = None, None
+        mask = None
         if self.allowed is not None:
             mask = torch.zeros(len(self.logits), dtype=torch.bool)
             mask[list(self.allowed)] = True
-        if self.sampling.repetition_penalty != 1.0:
-            penalties = torch.ones(len(self.logits))
-            penalties[list(self.seen)] = self.sampling.repetition_penalty
-        return Draw(self.sampling, noise_key(self.seed, self.step), mask, penalties)
+        counted = CountedTokens(self.sampling, self.before, self.logits.device)
+        for token in self.sampled:
+            counted.add(token)
+        return Draw(self.sampling, noise_key(self.seed, self.step), mask, counted.penalties())
 
 
 @st.composite
@@ -61,12 +66,14 @@ def sampled_by(draw: st.DrawFn) -> Sampling:
         top_p=draw(st.sampled_from([1.0, 1.0, 0.05, 0.5, 0.9, 0.97, 0.9999])),
         min_p=draw(st.sampled_from([0.0, 0.0, 0.0, 0.03, 0.4, 1.0])),
         repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.3, 0.7])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, 2.0, -1.3])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.0, 0.1, -2.0])),
     )
 
 
 @st.composite
 def batches(draw: st.DrawFn) -> list[Asked]:
-    words = draw(st.sampled_from([1, 2, 7, 127, 128, 129, 300, 1100]))
+    words = draw(st.sampled_from([1, 2, 7, 127, 128, 129, 300, 1100, 1280, 4096]))
     rows = []
     for _ in range(draw(st.integers(1, 6))):
         generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
@@ -77,8 +84,9 @@ def batches(draw: st.DrawFn) -> list[Asked]:
             logits[::3] = float("-inf")
         ids = st.integers(0, words - 1)
         allowed = draw(st.none() | st.lists(ids, min_size=1, max_size=8).map(tuple))
-        seen = tuple(draw(st.lists(ids, max_size=8)))
-        rows.append(Asked(logits, draw(sampled_by()), draw(st.integers()), draw(st.integers(0, 9)), allowed, seen))
+        before, sampled = (tuple(draw(st.lists(ids, max_size=8))) for _ in range(2))
+        step = draw(st.integers(0, 9))
+        rows.append(Asked(logits, draw(sampled_by()), draw(st.integers()), step, allowed, before, sampled))
     return rows
 
 
@@ -129,22 +137,42 @@ def test_where_it_is_looked_for_changes_no_choice(rows: list[Asked]) -> None:
         assert drawn(rows) == usual
     with changed(contest, _MARGIN=1e9):
         assert drawn(rows) == usual
+    with changed(sieve, _WORTH=0):
+        assert drawn(rows) == usual
+    with changed(sieve, _WORTH=math.inf):
+        assert drawn(rows) == usual
+    with changed(rows_of_a_step, _LOW=math.inf):
+        assert drawn(rows) == usual
     with changed(batch, _FEW=0):
         assert drawn(rows) == usual
-    with changed(batch, _ROOM_FOR_TIES=0):
+    with changed(cut, ROOM_FOR_TIES=0):
         assert drawn(rows) == usual
 
 
+@pytest.mark.parametrize("size", [20_001, 20_480])
 @pytest.mark.parametrize("coarse", [False, True])
-def test_a_large_vocabulary_is_drawn_from_as_slowly(coarse: bool) -> None:
-    """So large that chunks are left out, by a top-k and by a nucleus; and as bf16 rounds logits."""
-    kinds = ({"top_k": 20}, {"top_k": 20, "top_p": 0.9}, {"top_p": 0.9}, {"top_p": 0.6}, {"min_p": 0.01}, {})
+def test_a_large_vocabulary_is_drawn_from_as_slowly(coarse: bool, size: int) -> None:
+    """So large that words are left out, by a top-k and by a nucleus; as bf16 rounds logits; of chunks, and not."""
+    kinds = (
+        {"top_k": 20},
+        {"top_k": 20, "top_p": 0.9},
+        {"top_p": 0.9},
+        {"top_p": 0.6},
+        {"min_p": 0.01},
+        {},
+        {"top_p": 0.9, "presence_penalty": 2.0, "repetition_penalty": 1.2},
+        {"top_p": 0.7, "min_p": 0.001},
+        {"top_k": 300, "top_p": 0.95},
+        {"temperature": 0.0},
+        {"top_k": 20, "frequency_penalty": 1.0},
+    )
     rows = []
     for place, kind in enumerate(kinds):
         generator = torch.Generator().manual_seed(place)
-        logits = torch.randn(20_001, generator=generator) * 5
+        logits = torch.randn(size, generator=generator) * 5
         logits = logits.bfloat16().float() if coarse else logits
-        rows.append(Asked(logits, Sampling(temperature=1.0, **kind), place, 0, None, ()))
+        said = tuple(logits.topk(30).indices[::2].tolist())
+        rows.append(Asked(logits, Sampling(**({"temperature": 1.0} | kind)), place, 0, None, said[:5], said))
     assert drawn(rows) == [oracle.choice(row.row(), row.sampling, row.seed, row.step) for row in rows]
 
 
@@ -160,10 +188,10 @@ def test_the_highest_are_found_by_chunks(seed: int, count: int, coarse: bool) ->
     assert torch.equal(likeliest.highest(rows, tops)[:, 0], rows.argmax(dim=-1))
 
 
-@pytest.mark.parametrize("threads", [2, 3])
-def test_any_number_of_threads_draws_the_same(threads: int) -> None:
+@pytest.mark.parametrize(("threads", "words"), [(2, 70_001), (2, 70_016), (3, 70_016)])
+def test_any_number_of_threads_draws_the_same(threads: int, words: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(6, 70_001, generator=generator) * torch.tensor([[1.0], [3.0], [6.0], [1.0], [3.0], [6.0]])
+    logits = torch.randn(6, words, generator=generator) * torch.tensor([[1.0], [3.0], [6.0], [1.0], [3.0], [6.0]])
     kinds = ({"top_p": 0.9}, {"top_k": 20, "top_p": 0.95}, {}, {"min_p": 0.01}, {"top_p": 0.3}, {"top_p": 0.999})
     before = torch.get_num_threads()
     found = []

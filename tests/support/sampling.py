@@ -29,12 +29,19 @@ def _hash(word: int, key: int, later: int) -> int:
 
 
 def drawn_from(
-    logits: Tensor, penalty: float = 1.0, seen: Sequence[int] = (), allowed: Sequence[int] | None = None
+    logits: Tensor,
+    sampling: Sampling,
+    before: Sequence[int] = (),
+    sampled: Sequence[int] = (),
+    allowed: Sequence[int] | None = None,
 ) -> Tensor:
-    """A row's logits with what is not allowed at -inf, in doubles."""
+    """A row's logits as the tokens that were there leave them, with what is not allowed at -inf, in doubles."""
     row = logits.float().nan_to_num(nan=_LOWEST, posinf=-_LOWEST, neginf=_LOWEST)
-    for word in set(seen):
+    for word in {*before, *sampled}:
+        penalty = sampling.repetition_penalty
         row[word] = row[word] / penalty if row[word] > 0 else row[word] * penalty
+    for word in set(sampled):
+        row[word] -= sampling.presence_penalty + sampling.frequency_penalty * sampled.count(word)
     row = row.clamp(_LOWEST, -_LOWEST)
     if allowed is not None:
         banned = torch.ones(len(row), dtype=torch.bool)

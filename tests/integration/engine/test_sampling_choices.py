@@ -94,6 +94,17 @@ def test_a_penalty_counts_the_view_and_the_answer(engine: Engine) -> None:
     assert len(set(fresh)) == len(fresh) and not set(fresh) & set(range(20, 60))
 
 
+def test_presence_and_frequency_count_the_answer_and_not_the_view(engine: Engine) -> None:
+    free = Sampling(max_tokens=30, stop_tokens=())
+    plain = engine.tokens(engine.decode([7], sampling=free))
+    first = engine.tokens(engine.decode([7], [engine.prefill(plain[1:])], sampling=with_(free, max_tokens=1)))
+    seen = engine.prefill(plain[1:])
+    penalised = with_(free, presence_penalty=2.0, frequency_penalty=2.0)
+    assert engine.tokens(engine.decode([7], [seen], sampling=with_(penalised, max_tokens=1))) == first
+    answer = engine.tokens(engine.decode([7], sampling=penalised))[1:]
+    assert answer[0] == plain[1] and len(set(answer)) > len(set(plain[1:]))
+
+
 def test_greedy_with_a_penalty_is_what_generate_gives(engine: Engine, tiny_path: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_path)
     prompt = [5, 6, 9, 7]

@@ -12,10 +12,11 @@ from langgraph.graph import END, START
 from support.templates import tokenizer_for
 from support.tiny import save_tiny_llama
 
-from choreo_agents import Agent, ChoreoGraph, Engine, Memory, Policy, RunOptions, Sampling
+from choreo_agents import Agent, ChoreoGraph, Engine, Memory, Policy, RunOptions, Sampling, Scheduling
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.runtime.timetable import Timetable
 
 
 class Forced(dict[Any, Any]):
@@ -166,3 +167,59 @@ def test_what_says_nothing_about_thinking_is_refused(thinking: Any) -> None:
 def test_a_model_without_thoughts_is_not_made_to_think() -> None:
     with Engine.load("embedded") as engine, pytest.raises(InvalidRequestError, match="knows of no thoughts"):
         chain(thinking=True).compile(engine=engine)
+
+
+def test_a_debate_in_which_models_think(model: LoadedModel) -> None:
+    """Whatever they think, who hears the same words goes on with the same logits; and nobody hears more."""
+    seen: list[dict[tuple[str, int], list[torch.Tensor]]] = []
+    first = Timetable()
+    for letter in "xyz":
+        timetable = first if letter == "x" else first.again()
+        rows: dict[tuple[str, int], list[torch.Tensor]] = {}
+        scheduling = Scheduling(timetable=timetable)
+        with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 24), scheduling=scheduling, salt="s") as engine:
+            close = engine.chat.thoughts.close if engine.chat.thoughts is not None else ""
+            said = {
+                name: tuple(engine.model.encode(f"{letter * 7} {name}{close}{name[:3]}: so {name[-1]}"))
+                for name in ("ann1", "bob1", "eve1", "ann2", "bob2", "eve2")
+            }
+
+            def watch(author: str, superstep: int, *_: int, into: Any = rows) -> Any:
+                if author == "judge":
+                    return lambda row: into.setdefault((author, superstep), []).append(row.clone())
+                return None
+
+            graph = ChoreoGraph(system="Be brief.")
+            for name in said:
+                graph.add_node(name, Agent(name[:3], persona=name[:3], sampling=ANSWER, thinking=12))
+            graph.add_node("judge", Agent("judge", sampling=ANSWER, thinking=False))
+            for one in ("ann1", "bob1", "eve1"):
+                graph.add_edge(START, one)
+                graph.share(one, "judge", mode="reencoded")
+                for other in ("ann2", "bob2", "eve2"):
+                    graph.add_edge(one, other)
+            for other in ("ann2", "bob2", "eve2"):
+                graph.add_edge(other, "judge")
+            graph.add_edge("judge", END)
+            app = graph.compile(engine=engine)
+            options = RunOptions(seed=3, replay=Forced(said), watch=watch)
+            state = app.invoke(QUESTION, {"configurable": {"choreo": options}})
+            foreseen = {(f.context, f.reader, f.channel) for f in app.audit().findings}
+            found = {(f.context, f.reader, f.channel) for f in app.audit(state).findings}
+            assert found <= foreseen and ("ann1.thoughts", "judge", "words") in found
+            assert not any("thoughts" in context and channel == "encoding" for context, _, channel in foreseen)
+            thoughts = {
+                str(block["reasoning"])
+                for message in state["messages"]
+                if isinstance(message, AIMessage)
+                for block in message.content_blocks
+                if block["type"] == "reasoning"
+            }
+            assert len(thoughts) == 6 and all(letter * 7 in thought for thought in thoughts)
+            engine.check()
+        seen.append(rows)
+    assert seen[0] and all(rows.keys() == seen[0].keys() for rows in seen)
+    for rows in seen[1:]:
+        assert all(
+            torch.equal(one, two) for place in rows for one, two in zip(rows[place], seen[0][place], strict=True)
+        )

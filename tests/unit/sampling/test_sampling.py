@@ -19,6 +19,7 @@ from choreo_agents.sampling import (
     choose_tokens,
 )
 from choreo_agents.sampling.noise import noise_key
+from choreo_agents.sampling.penalties import CountedTokens
 
 PROBABILITIES = torch.tensor([0.5, 0.3, 0.15, 0.05])
 LOGITS = PROBABILITIES.log()
@@ -250,7 +251,7 @@ def test_a_sampler_that_chooses_by_itself_is_asked_by_itself() -> None:
 def test_a_step_of_all_kinds_is_what_each_is_alone() -> None:
     """Forced, guided, refused once, penalised, with log-probabilities and without."""
     generator = torch.Generator().manual_seed(1)
-    steps = torch.randn(6, 5, 40, generator=generator)
+    steps = torch.randn(6, 6, 40, generator=generator)
     steps[:, 1, 9] = 9.0
 
     def samplers() -> list[TokenSampler]:
@@ -259,6 +260,7 @@ def test_a_step_of_all_kinds_is_what_each_is_alone() -> None:
             TokenSampler(Sampling(forced=(1, 2, 3, 4, 5, 6), logprobs=2), 0),
             TokenSampler(Sampling(temperature=1.0, choices=("x",), lead="y"), 1, guide=AnswerGuide(led)),
             TokenSampler(Sampling(temperature=1.0, repetition_penalty=3.0, logprobs=0), 2, seen=[3, 4, 4]),
+            TokenSampler(Sampling(temperature=1.0, presence_penalty=1.0, frequency_penalty=0.5), 5, seen=[3]),
             TokenSampler(Sampling(logprobs=5), 3),
             TokenSampler(Sampling(temperature=0.7, top_k=5, top_p=0.9), 4),
         ]
@@ -272,10 +274,71 @@ def test_a_step_of_all_kinds_is_what_each_is_alone() -> None:
     assert shared[1].guide is not None and shared[1].guide.done
 
 
+@pytest.mark.parametrize("words", [1279, 1280])
+@pytest.mark.parametrize(
+    "other", [{"top_k": 2, "top_p": 0.9}, {"top_p": 0.9, "presence_penalty": 1.0}], ids=["tied", "penalised"]
+)
+def test_rows_of_two_kinds_that_take_turns_are_those_that_they_are_alone(other: dict[str, float], words: int) -> None:
+    """0 and 2, then 1 and 3: as long as 0 to 3, and in another order. So are rows that a tie sends back."""
+    logits = torch.randn(4, words, generator=torch.Generator().manual_seed(4)) * 8.0
+    if "top_k" in other:
+        logits[1::2] = logits[1::2].clamp(min=0.0)
+        logits[1::2, ::2] = logits[1::2].amax(dim=-1, keepdim=True)
+    kinds = [
+        Sampling(temperature=temperature, **kind)
+        for temperature, kind in zip((0.25, 1.0, 0.5, 0.75), ({"top_p": 0.9}, other) * 2, strict=True)
+    ]
+    for seed in range(20):
+        draws = []
+        for row, sampling in enumerate(kinds):
+            counted = CountedTokens(sampling, [], logits.device)
+            if row % 2 and "top_k" not in other:
+                counted.add(int(logits[row].argmax()))
+            draws.append(Draw(sampling, noise_key(seed, row), penalties=counted.penalties()))
+        together = BatchSampler().draw(logits, draws)
+        assert together == [BatchSampler().draw(logits[row : row + 1], [draws[row]])[0] for row in range(4)]
+
+
 def test_a_penalised_answer_never_repeats_itself() -> None:
     sampler = TokenSampler(Sampling(temperature=1.0, repetition_penalty=1e9), 0, seen=[2, 2])
     drawn = [taken(sampler, torch.full((6,), -5.0)) for _ in range(5)]
     assert sorted(drawn) == [0, 1, 3, 4, 5]
+
+
+def test_what_was_sampled_loses_presence_once_and_frequency_for_each_time() -> None:
+    """Of logits 1.0 apart, once 0.6 and 0.25 are less than that, and 0.6 and twice 0.25 are more."""
+    sampler = TokenSampler(Sampling(presence_penalty=0.6, frequency_penalty=0.25, logprobs=0), 0, seen=[1, 1, 1])
+    logits = torch.tensor([2.0, 1.0, -9.0])
+    assert [taken(sampler, logits) for _ in range(6)] == [0, 0, 1, 0, 0, 0]
+    encouraged = TokenSampler(Sampling(frequency_penalty=-2.0), 0)
+    first = taken(encouraged, logits)
+    assert taken(encouraged, logits.flip(0) * 0.1) == first, "below 0 it is likelier"
+
+
+def test_log_probabilities_are_those_of_before_penalties() -> None:
+    sampler = TokenSampler(Sampling(presence_penalty=2.0, logprobs=4), 0)
+    told = [sampler.choose(LOGITS)]
+    sampler.take(told[0].token)
+    told.append(sampler.choose(LOGITS))
+    assert [each.token for each in told] == [0, 1] and told[0].top == told[1].top
+
+
+def test_a_penalty_of_many_words_is_kept_and_not_made_anew() -> None:
+    """More than there was room for at first; a step adds to tensors, and makes none of the vocabulary's size."""
+    counted = CountedTokens(Sampling(repetition_penalty=2.0, frequency_penalty=0.5), [7, 7, 9], torch.device("cpu"))
+    first = counted.penalties()
+    for token in [9, *range(100, 400), 9]:
+        counted.add(token)
+    last = counted.penalties()
+    assert first is not None and last is not None
+    assert first.words.tolist() == [7, 9] and last.words.tolist() == [7, 9, *range(100, 400)]
+    assert last.losses.tolist() == [0.0, 1.0, *[0.5] * 300]
+    row = torch.full((500,), 4.0)
+    row[9] = -4.0
+    last.apply_(row)
+    assert row[[7, 8, 9, 100, 399, 400]].tolist() == [2.0, 4.0, -9.0, 1.5, 1.5, 4.0]
+    kept = counted.penalties()
+    assert kept is not None and kept.words.data_ptr() == last.words.data_ptr()
 
 
 @pytest.mark.parametrize("words", [5, 1000])
@@ -299,6 +362,8 @@ def test_log_probabilities_are_those_of_the_softmax(words: int) -> None:
         {"top_k": -1},
         {"min_p": 1.1},
         {"repetition_penalty": 0.0},
+        {"presence_penalty": 2.1},
+        {"frequency_penalty": -2.1},
         {"stop": ("",)},
         {"logprobs": -1},
         {"n": 0},

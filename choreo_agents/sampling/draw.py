@@ -1,0 +1,67 @@
+"""What rows of a step ask for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from choreo_agents.sampling.elementary import LOG2_E
+from choreo_agents.sampling.noise import NoiseKey
+from choreo_agents.sampling.parameters import Sampling
+from choreo_agents.sampling.penalties import Penalties
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """What one row asks for."""
+
+    sampling: Sampling
+    noise: NoiseKey = (0, 0, 0, 0)
+    """Of nothing if the temperature is 0."""
+    mask: Tensor | None = None
+    """Which words may be chosen, one of them at least: bool, [vocabulary]. None: any."""
+    penalties: Penalties | None = None
+    """Come before the mask. None: none."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What some rows ask for, as columns."""
+
+    draws: Sequence[Draw]
+    scale: Tensor
+    """From logits to exponents of 2: fp32, [rows, 1]."""
+    top_p: Tensor | None
+    """Doubles, [rows, 1]; None if no row has one."""
+    least: Tensor | None
+    """The exponents that min-p asks for, likewise, in fp32."""
+
+    @staticmethod
+    def by(draws: Sequence[Draw], device: torch.device) -> Asked:
+        """What these ask for, on a device."""
+        wanted = [draw.sampling for draw in draws]
+        scale = [min(max(LOG2_E / each.temperature, 2.0**-100), 2.0**100) for each in wanted]
+        least = [math.log2(each.min_p) if each.min_p else -math.inf for each in wanted]
+        columns = torch.tensor([scale, [each.top_p for each in wanted], least], dtype=torch.float64).to(device)
+        scales, top_p, least_exponents = columns[..., None]
+        return Asked(
+            draws,
+            scales.to(torch.float32),
+            top_p if any(each.top_p < 1.0 for each in wanted) else None,
+            least_exponents.to(torch.float32) if any(each.min_p for each in wanted) else None,
+        )
+
+    def of(self, rows: Sequence[int]) -> Asked:
+        """What some of the rows ask for."""
+        where = slice(rows[0], rows[-1] + 1) if are_in_a_row(rows) else list(rows)
+        top_p, least = (None if column is None else column[where] for column in (self.top_p, self.least))
+        return Asked([self.draws[row] for row in rows], self.scale[where], top_p, least)
+
+
+def are_in_a_row(rows: Sequence[int]) -> bool:
+    """Whether each comes right after the one before it: then they are a slice."""
+    return all(row == rows[0] + place for place, row in enumerate(rows))
