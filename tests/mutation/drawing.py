@@ -2,7 +2,8 @@
 
     python tests/mutation/drawing.py SEED N [SPARE]
 
-Every room gives as many, and after all of them SPARE more, for those that turn out to change nothing; a place that cannot matter (a docstring, an annotation, the text of an error) is not drawn.
+Every room gives as many, and after all of them SPARE more, for those that turn out to change nothing. A place that
+cannot matter (a docstring, an annotation, the text of an error) is not drawn.
 """
 
 from __future__ import annotations

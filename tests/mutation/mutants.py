@@ -163,7 +163,7 @@ def staleness(mutant: Mutant) -> str:
     try:
         ast.parse(mutant.planted((ROOT / mutant.file).read_text()))
         missing = [test for test in mutant.tests if not _is_there(test)]
-    except (ValueError, OSError) as error:
+    except (SyntaxError, ValueError, OSError) as error:
         return f"{mutant.name}: {error}"
     if missing or not mutant.tests:
         return f"{mutant.name}: there is no test {missing[0]!r}" if missing else f"{mutant.name}: no test is named"

@@ -127,7 +127,9 @@ async def test_attack_a_message_whose_return_fails_is_computed_again_for_the_nex
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it has it", "once it has it"])
-def test_attack_a_call_that_fails_as_it_gets_its_memory_gives_it_back_once(make_engine: MakeEngine, after: bool) -> None:
+def test_attack_a_call_that_fails_as_it_gets_its_memory_gives_it_back_once(
+    make_engine: MakeEngine, after: bool
+) -> None:
     engine = make_engine()
     root = engine.prefill([5] * 20)
     with failing_once(Request, "begin", after=after), pytest.raises(EngineFailedError, match="InjectedError"):

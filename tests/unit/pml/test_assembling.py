@@ -97,7 +97,8 @@ def test_text_stands_in_the_gap_of_a_nested_import_that_is_left_out() -> None:
         ("<short/> one two three four five six seven<c/>", SCHEMA, 12),
         (
             "<a> one two three<j/></a>",
-            "<schema name='s'><module name='a'>x <module name='i'>i i i</module><module name='j'>j</module></module></schema>",
+            "<schema name='s'><module name='a'>x<module name='i'> i i i</module><module name='j'>j</module></module>"
+            "</schema>",
             2,
         ),
     ],
