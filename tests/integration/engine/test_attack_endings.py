@@ -21,6 +21,7 @@ from choreo_agents.engine.pending import Pending
 from choreo_agents.errors import CapacityError, EngineFailedError, InvalidRequestError
 from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.prefix_tree import PrefixTree
+from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.scheduler import FirstComeFirstServed, Limits, Plan, Running, Waiting
 
 SHORT = Sampling(max_tokens=4, stop_tokens=(), seed=1)
@@ -123,6 +124,19 @@ async def test_attack_a_message_whose_return_fails_is_computed_again_for_the_nex
     assert all(isinstance(each, MessageHandle | EngineFailedError) for each in came)
     engine.check()
     assert engine.tokens(engine.decode([7], [root], sampling=SHORT)) == wanted
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before it has it", "once it has it"])
+def test_attack_a_call_that_fails_as_it_gets_its_memory_gives_it_back_once(
+    make_engine: MakeEngine, after: bool
+) -> None:
+    engine = make_engine()
+    root = engine.prefill([5] * 20)
+    with failing_once(Request, "begin", after=after), pytest.raises(EngineFailedError, match="InjectedError"):
+        engine.decode([7], [root], sampling=SHORT)
+    engine.check()
+    assert engine.stats().kv_bytes == engine._core.pool.rounded(20) * TOKEN_BYTES
+    engine.release(engine.decode([7], [root], sampling=SHORT))
 
 
 @pytest.mark.parametrize("fault", ["insert", "forget_unencoded", "match"])

@@ -251,3 +251,20 @@ def test_what_reached_a_message_is_found_by_every_way(engine: Engine) -> None:
     static, state = app.audit(), app.invoke(QUESTION)
     found = {(each.context, each.reader, each.channel) for each in app.audit(state).findings}
     assert found == {(each.context, each.reader, each.channel) for each in static.findings}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [Rule("reencoded"), Rule("reencoded", scope="public"), Rule("reencoded", scope=["ann"])],
+    ids=["for its reader", "for all", "as a context"],
+)
+def test_attack_confidential_words_are_confidential_in_every_encoding(engine: Engine, rule: Rule) -> None:
+    """Whoever encodes them again, and wherever: the copy is no less a private context than what it is of."""
+    graph = planner(rule)
+    graph.add_node(agent("carl")).add_edge(START, "carl").share("carl", "bob", rule)
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    [said] = [MessageHandle.model_validate(each["handle"]) for each in state["handles"] if each["author"] == "bob"]
+    [lineage] = engine.inspect.audit([said]).messages
+    copies = [each for each in lineage.through("encoding") if each.authors == {"ann"}]
+    assert copies and all(each.confidential for each in copies)
+    assert not any(each.confidential for each in lineage.ancestors if each.authors != {"ann"})
