@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -110,6 +111,7 @@ class Attempts:
                 return
             except Exception as error:
                 failure = error
+            _forget_locals(failure)
             ran.passes.append((len(rows), _tokens(rows), failure))
             if not self._executor.answers():
                 raise DeviceLostError(
@@ -136,6 +138,7 @@ class Attempts:
         try:
             self._executor.run(make_step([], [arrival]), {})
         except Exception as error:
+            _forget_locals(error)
             ran.passes.append((0, 0, error))
 
     def _be_cautious(self, tokens: int) -> None:
@@ -159,6 +162,18 @@ def is_out_of_memory(error: Exception) -> bool:
         return True
     said = str(error).lower()
     return isinstance(error, RuntimeError) and ("out of memory" in said or "allocate memory" in said)
+
+
+def _forget_locals(failure: BaseException) -> None:
+    """Let go of what a failed pass computed with: its error outlives it, and names all that its functions had.
+
+    What is tried next has that memory, and who is told of the error sees no other call's tokens there.
+    """
+    left: list[BaseException | None] = [failure]
+    for error in left:
+        if error is not None:
+            traceback.clear_frames(error.__traceback__)
+            left += [each for each in (error.__cause__, error.__context__) if each not in left]
 
 
 def _no_memory(cause: Exception) -> CapacityError:
