@@ -61,6 +61,8 @@ class Attempts:
         """Tokens of a pass at most, since a larger one ran out of memory; None: whatever is planned."""
         self._cautious = 0
         """Steps since then."""
+        self._before: tuple[int | None, int] = None, 0
+        """Both when this step began."""
 
     def run(self, rows: Sequence[Row], arrivals: Sequence[Arrival], samplers: Samplers) -> Ran:
         """Run a step's rows.
@@ -74,6 +76,7 @@ class Attempts:
             DeviceLostError: The device computes no more.
         """
         ran = Ran()
+        self._before = self._most, self._cautious
         if self._most is None or _tokens(rows) <= self._most:
             self._attempt(rows, arrivals, samplers, ran, rows, tries=2)
         else:
@@ -127,11 +130,18 @@ class Attempts:
         elif len(rows) > 1:
             halves = _halved(_in_order(rows))
         else:
-            ran.failed |= {row.number: _no_memory(failure) if full else failure for row in rows}
+            self._give_up(rows, _no_memory(failure) if full else failure, ran)
             return
         for half in halves:
             # Who stands alone is not given up for a failure that comes and goes.
             self._attempt(half, _read_by(half, arrivals), samplers, ran, step, tries=2 if len(half) == 1 else 1)
+
+    def _give_up(self, rows: Sequence[Row], failure: Exception, ran: Ran) -> None:
+        """Who stands alone has failed, at most one."""
+        ran.failed |= {row.number: failure for row in rows}
+        if isinstance(failure, CapacityError):
+            # A token alone: it is what it reads that is too much, and no reason for others' steps to be small.
+            self._most, self._cautious = self._before
 
     def _bring(self, arrival: Arrival, ran: Ran) -> None:
         """Bring what no row that ran has read; if it cannot be brought, it stays undone."""

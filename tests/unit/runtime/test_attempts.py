@@ -64,3 +64,31 @@ def test_what_a_failed_pass_computed_with_is_gone_when_its_halves_are_run(wraps:
     assert not ran.failed and len(ran.passes) >= 3, "the whole, and each half"
     assert executor.held and not any(executor.held)
     assert all(error.__traceback__ is not None for *_, error in ran.passes), "where it failed is told still"
+
+
+class TooLong:
+    """An executor that has no memory for what one request reads, however few its tokens."""
+
+    passes = 0
+
+    def answers(self) -> bool:
+        return True
+
+    def free_cached(self) -> None: ...
+
+    def run(self, step: Step, samplers: Any) -> dict[int, Any]:
+        self.passes += 1
+        if any(row.number == 0 for row in step.rows):
+            raise torch.OutOfMemoryError("out of memory")
+        return {}
+
+
+def test_who_has_no_memory_alone_makes_no_step_of_others_smaller() -> None:
+    """What it lacks is not for want of smaller passes: all would decode a row at a time, long after it was given up."""
+    executor, calls = TooLong(), rows(16, tokens=1)
+    attempts = Attempts(executor)  # type: ignore[arg-type]
+    assert set(attempts.run(calls, [], {}).failed) == {0}
+    executor.passes = 0
+    for _ in range(100):
+        assert not attempts.run(calls[1:], [], {}).failed
+    assert executor.passes == 100
