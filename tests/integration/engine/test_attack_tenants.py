@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import wait
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,9 @@ def work(engine: Engine, seed: int = 1) -> None:
 
 
 def seen(engine: Engine) -> tuple[Any, Any]:
+    """Once the disk has done what was asked of it: what is on its way there is on the host still."""
+    with engine._core.lock:
+        wait([entry.writing for entry in engine._core.cache.entries_of(None) if entry.writing is not None])
     return asdict(engine.stats()), engine.kv.memory_map().as_object()
 
 
