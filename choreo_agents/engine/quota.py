@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.messages.message import Message
-from choreo_agents.errors import InvalidRequestError, KVBudgetError, QuotaError
+from choreo_agents.errors import ChoreoError, InvalidRequestError, KVBudgetError, QuotaError
 from choreo_agents.kv.cache import CacheEntry
 from choreo_agents.runtime.request import Request
 
@@ -57,6 +57,15 @@ class QuotaKeeper:
         """Let so many more tokens into the pool; raises what `admit` raises."""
         if self.quota.pool_bytes is not None:
             self._make_room([], self._core.pool.rounded(tokens), set())
+
+    def has_room(self, entry: CacheEntry) -> bool:
+        """Whether one more message may be read by calls that are under way; what else is there leaves for it."""
+        if self.quota.pool_bytes is not None:
+            try:
+                self._make_room([], self._core.pool.rounded(entry.tokens), {entry})
+            except ChoreoError:
+                return False
+        return True
 
     def require_pin(self, message: Message, entry: CacheEntry) -> None:
         """Let a message be pinned.

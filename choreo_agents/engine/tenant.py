@@ -174,7 +174,7 @@ class Tenant:
     def joining(self) -> Joining:
         """What brings messages into the view of one of its decodes while that is under way."""
         self.require_tenancy()
-        return Joining(self.builder, self.core.lock, self.builder.arriving)
+        return Joining(self.builder, self.core.lock, self.builder.arriving, self.quotas.has_room)
 
     def find(self, handle: MessageHandle) -> Message:
         """The message of a leased handle; raises a `HandleError` otherwise."""
