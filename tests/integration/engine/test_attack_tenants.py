@@ -212,6 +212,19 @@ def test_attack_what_joins_a_decode_is_counted_like_what_it_reads(
     assert tenant.decode([8], [made[0]], sampling=SHORT).length == 5
 
 
+def test_attack_short_messages_that_are_pinned_take_whole_blocks_of_a_quota(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    tenant = engine.tenant("a", quota=Quota(pinned_bytes=48 * TOKEN))
+    made = [tenant.prefill([seed]) for seed in range(20, 68)]
+    for handle in made[:3]:
+        tenant.kv.pin(handle)
+    for handle in made[3:]:
+        with pytest.raises(QuotaError, match="would be pinned"):
+            tenant.kv.pin(handle)
+    tenant.kv.park()
+    assert tenant.stats().kv_bytes == 48 * TOKEN
+
+
 async def test_calls_under_way_take_of_the_pool_what_they_may_need(make_engine: MakeEngine) -> None:
     """What several of them read counts once."""
     engine = make_engine()
