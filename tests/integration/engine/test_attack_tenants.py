@@ -131,6 +131,17 @@ def test_only_the_owner_does_what_concerns_all(make_engine: MakeEngine) -> None:
     assert engine.prefill(TEXT).length == 33, "leaving a tenancy closes nothing else"
 
 
+def test_nothing_is_kept_of_a_tenant_that_has_left_though_it_is_asked_for(engine: Engine) -> None:
+    for number in range(3):
+        tenant = engine.tenant(f"guest {number}")
+        tenant.prefill(TEXT)
+        tenant.close()
+        assert tenant.stats().tokens_encoded == 0
+    assert engine.owner.stats().tokens_encoded == 3 * len(TEXT)
+    core = engine._core
+    assert len(core.counters._own) <= 1 and len(core.movements._own) <= 1
+
+
 # Quotas
 
 
