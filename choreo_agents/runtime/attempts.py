@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from choreo_agents.errors import CapacityError, DeviceLostError
+from choreo_agents.errors import CapacityError, DeviceLostError, told
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.segment import Segment
 from choreo_agents.runtime.executor import Executor
@@ -118,7 +118,7 @@ class Attempts:
             ran.passes.append((len(rows), _tokens(rows), failure))
             if not self._executor.answers():
                 raise DeviceLostError(
-                    f"the device computes no more ({failure!r}): load the engine again, in a new process"
+                    f"the device computes no more ({told(failure)}): load the engine again, in a new process"
                 ) from failure
             full = is_out_of_memory(failure)
             if full:
@@ -170,7 +170,7 @@ def is_out_of_memory(error: Exception) -> bool:
     """Whether it says that the device or the host has no memory left for what a pass computes with."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    said = str(error).lower()
+    said = told(error).lower()
     return isinstance(error, RuntimeError) and ("out of memory" in said or "allocate memory" in said)
 
 
@@ -188,8 +188,8 @@ def _forget_locals(failure: BaseException) -> None:
 
 def _no_memory(cause: Exception) -> CapacityError:
     error = CapacityError(
-        f"the device has no memory left for a step of one token: {cause}. Release messages, give the engine a smaller "
-        "kv_budget_bytes, or try again when others have ended"
+        f"the device has no memory left for a step of one token: {told(cause)}. Release messages, give the engine a "
+        "smaller kv_budget_bytes, or try again when others have ended"
     )
     error.__cause__ = cause
     return error
