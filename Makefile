@@ -24,8 +24,8 @@ test-slow: $(STAMP)  ## Run the slow tests: much random input, or at length
 test-kernels: $(STAMP)  ## Run what is exact with the kernels of other processors, too
 	@$(BIN)/python tests/under_other_kernels.py $(WORKERS)
 
-mutants: $(STAMP)  ## Break the product in many places, and see that its tests notice
-	@$(BIN)/python tests/mutation/mutants.py $(MUTANTS)
+mutants: $(STAMP)  ## Break the product in many places, and see that its tests notice (SAMPLE=6: in a few only)
+	@$(BIN)/python tests/mutation/mutants.py $(if $(SAMPLE),--sample $(SAMPLE)) $(MUTANTS)
 
 test-lowest: $(LOWEST)/.installed  ## Run all tests on the oldest torch and transformers (downloads 3 GB once)
 	@$(LOWEST)/bin/python -m pytest $(WORKERS) -m ''

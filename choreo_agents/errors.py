@@ -36,6 +36,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 
+def told(error: BaseException) -> str:
+    """What an error says of itself; of one that cannot say it, what it is."""
+    try:
+        return repr(error)
+    except Exception:
+        return f"{type(error).__name__}(...)"
+
+
 class ChoreoError(Exception):
     """Base of all errors of this package."""
 

@@ -172,8 +172,8 @@ class EngineCore:
         with self.lock:
             messages = [m for m in self.table.messages() if tenant is None or m.tenant == tenant]
             tiers = self.cache.bytes_by_tier(tenant)
-            counters = self.counters.total if tenant is None else self.counters.own(tenant)
-            movements = self.movements.total if tenant is None else self.movements.own(tenant)
+            counters = self.counters.total if tenant is None else self.counters.so_far(tenant)
+            movements = self.movements.total if tenant is None else self.movements.so_far(tenant)
             return EngineStats(
                 **asdict(counters),
                 unfinished=self.loop.unfinished() if tenant is None else len(self.loop.requests_of(tenant)),
@@ -193,7 +193,7 @@ class EngineCore:
             disk_bytes = 0 if budgets.disk is None else budgets.disk_bytes
             held = (message for message in self.table.messages() if tenant is None or message.tenant == tenant)
             asked = stats.tokens_encoded + stats.tokens_reused + stats.tokens_recomputed
-            movements = self.movements.total if tenant is None else self.movements.own(tenant)
+            movements = self.movements.total if tenant is None else self.movements.so_far(tenant)
             return MemoryMap(
                 bytes_per_token=self.pool.geometry.bytes_per_token,
                 tiers={"device": stats.kv_bytes, "host": stats.host_bytes, "disk": stats.disk_bytes},

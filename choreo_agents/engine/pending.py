@@ -99,12 +99,15 @@ class Pending:
     def abandon(self, request: Request) -> None:
         """Give back all that an unfinished request holds."""
         self._forget()
-        if request.decoding is not None:
-            request.decoding.sampler.withdraw()
-        request.encoding.close(request)
-        segment = request.hand_over()
-        if segment is not None:
-            self.core.pool.unpin(segment)
+        try:
+            request.encoding.close(request)
+            segment = request.hand_over()
+            if segment is not None:
+                self.core.pool.unpin(segment)
+        finally:
+            # A model's own samplers may fail at it: what the engine holds is given back before.
+            if request.decoding is not None:
+                request.decoding.sampler.withdraw()
 
     def _made(self, request: Request) -> Message:
         """The message that a finished request is."""

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.messages.message import Message
-from choreo_agents.errors import InvalidRequestError, KVBudgetError, QuotaError
+from choreo_agents.errors import ChoreoError, InvalidRequestError, KVBudgetError, QuotaError
 from choreo_agents.kv.cache import CacheEntry
 from choreo_agents.runtime.request import Request
 
@@ -22,7 +22,7 @@ class Quota(BaseModel):
     """Of KV memory at once: of what its calls under way read and write at most, of what it has pinned, and of what else
     of its is there, which leaves for it, the least recently used first. Calls beyond it fail with `QuotaError`."""
     pinned_bytes: int | None = Field(None, ge=0)
-    """Of messages that it pins at once; `kv.pin` beyond it fails with `QuotaError`."""
+    """Of KV memory that messages take which it pins at once; `kv.pin` beyond it fails with `QuotaError`."""
     requests: int | None = Field(None, ge=1)
     """Calls under way at once, waiting or running; more fail with `QuotaError`."""
     starts_per_s: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -58,6 +58,15 @@ class QuotaKeeper:
         if self.quota.pool_bytes is not None:
             self._make_room([], self._core.pool.rounded(tokens), set())
 
+    def has_room(self, entry: CacheEntry) -> bool:
+        """Whether one more message may be read by calls that are under way; what else is there leaves for it."""
+        if self.quota.pool_bytes is not None:
+            try:
+                self._make_room([], self._core.pool.rounded(entry.tokens), {entry})
+            except ChoreoError:
+                return False
+        return True
+
     def require_pin(self, message: Message, entry: CacheEntry) -> None:
         """Let a message be pinned.
 
@@ -67,8 +76,9 @@ class QuotaKeeper:
         most = self.quota.pinned_bytes
         if most is None or entry.pins:
             return
-        pinned = sum(each.tokens for each in self._core.cache.entries_of(self._tenant) if each.pins)
-        wanted = (pinned + len(message.tokens)) * self._core.pool.geometry.bytes_per_token
+        pool = self._core.pool  # which a message takes whole blocks of
+        pinned = sum(pool.rounded(each.tokens) for each in self._core.cache.entries_of(self._tenant) if each.pins)
+        wanted = (pinned + pool.rounded(len(message.tokens))) * pool.geometry.bytes_per_token
         if wanted > most:
             raise QuotaError(
                 f"with this message {wanted} bytes would be pinned, the tenant may pin {most}: unpin others first, or "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -174,7 +174,7 @@ class Tenant:
     def joining(self) -> Joining:
         """What brings messages into the view of one of its decodes while that is under way."""
         self.require_tenancy()
-        return Joining(self.builder, self.core.lock, self.builder.arriving)
+        return Joining(self.builder, self.core.lock, self.builder.arriving, self.quotas.has_room)
 
     def find(self, handle: MessageHandle) -> Message:
         """The message of a leased handle; raises a `HandleError` otherwise."""
@@ -297,11 +297,12 @@ def _whole(tenant: Tenant, batch: _Batch) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for answer in batch.answers:
-            if not answer.cancel():
-                tenant._return_lease(answer, batch.scope)
-        for request in batch.requests:
-            request.owner.abandon(request)
+        with ExitStack() as all_of_it:  # whatever fails, the rest is given back
+            for request in batch.requests:
+                all_of_it.callback(request.owner.abandon, request)
+            for answer in batch.answers:
+                if not answer.cancel():
+                    all_of_it.callback(tenant._return_lease, answer, batch.scope)
         raise
 
 

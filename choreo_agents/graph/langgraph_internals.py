@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langgraph._internal._config import ensure_config
+from langgraph._internal._constants import TASKS
 from langgraph.channels.binop import _get_overwrite
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import StateGraph
@@ -20,6 +21,7 @@ from langgraph.graph._branch import BranchSpec
 from langgraph.types import RetryPolicy, TimeoutPolicy
 
 __all__ = [
+    "SENDS",
     "BranchSpec",
     "NodePolicies",
     "asaved_metadata",
@@ -49,6 +51,8 @@ __all__ = [
     "with_hidden",
 ]
 
+SENDS = TASKS
+"""The channel of what is sent: an update may write it, too."""
 _HIDDEN = "__pregel_choreo_"
 """LangGraph leaves configurable values whose names start with `__pregel` out of what it stores and shows."""
 
@@ -157,10 +161,15 @@ def saved_state_of(graph: Any, config: RunnableConfig) -> RunnableConfig | None:
     saver = configurable.get("__pregel_checkpointer") or graph.checkpointer
     if not isinstance(saver, BaseCheckpointSaver) or "thread_id" not in configurable:
         return None
-    # As a run that is no other's node takes it: what stands in a subgraph is not its state.
-    at = {"checkpoint_id": None} if configurable.get("checkpoint_ns") else {}
-    mapped = (configurable.get("checkpoint_map") or {}).get("")
-    at |= {"checkpoint_ns": ""} | ({"checkpoint_id": mapped} if mapped else {})
+    # As a run that is no other's node takes it: what stands in a subgraph is not its state, and what a map says counts
+    # only under the namespace that is named. Clients write both, and must not have another state looked at.
+    namespace = configurable.get("checkpoint_ns")
+    at: dict[str, Any] = {"checkpoint_ns": ""}
+    if namespace:
+        namespace, at["checkpoint_id"] = "", None
+    mapped = configurable.get("checkpoint_map") or {}
+    if namespace in mapped:
+        at["checkpoint_id"] = mapped[namespace]
     return {**config, "configurable": {**configurable, **at}}
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from choreo_agents.errors import CapacityError, DeviceLostError
+from choreo_agents.errors import CapacityError, DeviceLostError, told
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.segment import Segment
 from choreo_agents.runtime.executor import Executor
@@ -60,6 +61,8 @@ class Attempts:
         """Tokens of a pass at most, since a larger one ran out of memory; None: whatever is planned."""
         self._cautious = 0
         """Steps since then."""
+        self._before: tuple[int | None, int] = None, 0
+        """Both when this step began."""
 
     def run(self, rows: Sequence[Row], arrivals: Sequence[Arrival], samplers: Samplers) -> Ran:
         """Run a step's rows.
@@ -73,6 +76,7 @@ class Attempts:
             DeviceLostError: The device computes no more.
         """
         ran = Ran()
+        self._before = self._most, self._cautious
         if self._most is None or _tokens(rows) <= self._most:
             self._attempt(rows, arrivals, samplers, ran, rows, tries=2)
         else:
@@ -110,10 +114,11 @@ class Attempts:
                 return
             except Exception as error:
                 failure = error
+            _forget_locals(failure)
             ran.passes.append((len(rows), _tokens(rows), failure))
             if not self._executor.answers():
                 raise DeviceLostError(
-                    f"the device computes no more ({failure!r}): load the engine again, in a new process"
+                    f"the device computes no more ({told(failure)}): load the engine again, in a new process"
                 ) from failure
             full = is_out_of_memory(failure)
             if full:
@@ -125,17 +130,25 @@ class Attempts:
         elif len(rows) > 1:
             halves = _halved(_in_order(rows))
         else:
-            ran.failed |= {row.number: _no_memory(failure) if full else failure for row in rows}
+            self._give_up(rows, _no_memory(failure) if full else failure, ran)
             return
         for half in halves:
             # Who stands alone is not given up for a failure that comes and goes.
             self._attempt(half, _read_by(half, arrivals), samplers, ran, step, tries=2 if len(half) == 1 else 1)
+
+    def _give_up(self, rows: Sequence[Row], failure: Exception, ran: Ran) -> None:
+        """Who stands alone has failed, at most one."""
+        ran.failed |= {row.number: failure for row in rows}
+        if isinstance(failure, CapacityError):
+            # A token alone: it is what it reads that is too much, and no reason for others' steps to be small.
+            self._most, self._cautious = self._before
 
     def _bring(self, arrival: Arrival, ran: Ran) -> None:
         """Bring what no row that ran has read; if it cannot be brought, it stays undone."""
         try:
             self._executor.run(make_step([], [arrival]), {})
         except Exception as error:
+            _forget_locals(error)
             ran.passes.append((0, 0, error))
 
     def _be_cautious(self, tokens: int) -> None:
@@ -157,14 +170,26 @@ def is_out_of_memory(error: Exception) -> bool:
     """Whether it says that the device or the host has no memory left for what a pass computes with."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    said = str(error).lower()
+    said = told(error).lower()
     return isinstance(error, RuntimeError) and ("out of memory" in said or "allocate memory" in said)
+
+
+def _forget_locals(failure: BaseException) -> None:
+    """Let go of what a failed pass computed with: its error outlives it, and names all that its functions had.
+
+    What is tried next has that memory, and who is told of the error sees no other call's tokens there.
+    """
+    left: list[BaseException | None] = [failure]
+    for error in left:
+        if error is not None:
+            traceback.clear_frames(error.__traceback__)
+            left += [each for each in (error.__cause__, error.__context__) if each not in left]
 
 
 def _no_memory(cause: Exception) -> CapacityError:
     error = CapacityError(
-        f"the device has no memory left for a step of one token: {cause}. Release messages, give the engine a smaller "
-        "kv_budget_bytes, or try again when others have ended"
+        f"the device has no memory left for a step of one token: {told(cause)}. Release messages, give the engine a "
+        "smaller kv_budget_bytes, or try again when others have ended"
     )
     error.__cause__ = cause
     return error

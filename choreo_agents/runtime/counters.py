@@ -70,5 +70,6 @@ def count_step(
     """
     counters.total.count_step(len(rows), sum(sampled for _, sampled in rows), unfinished)
     own, sampled = Counter(tenant for tenant, _ in rows), Counter(tenant for tenant, samples in rows if samples)
+    here = Counter(there)
     for tenant, count in own.items():
-        counters.own(tenant).count_step(count, sampled[tenant], there.count(tenant))
+        counters.own(tenant).count_step(count, sampled[tenant], here[tenant])

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from choreo_agents.errors import CapacityError, ChoreoError, EngineFailedError, KVMemoryError
+from choreo_agents.errors import CapacityError, ChoreoError, EngineFailedError, KVMemoryError, told
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.request import Request
@@ -87,7 +87,7 @@ def failed(cause: BaseException) -> ChoreoError:
     """What a call that fails for this reason raises."""
     if isinstance(cause, KVMemoryError | CapacityError):
         return cause
-    error = EngineFailedError(f"a step of the engine failed: {cause!r}")
+    error = EngineFailedError(f"a step of the engine failed: {told(cause)}")
     error.__cause__ = cause
     return error
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from choreo_agents.errors import ChoreoError, DeviceLostError, EngineClosedError
+from choreo_agents.errors import ChoreoError, DeviceLostError, EngineClosedError, told
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.runtime.admission import Admission, Reclaimer, Refusal
 from choreo_agents.runtime.attempts import Attempts, Ran
@@ -233,7 +233,7 @@ class EngineLoop:
     ) -> None:
         now = time.perf_counter()
         for tried, tokens, error in ran.passes:
-            self._emit(StepFailed(now, tried, tokens, repr(error)))
+            self._emit(StepFailed(now, tried, tokens, told(error)))
         there = [request.tenant for request in self._under_way if request.submitted_s <= started]
         count_step(self.counters, [(row.tenant, row.number in ran.chosen) for row in rows], there, unfinished)
         for row in rows:

@@ -27,6 +27,10 @@ class Ledger(Generic[Counts]):
             self._own[tenant] = self._make()
         return self._own[tenant]
 
+    def so_far(self, tenant: str) -> Counts:
+        """The same to read: nothing is kept of a tenant that has left."""
+        return self._own.get(tenant) or self._make()
+
     def of(self, tenant: str) -> tuple[Counts, Counts]:
         """Where to count what a tenant does."""
         return self.total, self.own(tenant)

@@ -6,6 +6,7 @@ not found once is an error, and so are tests that fail without it.
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -50,9 +51,7 @@ class Mutant:
             ValueError: Its place is not there any more, or not only once.
         """
         if source.count(self.found) != 1:
-            raise ValueError(
-                f"{self.name}: {self.found!r} stands {source.count(self.found)} times in {self.file}, not once"
-            )
+            raise ValueError(f"{self.found!r} stands {source.count(self.found)} times in {self.file}, not once")
         return source.replace(self.found, self.becomes)
 
 
@@ -130,7 +129,7 @@ def main(options: Sequence[str]) -> int:
     count = int(words.pop(words.index("--sample") + 1)) if "--sample" in words else None
     words = [word for word in words if word != "--sample"]
     mutants = read_mutants()
-    stale = [error for error in map(_staleness, mutants) if error]
+    stale = [error for error in map(staleness, mutants) if error]
     for error in stale:
         say(f"STALE     {error}")
     chosen = [mutant for mutant in mutants if not words or any(word in mutant.name for word in words)]
@@ -159,13 +158,24 @@ def main(options: Sequence[str]) -> int:
     return int(killed < len(chosen))
 
 
-def _staleness(mutant: Mutant) -> str:
-    """Why a mutant cannot be planted any more; empty if it can."""
+def staleness(mutant: Mutant) -> str:
+    """Why a mutant cannot be planted or tried any more; empty if it can."""
     try:
-        mutant.planted((ROOT / mutant.file).read_text())
-    except (ValueError, OSError) as error:
-        return str(error)
+        ast.parse(mutant.planted((ROOT / mutant.file).read_text()))
+        missing = [test for test in mutant.tests if not _is_there(test)]
+    except (SyntaxError, ValueError, OSError) as error:
+        return f"{mutant.name}: {error}"
+    if missing or not mutant.tests:
+        return f"{mutant.name}: there is no test {missing[0]!r}" if missing else f"{mutant.name}: no test is named"
     return ""
+
+
+def _is_there(test: str) -> bool:
+    """Whether a file has the test that a node id names; which cases it has is pytest's to say."""
+    path, _, name = test.partition("::")
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    defined = [node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, functions)]
+    return name.partition("[")[0] in defined
 
 
 def say(line: str) -> None:

@@ -38,15 +38,15 @@ def test_any_text_is_encoded_and_decoded_back(text: str) -> None:
 )
 def test_the_chat_template_is_the_turns_joined(turns) -> None:
     messages = [{"role": role, "content": words} | ({"name": name} if name else {}) for role, words, name in turns]
-    joined = CHAT.root(None) + "".join(CHAT.turn(role, words, name) for role, words, name in turns)
+    joined = CHAT.root(None).text + "".join(CHAT.turn(role, words, name).text for role, words, name in turns)
     assert TOKENIZER.apply_chat_template(messages, tokenize=False) == joined
 
 
 @given(st.none() | st.sampled_from(vocabulary.AGENTS), st.sampled_from(vocabulary.words()))
 def test_a_header_is_the_beginning_of_the_tokens_of_its_turn(name: str | None, word: str) -> None:
     """So that what a decode starts with is what a prefilled turn starts with."""
-    header = TOKENIZER.encode(CHAT.header(name), add_special_tokens=False)
-    turn = TOKENIZER.encode(CHAT.turn("assistant", word, name), add_special_tokens=False)
+    header = TOKENIZER.encode(CHAT.header(name).text, add_special_tokens=False)
+    turn = TOKENIZER.encode(CHAT.turn("assistant", word, name).text, add_special_tokens=False)
     assert turn[: len(header)] == header and len(turn) == len(header) + 2
 
 
@@ -115,7 +115,7 @@ def test_what_is_learnt_follows_its_header_and_nothing_else_is_labelled(turns) -
     at = 1
     assert labels[0] == IGNORED
     for turn in turns:
-        header = len(TOKENIZER.encode(CHAT.turn(turn.role, "", turn.author).removesuffix(" <|end|>")))
+        header = len(TOKENIZER.encode(CHAT.turn(turn.role, "", turn.author).text.removesuffix(" <|end|>")))
         end = ids.index(TOKENIZER.eos_token_id, at) + 1
         assert labels[at : at + header] == [IGNORED] * header
         assert labels[at + header : end] == (ids[at + header : end] if turn.learn else [IGNORED] * (end - at - header))

@@ -336,5 +336,5 @@ def draw_tokens(rng: Random, low: int, high: int) -> list[int]:
     return [rng.randrange(3, 360) for _ in range(rng.randint(low, high))]
 
 
-TestMachine = pytest.mark.slow(Machine.TestCase)
+TestMachine = pytest.mark.timeout(900)(pytest.mark.slow(Machine.TestCase))
 TestMachine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)

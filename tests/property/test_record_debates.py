@@ -50,7 +50,7 @@ def test_the_record_says_what_is_true_and_notes_say_what_the_record_says(
 @given(seeds, st.integers(2, 8))
 def test_every_record_is_as_long_as_any_other(seed: int, agents: int) -> None:
     record = record_debate_problem(seed, agents=agents).record
-    tokens = [len(TOKENIZER.encode(CHAT.turn("user", report), add_special_tokens=False)) for report in record]
+    tokens = [len(TOKENIZER.encode(CHAT.turn("user", report).text, add_special_tokens=False)) for report in record]
     assert sum(tokens) == 885
 
 

@@ -117,7 +117,7 @@ class FromCache:
         return sum(self.cache.pool.rounded(entry.tokens) for entry in claimed)
 
     def reads(self) -> list[CacheEntry]:
-        return self.different
+        return [*self.different, *self.late.reads()]
 
     def prompt_tokens(self) -> int:
         return len(self.lineage.tokens)

@@ -15,6 +15,8 @@ class GrowingView(Protocol):
 
     over: bool
     """Whether the decode has ended."""
+    has_room: Callable[[Any], bool]
+    """Asked before a message comes into the pool for it."""
 
     def add(self, parent: Any, offset: int) -> None:
         """Let a message come into it."""
@@ -30,12 +32,20 @@ class Joining:
         maker: Whose calls it is for.
         lock: The engine's.
         read: Finds a handle's message and checks its position; raises what `add` raises.
+        has_room: Whether a message may come into the pool beside what the maker's calls read there.
     """
 
-    def __init__(self, maker: object, lock: EngineLock, read: Callable[[MessageHandle, int], Any]) -> None:
+    def __init__(
+        self,
+        maker: object,
+        lock: EngineLock,
+        read: Callable[[MessageHandle, int], Any],
+        has_room: Callable[[Any], bool],
+    ) -> None:
         self.maker = maker
         self._lock = lock
         self._read = read
+        self._has_room = has_room
         self._views: list[GrowingView] = []
         self._added: list[tuple[Any, int]] = []
         self._call: object = None
@@ -44,8 +54,9 @@ class Joining:
     def add(self, handle: MessageHandle, offset: int) -> bool:
         """Show a message to the decode, from its next token on, as soon as the message's KV is in the pool.
 
-        The decode waits for nothing: what is still on its way when the last token was sampled is left out. What was
-        seen, and from which token on, `Inspection.joined` says of the finished message.
+        The decode waits for nothing: what is still on its way when the last token was sampled is left out, and what
+        the tenant's `Quota` has no room for beside what its calls read. What was seen, and from which token on,
+        `Inspection.joined` says of the finished message.
 
         Args:
             handle: The message. It may be released right away.
@@ -80,6 +91,7 @@ class Joining:
         self._call = call
         if view is None or view.over:
             return
+        view.has_room = self._has_room
         self._views.append(view)
         for message, offset in self._added:
             view.add(message, offset)

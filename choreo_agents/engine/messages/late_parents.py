@@ -48,16 +48,24 @@ class LateParents:
         """What is in the view, in the order in which it came."""
         self.over = False
         """Whether the decode has ended."""
+        self.has_room: Callable[[CacheEntry], bool] = lambda entry: True
+        """Whether its tenant may have a message in the pool beside what its calls read there already."""
 
     def add(self, parent: Message, offset: int) -> None:
         """Let a message come into the view as soon as its KV is in the pool."""
         assert not self.over
         self._coming.append(LateParent(parent, offset, self._table.want(parent)))
 
+    def reads(self) -> list[CacheEntry]:
+        """What is in the view, and what is computed again for it."""
+        awaited = (late for late in self._coming if late.awaited is not None)
+        return [late.entry for late in (*self.joined, *awaited)]
+
     def settle(self, reader: Request) -> tuple[list[Piece], list[Request]]:
         """What can be seen from now on, pinned; and requests for what has to be computed again first.
 
-        What the pool has no room for yet is asked for again the next time: the decode goes on without it.
+        What the pool, or the tenant's share of it, has no room for yet is asked for again the next time: the decode
+        goes on without it.
 
         Args:
             reader: The decode.
@@ -70,6 +78,8 @@ class LateParents:
                 if not self._can_be_had(late):
                     self._coming.remove(late)
                     self._table.unwant(late.parent)
+                elif not self.has_room(late.entry):
+                    continue
                 elif self._cache.fetch(late.entry):
                     segment = self._pinned_segment(late.entry)
                     if segment is not None:

@@ -55,13 +55,19 @@ class Naming:
         """
         if self.salted:
             return self.handle(lineage).id
-        waiting = list(lineage.parents)
+        waiting = list(reversed(lineage.parents))
         while waiting:  # no recursion: a conversation may be long
             message = waiting[-1]
-            above = [parent for parent in message.parents if parent not in self._lasting]
-            if message not in self._lasting and not above:
-                self._lasting[message] = self._lastingly(message.lineage)
-            waiting = [*waiting, *above] if above else waiting[:-1]
+            # One at a time: who attends to all that was said before has most of it in common with who is named next.
+            above = None
+            if message not in self._lasting:
+                above = next((parent for parent in message.parents if parent not in self._lasting), None)
+                if above is None:
+                    self._lasting[message] = self._lastingly(message.lineage)
+            if above is None:
+                waiting.pop()
+            else:
+                waiting.append(above)
         return self._lastingly(lineage)
 
     def _lastingly(self, lineage: Lineage) -> str:

@@ -95,9 +95,16 @@ class Labels:
         """All that reached the message of an entry, which is among those of the state."""
         handle = MessageHandle.model_validate(entry["handle"])
         self._made |= self._engine.inspect.descent([handle], self._made)
-        asked = _Step(handle.id, self._numbers[id(entry)], "encoding")
+        asked, own = _Step(handle.id, self._numbers[id(entry)], "encoding"), set[Reached]()
+        self._note_thoughts(asked.message, asked.entry, own)
+        return self._all(asked) | own
+
+    def _all(self, asked: _Step) -> frozenset[Reached]:
+        """All that reached a message as an entry has it."""
         # Lineage is as deep as a conversation is long: too deep to recurse.
-        stack, begun = [asked], set[_Step]()
+        if asked in self._whole:
+            return self._whole[asked]
+        stack, begun, ended, circles = [asked], set[_Step](), list[_Step](), False
         while stack:
             step = stack[-1]
             found, before = self._reached(step)
@@ -107,10 +114,26 @@ class Labels:
                 stack += missing
                 continue
             stack.pop()
+            circles = circles or any(each not in self._whole for each in before if each != step)
             self._whole[step] = found.union(*(self._whole.get(each, ()) for each in before))
-        own = set[Reached]()
-        self._note_thoughts(handle.id, asked.entry, own)
-        return self._whole[asked] | own
+            ended.append(step)
+        if circles:
+            # Words went around: what was found of those on the way is not all that reached them.
+            for step in ended:
+                self._whole.pop(step, None)
+            self._whole[asked] = self._all_around(asked)
+        return self._whole[asked]
+
+    def _all_around(self, asked: _Step) -> frozenset[Reached]:
+        """The same of one message alone, wherever words went."""
+        found, queue, seen = set[Reached](), [asked], {asked}
+        for step in queue:
+            here, before = self._reached(step)
+            found |= here
+            after = [each for each in before if each not in seen]
+            seen.update(after)
+            queue += after
+        return frozenset(found)
 
     def _reached(self, step: _Step) -> tuple[frozenset[Reached], Sequence[_Step]]:
         """What reached the message of an entry as part of its own view; and the messages of others that this holds."""

@@ -6,6 +6,7 @@ import dataclasses
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from langchain_core.messages import BaseMessage, RemoveMessage
@@ -14,7 +15,7 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.types import Command, Send, StateSnapshot
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.langgraph_internals import is_nested, overwritten
+from choreo_agents.graph.langgraph_internals import SENDS, is_nested, overwritten
 from choreo_agents.graph.provenance.conversation import Conversation, found_conversation
 from choreo_agents.graph.provenance.notary import Notary, warn_unproven
 from choreo_agents.graph.provenance.notes import (
@@ -71,19 +72,31 @@ class Door:
 
 
 class _Admission:
-    """Of one input."""
+    """Of one input.
 
-    def __init__(self, given: Any, notary: Notary | None, held: Mapping[str, Any]) -> None:
+    Args:
+        given: The input, or what it sends to a node in place of the state.
+        notary: Of the run.
+        held: The values of the state.
+        around: Of the input that sends it; None: it is the input.
+    """
+
+    def __init__(
+        self, given: Any, notary: Notary | None, held: Mapping[str, Any], around: _Admission | None = None
+    ) -> None:
         self._given = given
         self._notary = notary
+        self._state = held
         messages = held.get("messages")
         standing = [each for each in messages or [] if isinstance(each, BaseMessage)]
         entries: list[Any] = list(held.get("handles") or [])
         self._held = {str(message.id): message for message in standing}
         self._entered = {str(entry["message_id"]): entry for entry in entries}
         self._scope = None if notary is None else notary.scope
-        self._here = self._conversation(entries, standing)
+        self._is_sent = around is not None
+        self._here: Conversation | None = self._conversation(entries, standing) if around is None else around._here
         self._refused = False
+        self._brought = self._brought_entries()
 
     def _conversation(self, entries: Sequence[Any], messages: Sequence[BaseMessage]) -> Conversation | None:
         """That of the thread; of an empty one, that which the input brings."""
@@ -95,6 +108,12 @@ class _Admission:
         else:
             name = found_conversation(seals, *_brought(self._given), self._scope)
         return None if name is None else Conversation(seals, name, self._notary.scope)
+
+    def _brought_entries(self) -> dict[str, Mapping[str, Any]]:
+        """Entries of what others have said that come with the input: in these words it is theirs, in others not."""
+        here = self._here
+        good = [] if here is None else [each for each in _brought(self._given)[0] if here.holds(each, self._scope)]
+        return {str(each["message_id"]): each for each in good if each["author"] != START_SOURCE}
 
     def admitted(self) -> Any:
         let_in = _everywhere(self._given, {"messages": self._messages, "handles": self._entries}, self._sent)
@@ -111,7 +130,9 @@ class _Admission:
                 return value  # LangGraph says what is wrong with it
             raise InvalidRequestError(f"input would overwrite messages with what is no message: {error}") from error
         last = max((at for at, each in enumerate(given) if each.id == REMOVE_ALL_MESSAGES), default=None)
-        if is_overwrite or last is not None:
+        if self._is_sent:
+            given = [each for each in given if not isinstance(each, RemoveMessage)]
+        elif is_overwrite or last is not None:
             own = [name for name in self._held if not self._is_others(name)]
             given = [*map(_removal, own), *given[0 if last is None else last + 1 :]]
         return [let_in for message in given if (let_in := self._let_in(message)) is not None]
@@ -133,8 +154,8 @@ class _Admission:
             standing = self._held.get(name)
             same = standing is not None and digest_of(standing) == digest_of(message)
             if same or (proven and standing is not None and not self._is_as_sealed(standing)):
-                return None  # it stands there, or was edited by whoever may
-            if not proven:
+                return standing if self._is_sent else None  # it stands there, or was edited by whoever may
+            if not proven and (standing is not None or self._digest_brought(name) != digest_of(message)):
                 self._refused = True
                 message = message.model_copy(update={"id": str(uuid.uuid4())})
         self._held[str(message.id)] = message
@@ -142,9 +163,12 @@ class _Admission:
 
     def _is_others(self, name: str) -> bool:
         """Whether the message of that name, in the state or removed from it, is not input's own, as far as is said."""
-        standing, entry = self._held.get(name), self._entered.get(name)
+        standing, entry = self._held.get(name), self._entered.get(name, self._brought.get(name))
         others = entry is not None and entry.get("author") != START_SOURCE
         return others or (standing is not None and _claims(standing))
+
+    def _digest_brought(self, name: str) -> str | None:
+        return self._brought.get(name, {}).get("digest")
 
     def _is_as_sealed(self, message: BaseMessage) -> bool:
         return self._here is not None and self._here.proves(message) and not is_edited(message)
@@ -164,16 +188,23 @@ class _Admission:
         given: list[HandleEntry] = written if isinstance(written, list) else []
         good = [entry for entry in given if self._here is not None and self._here.holds(entry, self._scope)]
         self._refused = self._refused or len(good) < len(given)
+        if self._is_sent:
+            return [entry for entry in good if self._stands(entry)]
         return [entry for entry in good if entry["message_id"] not in self._entered]
 
-    def _sent(self, payload: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What an input's own `Send` hands to a node: it is no state, and can neither replace nor remove."""
-        door = _Admission({}, self._notary, {})
-        door._here = self._here
-        sent = {name: value for name, value in payload.items() if not name.startswith(_OURS)}
-        let_in = rewritten(sent, {"messages": door._messages, "handles": door._entries})
+    def _stands(self, entry: HandleEntry) -> bool:
+        """Whether an entry is of a message as it now reads, or of one that is not there."""
+        standing = self._held.get(entry["message_id"])
+        return standing is None or entry["digest"] == digest_of(standing)
+
+    def _sent(self, payload: Any) -> Any:
+        """What an input's own `Send` hands to a node, in place of the state: what others said there stays theirs."""
+        if isinstance(payload, Mapping):
+            payload = {name: value for name, value in payload.items() if not name.startswith(_OURS)}
+        door = _Admission(payload, self._notary, self._state, self)
+        let_in = rewritten(payload, {"messages": door._messages, "handles": door._entries})
         self._refused = self._refused or door._refused
-        return let_in if isinstance(let_in, Mapping) else {}
+        return let_in
 
 
 def _is_judged(given: Any) -> bool:
@@ -197,19 +228,20 @@ def _everywhere(given: Any, changes: Mapping[str, Change], sent: Any = None) -> 
     """Input in any form, with other values for some channels, also in what it sends."""
     change_sent = partial(rewritten, changes=changes) if sent is None else sent
     if isinstance(given, Command) and given.goto:
-        goto = given.goto if isinstance(given.goto, list | tuple) else [given.goto]
-        going = [
-            Send(each.node, change_sent(each.arg)) if isinstance(each, Send) and isinstance(each.arg, Mapping) else each
-            for each in goto
-        ]
-        given = dataclasses.replace(given, goto=going)
-    return rewritten(given, changes)
+        given = dataclasses.replace(given, goto=_forwarded(given.goto, change_sent))
+    return rewritten(given, {**changes, SENDS: partial(_forwarded, change=change_sent)})
 
 
-def _brought(given: Any) -> tuple[list[Any], list[BaseMessage]]:
+def _forwarded(sends: Any, change: Change) -> list[Any]:
+    """Sends, and names of nodes, with other states for their targets."""
+    listed = sends if isinstance(sends, list | tuple) else [sends]
+    return [Send(each.node, change(each.arg)) if isinstance(each, Send) else each for each in listed]
+
+
+def _brought(given: Any) -> tuple[list[Any], Iterator[BaseMessage]]:
     """The entries and messages of input."""
     entries: list[Any] = []
-    messages: list[BaseMessage] = []
+    messages: list[Any] = []
 
     def handles_in(value: Any) -> Any:
         _, written = overwritten(value)
@@ -217,11 +249,11 @@ def _brought(given: Any) -> tuple[list[Any], list[BaseMessage]]:
         return value
 
     def messages_in(value: Any) -> Any:
-        messages.extend(_readable(overwritten(value)[1]))
+        messages.append(overwritten(value)[1])
         return value
 
     _everywhere(given, {"handles": handles_in, "messages": messages_in})
-    return entries, messages
+    return entries, chain.from_iterable(map(_readable, messages))
 
 
 def _readable(written: Any) -> Iterator[BaseMessage]:

@@ -21,7 +21,9 @@ from choreo_agents.engine.pending import Pending
 from choreo_agents.errors import CapacityError, EngineFailedError, InvalidRequestError
 from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.prefix_tree import PrefixTree
+from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.scheduler import FirstComeFirstServed, Limits, Plan, Running, Waiting
+from choreo_agents.sampling import TokenSampler
 
 SHORT = Sampling(max_tokens=4, stop_tokens=(), seed=1)
 TOKEN_BYTES = 2 * 3 * 2 * 16 * 4
@@ -125,6 +127,19 @@ async def test_attack_a_message_whose_return_fails_is_computed_again_for_the_nex
     assert engine.tokens(engine.decode([7], [root], sampling=SHORT)) == wanted
 
 
+@pytest.mark.parametrize("after", [False, True], ids=["before it has it", "once it has it"])
+def test_attack_a_call_that_fails_as_it_gets_its_memory_gives_it_back_once(
+    make_engine: MakeEngine, after: bool
+) -> None:
+    engine = make_engine()
+    root = engine.prefill([5] * 20)
+    with failing_once(Request, "begin", after=after), pytest.raises(EngineFailedError, match="InjectedError"):
+        engine.decode([7], [root], sampling=SHORT)
+    engine.check()
+    assert engine.stats().kv_bytes == engine._core.pool.rounded(20) * TOKEN_BYTES
+    engine.release(engine.decode([7], [root], sampling=SHORT))
+
+
 @pytest.mark.parametrize("fault", ["insert", "forget_unencoded", "match"])
 def test_attack_a_prefix_cache_that_fails_costs_one_call(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, fault: str
@@ -171,6 +186,23 @@ def test_attack_a_batch_that_is_refused_leaves_no_lease_behind(engine: Engine) -
     assert engine.stats().leases == before
     for handle in (known, said):
         engine.release(handle)
+    engine.check()
+
+
+def test_attack_a_sampler_that_cannot_be_withdrawn_keeps_no_memory(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model's own samplers are others' code: of calls that fail, and of a batch that is refused."""
+    root, joining = engine.prefill([5] * 20), engine.branches.joining()
+    engine.decode([Decode([8], [root], sampling=SHORT, joining=joining)])
+    monkeypatch.setattr(TokenSampler, "withdraw", lambda _: 1 / 0)
+    with pytest.raises(EngineFailedError, match="KeyError"):
+        engine.decode([Decode([7], [root], sampling=SHORT, watch=lambda _: {}["told"])])
+    with pytest.raises((ZeroDivisionError, InvalidRequestError)):
+        fine = [Decode([6 + at], [root], sampling=SHORT) for at in range(3)]
+        engine.decode([*fine, Decode([9], [root], sampling=SHORT, joining=joining)])
+    entry = engine._core.table.get(root.id).entry  # type: ignore[union-attr]
+    assert entry is not None and (entry.wanted, engine.stats().unfinished) == (0, 0)
     engine.check()
 
 

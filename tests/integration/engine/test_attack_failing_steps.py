@@ -114,6 +114,28 @@ def test_attack_who_reads_in_the_same_step_what_cannot_be_encoded_is_given_up_wi
     assert engine.kv.tiers([good, bad]) == ["device", "lineage"]
 
 
+def test_attack_an_error_that_cannot_say_what_it_is_stops_nobody_else(make_engine: MakeEngine) -> None:
+    class SpeechlessError(RuntimeError):
+        def __repr__(self) -> str:
+            raise ZeroDivisionError
+
+        __str__ = __repr__
+
+    def watch(_: object) -> None:
+        raise SpeechlessError
+
+    wanted, engine = said(make_engine()), make_engine()
+    root = engine.prefill(list(range(20, 60)))
+
+    async def all_at_once() -> list[Any]:
+        bad = engine.adecode([Decode([9], [root], sampling=WARM, watch=watch)])
+        return await asyncio.gather(engine.adecode(calls(root)), bad, return_exceptions=True)
+
+    good, bad = asyncio.run(all_at_once())
+    assert [engine.tokens(handle) for handle in good] == wanted
+    assert isinstance(bad, EngineFailedError) and "SpeechlessError" in str(bad)
+
+
 def test_attack_a_watch_that_raises_stops_nobody_else(make_engine: MakeEngine) -> None:
     wanted = said(make_engine())
     engine = make_engine()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import wait
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,9 @@ def work(engine: Engine, seed: int = 1) -> None:
 
 
 def seen(engine: Engine) -> tuple[Any, Any]:
+    """Once the disk has done what was asked of it: what is on its way there is on the host still."""
+    with engine._core.lock:
+        wait([entry.writing for entry in engine._core.cache.entries_of(None) if entry.writing is not None])
     return asdict(engine.stats()), engine.kv.memory_map().as_object()
 
 
@@ -127,6 +131,17 @@ def test_only_the_owner_does_what_concerns_all(make_engine: MakeEngine) -> None:
     assert engine.prefill(TEXT).length == 33, "leaving a tenancy closes nothing else"
 
 
+def test_nothing_is_kept_of_a_tenant_that_has_left_though_it_is_asked_for(engine: Engine) -> None:
+    for number in range(3):
+        tenant = engine.tenant(f"guest {number}")
+        tenant.prefill(TEXT)
+        tenant.close()
+        assert tenant.stats().tokens_encoded == 0
+    assert engine.owner.stats().tokens_encoded == 3 * len(TEXT)
+    core = engine._core
+    assert len(core.counters._own) <= 1 and len(core.movements._own) <= 1
+
+
 # Quotas
 
 
@@ -170,6 +185,55 @@ def test_a_tenant_that_fills_its_quota_evicts_its_own(make_engine: MakeEngine) -
     assert tenant.kv.tiers(made).count("device") <= 4 and tenant.kv.tiers(made)[:3] == ["device"] * 3
     assert tenant.decode([7], made[:2], sampling=SHORT).length == 5
     assert tenant.stats().kv_bytes <= 64 * TOKEN
+
+
+@pytest.mark.parametrize("tier", [{"host_bytes": 1 << 22}, {}])
+@pytest.mark.parametrize("early", [False, True])
+def test_attack_what_joins_a_decode_is_counted_like_what_it_reads(
+    make_engine: MakeEngine, tier: dict[str, int], early: bool
+) -> None:
+    """It stays in the pool until the decode ends; what the quota has no room for is left out."""
+    engine = make_engine(**tier)
+    others = [engine.prefill([seed] * 16) for seed in range(5, 15)]
+    tenant = engine.tenant("a", quota=pool(96))
+    made = [tenant.prefill([seed] * 16) for seed in range(20, 40)]
+    joining, most, refused = tenant.branches.joining(), [0], list[bool]()
+
+    def add() -> None:
+        for place, handle in enumerate(made):
+            assert joining.add(handle, 20 + 16 * place)
+
+    def watch(_: object) -> None:
+        most.append(engine._core.pool.used_by(tenant._tenant.name))
+        if len(most) == 3 and not early:
+            add()
+        if len(most) == 20:
+            with pytest.raises(QuotaError):
+                tenant._tenant.submit([Decode([8], [made[0]], sampling=SHORT)], None)  # waits for nothing
+            refused.append(True)
+
+    if early:
+        add()
+    sampling = Sampling(max_tokens=24, stop_tokens=())
+    [said] = tenant.decode([Decode([7], sampling=sampling, joining=joining, watch=watch)])
+    # Of 96 tokens of room 32 are the decode's.
+    assert len(tenant.inspect.joined(said)) + early * len(tenant.inspect.ancestors(said)) >= 4
+    assert refused and max(most) <= (96 if tier else 96 + 16) * TOKEN, "one that is computed again may stand on top"
+    assert engine.kv.tiers(others) == ["device"] * 10
+    assert tenant.decode([8], [made[0]], sampling=SHORT).length == 5
+
+
+def test_attack_short_messages_that_are_pinned_take_whole_blocks_of_a_quota(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    tenant = engine.tenant("a", quota=Quota(pinned_bytes=48 * TOKEN))
+    made = [tenant.prefill([seed]) for seed in range(20, 68)]
+    for handle in made[:3]:
+        tenant.kv.pin(handle)
+    for handle in made[3:]:
+        with pytest.raises(QuotaError, match="would be pinned"):
+            tenant.kv.pin(handle)
+    tenant.kv.park()
+    assert tenant.stats().kv_bytes == 48 * TOKEN
 
 
 async def test_calls_under_way_take_of_the_pool_what_they_may_need(make_engine: MakeEngine) -> None:

@@ -326,6 +326,15 @@ def test_one_warning_says_what_became_of_it(engine: Engine) -> None:
         chain("alice").compile(engine=engine.tenant("a")).invoke(forged)
 
 
+def test_attack_handles_that_no_seal_proves_are_not_passed_over_in_silence(engine: Engine) -> None:
+    """Though all messages are a person's own."""
+    app = chain("alice").compile(engine=engine)
+    theirs = app.invoke(QUESTION)["handles"]
+    unsealed = [{name: value for name, value in each.items() if name != "seals"} for each in theirs]
+    with pytest.warns(ProvenanceWarning, match="or handle that no seal proves"):
+        app.invoke({**QUESTION, "handles": unsealed})
+
+
 def test_attack_a_function_takes_nobodys_name_for_what_it_was_told(engine: Engine) -> None:
     """A plain node that hands on what a client wrote, notes and all, says it itself."""
     graph = ChoreoGraph()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from support.graphs import QUESTION, agent
 
 from choreo_agents import END, START, ChoreoGraph, Engine, MessageHandle, Policy, Rule, Sampling, Worker, send
 from choreo_agents.errors import InvalidRequestError, VisibilityError
+from choreo_agents.graph.audit.labels import Declared, Labels
 
 
 def planner(rule: Rule | str, policy: Policy | None = None) -> ChoreoGraph:
@@ -251,3 +253,40 @@ def test_what_reached_a_message_is_found_by_every_way(engine: Engine) -> None:
     static, state = app.audit(), app.invoke(QUESTION)
     found = {(each.context, each.reader, each.channel) for each in app.audit(state).findings}
     assert found == {(each.context, each.reader, each.channel) for each in static.findings}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [Rule("reencoded"), Rule("reencoded", scope="public"), Rule("reencoded", scope=["ann"])],
+    ids=["for its reader", "for all", "as a context"],
+)
+def test_attack_confidential_words_are_confidential_in_every_encoding(engine: Engine, rule: Rule) -> None:
+    """Whoever encodes them again, and wherever: the copy is no less a private context than what it is of."""
+    graph = planner(rule)
+    graph.add_node(agent("carl")).add_edge(START, "carl").share("carl", "bob", rule)
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    [said] = [MessageHandle.model_validate(each["handle"]) for each in state["handles"] if each["author"] == "bob"]
+    [lineage] = engine.inspect.audit([said]).messages
+    copies = [each for each in lineage.through("encoding") if each.authors == {"ann"}]
+    assert copies and all(each.confidential for each in copies)
+    assert not any(each.confidential for each in lineage.ancestors if each.authors != {"ann"})
+
+
+def test_attack_words_that_go_around_lose_none_of_those_who_said_them(engine: Engine) -> None:
+    """Whoever is asked about first: what is found on the way round is not all that reached those on it."""
+    said = [40, 41, 42]
+    told = {name: engine.prefill([50 + at], author=f"{name}.system") for at, name in enumerate(["ann", "bob", "carl"])}
+    around = [engine.prefill(said, [told["ann"]])]
+    for name in ("bob", "carl", "ann"):
+        around.append(engine.prefill(said, [told[name]], source=around[-1]))
+    assert around.pop() == around[0], "the last is the first again"
+    around.append(engine.prefill(said, source=around[2]))
+    entries = [
+        {"handle": handle.model_dump(), "author": name, "persona": name, "superstep": at}
+        for at, (handle, name) in enumerate(zip(around, ["ann", "bob", "carl", "dora"], strict=True))
+    ]
+    for first in permutations(entries):
+        labels = Labels(engine, Declared(), entries)  # type: ignore[arg-type]
+        for entry in first:
+            reached = {name.removeprefix("|") for name, _ in labels.of(entry)}  # type: ignore[arg-type]
+            assert reached >= {"ann", "bob", "carl", "ann.system", "bob.system", "carl.system"}

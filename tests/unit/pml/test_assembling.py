@@ -91,6 +91,27 @@ def test_text_stands_in_the_gap_of_a_nested_import_that_is_left_out() -> None:
     assert assembled("<a> one two <j/></a>", schema)[1] == [(2, " one two", "text")]
 
 
+@pytest.mark.parametrize(
+    ("pml", "schema", "at"),
+    [
+        ("<short/> one two three four five six seven<c/>", SCHEMA, 12),
+        (
+            "<a> one two three<j/></a>",
+            "<schema name='s'><module name='a'>x<module name='i'> i i i</module><module name='j'>j</module></module>"
+            "</schema>",
+            2,
+        ),
+    ],
+    ids=["behind an import", "in place of one"],
+)
+def test_attack_text_that_exactly_fits_its_gap_stands_in_it(pml: str, schema: str, at: int) -> None:
+    assembly, [(start, words, _)] = assembled(pml, schema)
+    whole = len(words.split())
+    assert start == at and at + whole in [offset for _, offset in keys(assembly)], "up to what comes next"
+    longer, [(behind, _, _)] = assembled(pml.replace(" one", " one one"), schema)
+    assert behind == assembly.end and longer.end == assembly.end + whole + 1, "one word more is one too many"
+
+
 def test_a_scaffold_is_used_when_a_prompt_imports_all_of_it() -> None:
     assert "c#0 [a c]" in dict(keys(assembled("<c/><a/>")[0]))
     assert "c#0" in dict(keys(assembled("<c/><short/>")[0]))

@@ -1,0 +1,33 @@
+"""Names that last from run to run."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from choreo_agents.engine.messages.message import Lineage, Message
+from choreo_agents.engine.messages.naming import Naming
+from choreo_agents.engine.messages.placement import Placement
+from choreo_agents.engine.messages.usage import Usage
+
+
+class Counting(WeakKeyDictionary[Message, str]):
+    """Counts how often it is asked for a message."""
+
+    asked = 0
+
+    def __contains__(self, key: Any) -> bool:
+        self.asked += 1
+        return super().__contains__(key)
+
+
+def test_a_conversation_in_which_all_see_all_is_looked_at_a_few_times_for_each_parent() -> None:
+    """The engine's lock is held meanwhile: the whole of a conversation may have to be named for one call."""
+    naming, said = Naming("", "model", b"secret"), list[Message]()
+    for number in range(60):
+        lineage = Lineage((number,), tuple(said), Placement(tuple(range(number)), number), naming.tenant)
+        said.append(Message(naming.handle(lineage), lineage, None, None, Usage(0, 0, None, 0.0)))
+    for seen in (said, said[-1:], said[::-1]):
+        naming._lasting = counting = Counting()
+        assert naming.lasting(Lineage((60,), tuple(seen), Placement(tuple(range(len(seen))), 60), naming.tenant))
+        assert counting.asked <= 4 * (60 * 60 // 2)
