@@ -159,6 +159,34 @@ GRANITE33 = (
 )
 """Default instructions with dates."""
 
+GRANITE_ASKED = GRANITE33.replace("Think first.", "Write your thoughts between <think></think>.")
+"""Thinks on request, which stands in its default instructions alone: an answer's header is the same."""
+
+MAGISTRAL = MISTRAL_SMALL.replace(_ALTERNATE, "").replace(
+    "{{ message['content'] + eos_token }}",
+    "{% if message['role'] == 'system' %}[SYSTEM_PROMPT]{{ message['content'] }}[/SYSTEM_PROMPT]{% continue %}"
+    "{% endif %}"
+    "{% if message['reasoning_content'] %}[THINK]{{ message['reasoning_content'] }}[/THINK]{% endif %}"
+    "{{ message['content'] + eos_token }}",
+)
+"""Thinks in marks of its own, right behind what closes a question; turns may be in any order."""
+
+DEEPSEEK_JOINS = DEEPSEEK_R1.replace(
+    "{% set ns.system = message['content'] %}",
+    "{% set ns.system = ns.system + '\n\n' + message['content'] if ns.system else message['content'] %}",
+)
+"""All instructions come first, as one."""
+
+COMMAND_A = (
+    "{% set ns = namespace(system='') %}{% for message in messages %}"
+    "{% if message['role'] == 'system' and not ns.system %}{% set ns.system = message['content'] %}{% endif %}"
+    "{% endfor %}{{ bos_token }}<|turn|><|system|>Be kind.{{ '\n' + ns.system if ns.system else '' }}<|end|>"
+    "{% for message in messages %}{% if not (loop.first and message['role'] == 'system') %}"
+    "<|turn|><|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endif %}{% endfor %}"
+    f"{_ASKED}<|turn|><|assistant|>{{% endif %}}"
+)
+"""Takes the earliest instructions into its own system turn, wherever they are given; later ones have a turn each."""
+
 LLAMA2 = (
     "{% if messages[0]['role'] == 'system' %}{% set talk = messages[1:] %}{% set system = messages[0]['content'] %}"
     f"{{% else %}}{{% set talk = messages %}}{{% set system = none %}}{{% endif %}}{_ALTERNATE}"
@@ -220,6 +248,17 @@ TEMPLATES: Mapping[str, tuple[str, str | None, str, tuple[str, ...]]] = {
         ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<think>", "</think>"),
     ),
     "Granite 3.3": (GRANITE33, "<|end_of_text|>", "<|end_of_text|>", ("<|start_of_role|>", "<|end_of_role|>")),
+    "Granite 3.3 on request": (
+        GRANITE_ASKED, "<|end_of_text|>", "<|end_of_text|>", ("<|start_of_role|>", "<|end_of_role|>"),
+    ),
+    "Magistral": (
+        MAGISTRAL, "<s>", "</s>", ("[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[THINK]", "[/THINK]"),
+    ),
+    "DeepSeek R1 0528 Distill": (
+        DEEPSEEK_JOINS, "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>",
+        ("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"),
+    ),
+    "Command A": (COMMAND_A, "<BOS>", "<|end|>", ("<|turn|>", "<|system|>", "<|user|>", "<|assistant|>")),
     "Llama 2": (LLAMA2, "<s>", "</s>", ()),
     "Qwen 3.5": (LATE_SYSTEM_RAISES, None, "<|im_end|>", ("<|im_start|>",)),
     "Vicuna": (VICUNA, "<s>", "</s>", ()),

@@ -87,7 +87,7 @@ class _Derivation:
             merges=_SEPARATOR if leads or not self.has_pairs else None,
             leads=leads,
         )
-        return replace(made, thoughts=thoughts_of(self.template, made, self.user_end))
+        return replace(made, thoughts=thoughts_of(self.template, made))
 
     def _cut(self) -> None:
         """Find where the user's turns end and begin, and the assistant's end."""
@@ -169,9 +169,11 @@ class _Derivation:
 
     def _later(self, bos: str, first: str) -> TurnFormat | None:
         """Instructions that come after other turns: where the template has none of these, the family's developer's."""
-        found = self.template.around([said("user"), said("assistant"), said("system"), said("user", 1)])
-        if found is not None and self._is_turn(found[2].removeprefix(self.assistant_end), found[3]):
-            return self._instructions(found[2].removeprefix(self.assistant_end), found[3])
+        talk = [said("user"), said("assistant"), said("system"), said("user", 1)]
+        for first_said in ([], [said("system", 1)]):  # some take the only instructions for the first, wherever given
+            found = self.template.around([*first_said, *talk])
+            if found is not None and self._is_turn(found[-3].removeprefix(self.assistant_end), found[-2]):
+                return self._instructions(found[-3].removeprefix(self.assistant_end), found[-2])
         found = self.template.around([said("developer"), said("user")])
         if "developer" not in str(self.template.tokenizer.chat_template):
             return None  # a role that it writes since it writes any

@@ -20,14 +20,14 @@ _ANSWER = {"role": "assistant", "content": "\u241fanswer\u241f"}
 _NEXT = {"role": "user", "content": "\u241fnext\u241f"}
 
 
-def thoughts_of(template: Template, chat: ChatFormat, user_end: str) -> ThoughtsFormat | None:
+def thoughts_of(template: Template, chat: ChatFormat) -> ThoughtsFormat | None:
     """How a model thinks; None if its template knows nothing of it.
 
     Args:
         template: Of the model.
         chat: Its turns.
-        user_end: What closes a user's turn.
     """
+    user_end = chat.user.after  # without what opens answers, where the same closes questions
     switch, on, off = switched(template)
     plain = chat.assistant.plain
     asked = _header(template, user_end)
@@ -45,7 +45,7 @@ def thoughts_of(template: Template, chat: ChatFormat, user_end: str) -> Thoughts
     closed = close.strip()
     usual = closed not in asked and (
         (begins in asked if begins else False)
-        or (switch is not None and asked == thinking)
+        or (on is not None and _asked(on) == _asked(template))
         or (switch is None and asked != plain and header.startswith(asked))
     )
     if off is not None:
@@ -64,10 +64,15 @@ def switched(template: Template) -> tuple[str | None, Template | None, Template 
     """The variable that turns thinking on and off, if there is one, and the template with either."""
     for name in _SWITCHES:
         on, off = template.with_options(**{name: True}), template.with_options(**{name: False})
-        one, other = on.render([_QUESTION], answer=True), off.render([_QUESTION], answer=True)
+        one, other = _asked(on), _asked(off)
         if one is not None and other is not None and one != other:
             return name, on, off
     return None, None, None
+
+
+def _asked(template: Template) -> str | None:
+    """All that is before an answer, what it is told about thinking included."""
+    return template.render([_QUESTION], answer=True)
 
 
 def _header(template: Template, user_end: str) -> str:

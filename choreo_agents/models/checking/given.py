@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from choreo_agents.models.chat.thinking import FIELDS
 from choreo_agents.models.checking.reasons import Reason
-from choreo_agents.models.checking.talk import QUESTION, TalkTurn, View
+from choreo_agents.models.checking.talk import PARTED, QUESTION, TalkTurn, View
 
 if TYPE_CHECKING:
     from choreo_agents.models.chat import ChatFormat
     from choreo_agents.models.chat.template import Template, Turn
 
-_PARTED = "\n\n"
 _Told = Literal["system", "user", "before the question", "no system"]
 """Where the reader's own instructions stand: in a turn of theirs, or in a user's; the last, all of them."""
 
@@ -51,7 +50,7 @@ def _ways(chat: ChatFormat, view: View) -> Iterator[tuple[_Told, bool]]:
 
 
 def _messages(chat: ChatFormat, view: View, told: _Told, *, merged: bool) -> list[Turn]:
-    parted = chat.merges or _PARTED
+    parted = chat.merges or PARTED
     turns: list[Turn] = []
     asked = QUESTION
     if view.instructions and told == "no system":

@@ -20,6 +20,7 @@ class Reason(Enum):
     )
     LATER_DROPPED = "the template drops later instructions: they are a developer's or user's turn here"
     LATER_HOISTED = "the template puts later instructions in the place of the first: they keep their own turn here"
+    LATER_JOINED = "the template puts later instructions behind the first, as one: they keep their own turn here"
     LATER_BARE = "nothing opens later instructions in the template: they are a user's turn here"
     LATER_RAISES = "the template raises at later instructions: they are a user's words here, and given to it as such"
     NO_SYSTEM = "the template has no instructions: they are the first words of the first user's turn"

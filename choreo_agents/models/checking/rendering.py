@@ -9,7 +9,7 @@ from operator import add
 from typing import TYPE_CHECKING, Literal
 
 from choreo_agents.models.checking.reasons import Reason
-from choreo_agents.models.checking.talk import QUESTION, TalkTurn, View
+from choreo_agents.models.checking.talk import PARTED, QUESTION, TalkTurn, View
 from choreo_agents.models.framed import FramedText
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class AnswerPlaces:
     """Before one that nothing follows; `last_end`: behind it."""
     last_end: str
     behind_another: str | None
-    """Before one that follows another; None if the template does not let it."""
+    """Before one that follows another, if anything; None if the template does not let it."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Undone:
     """In which respects a view is written as the template has it."""
 
     names: Literal["dropped", "header"] | None = None
-    later: Literal["dropped", "hoisted", "bare"] | None = None
+    later: Literal["dropped", "hoisted", "joined", "bare"] | None = None
     thoughts: Literal["all", "last"] | None = None
     """Whose are written."""
     as_encoded: bool = False
@@ -68,6 +68,7 @@ ALTERNATIVES: Sequence[tuple[str, object, Reason]] = (
     ("as_encoded", True, Reason.AS_ENCODED),
     ("later", "dropped", Reason.LATER_DROPPED),
     ("later", "hoisted", Reason.LATER_HOISTED),
+    ("later", "joined", Reason.LATER_JOINED),
     ("later", "bare", Reason.LATER_BARE),
     ("last_user", "moved", Reason.LAST_USER),
     ("last_user", "dropped", Reason.LAST_USER),
@@ -142,7 +143,9 @@ class Rendering:
         if not self.view.instructions:
             return None, None
         public, own = self.view.instructions
-        return {"dropped": (public, None), "hoisted": (own, None)}.get(self.undone.later or "", (public, own))
+        joined = f"{public}{PARTED}{own}"
+        undone = {"dropped": (public, None), "hoisted": (own, None), "joined": (joined, None)}
+        return undone.get(self.undone.later or "", (public, own))
 
     def _turns(self) -> list[list[_Part] | TalkTurn]:
         """The parts of each user's turn, and answers."""
@@ -174,14 +177,15 @@ class Rendering:
         chat, undone, places = self.chat, self.undone, self.places
         is_last = number == len(turns) - 1
         name = None if undone.names == "dropped" else said.name
+        behind = None if places is None else places.behind_another
         opening = chat.assistant.opening(name)
         if chat.thoughts is not None and (undone.thoughts == "all" or (undone.thoughts == "last" and is_last)):
             thoughts = FramedText.frame(chat.thoughts.header) + FramedText.words(said.thoughts)
             opening = thoughts + FramedText.frame(chat.thoughts.close) + _called(name)
         elif is_last and undone.last_opening and places is not None:
             opening = FramedText.frame(places.last_opening) + _called(name)
-        elif undone.header == "none" and isinstance(turns[number - 1], TalkTurn) and places and places.behind_another:
-            opening = FramedText.frame(places.behind_another) + _called(name)
+        elif undone.header == "none" and isinstance(turns[number - 1], TalkTurn) and behind is not None:
+            opening = FramedText.frame(behind) + _called(name)
         elif not (undone.as_encoded or self.thinks):
             blank = opening.text[len(opening.rstrip(" ").text) :]
             opening = chat.header(name) + FramedText.frame(blank)

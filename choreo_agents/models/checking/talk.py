@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PUBLIC = "Three of you settle a question. Answer in one sentence."
+PARTED = "\n\n"
+"""Between two things that are said as one."""
 QUESTION = "A bat and a ball cost eleven coins, the bat ten more than the ball. What does the ball cost?"
 
 

@@ -265,6 +265,22 @@ def test_models_think_as_their_templates_have_it(
         assert off.header(None).text == unthinking and off.header(None, thinking=True).text == header
 
 
+def test_a_model_that_is_told_to_think_on_request_does_not_usually() -> None:
+    """Only what it is told differs, not where its answer begins."""
+    off, on = format_of("Granite 3.3 on request"), format_of("Granite 3.3 on request", thinking=True)
+    assert off.thoughts is not None and not off.thoughts.usual and "<think>" not in off.header("Ann").text
+    assert on.thoughts is not None and on.thoughts.usual and on.header("Ann").text.endswith("<think>\n")
+
+
+def test_thoughts_begin_behind_what_closes_the_question() -> None:
+    """Where that opens answers, too."""
+    chat = format_of("Magistral")
+    assert chat.thoughts is not None and not chat.thoughts.usual
+    assert (chat.user.after, chat.assistant.plain) == ("", "[/INST]")
+    assert (chat.thoughts.header, chat.thoughts.close) == ("[/INST][THINK]", "[/THINK]")
+    assert chat.thoughts.unthinking == "[/INST]"
+
+
 @pytest.mark.parametrize(
     "family", ["Qwen 2.5", "Llama 3.1", "Gemma 3", "Phi-3", "Mistral Small 3", "Granite 3.3", "Llama 2"]
 )
