@@ -11,7 +11,7 @@ from typing import TypeGuard
 
 from choreo_agents.engine.calls import Decode, Prefill, Thinking
 from choreo_agents.engine.decoding.thoughts import ThoughtsReader
-from choreo_agents.engine.messages.message import Message
+from choreo_agents.engine.messages.message import Message, thinker
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.tenant import Tenant
@@ -26,7 +26,7 @@ def thinks(call: Prefill | Decode) -> TypeGuard[Decode]:
 
 def thought_out(call: Decode) -> Decode:
     """The call that decodes thoughts and answer: nobody is given what it makes."""
-    return replace(call, author=_thinker(call))
+    return replace(call, author=None if call.author is None else thinker(call.author))
 
 
 def answer_of(tenant: Tenant, call: Decode, thought: MessageHandle) -> Prefill:
@@ -72,13 +72,9 @@ def join(
             source.confidential = True
         elif call.author is not None:
             # Nothing was thought: it is one message, which is nobody's thoughts.
-            message.authors -= {_thinker(call)}
+            message.authors -= {thinker(call.author)}
             message.author = call.author
     return answer
-
-
-def _thinker(call: Decode) -> str | None:
-    return None if call.author is None else f"{call.author}.thoughts"
 
 
 def _answer_at(model: LoadedModel, thinking: Thinking, message: Message) -> int:

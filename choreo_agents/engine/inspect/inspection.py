@@ -7,6 +7,7 @@ from collections.abc import Container, Sequence
 from choreo_agents.engine.inspect.audit import LineageReport, trace
 from choreo_agents.engine.inspect.descent import Descent, descent_of
 from choreo_agents.engine.inspect.records import MessageRecord, records_of
+from choreo_agents.engine.messages.message import thinker
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.kv.handle import MessageHandle
 
@@ -34,12 +35,18 @@ class Inspection:
         late = zip(message.parents, message.since, strict=True)
         return {parent.handle: since for parent, since in late if since}
 
-    def thoughts(self, handle: MessageHandle) -> tuple[MessageHandle, ...]:
+    def thoughts(self, handle: MessageHandle, author: str | None = None) -> tuple[MessageHandle, ...]:
         """What was thought before a message was said: more than once, if several calls came to the same words.
 
-        Each holds thoughts and answer as they were decoded. Empty for what was said without thinking.
+        Each holds thoughts and answer as they were decoded, that of the latest call last. Empty for what was said
+        without thinking.
+
+        Args:
+            handle: The message.
+            author: Whose thoughts; None: everybody's.
         """
-        return tuple(thought.handle for thought in self._tenant.find(handle).thoughts)
+        found = self._tenant.find(handle).thoughts
+        return tuple(each.handle for each in found if author is None or thinker(author) in each.authors)
 
     def audit(self, handles: Sequence[MessageHandle]) -> LineageReport:
         """Who influenced these messages, and how: what each attended to, and whose words it or that was made of.

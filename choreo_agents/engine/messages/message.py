@@ -162,3 +162,8 @@ class Message:
                 seen.add(message.handle.id)
                 queue.extend(message.parents)
                 yield message
+
+
+def thinker(author: str) -> str:
+    """The author of what somebody thinks before it speaks."""
+    return f"{author}.thoughts"

@@ -225,8 +225,8 @@ class MessageTable:
         held = holder.thoughts if thought else holder.copies
         if kept is holder or kept in held:
             self.release(kept, None)  # one is enough
-        else:
-            held.append(kept)
+        if kept is not holder:
+            held[:] = [*(each for each in held if each is not kept), kept]
 
     def _hold(self, message: Message, segment: Segment | None) -> CacheEntry:
         stored = self._mapped_storage if message.lineage.mapper else "full"

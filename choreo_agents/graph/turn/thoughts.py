@@ -76,16 +76,19 @@ def header_of(agent: Thinker, state: Any, chat: ChatFormat) -> FramedText:
     return chat.header(None, thinking=False) + FramedText.frame(agent.header)
 
 
-def recalled(engine: Engine, handle: MessageHandle) -> MessageHandle:
+def recalled(engine: Engine, handle: MessageHandle, author: str) -> MessageHandle:
     """An agent's own earlier message as its model's template shows it: with what it thought before it, or without."""
     thoughts = engine.chat.thoughts
-    found = engine.inspect.thoughts(handle) if thoughts is not None and thoughts.kept else ()
+    found = engine.inspect.thoughts(handle, author) if thoughts is not None and thoughts.kept else ()
     return found[-1] if found else handle
 
 
-def thought_before(engine: Engine, handle: MessageHandle) -> tuple[str, int]:
-    """What was thought before a message, and in how many tokens: nothing, if it was said without thinking."""
-    found = engine.inspect.thoughts(handle)
+def thought_before(engine: Engine, handle: MessageHandle, author: str) -> tuple[str, int]:
+    """What an author thought before a message, and in how many tokens: nothing, if it was said without thinking.
+
+    Others may have come to the same words in the same place: what they thought is theirs.
+    """
+    found = engine.inspect.thoughts(handle, author)
     if not found or engine.chat.thoughts is None:
         return "", 0
     *_, made = engine.inspect.records([found[-1]])

@@ -248,7 +248,7 @@ class AgentTurn:
         """What came into a message's view behind so many that were in it, and after how many of its tokens."""
         if self._late is None:
             return []
-        made = self.engine.inspect.records([(*self.engine.inspect.thoughts(handle), handle)[0]])[-1]
+        made = self.engine.inspect.records([(handle, *self.engine.inspect.thoughts(handle, self.place.author))[-1]])[-1]
         return list(zip(made.parents[present:], made.since[present:], strict=True))
 
     def _left_over(self, view: PlacedView, prompt: str | None, sampling: Sampling) -> int:
@@ -292,7 +292,7 @@ class AgentTurn:
         return sampling
 
     def _message(self, words: str, handle: MessageHandle, message_id: str, seen: int, header: int) -> AIMessage:
-        usage, (thoughts, thought) = self.engine.usage(handle), thought_before(self.engine, handle)
+        usage, (thoughts, thought) = self.engine.usage(handle), thought_before(self.engine, handle, self.place.author)
         noted = {
             "handle": handle.id,
             "model": handle.model,

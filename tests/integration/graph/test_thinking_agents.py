@@ -158,6 +158,27 @@ def test_an_agent_recalls_what_it_has_thought_if_its_template_does(
         assert {(f.context, f.reader, f.channel) for f in app.audit(state).findings} <= foreseen
 
 
+def test_what_others_thought_before_the_same_words_is_theirs(engine: Engine) -> None:
+    """Equal words in an equal place are one message, whoever said them; what was thought is not."""
+
+    def said(*names: str) -> dict[str, AIMessage]:
+        graph = ChoreoGraph(system="Be brief.")
+        for name in names:
+            graph.add_node(Agent(name, sampling=ANSWER, thinking=9, header="", choices=["yes"]))
+            graph.add_edge(START, name)
+            graph.add_edge(name, END)
+        state = graph.compile(engine=engine).invoke(QUESTION)
+        return {m.name: m for m in state["messages"] if isinstance(m, AIMessage)}
+
+    names = ("ann", "bob", "carl", "dan")
+    alone = {name: said(name)[name] for name in names}
+    handles = {each.response_metadata["choreo"]["handle"] for each in alone.values()}
+    assert len(handles) < len(names), "some of them have said the same"
+    assert len({str(each.content) for each in alone.values()}) == len(names), "and none has thought the same"
+    assert {name: said(name)[name].content for name in names} == {name: each.content for name, each in alone.items()}
+    assert {name: each.content for name, each in said(*names).items()} == {n: each.content for n, each in alone.items()}
+
+
 @pytest.mark.parametrize("thinking", [-1, 1.5, "yes"])
 def test_what_says_nothing_about_thinking_is_refused(thinking: Any) -> None:
     with pytest.raises(InvalidRequestError, match="thinking of 'ann'"):
