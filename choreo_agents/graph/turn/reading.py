@@ -23,6 +23,7 @@ from choreo_agents.graph.turn.placed_view import PlacedView
 from choreo_agents.graph.turn.reader_rules import CallReader, ReaderRules
 from choreo_agents.graph.turn.reencoding import ReaderWords
 from choreo_agents.graph.turn.showing import ShownMessages
+from choreo_agents.graph.turn.thoughts import without_thoughts
 from choreo_agents.graph.turn.user_turns import UserTurns
 from choreo_agents.graph.turn.view import SeenEntry, visible
 from choreo_agents.graph.visibility import START_SOURCE, source_of_author
@@ -107,11 +108,17 @@ class Reading:
             await self._show(view, group)
             said = list(chain(*group))
             self._branches.appended(view, said, ends=any(is_input(e) or self._reader.has_said(e) for e, _ in said))
-            self.seen += [words for entry, _ in said if (words := self._words.of(entry)) is not None]
+            self.seen += [self._as_seen(entry, words) for entry, _ in said if (words := self._words.of(entry))]
         self.showing.copies += await self._branches.read_behind(view)
         if closed:
             await self._turns.close(view)
         return view
+
+    def _as_seen(self, entry: HandleEntry, words: BaseMessage) -> BaseMessage:
+        """A message with the thoughts before it only if its reader's view has them: its own, as far as it recalls."""
+        thoughts = self._engine.chat.thoughts
+        recalls = thoughts is not None and thoughts.kept and self._reader.has_said(entry)
+        return words if recalls else without_thoughts(words)
 
     async def late(
         self, update: Mapping[str, Any], view: PlacedView, place: OffsetOf

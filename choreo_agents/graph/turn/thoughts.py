@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Protocol
 
+from langchain_core.messages import BaseMessage
+
 from choreo_agents.engine import Engine, Thinking
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
@@ -81,6 +83,14 @@ def recalled(engine: Engine, handle: MessageHandle, author: str) -> MessageHandl
     thoughts = engine.chat.thoughts
     found = engine.inspect.thoughts(handle, author) if thoughts is not None and thoughts.kept else ()
     return found[-1] if found else handle
+
+
+def without_thoughts(message: BaseMessage) -> BaseMessage:
+    """A message as others get it: without a reasoning block."""
+    blocks = message.content if isinstance(message.content, list) else []
+    if not any(isinstance(block, dict) and block.get("type") == "reasoning" for block in blocks):
+        return message
+    return message.model_copy(update={"content": str(message.text)})
 
 
 def thought_before(engine: Engine, handle: MessageHandle, author: str) -> tuple[str, int]:

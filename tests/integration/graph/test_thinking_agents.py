@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langgraph.graph import END, START
 from support.templates import tokenizer_for
 from support.tiny import save_tiny_llama
@@ -156,6 +157,19 @@ def test_an_agent_recalls_what_it_has_thought_if_its_template_does(
         assert (thought in seen) is kept and (handle_of(state, "ann") in seen) is not kept
         foreseen = {(f.context, f.reader, f.channel) for f in app.audit().findings}
         assert {(f.context, f.reader, f.channel) for f in app.audit(state).findings} <= foreseen
+
+
+def test_callbacks_are_told_what_an_agent_reads_and_no_thoughts_of_others(engine: Engine) -> None:
+    read: list[list[Any]] = []
+
+    class Listener(BaseCallbackHandler):
+        def on_chat_model_start(self, serialized: Any, messages: list[list[BaseMessage]], **_: Any) -> None:
+            read.append([message.content for message in messages[0]])
+
+    state = chain().compile(engine=engine).invoke(QUESTION, {"callbacks": [Listener()]})
+    [ann, _] = [message for message in state["messages"] if isinstance(message, AIMessage)]
+    assert ann.content != str(ann.text), "she has thought"
+    assert read == [["Why?"], ["Why?", str(ann.text)]]
 
 
 def test_what_others_thought_before_the_same_words_is_theirs(engine: Engine) -> None:
