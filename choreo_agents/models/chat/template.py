@@ -51,10 +51,9 @@ class Template:
     @cached_property
     def source(self) -> str | None:
         """The template itself, in which today is the day that was asked for; None if there is none to choose."""
-        if not isinstance(self.tokenizer.chat_template, str):
-            return None
-        source = self.tokenizer.chat_template
-        if self.day is None:
+        found = self.tokenizer.chat_template
+        source = found.get("default") if isinstance(found, Mapping) else found
+        if not isinstance(source, str) or self.day is None:
             return source
         days = {written: self.day.strftime(written) for written in _CALLS.findall(source)}
         # Templates are given plain data, no functions: so it is one of theirs.
@@ -67,6 +66,20 @@ class Template:
             turns: Role, content and what else the template may look at.
             answer: Whether the model is to speak next.
         """
+        return self._written([_parted(turn) for turn in turns] if self._reads_parts else turns, answer)
+
+    @cached_property
+    def _reads_parts(self) -> bool:
+        """Whether the template finds words in the parts of a content, and none in a content that is text."""
+        turn = {"role": "user", "content": "\u241fwords\u241f"}
+        if turn["content"] in (self._written([turn], False) or ""):
+            return False
+        failure = self._failure
+        found = turn["content"] in (self._written([_parted(turn)], False) or "")
+        self._failure = failure
+        return found
+
+    def _written(self, turns: Sequence[Turn], answer: bool) -> str | None:
         try:
             return str(
                 self.tokenizer.apply_chat_template(
@@ -116,6 +129,11 @@ class Template:
     def common_end(self, one: str, other: str) -> str:
         """What both texts end with, in whole pieces."""
         return "".join(_shared(self.pieces(one)[::-1], self.pieces(other)[::-1])[::-1])
+
+
+def _parted(turn: Turn) -> Turn:
+    """The same turn with its words as the only part of its content."""
+    return turn | {"content": [{"type": "text", "text": turn["content"]}]}
 
 
 def _variables(options: Mapping[str, Any]) -> tuple[dict[str, Any], datetime | None]:

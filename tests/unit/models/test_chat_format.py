@@ -208,6 +208,23 @@ def test_a_template_that_writes_only_the_last_words_is_served_as_well() -> None:
     assert chat.turn("user", "u").text == "[user]u" and chat.turn("assistant", "a").text == "[assistant]a"
 
 
+def test_words_may_be_asked_for_as_parts_of_a_content() -> None:
+    """As templates of models do that also see."""
+    template, *_ = TEMPLATES["Qwen 2.5"]
+    words = "{{ message['content'] }}"
+    parts = (
+        "{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}"
+    )
+    assert words in template
+    assert chat_format(tokenizer_with(template.replace(words, parts), None, "<|im_end|>")) == format_of("Qwen 2.5")
+
+
+def test_of_several_templates_the_default_one_is_taken_with_its_date() -> None:
+    tokenizer = tokenizer_for("Mistral Small 3")
+    tokenizer.chat_template = {"default": str(tokenizer.chat_template), "tool_use": "{{ raise_exception('tools') }}"}
+    assert chat_format(tokenizer, {"date": DAY}) == format_of("Mistral Small 3")
+
+
 @pytest.mark.parametrize(
     "template", ["{{ messages[0]['content'].nothing() }}", "{{ raise_exception('no') }}", "nothing"]
 )
