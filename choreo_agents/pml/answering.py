@@ -108,7 +108,9 @@ class Answering(ABC):
 
 
 def _decode(engine: Engine, view: PromptView, sampling: Sampling | None, options: dict[str, Any]) -> Decode:
-    header: dict[str, Any] = {"header": engine.chat.header(options.get("author")), "closing": engine.chat.turn_end}
+    # A header that opens thoughts is for calls that tell them from the answer: else readers would be given both.
+    opening = engine.chat.header(options.get("author"), thinking=options.get("thinking") is not None)
+    header: dict[str, Any] = {"header": opening, "closing": engine.chat.turn_end}
     seen: dict[str, Any] = {"parents": view.handles, "offsets": view.offsets, "new_offset": view.end}
     return Decode(**(header | seen | {"sampling": sampling or Sampling()} | options))
 

@@ -64,7 +64,7 @@ class MergeSteps:
             branches, prompt, trunk=trunk, strategy=strategy, adapter=adapter, author=author, summary=summary
         )
         try:
-            start = chat.header(author) if header is None else header
+            start = chat.header(author, thinking=options.get("thinking") is not None) if header is None else header
             call = Decode(
                 start,
                 view.handles,
@@ -192,7 +192,7 @@ class MergeSteps:
         return (
             yield [
                 Decode(
-                    said.tokens[: said.header] if said.chosen is not None else chat.header(said.author),
+                    said.tokens[: said.header] if said.chosen is not None else chat.header(said.author, thinking=False),
                     [*seen, question],
                     [*offsets, end],
                     end + question.length,

@@ -16,6 +16,7 @@ from choreo_agents.engine.calls import StreamedToken, Thinking
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, ReleasedHandleError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.pml import Schema, SchemaLibrary
 
 FAMILIES = ("Qwen 3", "DeepSeek R1 Distill", "gpt-oss", "GLM-4.5")
 
@@ -193,6 +194,24 @@ def test_leases_of_a_scope_end_with_it(engine: Engine) -> None:
         engine.decode([call(engine, view, n=2)])
     assert engine.stats().leases == 0
     engine.check()
+
+
+def test_prompts_and_merged_branches_are_answered_at_once_unless_thoughts_are_told_apart(engine: Engine) -> None:
+    """Their answers are read as they are: nothing that was thought may stand in them."""
+    schema = Schema.from_text('<schema name="ask"><module name="why">Because.</module></schema>')
+    library = SchemaLibrary(engine)
+    library.register(schema)
+    one_token = Sampling(temperature=0.0, max_tokens=1)
+    prompt = schema.prompt("<why/><user>Why?</user>")
+    opening = [*engine.model.encode(engine.chat.header("ann", thinking=False))]
+    said = library.generate(prompt, one_token, author="ann")
+    branch = asked(engine)
+    merged = engine.branches.merge([branch], "So?", sampling=one_token, author="ann")
+    for answer in (said, merged):
+        assert [*engine.tokens(answer)][: len(opening)] == opening
+    thought = library.generate(prompt, one_token, author="ann", thinking=Thinking.of(engine.chat, "ann", 5))
+    assert engine.inspect.thoughts(thought)
+    library.close()
 
 
 def test_what_cannot_think_is_refused(engine: Engine) -> None:
