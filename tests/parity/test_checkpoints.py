@@ -1,8 +1,9 @@
 """What people host is served exactly: one test for each mechanism, on a checkpoint of one of the families that have it.
 
-Mechanisms of layers, and rules of templates. The engine reads messages in another order and at other places than they were encoded; the oracle encodes them anew, in
-doubles. In fp32 it may be as far from it as everywhere; in bf16 four times as far as Hugging Face's own forward in bf16
-is from its own in doubles, on the same tokens. With `-m slow`, all families.
+Mechanisms are those of layers and rules of chat templates. The engine reads messages in another order and at other
+places than they were encoded; the oracle encodes them anew, in doubles. In fp32 it may be as far from it as everywhere;
+in bf16 four times as far as Hugging Face's own forward in bf16 is from its own in doubles, on the same tokens. With
+`-m slow`, all families.
 """
 
 from __future__ import annotations
