@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         Quota,
         Scheduling,
         StreamedToken,
+        Thinking,
         Usage,
     )
     from choreo_agents.graph import (
@@ -71,6 +72,7 @@ __all__ = [
     "Send",
     "StreamedToken",
     "Synthesizer",
+    "Thinking",
     "Usage",
     "VisibilityMode",
     "Worker",
@@ -89,6 +91,7 @@ _ROOMS = {
         "Quota",
         "Scheduling",
         "StreamedToken",
+        "Thinking",
         "Usage",
     ),
     "graph": (

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from support.checkpoints import save_small_files
 from support.nested import run
+from support.templates import tokenizer_for
+from support.tiny import save_tiny_llama
 from typer.testing import CliRunner
 
 from choreo_agents.cli import app
@@ -146,8 +148,14 @@ def test_the_page_on_hosting_a_model_runs_and_shows_what_a_check_prints(
 ) -> None:
     page = (ROOT / "docs" / "how-to" / "host-a-model.md").read_text()
     code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
-    exec(compile(code, "host-a-model.md", "exec"), {})
-    assert capsys.readouterr().out == "None\n<|assistant|> Ann:\n"
+    name, tokenizer = '"./Qwen3-0.6B"', tokenizer_for("Qwen 3")
+    assert f"Engine.load({name}, device" in code
+    thinker = save_tiny_llama(tmp_path / "thinker", tokenizer=tokenizer, eos_token_id=tokenizer.eos_token_id)
+    exec(compile(code.replace(f"load({name}", f"load({str(thinker)!r}"), "host-a-model.md", "exec"), {})
+    known, header, *_, kinds, reached = capsys.readouterr().out.splitlines()
+    assert (known, header) == ("None", "<|assistant|> Ann:")
+    assert kinds == "['reasoning', 'text']" and kinds in page
+    assert reached == "[('Ann.thoughts', 'Bob', 'words')]" and reached in page
     [shown] = re.findall(r"```\n(can be served.*?)```", page, re.DOTALL)
     folder = save_small_files(tmp_path, "Qwen 3")
     result = CliRunner().invoke(app, ["models", "check", str(folder), "--device", "cpu"], env={"COLUMNS": "300"})

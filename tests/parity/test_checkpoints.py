@@ -1,8 +1,9 @@
 """What people host is served exactly: one test for each mechanism, on a checkpoint of one of the families that have it.
 
-The engine reads messages in another order and at other places than they were encoded; the oracle encodes them anew, in
-doubles. In fp32 it may be as far from it as everywhere; in bf16 four times as far as Hugging Face's own forward in bf16
-is from its own in doubles, on the same tokens. With `-m slow`, all families.
+Mechanisms are those of layers and rules of chat templates. The engine reads messages in another order and at other
+places than they were encoded; the oracle encodes them anew, in doubles. In fp32 it may be as far from it as everywhere;
+in bf16 four times as far as Hugging Face's own forward in bf16 is from its own in doubles, on the same tokens. With
+`-m slow`, all families.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.checkpoints import FAMILIES, Family, save_checkpoint
+from support.checkpoints import FAMILIES, Family, checkpoint_tokenizer, save_checkpoint, save_small_files
 from support.exact import TOLERANCE, exactly
 from support.oracle import Oracle
 from torch import Tensor
@@ -23,7 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from choreo_agents import Decode, Engine, Memory, Sampling
 from choreo_agents.models import LoadedModel, load_model
-from choreo_agents.models.chat import Role
+from choreo_agents.models.chat import ChatFormat, Role, chat_format
 from choreo_agents.models.checking import check_model
 
 OF_ITS_OWN_ERROR = 4.0
@@ -125,6 +127,110 @@ MECHANISMS: Mapping[str, Mechanism] = {
 """By name."""
 
 
+@dataclass(frozen=True)
+class TemplateRule:
+    """Something that a chat template does, and whose do."""
+
+    families: Sequence[str]
+    """All of them."""
+    shows: Callable[[ChatFormat], bool]
+    """Whether a format has it."""
+    reasons: frozenset[str] = frozenset()
+    """Why what the first of them is fed differs from its template, beside names."""
+
+
+DAY = {"date": "2026-11-23"}
+WRITTEN = "November 23, 2026", "2026-11-23", "23 Nov 2026"
+DISTILLS = ("DeepSeek R1 Distill Qwen", "DeepSeek R1 Distill Llama")
+GEMMAS = ("Gemma 3 1B", "Gemma 2", "Gemma 3 4B")
+FOLDED = ("Mistral 7B v0.3", "Mistral Nemo")
+TEMPLATE_RULES: Mapping[str, TemplateRule] = {
+    "default instructions": TemplateRule(
+        ("Qwen 2.5", "Llama 3.1", "Llama 3.2", "Mistral Small 3", "Granite 3.3", "SmolLM3"),
+        lambda chat: bool(chat.default_system),
+    ),
+    "a date": TemplateRule(
+        ("Llama 3.1", "Llama 3.2", "gpt-oss", "Mistral Small 3", "Granite 3.3"),
+        lambda chat: any(day in text for day in WRITTEN for text in (chat.bos, chat.system.plain, chat.default_system)),
+    ),
+    "instructions in every place": TemplateRule(
+        (
+            *(
+                "Qwen 3",
+                "Qwen 3 2507",
+                "Qwen 3 MoE",
+                "Qwen 2.5",
+                "GLM-4.5",
+                "GLM-4 0414",
+                "OLMo 2",
+                "OLMo 3",
+                "gpt-oss",
+            ),
+            *("Llama 3.1", "Llama 3.2", "Mistral 7B v0.1", "Phi-3 mini", "Phi-4", "Granite 3.3", "Granite 4 micro"),
+            *("SmolLM2", "Command R7B", "EXAONE 4", "Seed-OSS"),
+        ),
+        lambda chat: chat.later is not None,
+        frozenset({"opens_thoughts", "thoughts"}),
+    ),
+    "later instructions that are dropped, hoisted or bare": TemplateRule(
+        ("SmolLM3", *DISTILLS, "ERNIE 4.5"),
+        lambda chat: chat.later is None and chat.merges is None,
+        frozenset({"later_dropped", "opens_thoughts"}),
+    ),
+    "instructions in the user's turn": TemplateRule(
+        (*GEMMAS, *FOLDED), lambda chat: chat.leads, frozenset({"later_raises", "merged", "joints"})
+    ),
+    "users and model take turns": TemplateRule(
+        ("Mistral Small 3", *GEMMAS, *FOLDED),
+        lambda chat: chat.merges is not None,
+        frozenset({"later_raises", "merged", "no_opening"}),
+    ),
+    "nothing opens an answer": TemplateRule(
+        ("Mistral Small 3", *FOLDED, "Mistral 7B v0.1"),
+        lambda chat: chat.assistant.plain.strip() == "[/INST]",
+        frozenset({"later_raises", "merged", "no_opening"}),
+    ),
+    "nothing closes a turn": TemplateRule(
+        ("GLM-4.5", "GLM-4 0414"), lambda chat: not chat.turn_end, frozenset({"opens_thoughts", "thoughts"})
+    ),
+    "the last turn ends otherwise": TemplateRule(
+        ("Phi-3 mini", "gpt-oss"), lambda chat: chat.turn_end.strip() == "<|end|>", frozenset({"last_end"})
+    ),
+    "it starts with a token": TemplateRule(
+        (
+            *(
+                "Llama 3.1",
+                "Llama 3.2",
+                *DISTILLS,
+                *GEMMAS,
+                *FOLDED,
+                "Mistral Small 3",
+                "Mistral 7B v0.1",
+                "GLM-4 0414",
+            ),
+            *("GLM-4.5", "OLMo 2", "Command R7B", "ERNIE 4.5", "gpt-oss"),
+        ),
+        lambda chat: bool(chat.bos),
+    ),
+    "thoughts": TemplateRule(
+        ("Qwen 3", "Qwen 3 MoE", *DISTILLS, "gpt-oss", "GLM-4.5", "SmolLM3"),
+        lambda chat: chat.thoughts is not None and chat.thoughts.usual,
+        frozenset({"opens_thoughts", "thoughts"}),
+    ),
+    "the prompt opens the thoughts": TemplateRule(
+        DISTILLS,
+        lambda chat: "<think>" in (chat.answer or ""),
+        frozenset({"later_hoisted"}),
+    ),
+    "channels": TemplateRule(
+        ("gpt-oss",),
+        lambda chat: "<|channel|>" in chat.assistant.plain,
+        frozenset({"opens_thoughts", "thoughts", "last_end", "later_dropped"}),
+    ),
+}
+"""By name."""
+
+
 @pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A family's checkpoint, made once."""
@@ -210,6 +316,24 @@ def test_a_family_is_exact_and_has_what_it_is_said_to_have(name: str, folder: Ca
     for mechanism, each in MECHANISMS.items():
         if name in each.families:
             assert each.shows(FAMILIES[name], full), mechanism
+
+
+@cache
+def formats() -> Mapping[str, ChatFormat]:
+    """Of all families."""
+    return {name: chat_format(checkpoint_tokenizer(family), DAY) for name, family in FAMILIES.items()}
+
+
+@pytest.mark.parametrize("rule", TEMPLATE_RULES)
+def test_a_template_rule_is_kept_but_for_known_reasons(rule: str, tmp_path: Path) -> None:
+    """Token by token; and these families have it, and no others."""
+    each = TEMPLATE_RULES[rule]
+    assert {name for name, chat in formats().items() if each.shows(chat)} == set(each.families)
+    found = check_model(save_small_files(tmp_path, each.families[0]), chat=DAY)
+    views = [*found.shared, *found.reencoded]
+    reasons = {difference.reason.name.lower() for view in views for difference in view.differences}
+    assert found.explained and all(view.template_tokens for view in views)
+    assert reasons == each.reasons | {"names"}
 
 
 def test_every_family_is_named_and_twenty_of_them_are_recent() -> None:

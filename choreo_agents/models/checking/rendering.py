@@ -179,7 +179,7 @@ class Rendering:
         name = None if undone.names == "dropped" else said.name
         behind = None if places is None else places.behind_another
         opening = chat.assistant.opening(name)
-        if chat.thoughts is not None and (undone.thoughts == "all" or (undone.thoughts == "last" and is_last)):
+        if chat.thoughts is not None and self._thought(said, is_last):
             thoughts = FramedText.frame(chat.thoughts.header) + FramedText.words(said.thoughts)
             opening = thoughts + FramedText.frame(chat.thoughts.close) + _called(name)
         elif is_last and undone.last_opening and places is not None:
@@ -191,6 +191,12 @@ class Rendering:
             opening = chat.header(name) + FramedText.frame(blank)
         end = places.last_end if is_last and undone.last_end and places is not None else chat.turn_end
         return opening + FramedText.words(said.words) + FramedText.frame(end)
+
+    def _thought(self, said: TalkTurn, is_last: bool) -> bool:
+        """Whether an answer has its thoughts before it: the reader's own has, if its template shows it earlier ones."""
+        thoughts, undone = self.chat.thoughts, self.undone.thoughts
+        recalled = thoughts is not None and thoughts.kept and self.thinks and said.name == self.view.reader
+        return recalled or undone == "all" or (undone == "last" and is_last)
 
     def _header(self) -> FramedText:
         chat, undone = self.chat, self.undone

@@ -13,15 +13,10 @@ from support.families import save_tiny, tiny_config
 from transformers import AutoConfig
 from typer.testing import CliRunner
 
-from choreo_agents import END, START, Agent, ChoreoGraph
 from choreo_agents.cli import app
-from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.lab.embedded.tokenizer import build_tokenizer
 from choreo_agents.models.checking import check as checking
 from choreo_agents.models.checking.reasons import Reason
-from choreo_agents.models.checking.rendering import Rendering
-from choreo_agents.models.checking.talk import ANN, BOB, CAROL, PUBLIC, QUESTION, views
-from choreo_agents.testing import Script
 
 THINKS = "names opens_thoughts thoughts"
 TAKES_TURNS = "later_raises merged names"
@@ -197,23 +192,3 @@ def test_a_quantisation_that_nobody_reads_is_refused(tmp_path: Path) -> None:
 def test_the_groups_help_teaches() -> None:
     result = CliRunner().invoke(app, ["models", "--help"], env={"COLUMNS": "200"})
     assert "choreo models check PATH" in result.output and "needs no weights" in result.output
-
-
-def test_what_is_compared_is_what_a_graph_shows_its_agents() -> None:
-    """Message by message: who reads what, and in which words."""
-    script = Script({each.name: [each.words] for each in (ANN, BOB, CAROL)})
-    told = {view.reader: view.instructions for view in views()[:3]}
-    graph = ChoreoGraph(system=PUBLIC)
-    for name, instructions in told.items():
-        graph.add_node(Agent(name, system=instructions[1]))
-    graph.add_edge(START, "Ann").add_edge("Ann", "Bob").add_edge(["Ann", "Bob"], "Carol").add_edge("Carol", END)
-    with script.load() as engine:
-        state = graph.compile(engine=engine).invoke({"messages": [("user", QUESTION)]})
-        for view in views()[:3]:
-            [plain] = [entry["handle"] for entry in state["handles"] if entry["author"] == view.reader]
-            answer = MessageHandle.model_validate(plain)
-            parents = engine.inspect.records([answer])[-1].parents
-            shown = [engine.model.decode([*engine.tokens(parent)]) for parent in parents]
-            *read, header = (message.text.text for message in Rendering(engine.chat, view, None).messages())
-            assert shown == read, view.title
-            assert engine.model.decode([*engine.tokens(answer)]).startswith(header)

@@ -10,9 +10,7 @@ import torch
 from support.templates import tokenizer_for
 from support.tiny import save_tiny_llama
 
-from choreo_agents import Engine, Memory, Sampling
-from choreo_agents.engine import Decode
-from choreo_agents.engine.calls import StreamedToken, Thinking
+from choreo_agents import Decode, Engine, Memory, Sampling, StreamedToken, Thinking
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, ReleasedHandleError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel, load_model
