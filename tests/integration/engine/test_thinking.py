@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from support.templates import tokenizer_for
 from support.tiny import save_tiny_llama
 
-from choreo_agents import Decode, Engine, Memory, Sampling, StreamedToken, Thinking
+from choreo_agents import Decode, Engine, FramedText, Memory, Sampling, StreamedToken, Thinking
+from choreo_agents.engine.answering import answer_of
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, ReleasedHandleError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel, load_model
@@ -113,6 +115,30 @@ def test_a_model_that_has_thought_long_enough_is_made_to_answer(engine: Engine) 
         assert said - ending <= 6 <= said, "max_tokens counts the answer"
 
 
+def test_a_model_that_would_end_while_it_thinks_is_made_to_answer(engine: Engine) -> None:
+    """Whatever it says but what closes its thoughts would end the message."""
+    view, chat = asked(engine), engine.chat
+    assert chat.thoughts is not None
+    kept = engine.model.encode(FramedText.frame(chat.thoughts.close))
+    stops = tuple(token for token in range(len(engine.model.tokenizer)) if token not in kept)
+    [answer] = engine.decode([call(engine, view, stop_tokens=stops)])
+    thought = (*engine.inspect.thoughts(answer), answer)[0]  # one message, where an answer has an empty block
+    text = engine.model.decode(list(engine.tokens(thought)), special=True)
+    assert text.count(chat.thoughts.close + "ann:") == 1 and engine.logprobs(answer), "closed as its template has it"
+
+
+def test_what_an_answer_was_asked_for_with_is_its_own(engine: Engine) -> None:
+    """Encoded again it is as confidential and by the same adapter, and as urgent."""
+    view = asked(engine)
+    made = replace(call(engine, view), confidential=True, priority=3, timeout_s=60.0)
+    [answer] = engine.decode([made])
+    [lineage] = engine.inspect.audit([answer]).messages
+    assert lineage.confidential and lineage.authors == {"ann"}
+    [thought] = engine.inspect.thoughts(answer)
+    again = answer_of(engine._tenant, replace(made, adapter="mine"), thought)
+    assert (again.priority, again.timeout_s, again.adapter) == (3, 60.0, "mine")
+
+
 def test_stops_and_choices_are_of_the_answer(engine: Engine) -> None:
     view = asked(engine)
     [led] = engine.decode([call(engine, view, budget=9, choices=(" yes", " no"), max_tokens=8)])
@@ -171,6 +197,9 @@ def test_thoughts_are_confidential_reach_readers_as_words_and_live_as_long_as_th
     reached = {ancestor.handle: ancestor for ancestor in lineage.through("words")}
     assert reached[thought].authors == {"ann.thoughts"} and reached[thought].confidential
     assert thought not in {ancestor.handle for ancestor in lineage.through("encoding")}
+    heard = engine.prefill(engine.chat.turn("user", "And?"), [view, answer])
+    [lineage] = engine.inspect.audit([heard]).messages
+    assert [each.channels for each in lineage.ancestors if each.handle == thought] == [{"words"}]
     engine.release(answer)
     with pytest.raises(ReleasedHandleError):
         engine.tokens(thought)

@@ -13,7 +13,7 @@ from langgraph.graph import END, START
 from support.templates import tokenizer_for
 from support.tiny import save_tiny_llama
 
-from choreo_agents import Agent, ChoreoGraph, Engine, Memory, Policy, RunOptions, Sampling, Scheduling
+from choreo_agents import Agent, ChoreoGraph, Engine, Memory, Policy, Rule, RunOptions, Sampling, Scheduling
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel, load_model
@@ -116,6 +116,18 @@ def test_a_policy_of_words_must_allow_thoughts(engine: Engine) -> None:
         chain(policy=Policy(**strict)).compile(engine=engine)  # type: ignore[arg-type]
     allowed = strict | {"confidential": {"ann.thoughts": frozenset({"bob"})}}
     chain(policy=Policy(**allowed)).compile(engine=engine).invoke(QUESTION)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["shared", "reencoded"])
+def test_a_policy_of_words_holds_at_call_time_as_well(engine: Engine, mode: str) -> None:
+    graph = ChoreoGraph(policy=Policy(confidential={"ann.thoughts": frozenset()}, channels={"words"}))
+    graph.add_node(Agent("ann", sampling=ANSWER, thinking=9)).add_node(Agent("bob", sampling=ANSWER, thinking=False))
+    graph.add_edge(START, "ann").add_edge("ann", "bob", visibility={}).add_edge("bob", END)
+    app = graph.compile(engine=engine)
+    app.invoke(QUESTION)
+    app.builder.nodes["bob"].runnable._reader_rules.sources["ann"] = Rule(mode)  # what no declaration had foreseen
+    with pytest.raises(VisibilityError, match=r"the policy keeps 'ann\.thoughts' from 'bob', but the words of 'ann'"):
+        app.invoke(QUESTION)
 
 
 def test_streams_tell_thoughts_from_words(engine: Engine) -> None:
