@@ -115,16 +115,17 @@ class ChatFormat:
         said = words.strip() if self.user.trims else words
         return opening + FramedText.words(said)
 
-    def header(self, name: str | None, *, thinking: bool | None = None) -> FramedText:
+    def header(self, name: str | None, *, thinking: bool = False) -> FramedText:
         """What a decode of an assistant turn starts with.
 
         A trailing space is left to the first word, where tokenizers expect it.
 
         Args:
             name: Who speaks. Not written before thoughts: it stands before the answer that follows them.
-            thinking: Whether thoughts come first; None: as the template has it if nothing is said.
+            thinking: Whether thoughts come first, which `Decode(thinking=...)` must then tell from the answer. A model
+                without any answers at once.
         """
-        if self.thoughts is not None and thinking is not False and (thinking or self.thoughts.usual):
+        if self.thoughts is not None and thinking:
             return FramedText.frame(self.thoughts.header).rstrip(" ")
         plain = self.answer if self.thoughts is None else self.thoughts.unthinking
         if plain is None or plain == self.assistant.plain:

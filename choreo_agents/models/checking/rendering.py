@@ -206,7 +206,8 @@ class Rendering:
         if undone.opens_thoughts and self.thinks:
             header = plain.rstrip(" ")
         else:
-            header = chat.header(self.view.reader if undone.names is None else None)
+            name = self.view.reader if undone.names is None else None
+            header = chat.header(name, thinking=self.thinks)
         if undone.header == "no blank":
             return header.rstrip(" \n")
         return header + FramedText.frame(plain.text[len(plain.rstrip(" ").text) :] if undone.header == "blank" else "")

@@ -274,8 +274,8 @@ def test_models_think_as_their_templates_have_it(
     assert thoughts is not None
     assert (thoughts.header, thoughts.close, thoughts.unthinking) == (header, close, unthinking)
     assert thoughts.usual and not thoughts.kept and thoughts.elsewhere is elsewhere
-    assert chat.header("Ann").text == header and chat.header("Ann", thinking=True).text == header
-    assert chat.header("Ann", thinking=False).text == f"{unthinking}Ann:"
+    assert chat.header("Ann", thinking=True).text == header
+    assert chat.header("Ann").text == chat.header("Ann", thinking=False).text == f"{unthinking}Ann:"
     if family in ("Qwen 3", "SmolLM3", "GLM-4.5"):
         off = format_of(family, enable_thinking=False)
         assert off.thoughts is not None and not off.thoughts.usual
@@ -286,7 +286,7 @@ def test_a_model_that_is_told_to_think_on_request_does_not_usually() -> None:
     """Only what it is told differs, not where its answer begins."""
     off, on = format_of("Granite 3.3 on request"), format_of("Granite 3.3 on request", thinking=True)
     assert off.thoughts is not None and not off.thoughts.usual and "<think>" not in off.header("Ann").text
-    assert on.thoughts is not None and on.thoughts.usual and on.header("Ann").text.endswith("<think>\n")
+    assert on.thoughts is not None and on.thoughts.usual and on.header("Ann", thinking=True).text.endswith("<think>\n")
 
 
 def test_thoughts_begin_behind_what_closes_the_question() -> None:
