@@ -177,6 +177,8 @@ def test_the_same_call_is_answered_once(engine: Engine) -> None:
     before = engine.stats().tokens_encoded
     assert engine.decode([call(engine, view, memo="m")]) == first
     assert engine.stats().tokens_encoded == before
+    engine.decode([call(engine, view, memo="m", budget=2)])
+    assert engine.stats().tokens_encoded > before, "to think for less long is another call"
 
 
 def test_the_answer_costs_a_prefill_of_its_length(engine: Engine) -> None:

@@ -161,14 +161,17 @@ def test_an_agent_recalls_what_it_has_thought_if_its_template_does(
         assert engine.chat.thoughts is not None and engine.chat.thoughts.kept is kept
         graph = chain()
         graph.add_node("again", Agent("ann", persona="ann", sampling=ANSWER, thinking=False))
-        graph.add_edge("bob", "again")
+        graph.add_node(Agent("eve", sampling=ANSWER, thinking=False))
+        graph.add_edge("bob", "again").add_edge("again", "eve")
         app = graph.compile(engine=engine)
         state = app.invoke(QUESTION)
         [thought] = engine.inspect.thoughts(handle_of(state, "ann"))
         seen = engine.inspect.records([handle_of(state, "again")])[-1].parents
         assert (thought in seen) is kept and (handle_of(state, "ann") in seen) is not kept
         foreseen = {(f.context, f.reader, f.channel) for f in app.audit().findings}
-        assert {(f.context, f.reader, f.channel) for f in app.audit(state).findings} <= foreseen
+        found = {(f.context, f.reader, f.channel) for f in app.audit(state).findings}
+        assert found <= foreseen and ("ann.thoughts", "eve", "words") in foreseen
+        assert (("ann.thoughts", "eve", "encoding") in found) is kept, "what she said later has attended to them"
 
 
 def test_callbacks_are_told_what_an_agent_reads_and_no_thoughts_of_others(engine: Engine) -> None:
