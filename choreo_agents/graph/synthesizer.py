@@ -115,7 +115,8 @@ class Synthesizer(Agent):
         """
         chat, encode = engine.chat, engine.model.encode
         names = [agent.speaker({}), *speakers] if agent.header is None else []
-        headers = [*map(chat.header, names)] or [chat.assistant.opening(None) + FramedText.frame(str(agent.header))]
+        headers = [form(name) for name in names for form in (chat.header, chat.assistant.opening)]
+        headers = headers or [chat.assistant.opening(None) + FramedText.frame(str(agent.header))]
         header = max(len(encode(header + FramedText.frame(chat.turn_end))) for header in headers)
         is_own = (agent.persona or node) == (self.persona or self.name)
         asked = encode(chat.turn("user", agent.prompt)) if is_own and isinstance(agent.prompt, str) else ()

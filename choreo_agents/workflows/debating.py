@@ -156,8 +156,8 @@ def hold(
 
 def _generated(engine: Engine, entry: Any) -> tuple[int, ...]:
     """The tokens of a message after its header."""
-    header = engine.model.encode(engine.chat.header(entry["author"]))
-    return tuple(engine.tokens(MessageHandle.model_validate(entry["handle"])))[len(header) :]
+    *_, made = engine.inspect.records([MessageHandle.model_validate(entry["handle"])])
+    return made.tokens[0 if made.sampled is None else made.sampled[0] :]
 
 
 def _utterances(messages: list[BaseMessage]) -> tuple[Utterance, ...]:
