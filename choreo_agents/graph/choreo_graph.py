@@ -293,7 +293,8 @@ def _require_names(graph: ChoreoGraph) -> None:
     chart = graph.chart()
     contexts = [context.name for context in chart.contexts()]
     # Whether they think is their model's to say, which need not be known yet.
-    contexts += [f"{name}.thoughts" for name, spec in graph.nodes.items() if isinstance(spec.runnable, Agent)]
+    thoughts = {f"{name}.thoughts" for name, spec in graph.nodes.items() if isinstance(spec.runnable, Agent)}
+    contexts += thoughts & graph.policy.confidential.keys()
     graph._visibility.require_nodes(graph.nodes)
     require_personas(graph.personas, graph.nodes)
     graph._visibility.require_contexts(named_contexts(graph.nodes))

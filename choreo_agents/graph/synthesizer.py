@@ -109,17 +109,16 @@ class Synthesizer(Agent):
             return {name: [*(each for update in seen for each in update.get(name) or []), *said[name]] for name in said}
 
     def _longest(self, engine: Engine, node: str, agent: Speaker, speakers: frozenset[str]) -> int:
-        """Tokens of the longest message that an agent can say at a time, and of all that it says at once.
+        """Tokens of the longest messages that an agent can say at a time, as far as that is known before it speaks.
 
-        As far as that is known before it speaks: with what it is asked, if that stands in the view, too, and is fixed.
+        With what it is asked, if that stands in the view, too, and is fixed.
         """
-        chat, encode = engine.chat, engine.model.encode
-        names = [agent.speaker({}), *speakers] if agent.header is None else []
-        headers = [form(name) for name in names for form in (chat.header, chat.assistant.opening)]
-        headers = headers or [chat.assistant.opening(None) + FramedText.frame(str(agent.header))]
+        chat, encode, names = engine.chat, engine.model.encode, [agent.speaker({}), *speakers]
+        said = [form(name) for name in names for form in (chat.header, chat.assistant.opening) if agent.header is None]
+        headers = said or [chat.assistant.opening(None) + FramedText.frame(str(agent.header))]
         header = max(len(encode(header + FramedText.frame(chat.turn_end))) for header in headers)
-        is_own = (agent.persona or node) == (self.persona or self.name)
-        asked = encode(chat.turn("user", agent.prompt)) if is_own and isinstance(agent.prompt, str) else ()
+        own = (agent.persona or node) == (self.persona or self.name)
+        asked = encode(chat.turn("user", agent.prompt)) if own and isinstance(agent.prompt, str) else ()
         return agent.n * (len(asked) + header + agent.sampling.longest)
 
 

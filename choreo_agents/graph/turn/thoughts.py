@@ -75,7 +75,9 @@ def header_of(agent: Thinker, state: Any, chat: ChatFormat) -> FramedText:
         return chat.header(None, thinking=True)
     if agent.header is None:
         return chat.header(agent.speaker(state), thinking=False)
-    return chat.header(None, thinking=False) + FramedText.frame(agent.header)
+    opening, bare = chat.assistant.opening(None), chat.header(None)
+    # The space before the first word stays before a header of its own.
+    return (opening if bare == opening.rstrip(" ") else bare) + FramedText.frame(agent.header)
 
 
 def recalled(engine: Engine, handle: MessageHandle, author: str) -> MessageHandle:

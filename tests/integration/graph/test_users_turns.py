@@ -76,8 +76,8 @@ def run(graph: ChoreoGraph, engine: Engine, state: Mapping[str, Any]) -> Any:
 
 def chain(public: str | None = None, mode: Any = "reencoded", **bob: Any) -> ChoreoGraph:
     graph = ChoreoGraph(system=public)
-    graph.add_node(Agent("ann", system="You are Ann."))
-    graph.add_node(Agent("bob", **({"system": "You are Bob."} | bob)))
+    graph.add_node(Agent("ann", system="You are Ann.", thinking=False))
+    graph.add_node(Agent("bob", **({"system": "You are Bob.", "thinking": False} | bob)))
     graph.add_edge(START, "ann").add_edge("ann", "bob", visibility=mode).add_edge("bob", END)
     return graph
 
