@@ -103,7 +103,7 @@ def test_generation_settings_name_more_stop_tokens_and_how_to_sample(tmp_path: P
     _, found = checked(folder)
     closes = {token["text"]: token["closes"] for token in found["stop_tokens"]}
     assert closes == {"<|end_of_text|>": False, "<|eom_id|>": False, "<|eot_id|>": True}
-    assert found["sampling"] == {"temperature": 0.6, "top_p": 0.9}
+    assert found["sampling"] == {"temperature": 0.6, "top_p": 0.9}, "as calls have it"
 
 
 def test_with_weights_a_model_is_measured_unless_it_is_not_to_be(tmp_path: Path) -> None:

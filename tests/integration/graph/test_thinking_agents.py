@@ -141,6 +141,17 @@ def test_streams_tell_thoughts_from_words(engine: Engine) -> None:
     assert kinds == ["reasoning", "text"] and whole.text
 
 
+def test_a_header_of_the_agents_own_stands_before_its_answer(engine: Engine) -> None:
+    state = chain(header="Verdict:").compile(engine=engine).invoke(QUESTION)
+    answer, chat = handle_of(state, "ann"), engine.chat
+    [thought] = engine.inspect.thoughts(answer)
+    assert chat.thoughts is not None
+    opening = chat.assistant.opening(None).text + "Verdict:"
+    assert engine.model.decode(list(engine.tokens(answer)), special=True).startswith(opening)
+    text = engine.model.decode(list(engine.tokens(thought)), special=True)
+    assert f"{chat.thoughts.close}Verdict:" in text and "ann:" not in text
+
+
 def test_a_model_thinks_as_its_template_has_it_unless_told(engine: Engine) -> None:
     usual = chain(thinking=None).compile(engine=engine)
     assert any(finding.context == "ann.thoughts" for finding in usual.audit().findings)
