@@ -166,12 +166,17 @@ class Attempts:
                 self._most = None
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether it says that the device or the host has no memory left for what a pass computes with."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    said = told(error).lower()
-    return isinstance(error, RuntimeError) and ("out of memory" in said or "allocate memory" in said)
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether it, or what it comes from, says that device or host have no memory left for what a pass computes with."""
+    causes: list[BaseException] = [error]
+    for each in causes:
+        said = told(each).lower()
+        is_said = isinstance(each, RuntimeError) and ("out of memory" in said or "allocate memory" in said)
+        if is_said or isinstance(each, MemoryError | torch.OutOfMemoryError):
+            return True
+        if each.__cause__ is not None and not any(each.__cause__ is known for known in causes):
+            causes.append(each.__cause__)
+    return False
 
 
 def _forget_locals(failure: BaseException) -> None:

@@ -160,8 +160,17 @@ def _one(call: Decode) -> Any:
     return called(Decode, [call], (), {})
 
 
+def _not_copied() -> RuntimeError:
+    """As a copy beside the step says it."""
+    error = RuntimeError("keys and values could not be copied into the KV memory")
+    error.__cause__ = torch.OutOfMemoryError("oom")
+    return error
+
+
 @pytest.mark.parametrize("most", [1, 3, 16])
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("oom"), MemoryError(), RuntimeError("can't allocate memory")])
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("oom"), MemoryError(), RuntimeError("can't allocate memory"), _not_copied()]
+)
 def test_attack_out_of_memory_means_smaller_steps(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, most: int, error: BaseException
 ) -> None:

@@ -16,7 +16,7 @@ from choreo_agents import Engine, MessageHandle, Sampling
 from choreo_agents.attention.step import StepAttention
 from choreo_agents.engine import Prefill
 from choreo_agents.engine.adapters import Loaded
-from choreo_agents.errors import EngineFailedError
+from choreo_agents.errors import CapacityError, ChoreoError, EngineFailedError
 from choreo_agents.kv import copying
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
@@ -173,8 +173,16 @@ def test_what_leaves_again_while_it_arrives_is_whole(make_engine: MakeEngine, lo
 
 
 @pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize(
+    ("failure", "told"), [(OSError("no such bus"), EngineFailedError), (MemoryError("no such memory"), CapacityError)]
+)
 def test_a_copy_that_fails_fails_its_step_and_nothing_is_lost(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, logits_by_seed: Logits, beside: bool
+    make_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    logits_by_seed: Logits,
+    failure: Exception,
+    told: type[ChoreoError],
+    beside: bool,
 ) -> None:
     monkeypatch.setattr(copying, "BESIDE_BYTES", 0 if beside else 1 << 30)
     engine = make_engine(host_bytes=1 << 30)
@@ -185,10 +193,10 @@ def test_a_copy_that_fails_fails_its_step_and_nothing_is_lost(
     with monkeypatch.context() as patch:
 
         def broken(pool: KVPool, segment: Segment, host_kv: HostKV, layer: int) -> None:
-            raise MemoryError("no such memory")
+            raise failure
 
         patch.setattr(KVPool, "fill", broken)
-        with pytest.raises(EngineFailedError, match="could not be copied"):
+        with pytest.raises(told, match="could not be copied"):
             answer(engine, seen, 2)
     assert set(engine.kv.tiers(seen)) == {"host"} and engine.stats().host_bytes == held
     assert engine.stats().restored_from_host == 0

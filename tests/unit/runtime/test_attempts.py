@@ -10,7 +10,7 @@ import torch
 
 from choreo_agents.kv.blocks import Run
 from choreo_agents.kv.segment import Segment
-from choreo_agents.runtime.attempts import Attempts
+from choreo_agents.runtime.attempts import Attempts, is_out_of_memory
 from choreo_agents.runtime.step import Row, Step
 
 
@@ -92,3 +92,11 @@ def test_who_has_no_memory_alone_makes_no_step_of_others_smaller() -> None:
     for _ in range(100):
         assert not attempts.run(calls[1:], [], {}).failed
     assert executor.passes == 100
+
+
+def test_an_error_that_is_its_own_cause_is_looked_at_once() -> None:
+    error = ValueError("again and again")
+    error.__cause__ = error
+    assert not is_out_of_memory(error)
+    error.__cause__ = MemoryError()
+    assert is_out_of_memory(error)
