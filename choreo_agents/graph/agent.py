@@ -20,7 +20,7 @@ from choreo_agents.graph.turn.merged_branches import MergeSpec
 from choreo_agents.graph.turn.reader_rules import ReaderRules
 from choreo_agents.graph.turn.thoughts import Thinks, required_thinking
 from choreo_agents.graph.turn.turn import AgentTurn, Choices, Prompt
-from choreo_agents.graph.visibility import Positions, Reads, Rule, hidden_sources, rules_of, with_input
+from choreo_agents.graph.visibility import EVERYONE, Positions, Reads, Rule, hidden_sources, rules_of, with_input
 from choreo_agents.pml import Prompt as SchemaPrompt
 from choreo_agents.pml import Schema
 from choreo_agents.sampling import Sampling
@@ -49,14 +49,15 @@ class Agent(Runnable[Any, dict[str, Any]]):
         adapter: The name of an adapter of its engine, which encodes what is its own: its system prompt, what it is
             asked, what it says, and words that are encoded again for it, but no modules. None: the engine's; `"base"`:
             the model alone.
-        thinking: Whether it thinks before it speaks, or for how many tokens at most; by default as its model's chat
-            template has it. Thoughts are a private context, `<node>.thoughts`, a reasoning block of its message, and in
-            no KV that others read: its answer is encoded again for them. `sampling` is of the answer.
+        thinking: Whether it thinks before it speaks, or for how many tokens at most; by default as its chat template
+            has it. Thoughts are a private context, `<node>.thoughts`, a reasoning block of its message, and in no KV
+            that others read: its answer is encoded again for them. `sampling` is of the answer.
         sampling: How it chooses tokens. Without a seed, one is derived from the run's seed, the node, the superstep
             and the branch.
         engine: Needed in a stock `StateGraph` only.
         reads: Sources by name, in the order in which it sees those of one superstep: a mode, or a `Rule` with a mode
-            and a history. Input text is shared with it unless declared otherwise.
+            and a history. Input text is shared with it unless declared otherwise. `"*"`: everyone; as a source, all who
+            are not named, without what they say confidentially: `{"*": "reencoded", "critic": "private"}`.
         public: Public root, for a stock `StateGraph`: a system prompt that all agents share.
         positions: `sequential`: the messages of its view follow each other; `parallel`: those of one superstep start at
             one offset, and what follows starts after the longest of them. By default the graph's.
@@ -162,7 +163,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
         if self._reader_rules is not None:
             return self._reader_rules
         guard = Guard(hidden=hidden_sources(self.rules))
-        return ReaderRules(with_input(self.rules), self.public, self.positions or "sequential", guard=guard)
+        undeclared = {EVERYONE} if EVERYONE in self.rules else None
+        return ReaderRules(with_input(self.rules), undeclared, self.public, self.positions or "sequential", guard=guard)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> dict[str, Any]:
         """Speak once. Takes graph state, returns its update."""

@@ -4,36 +4,42 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, get_args
 
-from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.base import RunnableBindingBase
-from langchain_core.runnables.graph import Edge, Graph
 from langgraph.graph import END, START, StateGraph
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.audit import AuditReport, Chart, Declared, Hop, Policy, audit_chart, audit_entries, harmless
+from choreo_agents.graph.audit import AuditReport, Chart, Declared, Hop, Policy, audit_chart, harmless
+from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.compiling.binding import bound_agent, named_contexts, require_personas, with_system
 from choreo_agents.graph.compiling.charting import agents_of, chart_of, found
 from choreo_agents.graph.compiling.loops import require_bounded_loops
 from choreo_agents.graph.compiling.promises import kept
 from choreo_agents.graph.compiling.texts import TextsByModel
-from choreo_agents.graph.langgraph_internals import called_with, relabelled, saved_state_of
-from choreo_agents.graph.provenance.door import Door
-from choreo_agents.graph.provenance.notary import notary_of, with_notary
+from choreo_agents.graph.compiling.unseen import note_unseen
+from choreo_agents.graph.langgraph_internals import relabelled
 from choreo_agents.graph.provenance.signing import sign
-from choreo_agents.graph.quorum.board import with_board
 from choreo_agents.graph.quorum.rewiring import rewire
 from choreo_agents.graph.state import ChoreoState
 from choreo_agents.graph.synthesizer import Synthesizer
-from choreo_agents.graph.tenancy import Resolver, Tenancy, TenantThreads, require_by_tenant
-from choreo_agents.graph.visibility import SHARED, History, Mode, Positions, Rule, Scope, VisibilityTable, rule_of
+from choreo_agents.graph.tenancy import Resolver, Tenancy, require_by_tenant
+from choreo_agents.graph.visibility import (
+    SHARED,
+    History,
+    Mode,
+    Positions,
+    Rule,
+    Scope,
+    VisibilityTable,
+    rule_of,
+)
 
 Self = TypeVar("Self", bound="ChoreoGraph")
 
@@ -46,6 +52,9 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         system: The public root: a system prompt that every view starts with, encoded once.
         policy: What it promises about its private contexts beyond what it declares `private`.
         positions: Where the messages of a view stand, unless an agent says otherwise (see `Agent`).
+        visibility: How every agent sees all nodes of which nothing else is said, as programs that pass on all
+            messages have it: then edges are control flow. Confidential messages are for those alone to whom they
+            are declared. By default it sees whom it has edges from.
         **options: As for `StateGraph`.
     """
 
@@ -56,6 +65,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         system: str | None = None,
         policy: Policy | None = None,
         positions: Positions = "sequential",
+        visibility: Mode | Rule | None = None,
         **options: Any,
     ) -> None:
         super().__init__(state_schema, **options)
@@ -66,7 +76,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         self.positions = positions
         self.personas: dict[str, str] = {}
         """Of functions that are declared to be somebody's nodes."""
-        self._visibility = VisibilityTable()
+        self._visibility = VisibilityTable(default=None if visibility is None else rule_of(visibility))
         self._changed: tuple[Hop, ...] = ()
         self.engine: Engine | None = None
         """Of a compiled graph's builder, the engine that seals what is said in it; None: it has no agents."""
@@ -185,8 +195,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         return self
 
     def visibility_table(self) -> dict[str, dict[str, Rule]]:
-        """Every declaration, by reader and source, as plain data."""
-        return {reader: dict(rules) for reader, rules in self._visibility.rules.items()}
+        """Every declaration, by reader and source, as plain data; `"*"` for how it sees all others."""
+        return self._visibility.declared(self.nodes)
 
     def with_rule(self: Self, source: str, reader: str, rule: Mode | Rule) -> Self:
         """A copy in which one reader sees one source otherwise, whatever was declared."""
@@ -222,7 +232,11 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
 
     def reads_of(self, name: str, agent: Agent) -> dict[str, Rule]:
         """The rules by which an agent reads as the node of that name."""
-        return self._visibility.reads(name)
+        return self._visibility.reads(name, self.nodes)
+
+    def undeclared_of(self, name: str, agent: Agent) -> tuple[str, ...] | None:
+        """If it reads everyone, those of whom nothing is said by name."""
+        return self._visibility.undeclared(name, self.nodes)
 
     def chart(self, engine: Engine | None = None) -> Chart:
         """The graph as the audit sees it, that of subgraphs included; served by `engine` where agents have none."""
@@ -266,26 +280,34 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         for hop in bound._changed:
             bound._visibility.change(hop.source, hop.reader, whole.node(hop.reader).rules[hop.source])
         stops = [*(options.get("interrupt_before") or ()), *(options.get("interrupt_after") or ())]
+        note_unseen(self, whole)
         require_bounded_loops(self, whole, self.nodes if "*" in stops else stops)
-        bound.nodes = {}
-        declared = Declared(whole, TextsByModel(bound))
+        declared, running = Declared(whole, TextsByModel(bound)), {}
         for name, spec in self.nodes.items():
-            node: Any = spec.runnable
-            if isinstance(node, Agent):
-                bound.nodes[name] = bound_agent(bound, self.nodes, name, engine, declared, by_tenant=tenant is not None)
+            if isinstance(spec.runnable, Agent):
+                running[name] = bound_agent(bound, self.nodes, name, engine, declared, by_tenant=tenant is not None)
             else:
-                signing = partial(sign, persona=self.personas.get(name))
-                bound.nodes[name] = replace(spec, runnable=node | RunnableLambda(signing, name=f"sign {name}"))
-        agents = {name: spec.runnable for name, spec in bound.nodes.items() if isinstance(spec.runnable, Agent)}
-        early = {
-            name: agent for name, agent in agents.items() if isinstance(agent, Synthesizer) and agent.quorum is not None
-        }
-        if tenant is not None:
-            require_by_tenant(bound, agents, agents_of(bound))
-        rewire(bound, agents, early, {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")})
+                running[name] = _signing(spec, name, self.personas.get(name))
+        bound.nodes = running
+        _rewire(bound, {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")})
         bound.engine = engine or next((each.engine for each in agents_of(bound) if each.engine is not None), None)
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
         return relabelled(compiled, CompiledChoreoGraph)
+
+
+def _rewire(bound: ChoreoGraph, stops: Mapping[str, Any]) -> None:
+    """Have every synthesizer with a quorum start with its branches; where there are tenants, each run be one's."""
+    agents = {name: spec.runnable for name, spec in bound.nodes.items() if isinstance(spec.runnable, Agent)}
+    early = {name: each for name, each in agents.items() if isinstance(each, Synthesizer) and each.quorum is not None}
+    if bound.tenancy is not None:
+        require_by_tenant(bound, agents, agents_of(bound))
+    rewire(bound, agents, early, stops)
+
+
+def _signing(spec: Any, name: str, persona: str | None) -> Any:
+    """A function's node that signs what it writes."""
+    signing = RunnableLambda(partial(sign, persona=persona), name=f"sign {name}")
+    return replace(spec, runnable=spec.runnable | signing)
 
 
 def _require_names(graph: ChoreoGraph) -> None:
@@ -314,83 +336,4 @@ def _declared(
     return dict.fromkeys(starts, rule)
 
 
-class CompiledChoreoGraph(TenantThreads):
-    """A `CompiledStateGraph` whose drawing shows visibilities as edge labels."""
-
-    def get_graph(self, config: RunnableConfig | None = None, *, xray: int | bool = False) -> Graph:
-        return self._labelled(super().get_graph(config, xray=xray))
-
-    async def aget_graph(self, config: RunnableConfig | None = None, *, xray: int | bool = False) -> Graph:
-        return self._labelled(await super().aget_graph(config, xray=xray))
-
-    def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
-        door, run = self._opened(config)
-        saved = door.asks(input)
-        held = None if saved is None else self.get_state(saved)
-        return super().stream(door.admitted(input, held), run, **options)
-
-    def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
-        door, run = self._opened(config)
-        saved = door.asks(input)
-        if saved is None:
-            return super().astream(door.admitted(input), run, **options)
-        return self._astream_after(saved, door, input, run, options)
-
-    async def _astream_after(
-        self, saved: RunnableConfig, door: Door, given: Any, run: RunnableConfig, options: Mapping[str, Any]
-    ) -> AsyncGenerator[Any]:
-        parts: Any = super().astream(door.admitted(given, await self.aget_state(saved)), run, **options)
-        async with aclosing(parts):
-            async for part in parts:
-                yield part
-
-    def _opened(self, config: RunnableConfig | None) -> tuple[Door, RunnableConfig]:
-        """The door through which input comes, and the config of the run behind it."""
-        assert isinstance(self.builder, ChoreoGraph)
-        called, engine = called_with(self, config), self.builder.engine
-        if engine is not None and (tenant := self.tenant_of(called)) is not None:
-            engine = tenant.engine(engine)
-        run = with_board(with_notary(config, called, None if engine is None else engine.seals, self.name))
-        return Door(notary_of(run) or notary_of(called), called, saved_state_of(self, called)), run
-
-    def agents(self) -> Iterator[Agent]:
-        """All agents, those of subgraphs included."""
-        return agents_of(self.builder)
-
-    def audit(self, state: Any = None, *, engine: Engine | None = None) -> AuditReport:
-        """Who can be influenced by which private context, and how; or, given a state, who was.
-
-        Args:
-            state: What a run ended with, or its values at any time: the audit follows the lineage of its messages.
-            engine: Which served the run, if agents have several.
-        """
-        assert isinstance(self.builder, ChoreoGraph)
-        if state is None:
-            return self.builder.audit()
-        engines = {agent.engine for agent in self.agents() if agent.engine is not None}
-        if engine is None and len(engines) != 1:
-            raise InvalidRequestError(f"the agents of this graph have {len(engines)} engines: give audit(engine=...)")
-        entries = state.get("handles") if isinstance(state, Mapping) else getattr(state, "handles", None)
-        serving = engine if engine is not None else engines.pop()
-        declared = Declared(self.builder.chart(), TextsByModel(self.builder))
-        return audit_entries(serving, declared, entries or [])
-
-    def _labelled(self, graph: Graph) -> Graph:
-        assert isinstance(self.builder, ChoreoGraph)
-        table = self.builder.visibility_table()
-        drawn = {(edge.source, edge.target) for edge in graph.edges}
-        edges = [self._label(edge, table) for edge in graph.edges]
-        for reader, rules in table.items():
-            for source, rule in rules.items():
-                if (source, reader) not in drawn and {source, reader} <= graph.nodes.keys():
-                    edges.append(Edge(source, reader, data=rule.words(), conditional=True))
-        graph.edges = edges
-        return graph
-
-    @staticmethod
-    def _label(edge: Edge, table: Mapping[str, Mapping[str, Rule]]) -> Edge:
-        rule = table.get(edge.target, {}).get(edge.source)
-        return edge if rule is None or edge.data else edge._replace(data=rule.words())
-
-
-__all__ = ["START", "ChoreoGraph", "CompiledChoreoGraph"]
+__all__ = ["START", "ChoreoGraph"]

@@ -9,6 +9,7 @@ from langgraph.graph import END, START
 
 from choreo_agents.graph.audit import AuditReport, Chart, Finding
 from choreo_agents.graph.choreo_graph import ChoreoGraph
+from choreo_agents.graph.visibility import rule_between
 
 _ARROWS = {"encoding": "==>", "words": "-.->"}
 
@@ -50,7 +51,7 @@ def _flow(graph: ChoreoGraph) -> Iterator[str]:
     for source, end in sorted(pairs):
         if source == START or end == END:
             continue
-        rule = table.get(end, {}).get(source)
+        rule = rule_between(table, source, end)
         label = "" if rule is None else f"|{rule.words()}|"
         yield f"    {_id(source)} -->{label} {_id(end)}"
 

@@ -17,7 +17,7 @@ from choreo_agents.graph.quorum.gathering import Gathering, QuorumPlan, state_be
 from choreo_agents.graph.quorum.late_branches import LateBranches
 from choreo_agents.graph.turn.merged_branches import MergeSpec
 from choreo_agents.graph.turn.turn import AgentTurn, Speaker
-from choreo_agents.graph.visibility import REENCODED, SHARED, Mode, Positions, Rule
+from choreo_agents.graph.visibility import REENCODED, SHARED, Mode, Positions, Rule, rules_of
 from choreo_agents.models import FramedText
 from choreo_agents.synthesis.strategies import Strategy, require_strategy
 
@@ -68,7 +68,7 @@ class Synthesizer(Agent):
             raise InvalidRequestError(
                 f"strategy {strategy!r} places its branches itself: leave positions={options['positions']!r} out"
             )
-        reads = {**sources, **options.pop("reads", {})}
+        reads = {**sources, **rules_of(options.pop("reads", {}))}
         super().__init__(name, reads=reads, **{**options, "positions": positions})
         self.strategy: Strategy = strategy
         self.quorum = _required_quorum(quorum, deadline_s, strategy)
@@ -101,25 +101,28 @@ class Synthesizer(Agent):
                 return {}
             branches = await gathering.enough(self.quorum, self.deadline_s)
             state = with_branches(state_before(config, plan.schema, plan.channels), branches)
-            longest = max(self._longest(engine, *each, gathering.speakers) for each in plan.merged.items())
+            longest = max(
+                _longest(self.persona or self.name, engine, *each, gathering.speakers) for each in plan.merged.items()
+            )
             late = LateBranches(gathering, branches, longest, keeps_kv=engine.method == "choreo")
             said = await AgentTurn(agent, engine, state, config, late).speak(lambda: gathering.next_superstep)
             # What it has seen comes with it: a route behind it runs before its superstep ends, and sees this only.
             seen = [branch.update for branch in gathering.taken()]
             return {name: [*(each for update in seen for each in update.get(name) or []), *said[name]] for name in said}
 
-    def _longest(self, engine: Engine, node: str, agent: Speaker, speakers: frozenset[str]) -> int:
-        """Tokens of the longest messages that an agent can say at a time, as far as that is known before it speaks.
 
-        With what it is asked, if that stands in the view, too, and is fixed.
-        """
-        chat, encode, names = engine.chat, engine.model.encode, [agent.speaker({}), *speakers]
-        said = [form(name) for name in names for form in (chat.header, chat.assistant.opening) if agent.header is None]
-        headers = said or [chat.assistant.opening(None) + FramedText.frame(str(agent.header))]
-        header = max(len(encode(header + FramedText.frame(chat.turn_end))) for header in headers)
-        own = (agent.persona or node) == (self.persona or self.name)
-        asked = encode(chat.turn("user", agent.prompt)) if own and isinstance(agent.prompt, str) else ()
-        return agent.n * (len(asked) + header + agent.sampling.longest)
+def _longest(home: str, engine: Engine, node: str, agent: Speaker, speakers: frozenset[str]) -> int:
+    """Tokens of the longest messages that an agent can say at a time, as far as that is known before it speaks.
+
+    With what it is asked, if that stands in the view, too, and is fixed.
+    """
+    chat, encode, names = engine.chat, engine.model.encode, [agent.speaker({}), *speakers]
+    said = [form(name) for name in names for form in (chat.header, chat.assistant.opening) if agent.header is None]
+    headers = said or [chat.assistant.opening(None) + FramedText.frame(str(agent.header))]
+    header = max(len(encode(header + FramedText.frame(chat.turn_end))) for header in headers)
+    own = (agent.persona or node) == home
+    asked = encode(chat.turn("user", agent.prompt)) if own and isinstance(agent.prompt, str) else ()
+    return agent.n * (len(asked) + header + agent.sampling.longest)
 
 
 def _require_room_to_wait(name: str, config: RunnableConfig, plan: QuorumPlan) -> None:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from choreo_agents.graph import END, START, Agent, ChoreoGraph, Send, Worker, send
-from choreo_agents.graph.visibility import Mode
+from choreo_agents.graph.visibility import Mode, VisibilityMode
 from choreo_agents.sampling import Sampling
 from choreo_agents.workflows.election import elect
 from choreo_agents.workflows.thoughts import THINKER, VOTER, TreeState, begin, numbered, sent, stand, votes
 
 FINALIST = "finalist"
+_UNSEEN = VisibilityMode("unseen", "nothing")
+"""Votes are counted: who thinks on does not read them, and nothing is promised of them."""
 Ballot = Callable[[str, str], str | None]
 """What a vote for a candidate says, given its name and its words; None if nobody can vote for it."""
 
@@ -114,4 +116,6 @@ def tree_of_thoughts(
     graph.add_edge(voting_nodes if critics else VOTER, "count")
     graph.add_conditional_edges("count", next_level, [THINKER, FINALIST], visibility={})
     graph.add_edge(FINALIST, END)
+    for node in voting_nodes:
+        graph.share(node, THINKER, _UNSEEN).share(node, FINALIST, _UNSEEN)
     return graph

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from choreo_agents.graph.state import HandleEntry, merge_entries
 from choreo_agents.graph.turn.view import visible
-from choreo_agents.graph.visibility import START_SOURCE, Rule
+from choreo_agents.graph.visibility import EVERYONE, START_SOURCE, Rule, VisibilityTable
 
 AUTHORS = ("a", "b", "c", "me", START_SOURCE)
 rules_by_source = st.dictionaries(
@@ -18,14 +18,20 @@ rules_by_source = st.dictionaries(
 
 @st.composite
 def histories(draw: st.DrawFn, ids: st.SearchStrategy[str] | None = None) -> list[HandleEntry]:
-    what = st.tuples(st.sampled_from(AUTHORS), st.integers(0, 4), st.integers(0, 2))
+    what = st.tuples(st.sampled_from(AUTHORS), st.integers(0, 4), st.integers(0, 2), st.booleans())
     said = draw(st.lists(what, max_size=12))
     names = [str(i) for i in range(len(said))] if ids is None else [draw(ids) for _ in said]
     return [
         HandleEntry(
-            handle={}, author=author, superstep=superstep, branch=branch, confidential=False, message_id=name, digest=""
+            handle={},
+            author=author,
+            superstep=superstep,
+            branch=branch,
+            confidential=secret,
+            message_id=name,
+            digest="",
         )
-        for (author, superstep, branch), name in zip(said, names, strict=True)
+        for (author, superstep, branch, secret), name in zip(said, names, strict=True)
     ]
 
 
@@ -77,3 +83,25 @@ def test_it_does_not_matter_what_is_merged_first(one, two, three) -> None:
 def test_the_later_entry_of_a_message_stands(left: list[HandleEntry], right: list[HandleEntry]) -> None:
     last = {entry["message_id"]: entry for entry in (*left, *right)}
     assert {entry["message_id"]: entry for entry in merge_entries(left, right)} == last
+
+
+@given(histories(), rules_by_source, st.builds(Rule, st.sampled_from(["shared", "reencoded"])))
+def test_who_reads_everyone_reads_each_as_declared_and_the_others_without_their_secrets(
+    entries, rules: dict[str, Rule], usual: Rule
+) -> None:
+    table = VisibilityTable(default=usual)
+    for source in sorted(rules.keys() - {"me"}):
+        table.declare(source, "me", rules[source])
+    reads, undeclared = table.reads("me", "abc"), table.undeclared("me", "abc")
+    found = visible(entries, "me", reads, undeclared=undeclared)
+    open_to_all = [
+        e for e in entries if e["author"] in {*table.rules.get("me", ()), START_SOURCE, "me"} or not e["confidential"]
+    ]
+    spelled = {"a": usual, "b": usual, "c": usual, START_SOURCE: Rule(), **table.rules.get("me", {})}
+    expected = visible(open_to_all, "me", spelled)
+    assert {e["message_id"]: rule for e, rule in found} == {e["message_id"]: rule for e, rule in expected}
+    keys = [(e["superstep"], e["author"] != START_SOURCE, e["author"], e["branch"]) for e, _ in found]
+    assert keys == sorted(keys)
+    # In a stock graph nobody knows the nodes: whoever is not named is meant.
+    stock = {START_SOURCE: Rule(), **table.rules.get("me", {}), EVERYONE: usual}
+    assert visible(entries, "me", stock, undeclared={EVERYONE}) == found

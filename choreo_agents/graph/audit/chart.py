@@ -35,6 +35,13 @@ class ChartNode:
     """The confidential ones of these. A module is one for all graphs: its name has no path before it."""
     rules: Mapping[str, Rule] = field(default_factory=dict)
     """Its sources by path; one that is a graph stands for all that is said in it."""
+    undeclared: frozenset[str] = frozenset()
+    """Those of which nothing is said by name: what they say confidentially is not for it."""
+
+    def reads(self, source: str, said_by: ChartNode) -> bool:
+        """Whether it has anything of what a node says that it knows under this name."""
+        rule = self.rules.get(source)
+        return rule is not None and rule.mode.shows and not (source in self.undeclared and said_by.confidential)
 
 
 @dataclass(frozen=True)
@@ -115,10 +122,10 @@ class Chart:
         found: list[Edge] = []
         for reader in self.nodes:
             for source, rule in reader.rules.items():
-                if not rule.mode.shows or source == START_SOURCE:
+                if source == START_SOURCE:
                     continue
                 for node in self.inside(source):
-                    if node.persona != reader.persona:
+                    if node.persona != reader.persona and reader.reads(source, node):
                         where = (source, reader.name)
                         sent = reader.may_be_sent
                         found.append(Edge(node.name, reader.name, rule.mode, where, rule.words(), sent))

@@ -67,7 +67,12 @@ def _blocked(chart: Chart) -> Iterator[Blocked]:
     for reader in chart.nodes:
         if reader.is_function:
             continue
-        seen = [source for source, rule in reader.rules.items() if rule.mode.shows]
+        seen = [
+            source
+            for source, rule in reader.rules.items()
+            if (source == START_SOURCE and rule.mode.shows)
+            or any(reader.reads(source, node) for node in chart.inside(source))
+        ]
         for later in seen:
             if not reader.rules[later].mode.hands_on_encodings:
                 continue
@@ -84,9 +89,10 @@ def _blocked(chart: Chart) -> Iterator[Blocked]:
 
 def _blind(chart: Chart, node: ChartNode, source: str) -> bool:
     """Whether a node sees nothing of a source."""
-    rule = node.rules.get(source)
     own = any(other.persona == node.persona for other in chart.inside(source))
-    return not own and (rule is None or not rule.mode.shows)
+    if source == START_SOURCE:
+        return not (source in node.rules and node.rules[source].mode.shows)
+    return not own and not any(node.reads(source, other) for other in chart.inside(source))
 
 
 def harmless(chart: Chart) -> tuple[Chart, list[Hop]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -23,6 +23,8 @@ class DeclaringGraph(Protocol):
     positions: Positions
 
     def reads_of(self, name: str, agent: Agent) -> Mapping[str, Rule]: ...
+
+    def undeclared_of(self, name: str, agent: Agent) -> Collection[str] | None: ...
 
 
 def named_contexts(nodes: Mapping[str, Any]) -> set[str]:
@@ -100,6 +102,7 @@ def _reader_rules(
             texts += [each.system] if each.system not in texts else []
     return ReaderRules(
         sources,
+        graph.undeclared_of(name, agent),
         graph.system,
         agent.positions or graph.positions,
         systems,

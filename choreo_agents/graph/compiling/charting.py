@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from langchain_core.runnables import Runnable, RunnableParallel, RunnableSequence, RunnableWithFallbacks
 from langchain_core.runnables.base import RunnableBindingBase
@@ -17,10 +17,35 @@ from choreo_agents.graph.audit.chart import Chart, ChartNode
 from choreo_agents.graph.audit.policy import Policy
 from choreo_agents.graph.turn.imported_prompt import confidential_modules, has_own_words
 from choreo_agents.graph.turn.thoughts import thinks
-from choreo_agents.graph.visibility import START_SOURCE, Rule, with_input
+from choreo_agents.graph.visibility import START_SOURCE, Rule, VisibilityTable
 
-Reads = Callable[[str, Agent], Mapping[str, Rule]]
-"""The rules by which a node reads, by its name and its agent."""
+
+@runtime_checkable
+class _Declaring(Protocol):
+    """A graph that says who reads whom."""
+
+    def reads_of(self, name: str, agent: Agent) -> Mapping[str, Rule]: ...
+
+    def undeclared_of(self, name: str, agent: Agent) -> Collection[str] | None: ...
+
+
+class _OwnReads:
+    """In a stock `StateGraph` agents say themselves what they read."""
+
+    def __init__(self, nodes: Collection[str]) -> None:
+        self._nodes = nodes
+
+    def reads_of(self, name: str, agent: Agent) -> Mapping[str, Rule]:
+        return self._table(name, agent).reads(name, self._nodes)
+
+    def undeclared_of(self, name: str, agent: Agent) -> Collection[str] | None:
+        return self._table(name, agent).undeclared(name, self._nodes)
+
+    def _table(self, name: str, agent: Agent) -> VisibilityTable:
+        table = VisibilityTable()
+        for source, rule in agent.rules.items():
+            table.declare(source, name, rule)
+        return table
 
 
 def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engine: Engine | None = None) -> Chart:
@@ -31,7 +56,7 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engine: 
         prefix: The nodes that it stands in: `team|`.
         engine: Serves the agents that have none yet.
     """
-    reads: Reads = getattr(builder, "reads_of", _own_reads)
+    declared: _Declaring = builder if isinstance(builder, _Declaring) else _OwnReads(builder.nodes)
     nodes: list[ChartNode] = []
     outside: list[str] = []
     policies: list[tuple[str, Policy]] = []
@@ -45,7 +70,7 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engine: 
             outside += chart.outside
             policies += chart.policies
         elif agent is not None:
-            nodes.append(_agent_node(agent, name, prefix, reads(name, agent), engine))
+            nodes.append(_agent_node(agent, name, prefix, declared, engine))
             if callable(agent.prompt):
                 outside.append(f"the prompt of {path!r}, which a function makes from the state")
             if callable(agent.choices):
@@ -70,11 +95,6 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engine: 
     return Chart(tuple(nodes), tuple(outside), tuple(policies))
 
 
-def _own_reads(name: str, agent: Agent) -> Mapping[str, Rule]:
-    """In a stock `StateGraph` agents say themselves what they read."""
-    return with_input(agent.rules)
-
-
 def agents_of(builder: StateGraph[Any, Any, Any, Any]) -> Iterator[Agent]:
     """All agents of a graph, those of its subgraphs included."""
     for spec in builder.nodes.values():
@@ -83,8 +103,9 @@ def agents_of(builder: StateGraph[Any, Any, Any, Any]) -> Iterator[Agent]:
             yield from agents_of(inner.builder)
 
 
-def _agent_node(agent: Agent, name: str, prefix: str, rules: Mapping[str, Rule], engine: Engine | None) -> ChartNode:
+def _agent_node(agent: Agent, name: str, prefix: str, declared: _Declaring, engine: Engine | None) -> ChartNode:
     told, served = agent.schema_prompt, agent.engine or engine
+    rules = declared.reads_of(name, agent)
     return ChartNode(
         prefix + name,
         persona=prefix + (agent.persona or name),
@@ -99,6 +120,7 @@ def _agent_node(agent: Agent, name: str, prefix: str, rules: Mapping[str, Rule],
             source if source == START_SOURCE else prefix + source: _placed(rule, prefix)
             for source, rule in rules.items()
         },
+        undeclared=frozenset(prefix + source for source in declared.undeclared_of(name, agent) or ()),
     )
 
 

@@ -9,6 +9,7 @@ from langgraph.graph import END, StateGraph
 
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.audit import Chart
+from choreo_agents.graph.compiling.unseen import reached
 
 
 def require_bounded_loops(builder: StateGraph[Any, Any, Any, Any], chart: Chart, stops: Container[str]) -> None:
@@ -27,7 +28,7 @@ def require_bounded_loops(builder: StateGraph[Any, Any, Any, Any], chart: Chart,
         name: _following(builder, name, is_function=name not in nodes or nodes[name].is_function or name in stops)
         for name in builder.nodes
     }
-    ahead = {name: _ahead(following, name) for name in builder.nodes}
+    ahead = {name: reached(following, name) for name in builder.nodes}
     for name, node in nodes.items():
         if name not in ahead:
             continue
@@ -49,14 +50,3 @@ def _following(builder: StateGraph[Any, Any, Any, Any], name: str, is_function: 
         after |= set(branch.ends.values()) if branch.ends is not None else {END}
     # A function may send control anywhere.
     return after | {END} if is_function or not after else after
-
-
-def _ahead(following: dict[str, set[str]], name: str) -> set[str]:
-    """All that may run after a node."""
-    found: set[str] = set()
-    queue = [name]
-    for node in queue:
-        for after in following.get(node, set()) - found:
-            found.add(after)
-            queue.append(after)
-    return found

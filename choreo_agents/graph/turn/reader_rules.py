@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from choreo_agents.graph.audit.guard import Guard
@@ -20,6 +20,9 @@ class ReaderRules:
 
     sources: Mapping[str, Rule]
     """By name, in the order in which it sees those of one superstep."""
+    undeclared: Collection[str] | None = None
+    """Those of them of which nothing is said by name, since it reads everyone (in a stock graph, `EVERYONE` stands for
+    them): what they say confidentially is not for it. None: it reads whom it names."""
     public: str | None = None
     """The system prompt that all views start with."""
     positions: Positions = "sequential"

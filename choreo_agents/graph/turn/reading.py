@@ -97,7 +97,7 @@ class Reading:
             modules = [self.bound.grant(handle) for handle in self._modules.handles]
             self.showing.modules = modules
             await imported.place(view, modules, self._reader.system, self._shared.ask_for_own)
-        shown = visible(self.entries, self._place.author, self._rules.sources, self._persona)
+        shown = self._visible()
         told = system is not None or bool(self._rules.public) or imported is not None
         if not told and not (shown and self._words.instructs(shown[0].entry)):
             for handle in await self._turns.default_instructions():
@@ -134,7 +134,7 @@ class Reading:
         self.entries = [*self.entries, *(new := [e for e in said_in(update) if e["message_id"] not in known])]
         self._words.hear(update.get("messages") or [])
         self.superstep = self._next_superstep(self.entries)
-        everything = visible(self.entries, self._place.author, self._rules.sources, self._persona)
+        everything = self._visible()
         shown = [seen for seen in everything if seen.entry in new]
         self.showing.copies += await self._branches.stand_in(shown)
         for entry, rule in shown:
@@ -153,8 +153,12 @@ class Reading:
 
     def outgrown(self, error: ContextLengthError) -> ContextLengthError:
         """The same error, with the edge whose messages take most of the view, and what would make them fewer."""
-        seen = visible(self.entries, self._place.author, self._rules.sources, self._persona)
+        seen = self._visible()
         return advised(error, seen, self._place.author, self._persona)
+
+    def _visible(self) -> list[SeenEntry]:
+        rules = self._rules
+        return visible(self.entries, self._place.author, rules.sources, self._persona, rules.undeclared)
 
     def _next_superstep(self, entries: Sequence[HandleEntry]) -> int:
         return max(self._earliest, 1 + max((entry["superstep"] for entry in entries), default=-1))

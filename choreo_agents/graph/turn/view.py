@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.visibility import START_SOURCE, Rule, mode_of, source_of_author
+from choreo_agents.graph.visibility import EVERYONE, START_SOURCE, Rule, mode_of, source_of_author
 
 _OWN = "|own"
 """The source of what a reader's own persona said; no node can be named so."""
@@ -22,23 +22,30 @@ class SeenEntry(NamedTuple):
 
 
 def visible(
-    entries: Sequence[HandleEntry], reader: str, rules: Mapping[str, Rule], persona: str | None = None
+    entries: Sequence[HandleEntry],
+    reader: str,
+    rules: Mapping[str, Rule],
+    persona: str | None = None,
+    undeclared: Collection[str] | None = None,
 ) -> list[SeenEntry]:
     """A reader's view: by superstep; within one, input first, then its own, then sources in declared order.
 
-    The messages of its own persona are always there, shared; those of undeclared and private sources never are. The
-    order of `entries` does not matter.
+    The messages of its own persona are always there, shared; those of private sources never are, nor those of sources
+    without a rule. The order of `entries` does not matter.
 
     Args:
         entries: All that was said.
         reader: The node that reads, behind its subgraphs, and `persona` whose node it is; by default its own.
         rules: Its sources.
+        undeclared: If it reads everyone, whom it does not name: without their confidential messages. Then those of one
+            superstep stand by name, its own among them, as LangGraph applies what nodes of a superstep say.
 
     Raises:
         VisibilityError: A `send` hands on more than the reader may see.
     """
-    rank = {source: i for i, source in enumerate(rules, start=1)}
-    rank[START_SOURCE] = -1
+    rank: dict[str | None, int] = {START_SOURCE: -1, _OWN: 0}
+    if undeclared is None:
+        rank = {**{source: i for i, source in enumerate(rules, start=1)}, **rank}
     by_source: dict[str | None, list[HandleEntry]] = {}
     for entry in entries:
         says = entry.get("unproven")
@@ -47,17 +54,18 @@ def visible(
         own = is_own(entry, reader, persona or reader)
         source = _OWN if own else source_of_author(says["author"] if says else entry["author"], reader)
         by_source.setdefault(source, []).append(entry)
-    rank[_OWN] = 0
     seen: list[tuple[int, SeenEntry]] = []
     for source, said in by_source.items():
-        rule = Rule() if source == _OWN else rules.get(source or "")
-        shown = set() if rule is None or not rule.mode.shows else {id(entry) for entry in _recent(said, rule)}
+        rule = Rule() if source == _OWN else None if source is None else rules.get(source, rules.get(EVERYONE))
+        named = undeclared is None or source == _OWN or (source in rules and source not in undeclared)
+        readable = said if named else [entry for entry in said if not entry["confidential"]]
+        shown = set() if rule is None or not rule.mode.shows else {id(entry) for entry in _recent(readable, rule)}
         shown = {id(entry) for entry in said if id(entry) in shown and _kept(entry, rule)}
         for entry in said:
             if id(entry) in shown or entry.get("select"):
                 narrowed = _narrowed(entry, rule if id(entry) in shown else None, source, reader)
                 narrowed = _narrowest(narrowed, rules) if entry.get("unproven") else narrowed
-                seen.append((rank[str(source)], SeenEntry(entry, narrowed)))
+                seen.append((rank.get(source, 0), SeenEntry(entry, narrowed)))
     seen.sort(key=_place)
     return [item for _, item in seen]
 

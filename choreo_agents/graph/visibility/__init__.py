@@ -22,10 +22,11 @@ from choreo_agents.graph.visibility.rule import (
     rules_of,
     with_input,
 )
-from choreo_agents.graph.visibility.sources import START_SOURCE, source_of_author
-from choreo_agents.graph.visibility.table import VisibilityTable
+from choreo_agents.graph.visibility.sources import EVERYONE, START_SOURCE, source_of_author
+from choreo_agents.graph.visibility.table import VisibilityTable, rule_between
 
 __all__ = [
+    "EVERYONE",
     "PRIVATE",
     "REENCODED",
     "SHARED",
@@ -43,6 +44,7 @@ __all__ = [
     "VisibilityTable",
     "hidden_sources",
     "mode_of",
+    "rule_between",
     "rule_of",
     "rules_of",
     "source_of_author",

@@ -8,7 +8,7 @@ from typing import Literal
 
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.visibility.modes import PRIVATE, REENCODED, SHARED, Channel, Mode, VisibilityMode, mode_of
-from choreo_agents.graph.visibility.sources import START_SOURCE
+from choreo_agents.graph.visibility.sources import EVERYONE, START_SOURCE
 
 History = Literal["all", "last"] | int
 Scope = Literal["reader", "public"] | tuple[str, ...]
@@ -78,8 +78,10 @@ def _scope(scope: Scope | Sequence[str]) -> Scope:
     return named
 
 
-Reads = Mapping[str, Mode | Rule]
-"""Sources of one reader, in the order in which it sees those of one superstep."""
+Reads = Mapping[str, Mode | Rule] | Literal["*"]
+"""Sources of one reader, in the order in which it sees those of one superstep. `"*"` are all that are not named, and
+then those of one superstep stand in the order of their names, as LangGraph applies what they say; alone it is short for
+`{"*": "shared"}`."""
 
 
 def with_input(rules: Mapping[str, Rule]) -> dict[str, Rule]:
@@ -108,7 +110,17 @@ def rule_of(
 
 
 def rules_of(reads: Reads) -> dict[str, Rule]:
-    """Spelled-out rules of a `reads=` argument."""
+    """Spelled-out rules of a `reads=` argument.
+
+    Raises:
+        VisibilityError: It is neither `"*"` nor says how each of its sources is read.
+    """
+    if reads == EVERYONE:
+        return {EVERYONE: Rule()}
+    if not isinstance(reads, Mapping):
+        raise VisibilityError(
+            f"reads must be '*', or a mode or Rule for each source, such as {{'pro': 'shared'}}: not {reads!r}"
+        )
     return {source: rule_of(rule) for source, rule in reads.items()}
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 START_SOURCE = "__start__"
 """The source of input text: LangGraph's START."""
+EVERYONE = "*"
+"""Every node of a reader's graph that is not declared otherwise, but for those whose messages are confidential."""
 
 
 def source_of_author(author: str, reader: str) -> str | None:

@@ -1,0 +1,162 @@
+"""Graphs in which everyone sees everyone, and the note on whom an agent runs after and does not see."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Literal
+
+import pytest
+from langgraph.graph import StateGraph
+from langgraph.types import Command
+from support.graphs import QUESTION, agent, speakers_of
+
+from choreo_agents import END, START, ChoreoGraph, ChoreoState, Engine, Policy
+from choreo_agents.errors import VisibilityError
+from choreo_agents.graph.compiling.unseen import unseen_pairs
+
+
+def supervised(rounds: int = 2, **options: Any) -> ChoreoGraph:
+    """A supervisor that speaks, a route that calls its workers in turn, and is behind each of them again."""
+    graph = ChoreoGraph(**options)
+
+    def route(state: Any) -> Command[Literal["ann", "bob", "__end__"]]:
+        done = sum(message.type == "ai" for message in state["messages"])
+        return Command(goto=["ann", "bob"][done // 2 % 2] if done < 2 * rounds else END)
+
+    graph.add_node(agent("boss"))
+    graph.add_node("route", route)
+    graph.add_node(agent("ann"))
+    graph.add_node(agent("bob"))
+    graph.add_edge(START, "boss").add_edge("boss", "route", visibility={})
+    graph.add_edge("ann", "boss", visibility={}).add_edge("bob", "boss", visibility={})
+    return graph
+
+
+def who_saw(engine: Engine, state: dict[str, Any], author: str) -> list[str | None]:
+    return [source for source, _ in speakers_of(engine, state, author) if source != "public root"]
+
+
+@pytest.mark.parametrize("mode", ["shared", "reencoded"])
+def test_a_routed_graph_sees_all_that_was_said_in_the_order_in_which_it_was(engine: Engine, mode: Any) -> None:
+    state = supervised(visibility=mode).compile(engine=engine).invoke(QUESTION)
+    said = [entry["author"] for entry in state["handles"]]
+    assert said == [START, "boss", "ann", "boss", "bob", "boss"]
+    assert who_saw(engine, state, "bob") == said[:4]
+    assert who_saw(engine, state, "ann") == said[:2]
+
+
+def test_nobody_sees_the_supervisor_without_it(engine: Engine) -> None:
+    state = supervised().compile(engine=engine).invoke(QUESTION)
+    assert who_saw(engine, state, "bob") == [START]
+
+
+def test_messages_of_one_superstep_stand_as_langgraph_applies_them(engine: Engine) -> None:
+    graph = ChoreoGraph(visibility="shared")
+    for name in ("zoe", "ann", "me"):
+        graph.add_node(agent(name))
+        graph.add_edge(START, name).add_edge(name, "judge")
+    graph.add_node("judge", agent("judge"), defer=True)
+    graph.add_edge("judge", "me again")
+    graph.add_node("me again", agent("me again", persona="me"))
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    messages = [message.name or START for message in state["messages"]]
+    assert messages == [START, "ann", "me", "zoe", "judge", "me again"]
+    assert who_saw(engine, state, "judge") == messages[:4] and who_saw(engine, state, "me again") == messages[:5]
+
+
+def test_a_private_pair_is_the_exception(engine: Engine) -> None:
+    graph = supervised(visibility="shared").share("ann", "bob", "private")
+    with pytest.raises(VisibilityError, match="private"):
+        graph.compile(engine=engine)  # boss hands on what ann said
+    graph = supervised(visibility="reencoded").share("ann", "bob", "private")
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    assert who_saw(engine, state, "bob") == [START, "boss", "boss"]
+
+
+def test_what_is_said_confidentially_is_for_those_alone_to_whom_it_is_declared(engine: Engine) -> None:
+    graph = ChoreoGraph(visibility="shared")
+    graph.add_node(agent("plan", confidential=True))
+    graph.add_node(agent("ann"))
+    graph.add_node(agent("bob"))
+    graph.add_edge(START, "plan").add_edge("plan", "ann").add_edge("ann", "bob")
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    assert who_saw(engine, state, "ann") == [START] and who_saw(engine, state, "bob") == [START, "ann"]
+    assert not graph.audit().violations
+    graph.share("plan", "ann")
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    assert who_saw(engine, state, "ann") == [START, "plan"]
+    reaches = [f for f in graph.audit().findings if f.context == "plan"]
+    assert {f.reader for f in reaches} == {"ann", "bob"}
+
+
+def test_policies_hold_of_pairs_that_nobody_declared(engine: Engine) -> None:
+    def made(on_violation: Any) -> ChoreoGraph:
+        policy = Policy(confidential={"ann.system": ["ann"]}, on_violation=on_violation)
+        graph = supervised(visibility="shared", policy=policy)
+        return graph.with_system("ann", "Ann has a secret.")
+
+    with pytest.raises(VisibilityError, match=r"ann\.system"):
+        made("raise").compile(engine=engine)
+    compiled = made("reencode").compile(engine=engine)
+    assert ("ann", "boss") in {(hop.source, hop.reader) for hop in compiled.audit().changed}
+    assert not compiled.audit().violations
+    compiled.invoke(QUESTION)
+
+
+def test_an_agent_of_a_stock_graph_reads_everyone(engine: Engine) -> None:
+    graph = StateGraph(ChoreoState)
+    graph.add_node("ann", agent("ann", engine=engine))
+    graph.add_node("plan", agent("plan", engine=engine, confidential=True))
+    graph.add_node("bob", agent("bob", engine=engine, reads={"*": "shared", "eve": "private"}))
+    graph.add_node("eve", agent("eve", engine=engine))
+    graph.add_edge(START, "ann").add_edge("ann", "plan").add_edge("plan", "eve").add_edge("eve", "bob")
+    state: Any = graph.compile().invoke(QUESTION)  # type: ignore[call-overload]
+    assert who_saw(engine, state, "bob") == [START, "ann"] and who_saw(engine, state, "eve") == [START]
+
+
+def test_a_drawing_has_what_holds_of_each_edge_and_declared_pairs_alone(engine: Engine) -> None:
+    graph = supervised(visibility="reencoded").share("ann", "bob", "private")
+    drawn = {(e.source, e.target): e.data for e in graph.compile(engine=engine).get_graph().edges}
+    assert drawn["ann", "boss"] == "reencoded" and drawn["ann", "bob"] == "private"
+    assert ("boss", "ann") not in drawn
+
+
+def test_the_note_names_pairs_and_what_would_change_them(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        supervised().share("boss", "ann", "private").compile(engine=engine)
+    [note] = [record.getMessage() for record in caplog.records if "does not see" in record.getMessage()]
+    lines = note.splitlines()
+    assert "'bob' may run after 'boss' and does not see it: graph.share('boss', 'bob')" in lines
+    assert not any("'ann' may run after 'boss'" in line for line in lines)
+    assert "visibility=" in lines[-1]
+    caplog.clear()
+    supervised(visibility="shared").compile(engine=engine)
+    assert not caplog.records
+
+
+def test_a_long_note_tells_ten_pairs_and_how_many_more(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    graph = ChoreoGraph()
+    names = "abcdef"
+    for name in names:
+        graph.add_node(agent(name))
+    for one, other in zip((START, *names), names, strict=False):
+        graph.add_edge(one, other)
+    graph.compile(engine=engine)
+    [note] = [record.getMessage() for record in caplog.records]
+    assert note.count("may run after") == 10 and "1 more" not in note
+    graph.add_node(agent("g")).add_edge("f", "g")
+    caplog.clear()
+    graph.compile(engine=engine)
+    [note] = [record.getMessage() for record in caplog.records]
+    assert note.count("may run after") == 10 and "and 5 more pairs" in note
+
+
+def test_only_who_may_run_after_is_noted() -> None:
+    graph = ChoreoGraph()
+    for name in ("one", "two", "join", "lone"):
+        graph.add_node(agent(name))
+    graph.add_edge(START, "one").add_edge(START, "two").add_edge(["one", "two"], "join", visibility={"one": "shared"})
+    graph.add_edge(START, "lone").add_conditional_edges("lone", lambda state: "end", {"end": END})
+    assert list(unseen_pairs(graph, graph.chart())) == [("two", "join")]
+    graph.add_conditional_edges("two", lambda state: "lone", visibility={})
+    assert ("two", "lone") in unseen_pairs(graph, graph.chart())

@@ -1,0 +1,75 @@
+"""Who reads everyone, and what beats that."""
+
+from __future__ import annotations
+
+import pytest
+
+from choreo_agents.errors import VisibilityError
+from choreo_agents.graph.visibility import EVERYONE, START_SOURCE, Rule, VisibilityTable, rule_between, rules_of
+
+NODES = ("b", "a", "c", "me")
+
+
+def test_what_is_declared_beats_everyone_and_everyone_an_edge() -> None:
+    table = VisibilityTable(default=Rule("reencoded"))
+    table.declare("b", "me", Rule("private"))
+    table.declare("c", "me", Rule(), explicit=False)
+    assert table.reads("me", NODES) == {
+        START_SOURCE: Rule(),
+        "a": Rule("reencoded"),
+        "b": Rule("private"),
+        "c": Rule("reencoded"),
+    }
+    assert table.undeclared("me", NODES) == ("a", "c")
+
+
+def test_a_readers_own_word_on_everyone_beats_the_graphs() -> None:
+    table = VisibilityTable(default=Rule("reencoded"))
+    table.declare(EVERYONE, "me", Rule("shared", "last"))
+    assert table.reads("me", NODES)["a"] == Rule("shared", "last")
+    assert table.reads("a", NODES)["me"] == Rule("reencoded")
+
+
+def test_without_a_default_only_who_is_named_is_read() -> None:
+    table = VisibilityTable()
+    table.declare("b", "me", Rule(), explicit=False)
+    assert table.reads("me", NODES) == {START_SOURCE: Rule(), "b": Rule()}
+    assert table.undeclared("me", NODES) is None
+
+
+def test_what_a_policy_has_changed_stays_without_secrets() -> None:
+    table = VisibilityTable(default=Rule())
+    table.change("a", "me", Rule("reencoded"))
+    assert table.reads("me", NODES)["a"] == Rule("reencoded")
+    assert table.undeclared("me", NODES) == ("a", "b", "c")
+
+
+def test_a_copy_is_its_own() -> None:
+    table = VisibilityTable(default=Rule())
+    copied = table.copy()
+    copied.declare(EVERYONE, "me", Rule("reencoded"))
+    copied.change("a", "b", Rule("reencoded"))
+    assert table.reads("me", NODES)["a"] == table.reads("b", NODES)["a"] == Rule()
+    assert copied.reads("me", NODES)["a"] == copied.reads("b", NODES)["a"] == Rule("reencoded")
+
+
+def test_the_table_of_declarations_says_what_holds_of_each_pair() -> None:
+    table = VisibilityTable(default=Rule("reencoded"))
+    table.declare("a", "me", Rule(), explicit=False)
+    table.declare("b", "me", Rule("private"))
+    declared = table.declared(NODES)
+    for reader in NODES:
+        for source, rule in table.reads(reader, NODES).items():
+            if source != START_SOURCE:
+                assert rule_between(declared, source, reader) == rule
+    assert rule_between(declared, START_SOURCE, "me") is None
+
+
+def test_an_asterisk_is_short_for_everyone_shared() -> None:
+    assert rules_of("*") == {EVERYONE: Rule()} == rules_of({"*": "shared"})
+
+
+@pytest.mark.parametrize("reads", ["pro", ["pro"], 3])
+def test_what_does_not_say_how_is_refused(reads: object) -> None:
+    with pytest.raises(VisibilityError, match="reads must be"):
+        rules_of(reads)  # type: ignore[arg-type]
