@@ -10,6 +10,7 @@ from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.sending import send
 from choreo_agents.graph.state import ChoreoState, HandleEntry
 from choreo_agents.graph.synthesizer import Synthesizer
+from choreo_agents.graph.turn.history import Keep
 from choreo_agents.graph.turn.run_options import RunOptions
 from choreo_agents.graph.visibility import Rule, VisibilityMode
 from choreo_agents.graph.worker import Worker
@@ -25,6 +26,7 @@ __all__ = [
     "Command",
     "CompiledChoreoGraph",
     "HandleEntry",
+    "Keep",
     "Policy",
     "Rule",
     "RunOptions",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeVar, get_args
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
+from pydantic import ValidationError
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
@@ -15,11 +16,14 @@ from choreo_agents.graph.audit.guard import Guard
 from choreo_agents.graph.quorum.board import Reporting, reported
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.tenancy import TenantPrompts, tenant_in
+from choreo_agents.graph.turn.history import Keep, required_history
 from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
 from choreo_agents.graph.turn.merged_branches import MergeSpec
 from choreo_agents.graph.turn.reader_rules import ReaderRules
 from choreo_agents.graph.turn.thoughts import Thinks, required_thinking
-from choreo_agents.graph.turn.turn import AgentTurn, Choices, Prompt
+from choreo_agents.graph.turn.told import Prompt, required_arguments, required_words
+from choreo_agents.graph.turn.turn import AgentTurn, Choices
+from choreo_agents.graph.turn.updating import Update, with_update
 from choreo_agents.graph.visibility import EVERYONE, Positions, Reads, Rule, hidden_sources, rules_of, with_input
 from choreo_agents.pml import Prompt as SchemaPrompt
 from choreo_agents.pml import Schema
@@ -34,13 +38,13 @@ class Agent(Runnable[Any, dict[str, Any]]):
 
     Args:
         name: The speaker's name, in the header of its turns; also the node's name unless `add_node` gives another.
-        system: Its private system prompt: part of its own views only.
+        system: Its private system prompt: part of its own views only. Text, or a function of the graph's state.
         persona: Whose node this is, if several nodes are one speaker: all that these nodes said and were asked is
             each other's own, and their system prompt is one private context, `<persona>.system`. By default its own.
-        prompt: What it is asked before it speaks: a user's turn at the end of its view, or a function that makes one
-            of the graph's state. Part of its persona's later views only. Or a prompt of a schema, which stands where a
-            system prompt would: its modules are encoded once for all agents of the engine, each with no sight of the
-            others; arguments and words of its own are the agent's alone.
+        prompt: What it is asked before it speaks: a user's turn at the end of its view, or a function of the state that
+            makes one. Part of its persona's later views only. Or a prompt of a schema, which stands where a system
+            prompt would: its modules are encoded once for all agents of the engine, each with no sight of the others;
+            arguments and words of its own are the agent's alone.
         confidential: Whether its messages are a private context of their own: a plan, a chain of thought.
         header: What its messages start with, after the chat template's assistant header; by default its name.
         choices: The answers that it may give, or a function that makes them of the graph's state: its message is, or
@@ -54,6 +58,11 @@ class Agent(Runnable[Any, dict[str, Any]]):
             that others read: its answer is encoded again for them. `sampling` is of the answer.
         sampling: How it chooses tokens. Without a seed, one is derived from the run's seed, the node, the superstep
             and the branch.
+        update: What becomes of what it said: a function of it, and of the state with it, that makes an update of any
+            channel, or a `Command`.
+        history: How many messages it sees at most, its own among them, or a `Keep`. By default all.
+        tags: Of its runs in traces and streams, as `nostream`; and `metadata`.
+        metadata: Of its runs, beside the graph's.
         engine: Needed in a stock `StateGraph` only.
         reads: Sources by name, in the order in which it sees those of one superstep: a mode, or a `Rule` with a mode
             and a history. Input text is shared with it unless declared otherwise. `"*"`: everyone; as a source, all who
@@ -71,7 +80,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self,
         name: str,
         *,
-        system: str | None = None,
+        system: Prompt | None = None,
         persona: str | None = None,
         prompt: Prompt | SchemaPrompt | None = None,
         confidential: bool = False,
@@ -81,6 +90,10 @@ class Agent(Runnable[Any, dict[str, Any]]):
         adapter: str | None = None,
         thinking: Thinks = None,
         sampling: Sampling | None = None,
+        update: Update | None = None,
+        history: Keep | int | None = None,
+        tags: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
         engine: Engine | None = None,
         reads: Reads | None = None,
         public: str | None = None,
@@ -90,7 +103,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
             raise InvalidRequestError(f"positions must be 'sequential' or 'parallel', not {positions!r}")
         self.name: str = name
         self.__name__ = name  # as StateGraph.add_sequence asks for
-        self.system = system
+        self.system = required_words(name, "system", system)
         self.persona = persona
         self.prompt, self.schema_prompt = _told_apart(name, prompt)
         self._require_one_system()
@@ -100,7 +113,11 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.lead = lead
         self.adapter = adapter
         self.thinking = required_thinking(name, thinking)
-        self.sampling = sampling or Sampling()
+        self.sampling = _required_sampling(name, sampling)
+        self.update = _required_update(name, update)
+        self.history = required_history(name, history)
+        self.tags: Sequence[str] = [tags] if isinstance(tags, str) else list(tags)
+        self.metadata: Mapping[str, Any] = dict(metadata or {})
         self.engine = engine
         self.rules: Mapping[str, Rule] = rules_of(reads or {})
         self.public = public
@@ -175,11 +192,19 @@ class Agent(Runnable[Any, dict[str, Any]]):
         config = ensure_config(config)
         agent, engine = serving(self, config)
         if self._reporting is None:
-            return await AgentTurn(agent, engine, input, config).speak()
+            said = await AgentTurn(agent, engine, input, config).speak()
+            return await self.written(said, input, config)
         with reported(config, self.name, self._reporting) as report:
             update = await AgentTurn(agent, engine, input, config).speak()
             report(update)
             return update
+
+    async def written(self, said: dict[str, Any], state: Any, config: RunnableConfig) -> dict[str, Any]:
+        """What its node writes when it has spoken; a `Command` of that, where its update says so."""
+        found: Any = said
+        if self.update is not None:
+            found = await with_update(self.name, self.persona, self.update, said, state, config)
+        return found  # type: ignore[no-any-return]
 
 
 A = TypeVar("A", bound=Agent)
@@ -215,10 +240,28 @@ def _told_apart(name: str, prompt: Any) -> tuple[Prompt | None, SchemaPrompt | N
     """What an agent is asked, and its prompt of a schema."""
     if isinstance(prompt, SchemaPrompt):
         return None, prompt
-    if prompt is None or isinstance(prompt, str) or callable(prompt):
-        return prompt, None
-    hint = ": write schema.prompt(...)" if isinstance(prompt, Schema) else ""
-    raise InvalidRequestError(
-        f"the prompt of {name!r} must be text, a function that makes text of the state, or a prompt of a schema, not "
-        f"{type(prompt).__name__}{hint}"
-    )
+    if isinstance(prompt, Schema):
+        raise InvalidRequestError(
+            f"the prompt of {name!r} is a schema, which says nothing yet: write schema.prompt(...)"
+        )
+    return required_words(name, "prompt", prompt), None
+
+
+def _required_sampling(name: str, sampling: Any) -> Sampling:
+    if isinstance(sampling, Mapping):
+        try:
+            return Sampling(**sampling)
+        except ValidationError as error:
+            raise InvalidRequestError(f"the sampling of {name!r} cannot be: {error}") from error
+    if sampling is not None and not isinstance(sampling, Sampling):
+        raise InvalidRequestError(f"the sampling of {name!r} must be a Sampling, not {type(sampling).__name__}")
+    return Sampling() if sampling is None else sampling
+
+
+def _required_update(name: str, update: Any) -> Update | None:
+    if update is not None:
+        if not callable(update):
+            raise InvalidRequestError(f"the update of {name!r} must be a function, not {type(update).__name__}")
+        required_arguments(name, "update", update, ["said", "state"])
+    found: Update | None = update
+    return found

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, TypeVar, get_args
 
 from langchain_core.runnables import RunnableLambda
-from langchain_core.runnables.base import RunnableBindingBase
 from langgraph.graph import END, START, StateGraph
 
 from choreo_agents.engine import Engine
@@ -18,6 +17,7 @@ from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import AuditReport, Chart, Declared, Hop, Policy, audit_chart, harmless
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
+from choreo_agents.graph.compiling.accepting import destinations_of, require_channels, unwrapped
 from choreo_agents.graph.compiling.binding import bound_agent, named_contexts, require_personas, with_system
 from choreo_agents.graph.compiling.charting import agents_of, chart_of, found
 from choreo_agents.graph.compiling.loops import require_bounded_loops
@@ -96,14 +96,11 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
                 default all that it writes is its own, also what it has edited.
 
         Raises:
-            InvalidRequestError: An agent is wrapped, by `with_retry` or `with_config`, say, or has a persona itself.
+            InvalidRequestError: An agent is wrapped otherwise than by `with_retry` or `with_config`, or has a persona.
         """
-        agent = node if action is None else action
-        if isinstance(agent, RunnableBindingBase) and isinstance(agent.bound, Agent):
-            raise InvalidRequestError(
-                f"agent {agent.bound.name!r} is wrapped, so that its declarations cannot be read: add the agent "
-                "itself, and give retries, caching and timeouts to add_node"
-            )
+        agent, policy = unwrapped(node if action is None else action)
+        node, action = (agent, None) if action is None else (node, agent)
+        options = {"retry_policy": policy} | options if policy is not None else options
         if not isinstance(agent, Agent) and any(True for _ in found(agent, Agent)):
             raise InvalidRequestError(
                 "an agent stands in a sequence of runnables, where its declarations would bind nobody: make each step "
@@ -112,6 +109,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         if isinstance(agent, Agent) and persona is not None:
             raise InvalidRequestError(f"agent {agent.name!r} says itself whose node it is: Agent(persona={persona!r})")
         before = set(self.nodes)
+        if isinstance(agent, Agent) and agent.update is not None:
+            options = {"destinations": destinations_of(agent.update)} | options
         super().add_node(node, action, **options)
         self.personas |= {name: persona for name in self.nodes.keys() - before if persona is not None}
         if isinstance(agent, Agent):
@@ -270,6 +269,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
             PMLError: A prompt's schema is longer than the model's context, or an argument than its slot.
         """
         _require_names(self)
+        require_channels(self)
         bound = self._copied()
         bound.origin, bound.tenancy = self._copied(), None if tenant is None else Tenancy(tenant)
         whole = self.chart(engine)

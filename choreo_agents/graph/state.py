@@ -31,6 +31,8 @@ class HandleEntry(TypedDict):
     own views, and in nobody else's."""
     asked: NotRequired[str]
     """The words of that, with which it is put back where its handle outlived its engine."""
+    told: NotRequired[list[str]]
+    """What its author was told for this very message: its system prompt, a summary."""
     select: NotRequired[str]
     """As what a `send` hands it on, where it does: `shared` or `reencoded`."""
     borrowed: NotRequired[bool]

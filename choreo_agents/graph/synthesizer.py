@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
+from operator import add
 from typing import Any, Self
 
 from langchain_core.runnables import RunnableConfig
@@ -13,6 +15,7 @@ from choreo_agents.engine import Engine
 from choreo_agents.engine.branches import SHORTER
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent, serving
+from choreo_agents.graph.provenance.updates import rewritten
 from choreo_agents.graph.quorum.gathering import Gathering, QuorumPlan, state_before, with_branches
 from choreo_agents.graph.quorum.late_branches import LateBranches
 from choreo_agents.graph.turn.merged_branches import MergeSpec
@@ -95,20 +98,30 @@ class Synthesizer(Agent):
         config = ensure_config(config)
         agent, engine = serving(self, config)
         _require_room_to_wait(self.name, config, plan)
-        gathering = Gathering(self.name, frozenset(plan.merged), input, config)
-        with gathering.entered() as first:
-            if not first:
-                return {}
-            branches = await gathering.enough(self.quorum, self.deadline_s)
-            state = with_branches(state_before(config, plan.schema, plan.channels), branches)
-            longest = max(
-                _longest(self.persona or self.name, engine, *each, gathering.speakers) for each in plan.merged.items()
-            )
-            late = LateBranches(gathering, branches, longest, keeps_kv=engine.method == "choreo")
-            said = await AgentTurn(agent, engine, state, config, late).speak(lambda: gathering.next_superstep)
-            # What it has seen comes with it: a route behind it runs before its superstep ends, and sees this only.
-            seen = [branch.update for branch in gathering.taken()]
-            return {name: [*(each for update in seen for each in update.get(name) or []), *said[name]] for name in said}
+        update: dict[str, Any] = await _early(agent, engine, self.quorum, plan, input, config)
+        return update
+
+
+async def _early(
+    agent: Synthesizer, engine: Engine, quorum: int, plan: QuorumPlan, given: Any, config: RunnableConfig
+) -> Any:
+    """Speak when a quorum of branches is in, once for all that are started with them. Returns the state's update."""
+    gathering = Gathering(agent.name, frozenset(plan.merged), given, config)
+    with gathering.entered() as first:
+        if not first:
+            return {}
+        branches = await gathering.enough(quorum, agent.deadline_s)
+        state = with_branches(state_before(config, plan.schema, plan.channels), branches)
+        longest = max(
+            _longest(agent.persona or agent.name, engine, *each, gathering.speakers) for each in plan.merged.items()
+        )
+        late = LateBranches(gathering, branches, longest, keeps_kv=engine.method == "choreo")
+        said = await AgentTurn(agent, engine, state, config, late).speak(lambda: gathering.next_superstep)
+        # What it has seen comes with it: a route behind it runs before its superstep ends, and sees this only.
+        seen = [branch.update for branch in gathering.taken()]
+        before = {name: [each for update in seen for each in update.get(name) or []] for name in said}
+        written = await agent.written(said, state, config)
+        return rewritten(written, {name: partial(add, many) for name, many in before.items()})
 
 
 def _longest(home: str, engine: Engine, node: str, agent: Speaker, speakers: frozenset[str]) -> int:

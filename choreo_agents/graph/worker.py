@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from langchain_core.runnables import RunnableConfig
 from langgraph.types import Send
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.sending import Selected, send, sent_instruction, sent_speaker, told
-from choreo_agents.graph.turn.turn import Prompt
+from choreo_agents.graph.turn.told import Prompt, words_of
 from choreo_agents.pml import Prompt as SchemaPrompt
 
 
@@ -46,11 +46,9 @@ class Worker(Agent):
         super().__init__(name, prompt=prompt, **options)
         usual = self.prompt
 
-        async def asked(state: Any) -> str | None:
+        async def asked(state: Any, config: RunnableConfig) -> str | None:
             sent = sent_instruction(state)
-            found: Any = usual(state) if sent is None and callable(usual) else usual if sent is None else sent
-            words: str | None = await found if inspect.isawaitable(found) else found
-            return words
+            return sent if sent is not None else await words_of(name, "prompt", usual, state, config)
 
         self.prompt = asked
         self.n = n

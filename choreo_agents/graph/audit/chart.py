@@ -19,6 +19,8 @@ class ChartNode:
     """Whose node it is: the path again, or `team|alice` for all nodes of Alice's."""
     is_function: bool = False
     """It reads the words in the state instead of a view, and its messages are encoded alone."""
+    routes: bool = False
+    """It may send control anywhere, and write any channel."""
     has_system: bool = False
     has_prompt: bool = False
     """It is asked something that nobody else sees."""

@@ -17,7 +17,7 @@ from choreo_agents.graph.audit.chart import Chart, ChartNode
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import START_SOURCE, Channel
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import question
+from choreo_agents.models import instructions, question
 
 Tokens = tuple[int, ...]
 OwnTexts = Mapping[str, Mapping[str, frozenset[Tokens]]]
@@ -246,13 +246,18 @@ class Labels:
 
     @cached_property
     def _questions(self) -> Mapping[str, set[Tokens]]:
-        """By persona, what it was asked, as it is encoded: again, where its handle outlived its engine."""
+        """By persona, what it was asked, as it is encoded: again, where its handle outlived its engine; and what it was
+        told for one message."""
         engine = self._engine
         found: dict[str, set[Tokens]] = {}
         for number, entry in enumerate(self._entries):
             if asked := entry.get("asked"):
                 turn = tuple(engine.model.encode(question(asked, engine.chat).text))
                 found.setdefault(self._persona(number), set()).add(turn)
+            for told in entry.get("told", ()):
+                forms = [instructions(told, engine.chat, later=later).text for later in (True, False)]
+                forms.append(question(told, engine.chat).text)
+                found.setdefault(self._persona(number), set()).update(tuple(engine.model.encode(t)) for t in forms)
         return found
 
     def _author(self, number: int) -> str:

@@ -29,7 +29,7 @@ class DeclaringGraph(Protocol):
 
 def named_contexts(nodes: Mapping[str, Any]) -> set[str]:
     """The private contexts that a scope can name: those whose text the graph's own agents have."""
-    systems = {f"{agent.persona or name}.system" for name, agent in _agents(nodes) if agent.system is not None}
+    systems = {f"{agent.persona or name}.system" for name, agent in _agents(nodes) if isinstance(agent.system, str)}
     return systems | {name for name, agent in _agents(nodes) if agent.confidential}
 
 
@@ -97,7 +97,7 @@ def _reader_rules(
     sources = graph.reads_of(name, agent)
     systems: dict[str, list[str]] = {}
     for other, each in _agents(nodes):
-        if each.system is not None:
+        if isinstance(each.system, str):
             texts = systems.setdefault(f"{each.persona or other}.system", [])
             texts += [each.system] if each.system not in texts else []
     return ReaderRules(

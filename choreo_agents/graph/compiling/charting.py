@@ -73,6 +73,12 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engine: 
             nodes.append(_agent_node(agent, name, prefix, declared, engine))
             if callable(agent.prompt):
                 outside.append(f"the prompt of {path!r}, which a function makes from the state")
+            if callable(agent.system):
+                outside.append(f"the system prompt of {path!r}, which a function makes from the state")
+            if agent.history is not None and agent.history.summary is not None:
+                outside.append(f"the summary that a function makes of what {path!r} does not see any more")
+            if agent.update is not None:
+                outside.append(f"the update of {path!r}: what its function writes, and where it sends control")
             if callable(agent.choices):
                 outside.append(f"the answers that {path!r} may give, which a function makes from the state")
         else:
@@ -83,7 +89,7 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engine: 
             )
     for source, branches in builder.branches.items():
         outside += [f"the route that {route!r} takes after {prefix + source!r}" for route in branches]
-    if builder.branches or any(node.is_function for node in nodes):
+    if builder.branches or any(node.is_function or node.routes for node in nodes):
         here = {prefix + name for name in builder.nodes}
         nodes = [
             replace(node, may_be_sent=not node.is_function and node.name in here) if node.name in here else node
@@ -109,6 +115,7 @@ def _agent_node(agent: Agent, name: str, prefix: str, declared: _Declaring, engi
     return ChartNode(
         prefix + name,
         persona=prefix + (agent.persona or name),
+        routes=agent.update is not None,
         has_system=agent.system is not None or (told is not None and has_own_words(told)),
         has_prompt=agent.prompt is not None,
         confidential=agent.confidential,

@@ -25,7 +25,11 @@ def require_bounded_loops(builder: StateGraph[Any, Any, Any, Any], chart: Chart,
     """
     nodes = {node.name: node for node in chart.nodes}
     following = {
-        name: _following(builder, name, is_function=name not in nodes or nodes[name].is_function or name in stops)
+        name: _following(
+            builder,
+            name,
+            is_function=name not in nodes or nodes[name].is_function or nodes[name].routes or name in stops,
+        )
         for name in builder.nodes
     }
     ahead = {name: reached(following, name) for name in builder.nodes}

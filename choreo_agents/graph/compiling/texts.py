@@ -34,7 +34,7 @@ def texts_of(builder: StateGraph[Any, Any, Any, Any], engine: Engine, prefix: st
             persona = prefix + (agent.persona or name)
             own = made.setdefault(persona, {})
             told = {} if agent.imported is None else agent.imported.texts(f"{persona}.system")
-            if agent.system is not None:
+            if isinstance(agent.system, str):
                 # Behind a public root they come later; behind private contexts, too, where there is none.
                 forms = [instructions(agent.system, engine.chat, later=later) for later in {True, bool(agent.public)}]
                 told = {f"{persona}.system": {tuple(engine.model.encode(form.text)) for form in forms}}

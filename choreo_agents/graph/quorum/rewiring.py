@@ -22,12 +22,15 @@ from choreo_agents.graph.quorum.gathering import QuorumPlan, expecting
 from choreo_agents.graph.sending import sent_speaker
 from choreo_agents.graph.turn.merged_branches import MergeSpec
 from choreo_agents.graph.turn.turn import Speaker
+from choreo_agents.graph.turn.updating import Update
 
 Builder = StateGraph[Any, Any, Any, Any]
 
 
 class Reporter(Speaker, Protocol):
     """An agent that a synthesizer may hear of."""
+
+    update: Update | None
 
     def reporting(self, reporting: Reporting, /) -> Any:
         """A copy that is heard of in its own superstep."""
@@ -136,7 +139,7 @@ def rewire(
             runnable = synthesizers[each].gathering(plan)
         elif any(each in merged for merged in sources.values()):
             runnable = agents[each].reporting(_reporting(bound, each))
-        elif each not in agents:
+        elif each not in agents or agents[each].update is not None:
             check = partial(_require_no_command, node=each, sources=sources)
             runnable = runnable | RunnableLambda(check, name=f"commands of {each}")
         bound.nodes[each] = replace(spec, runnable=runnable)
@@ -158,6 +161,10 @@ def _merged(
             known = source in bound.nodes
             what = "is no agent: nobody hears it while its superstep lasts" if known else "is no node"
             raise _refused(name, f"it merges {source!r}, which {what}. Merge agents of this graph")
+        if agents[source].update is not None:
+            raise _refused(
+                name, f"{source!r} has an update, which may send control elsewhere: give it to a node behind"
+            )
         if source == name or source in synthesizers:
             raise _refused(name, f"it merges {source!r}, which has a quorum itself: give that one quorum=None")
         if policies_of(bound, source).is_cached:

@@ -30,7 +30,7 @@ def advised(error: ContextLengthError, seen: Iterable[SeenEntry], author: str, p
     what = "its own" if source == reader else f"{source!r}'s"
     advice = f"declare {source!r} to {reader!r} with history='last', or shorten the loop that both are in"
     if source == reader:
-        advice = "shorten the loop that it is in: an agent always sees its own"
+        advice = "bound what it keeps by Agent(history=...), or shorten the loop that it is in"
     elif source == START_SOURCE:
         what, advice = "input", "send less"
     return ContextLengthError(f"{error}. In the view of {reader!r}, {count} tokens are {what}: {advice}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from choreo_agents.graph.audit.guard import Guard
 from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.turn.history import Keep
 from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
 from choreo_agents.graph.turn.merged_branches import MergeSpec
 from choreo_agents.graph.turn.run_place import RunPlace
@@ -49,6 +50,8 @@ class CallReader:
     """What it is told by a prompt of a schema, in place of a system prompt."""
     merging: MergeSpec | None
     """Whose messages are merged."""
+    keep: Keep | None = None
+    """How much it sees of what it may."""
 
     @property
     def system(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, groupby
 from typing import Any, Protocol
@@ -74,18 +74,23 @@ class Reading:
         self.superstep = self._next_superstep(entries)
         self.seen: list[BaseMessage] = []
         """The messages of the view, as chat messages."""
+        self.summary: str | None = None
+        """What the reader is told in place of what it does not keep."""
         self._shared = SharedPrefills(self.bound, reader.adapter)
         self._turns = UserTurns(engine.model, self._shared.ask_for)
         self.showing = ShownMessages(
             self.bound, reader, self._words, self._shared, self._turns, self._branches.stands_for
         )
 
-    async def view(self, system: str | None, *, closed: bool = False) -> PlacedView:
+    async def view(
+        self, system: str | None, *, closed: bool = False, summary: Callable[[Sequence[BaseMessage]], Awaitable[Any]]
+    ) -> PlacedView:
         """Encode what nobody has yet, and put together all that the reader may see.
 
         Args:
             system: The agent's own system prompt.
             closed: Whether nobody goes on speaking at its end: what may come late stands there.
+            summary: Makes what is told in place of messages that the reader does not keep.
         """
         await self._turns.begin(self._rules.public)
         view, imported = await self._start(), self._reader.imported
@@ -97,11 +102,15 @@ class Reading:
             modules = [self.bound.grant(handle) for handle in self._modules.handles]
             self.showing.modules = modules
             await imported.place(view, modules, self._reader.system, self._shared.ask_for_own)
-        shown = self._visible()
+        shown, left = self._kept(self._visible())
         told = system is not None or bool(self._rules.public) or imported is not None
         if not told and not (shown and self._words.instructs(shown[0].entry)):
             for handle in await self._turns.default_instructions():
                 view.add(handle)
+        if left:
+            unkept = [self._words.of(entry) for entry, _ in left]
+            self.summary = await summary([words for words in unkept if words is not None])
+            await self.showing.summarise(view, self.summary)
         self.showing.copies += await self._branches.stand_in(shown)
         self._branches.appended(view)
         for group in _groups(shown, parallel=self.is_parallel):
@@ -155,6 +164,15 @@ class Reading:
         """The same error, with the edge whose messages take most of the view, and what would make them fewer."""
         seen = self._visible()
         return advised(error, seen, self._place.author, self._persona)
+
+    def _kept(self, shown: list[SeenEntry]) -> tuple[list[SeenEntry], list[SeenEntry]]:
+        """What the reader keeps in its view, and what it does not."""
+        keep = self._reader.keep
+        if keep is None:
+            return shown, []
+        return keep.split(
+            shown, lambda each: self.showing.length(*each), lambda each: self._words.instructs(each.entry)
+        )
 
     def _visible(self) -> list[SeenEntry]:
         rules = self._rules

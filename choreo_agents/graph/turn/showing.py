@@ -76,6 +76,13 @@ class ShownMessages:
         [handle] = await self._bound.aprefill([self._own(said.text, view, author=author, role="user")])
         return handle
 
+    async def summarise(self, view: PlacedView, text: str | None) -> None:
+        """Append what the agent is told in place of what it does not keep, as a user's."""
+        if text is not None:
+            made = await self._asked(view, text)
+            self.copies.append(made)
+            view.add(made)
+
     def _own(self, words: Content, view: PlacedView, **said: Any) -> Prefill:
         """What is encoded for this reader alone, behind its view."""
         return Prefill(words, view.handles, view.offsets, view.end, adapter=self._reader.adapter, **said)

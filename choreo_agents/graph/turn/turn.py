@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Protocol, TypeVar
 
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import merge_configs
 
 from choreo_agents.engine import Engine, Joining
 from choreo_agents.errors import ContextLengthError, HandleError, InvalidRequestError
 from choreo_agents.graph.provenance.proven import ProvenState
 from choreo_agents.graph.sending import sent_at
 from choreo_agents.graph.turn.entries import entry_of
+from choreo_agents.graph.turn.history import Keep
 from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
 from choreo_agents.graph.turn.merged_branches import MergeSpec
 from choreo_agents.graph.turn.placed_view import PlacedView
@@ -26,14 +27,12 @@ from choreo_agents.graph.turn.reading import Reading
 from choreo_agents.graph.turn.run_place import RunPlace
 from choreo_agents.graph.turn.streaming import DecodeRun, report
 from choreo_agents.graph.turn.thoughts import Thinks, header_of, thinking_of, thought_before
+from choreo_agents.graph.turn.told import Prompt, called, text_of, words_of
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText, LoadedModel
 from choreo_agents.sampling import Sampling
 
 T = TypeVar("T")
-
-Prompt = str | Callable[[Any], str | Awaitable[str | None] | None]
-"""What an agent is asked before it speaks: always the same, or made of the graph's state; None: nothing."""
 
 Choices = Sequence[str] | Callable[[Any], Sequence[str]]
 """The answers that an agent may give: always the same, or made of the graph's state."""
@@ -44,7 +43,7 @@ class Speaker(Protocol):
 
     name: str
     persona: str | None
-    system: str | None
+    system: Prompt | None
     imported: ImportedPrompt | None
     prompt: Prompt | None
     header: str | None
@@ -55,6 +54,9 @@ class Speaker(Protocol):
     confidential: bool
     sampling: Sampling
     thinking: Thinks
+    history: Keep | None
+    tags: Sequence[str]
+    metadata: Mapping[str, Any]
     n: int
 
     def speaker(self, state: Any, /) -> str:
@@ -118,6 +120,7 @@ class AgentTurn:
             adapter=agent.adapter,
             imported=agent.imported,
             merging=agent.merging,
+            keep=agent.history,
         )
         self.reading = Reading(engine, reader, proven.messages, proven.entries, sent_at(state))
         self._late = late
@@ -130,9 +133,11 @@ class AgentTurn:
         """
         reading = self.reading
         try:
-            view = await reading.view(self.agent.system, closed=self._late is not None)
-            prompt: Any = self.agent.prompt(self.state) if callable(self.agent.prompt) else self.agent.prompt
-            prompt = await prompt if inspect.isawaitable(prompt) else prompt
+            system, prompt = (
+                await self._told("system", self.agent.system),
+                await self._told("prompt", self.agent.prompt),
+            )
+            view = await reading.view(system, closed=self._late is not None, summary=self._summary)
             sampling = self._chosen()
             if self._late is not None:
                 self._joining = self.engine.branches.joining()
@@ -161,11 +166,22 @@ class AgentTurn:
                 confidential=self.agent.confidential,
                 prompt=asked,
                 asked=prompt,
+                told=[each for each in (system if callable(self.agent.system) else None, reading.summary) if each],
             )
             for place, message, handle in told
         ]
         entries = [self.sealing.sealed_entry(entry) for entry in (*reading.inputs, *entries)]
         return {"handles": entries, "messages": [message for _, message, _ in told]}
+
+    async def _told(self, what: str, words: Any) -> str | None:
+        return await words_of(self.agent.name, what, words, self.state, self.config)
+
+    async def _summary(self, messages: Sequence[BaseMessage]) -> str | None:
+        """What its agent is told in place of messages that it does not keep."""
+        keep, name = self.agent.history, self.agent.name
+        if keep is None or keep.summary is None:
+            return None
+        return text_of(name, "prompt", await called(keep.summary, [messages, self.state], self.config))
 
     async def _decode_all(
         self, view: PlacedView, sampling: Sampling
@@ -193,7 +209,8 @@ class AgentTurn:
     ) -> tuple[RunPlace, AIMessage, MessageHandle]:
         engine, superstep = self.engine, self.reading.superstep
         message_id = place.message_id(superstep)
-        run = await DecodeRun.start(self.config, engine.model.name, self.reading.seen, message_id, place.node)
+        config = merge_configs(self.config, {"tags": [*self.agent.tags], "metadata": {**self.agent.metadata}})
+        run = await DecodeRun.start(config, engine.model.name, self.reading.seen, message_id, place.node)
         opening = engine.model.encode(header_of(self.agent, self.state, engine.chat))
         thinking = thinking_of(self.agent, self.state, engine.chat, self._room(view, sampling))
         header = opening if thinking is None else engine.model.encode(thinking.answer)
@@ -236,7 +253,7 @@ class AgentTurn:
         words = engine.model.decode(_without_end(spoken, engine.model), special=False).strip()
         joined = self._joined(handle, len(view.handles))
         seen = sum(each.length for each in (*view.handles, *(late for late, _ in joined)))
-        message = self._message(words, handle, message_id, seen, len(header))
+        message = _message(self, words, handle, message_id, seen, len(header))
         if self._late is not None:
             message.response_metadata["choreo"]["branches"] = self._late.said_of(self.reading, joined)
         await run.end(message)
@@ -291,41 +308,39 @@ class AgentTurn:
             return sampling.model_copy(update={"seed": place.call_seed(self.engine.seed, superstep)})
         return sampling
 
-    def _message(self, words: str, handle: MessageHandle, message_id: str, seen: int, header: int) -> AIMessage:
-        usage, (thoughts, thought) = self.engine.usage(handle), thought_before(self.engine, handle, self.place.author)
-        noted = {
-            "handle": handle.id,
-            "model": handle.model,
-            "length": handle.length,
-            "author": self.place.author,
-            "persona": self.persona,
-            "confidential": self.agent.confidential,
-            # With what it would start if its words had to be encoded again.
-            **(
-                {"speaker": self.agent.speaker(self.state)}
-                if self.agent.header is None
-                else {"header": self.agent.header}
-            ),
-        }
-        content: Any = words
-        if thoughts:
-            content = [{"type": "reasoning", "reasoning": thoughts}, {"type": "text", "text": words}]
-        output = thought + handle.length - header
-        said = AIMessage(
-            content=content,
-            name=self.place.node,
-            id=message_id,
-            response_metadata={"model_name": self.engine.model.name, "choreo": noted},
-            usage_metadata=UsageMetadata(
-                input_tokens=seen + header,
-                output_tokens=output,
-                total_tokens=seen + header + output,
-                input_token_details=InputTokenDetails(cache_read=usage.tokens_reused),
-            ),
-        )
-        if thought and said.usage_metadata is not None:
-            said.usage_metadata["output_token_details"] = OutputTokenDetails(reasoning=thought)
-        return self.sealing.sealed(said)
+
+def _message(turn: AgentTurn, words: str, handle: MessageHandle, message_id: str, seen: int, header: int) -> AIMessage:
+    """What was said, as it stands in the graph's state, sealed."""
+    usage, (thoughts, thought) = turn.engine.usage(handle), thought_before(turn.engine, handle, turn.place.author)
+    noted = {
+        "handle": handle.id,
+        "model": handle.model,
+        "length": handle.length,
+        "author": turn.place.author,
+        "persona": turn.persona,
+        "confidential": turn.agent.confidential,
+        # With what it would start if its words had to be encoded again.
+        **({"speaker": turn.agent.speaker(turn.state)} if turn.agent.header is None else {"header": turn.agent.header}),
+    }
+    content: Any = words
+    if thoughts:
+        content = [{"type": "reasoning", "reasoning": thoughts}, {"type": "text", "text": words}]
+    output = thought + handle.length - header
+    said = AIMessage(
+        content=content,
+        name=turn.place.node,
+        id=message_id,
+        response_metadata={"model_name": turn.engine.model.name, "choreo": noted},
+        usage_metadata=UsageMetadata(
+            input_tokens=seen + header,
+            output_tokens=output,
+            total_tokens=seen + header + output,
+            input_token_details=InputTokenDetails(cache_read=usage.tokens_reused),
+        ),
+    )
+    if thought and said.usage_metadata is not None:
+        said.usage_metadata["output_token_details"] = OutputTokenDetails(reasoning=thought)
+    return turn.sealing.sealed(said)
 
 
 def _without_end(spoken: list[int], model: LoadedModel) -> list[int]:

@@ -1,0 +1,61 @@
+"""What an agent's own function makes of what was said: an update of any channel, or where control goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph.message import add_messages
+from langgraph.types import Command
+
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.graph.provenance.signing import sign
+from choreo_agents.graph.state import merge_entries
+from choreo_agents.graph.turn.told import called
+
+Update = Callable[..., Any]
+"""Of what an agent has said (a list, if it says several messages at a time) and, if it likes, of the graph's state with
+that in it; of `runtime` and `config`, too, by name. Makes an update of the state, a `Command`, or None."""
+
+
+async def with_update(
+    name: str, persona: str | None, update: Update, said: Mapping[str, Any], state: Any, config: RunnableConfig
+) -> Any:
+    """What a node writes when its agent has spoken: what was said, and what the function makes of it.
+
+    Args:
+        name: The agent's, and its `persona`.
+        update: The function.
+        said: What the agent writes by itself.
+        state: The graph's, as it was before.
+        config: The node's.
+
+    Raises:
+        InvalidRequestError: It makes of it what is no update, or writes handles, which are the agents' to write.
+    """
+    messages: Sequence[AIMessage] = said["messages"]
+    words = messages[0] if len(messages) == 1 else list(messages)
+    found = await called(update, [words, _after(state, said)], config)
+    command = found if isinstance(found, Command) else None
+    written = found if command is None else command.update
+    added = dict(written) if isinstance(written, Mapping) else {} if written is None else None
+    if added is None or "handles" in added:
+        what = "handles, which only agents write" if added else f"a {type(written).__name__}"
+        raise InvalidRequestError(f"the update of {name!r} must be a dict of channels or a Command of one, not {what}")
+    signed = sign(added, config, persona)
+    whole = {**said, **signed}
+    if (more := signed.get("messages")) is not None:
+        whole["messages"] = [*messages, *(more if isinstance(more, list) else [more])]
+    if command is None:
+        return whole
+    return Command(graph=command.graph, update=whole, resume=command.resume, goto=command.goto)
+
+
+def _after(state: Any, said: Mapping[str, Any]) -> Any:
+    """The state with what was said in it: where control is sent, it is passed on."""
+    if not isinstance(state, Mapping):
+        return state
+    messages: Any = add_messages(list(state.get("messages") or []), list(said["messages"]))
+    return {**state, "handles": merge_entries(state.get("handles"), said["handles"]), "messages": messages}

@@ -1,0 +1,273 @@
+"""Agents as a LangGraph developer writes nodes: they route, write channels, and are told what functions make."""
+
+from __future__ import annotations
+
+import operator
+from typing import Annotated, Any, Literal
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import StateGraph
+from langgraph.runtime import Runtime
+from langgraph.types import Command
+from support.graphs import QUESTION, agent, speakers_of, words_seen
+from typing_extensions import TypedDict
+
+from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Engine, Keep, Sampling, Worker
+from choreo_agents.errors import InvalidRequestError
+
+
+class Report(ChoreoState):
+    """A state with channels of its own."""
+
+    plan: str
+    words: Annotated[list[str], operator.add]
+
+
+def seen_by(engine: Engine, state: dict[str, Any], author: str) -> list[tuple[str | None, str]]:
+    return [seen for seen in speakers_of(engine, state, author) if seen[0] != "public root"]
+
+
+def line(*agents: Agent, **options: Any) -> ChoreoGraph:
+    """Agents one after the other, everyone seeing everyone."""
+    graph = ChoreoGraph(Report, visibility="shared", **options)
+    for one, other in zip((None, *agents), agents, strict=False):
+        graph.add_node(other)
+        graph.add_edge(START if one is None else one.name, other.name)
+    return graph
+
+
+def test_what_was_said_becomes_an_update_of_any_channel(engine: Engine) -> None:
+    def note(said: AIMessage, state: Any) -> dict[str, Any]:
+        assert state["messages"][-1] == said and state["handles"][-1]["message_id"] == said.id
+        return {"plan": said.text.upper(), "words": [said.text]}
+
+    async def count(said: AIMessage) -> dict[str, Any]:
+        return {"words": [said.text]}
+
+    state = line(agent("ann", update=note), agent("bob", update=count)).compile(engine=engine).invoke(QUESTION)
+    ann, bob = (message.text for message in state["messages"][1:])
+    assert state["plan"] == ann.upper() and state["words"] == [ann, bob]
+    assert [entry["author"] for entry in state["handles"]] == [START, "ann", "bob"]
+
+
+@pytest.mark.parametrize("stock", [False, True])
+def test_an_agent_sends_control_where_it_says(engine: Engine, stock: bool) -> None:
+    def route(said: AIMessage, state: Any) -> Command[Literal["bob", "__end__"]]:
+        return Command(goto="bob" if len(state["messages"]) < 5 else END, update={"words": ["routed"]})
+
+    graph: Any = StateGraph(Report) if stock else ChoreoGraph(Report, visibility="shared")
+    options: Any = {"engine": engine, "reads": "*"} if stock else {}
+    graph.add_node("ann", agent("ann", update=route, **options))
+    graph.add_node("bob", agent("bob", **options))
+    graph.add_edge(START, "ann")
+    graph.add_edge("bob", "ann")
+    app = graph.compile() if stock else graph.compile(engine=engine)
+    state = app.invoke(QUESTION)
+    assert [entry["author"] for entry in state["handles"]] == [START, "ann", "bob", "ann", "bob", "ann"]
+    assert state["words"] == ["routed"] * 3
+    assert [name for name, _ in seen_by(engine, state, "bob")] == [START, "ann", "bob", "ann"]
+    if not stock:
+        assert {("ann", "bob"), ("ann", END)} <= {(e.source, e.target) for e in app.get_graph().edges}
+        assert any("the update of 'ann'" in each for each in app.audit().outside)
+
+
+def test_map_reduce_needs_no_node_between(engine: Engine) -> None:
+    worker = Worker("worker", sampling=Sampling(max_tokens=4, stop_tokens=()))
+
+    def plan(said: AIMessage, state: Any) -> Command[Literal["worker"]]:
+        return Command(goto=[worker.send(state, f"Write part {number}.") for number in range(3)])
+
+    graph = ChoreoGraph(visibility="shared")
+    graph.add_node(agent("boss", update=plan))
+    graph.add_node(worker)
+    graph.add_node("join", agent("join"))
+    graph.add_edge(START, "boss").add_edge("worker", "join")
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    assert [entry["author"] for entry in state["handles"]] == [START, "boss", "worker", "worker", "worker", "join"]
+    assert "boss" in [name for name, _ in seen_by(engine, state, "worker")]
+    assert [name for name, _ in seen_by(engine, state, "join")] == [START, "boss", *["worker"] * 3]
+
+
+def test_messages_of_an_update_are_the_nodes_own(engine: Engine) -> None:
+    def more(said: AIMessage) -> dict[str, Any]:
+        return {"messages": [HumanMessage("More words.", id="more")]}
+
+    graph = line(agent("ann", update=more), agent("bob"))
+    state = graph.compile(InMemorySaver(), engine=engine).invoke(QUESTION, {"configurable": {"thread_id": "1"}})
+    assert [message.type for message in state["messages"]] == ["human", "ai", "human", "ai"]
+    assert "More words." in words_seen(engine, state, "bob")
+
+
+@pytest.mark.parametrize(
+    ("made", "match"),
+    [
+        (lambda said: 3, "a dict of channels or a Command of one, not a int"),
+        (lambda said: {"handles": []}, "handles"),
+        (lambda said: Command(update=[("words", ["x"])]), "not a list"),
+    ],
+)
+def test_what_is_no_update_is_refused(engine: Engine, made: Any, match: str) -> None:
+    with pytest.raises(InvalidRequestError, match=match):
+        line(agent("ann", update=made)).compile(engine=engine).invoke(QUESTION)
+
+
+def test_prompts_and_systems_are_made_of_state_runtime_and_config(engine: Engine) -> None:
+    def system(state: Any, config: RunnableConfig) -> SystemMessage:
+        return SystemMessage(f"You serve {config['configurable']['who']}.")
+
+    async def prompt(state: Any, runtime: Runtime[Any]) -> list[HumanMessage]:
+        assert runtime.stream_writer is not None
+        return [HumanMessage(f"Seen {len(state['messages'])}."), HumanMessage("Go on.")]
+
+    graph = line(agent("ann", system=system, prompt=prompt), agent("bob", system=lambda state: None))
+    app = graph.compile(engine=engine)
+    state = app.invoke(QUESTION, {"configurable": {"who": "Zoe"}})
+    seen = words_seen(engine, state, "ann")
+    assert "You serve Zoe." in seen and "Seen 1.\n\nGo on." in seen
+    assert state["handles"][1]["told"] == ["You serve Zoe."] and "told" not in state["handles"][2]
+    # What it was told is its private context, as a fixed one is: bob has it through ann's message.
+    assert ("ann.system", "encoding") in {
+        (f.context, f.channel) for f in app.audit(state).findings if f.reader == "bob"
+    }
+    assert any("the system prompt of 'ann'" in each for each in app.audit().outside)
+
+
+@pytest.mark.parametrize("what", ["system", "prompt"])
+@pytest.mark.parametrize("words", [3, {"text": "x"}, [SystemMessage("x"), HumanMessage("y")], AIMessage("x"), Agent])
+def test_what_is_no_words_is_refused_at_construction(what: str, words: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=what):
+        agent("ann", **{what: words})
+
+
+def test_what_a_function_makes_is_refused_before_anything_is_encoded(engine: Engine) -> None:
+    graph = line(agent("ann", prompt=lambda state: AIMessage("x")))
+    before = engine.stats().tokens_encoded
+    with pytest.raises(InvalidRequestError, match="others said stands in the graph's state"):
+        graph.compile(engine=engine).invoke(QUESTION)
+    assert engine.stats().tokens_encoded == before
+
+
+@pytest.mark.parametrize("function", [lambda: "x", lambda state, other: "x", lambda state, *, what: "x"])
+def test_a_function_that_cannot_be_called_is_refused_at_construction(function: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="cannot be called"):
+        agent("ann", prompt=function)
+
+
+def test_sampling_is_checked_at_construction() -> None:
+    assert Agent("ann", sampling={"max_tokens": 3}).sampling == Sampling(max_tokens=3)  # type: ignore[arg-type]
+    for wrong in ({"max_token": 3}, {"temperature": "hot"}, 0.7):
+        with pytest.raises(InvalidRequestError, match="sampling"):
+            Agent("ann", sampling=wrong)  # type: ignore[arg-type]
+
+
+class Bare(TypedDict):
+    question: str
+
+
+class Unmerged(TypedDict):
+    handles: list[Any]
+    messages: Annotated[list[Any], operator.add]
+
+
+@pytest.mark.parametrize(("schema", "match"), [(Bare, "no 'handles' and no 'messages'"), (Unmerged, "not be merged")])
+def test_a_state_without_our_channels_is_refused_at_compile(engine: Engine, schema: Any, match: str) -> None:
+    graph = ChoreoGraph(schema)
+    graph.add_node(agent("ann"))
+    graph.add_edge(START, "ann")
+    with pytest.raises(InvalidRequestError, match=match):
+        graph.compile(engine=engine)
+
+
+def said_by_turns(engine: Engine, **options: Any) -> dict[str, Any]:
+    graph = line(agent("ann"), agent("bob", system="Bob's notes.", **options))
+    app = graph.compile(InMemorySaver(), engine=engine)
+    for _ in range(3):
+        state = app.invoke(QUESTION, {"configurable": {"thread_id": "1"}})
+    return state
+
+
+def test_a_history_bounds_an_agents_own_messages_too(engine: Engine) -> None:
+    state = said_by_turns(engine, history=3)
+    assert [name for name, _ in seen_by(engine, state, "bob")] == ["bob.system", "bob", START, "ann"]
+    whole = said_by_turns(engine)
+    assert len(seen_by(engine, whole, "bob")) == 9
+
+
+def test_a_history_keeps_as_many_as_its_tokens_allow(engine: Engine) -> None:
+    state = said_by_turns(engine)
+    lengths = [entry["handle"]["length"] for entry in state["handles"]][:-1]
+    bound = sum(lengths[-4:])
+    kept = said_by_turns(engine, history=Keep(tokens=bound))
+    assert len(seen_by(engine, kept, "bob")) == 1 + 4
+    assert len(seen_by(engine, said_by_turns(engine, history=Keep(tokens=bound - 1)), "bob")) == 1 + 3
+
+
+def test_a_summary_stands_for_what_is_not_kept(engine: Engine) -> None:
+    asked: list[list[str]] = []
+
+    async def summary(messages: list[Any]) -> str:
+        asked.append([message.type for message in messages])
+        return f"Before that, {len(messages)} messages were said."
+
+    state = said_by_turns(engine, history=Keep(last=2, summary=summary))
+    assert [len(each) for each in asked] == [3, 6]
+    seen = seen_by(engine, state, "bob")
+    assert [name for name, _ in seen] == ["bob.system", "bob.system", START, "ann"]
+    assert "Before that, 6 messages were said." in seen[1][1]
+    assert state["handles"][-1]["told"] == ["Before that, 6 messages were said."]
+
+
+def test_instructions_are_kept_in_any_case(engine: Engine) -> None:
+    graph = line(agent("ann"), agent("bob", history=1))
+    state = graph.compile(engine=engine).invoke({"messages": [("system", "Be brief."), ("user", "What?")]})
+    assert seen_by(engine, state, "bob")[0][1].endswith("Be brief.")
+    assert len(seen_by(engine, state, "bob")) == 2
+
+
+@pytest.mark.parametrize("history", ["last", 0, True, Keep])
+def test_a_history_that_says_no_bound_is_refused(history: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="history"):
+        agent("ann", history=history)
+    with pytest.raises(InvalidRequestError, match="history"):
+        Keep()
+
+
+def test_nostream_keeps_an_agent_out_of_the_stream(engine: Engine) -> None:
+    graph = line(agent("ann", tags=["nostream"]), agent("bob", metadata={"team": "red"}))
+    parts = list(graph.compile(engine=engine).stream(QUESTION, stream_mode="messages"))
+    streamed = [(chunk, metadata) for chunk, metadata in parts if chunk.type == "AIMessageChunk"]
+    assert {metadata["langgraph_node"] for _, metadata in streamed} == {"bob"}
+    assert all(metadata["team"] == "red" for _, metadata in streamed)
+
+
+def test_retries_tags_and_metadata_are_taken_over_from_wrappers(engine: Engine) -> None:
+    tried: list[int] = []
+
+    def prompt(state: Any) -> str:
+        tried.append(1)
+        if len(tried) < 3:
+            raise OSError("not yet")
+        return "Go on."
+
+    wrapped = agent("ann", prompt=prompt).with_config(tags=["nostream"], metadata={"team": "red"})
+    wrapped = wrapped.with_retry(
+        retry_if_exception_type=(OSError,), stop_after_attempt=3, wait_exponential_jitter=False
+    )
+    graph = ChoreoGraph()
+    graph.add_node("ann", wrapped)
+    graph.add_edge(START, "ann")
+    found: Any = graph.nodes["ann"].runnable
+    assert found.tags == ["nostream"] and found.metadata == {"team": "red"}
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    assert len(tried) == 3 and state["messages"][-1].name == "ann"
+    for other in (
+        agent("bob").bind(stop=["x"]),
+        agent("bob").with_config(configurable={"a": 1}),
+        agent("bob").with_fallbacks([agent("eve")]),
+    ):
+        with pytest.raises(InvalidRequestError, match=r"wrapped|sequence"):
+            ChoreoGraph().add_node("bob", other)
+    ChoreoGraph().add_node("plain", RunnableLambda(lambda state: {}).with_retry())
