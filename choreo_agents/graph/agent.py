@@ -12,6 +12,7 @@ from langchain_core.runnables.config import ensure_config
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.audit.guard import Guard
+from choreo_agents.graph.engines import own_or_named
 from choreo_agents.graph.quorum.board import Reporting, reported
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.tenancy import TenantPrompts, tenant_in
@@ -54,7 +55,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
             no KV that others read: its answer is encoded again for them. `sampling` is of the answer.
         sampling: How it chooses tokens. Without a seed, one is derived from the run's seed, the node, the superstep
             and the branch.
-        engine: Needed in a stock `StateGraph` only.
+        engine: The name of one of its graph's, if that has several; in a stock `StateGraph`, the engine itself.
         reads: Sources by name, in the order in which it sees those of one superstep: a mode, or a `Rule` with a mode
             and a history. Input text is shared with it unless declared otherwise.
         public: Public root, for a stock `StateGraph`: a system prompt that all agents share.
@@ -80,7 +81,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         adapter: str | None = None,
         thinking: Thinks = None,
         sampling: Sampling | None = None,
-        engine: Engine | None = None,
+        engine: Engine | str | None = None,
         reads: Reads | None = None,
         public: str | None = None,
         positions: Positions | None = None,
@@ -100,11 +101,11 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.adapter = adapter
         self.thinking = required_thinking(name, thinking)
         self.sampling = sampling or Sampling()
-        self.engine = engine
+        self.engine, self.engine_name = own_or_named(engine)
         self.rules: Mapping[str, Rule] = rules_of(reads or {})
         self.public = public
         self.positions = positions
-        self.imported = self._imported(engine, public)
+        self.imported = self._imported(self.engine, public)
         """Its prompt of a schema, once it has an engine."""
         self.n = 1
         """Messages that it says at a time."""
@@ -192,6 +193,7 @@ def serving(agent: A, config: RunnableConfig) -> tuple[A, Engine]:
     if agent.engine is None:
         raise InvalidRequestError(
             f"agent {agent.name!r} has no engine: compile the ChoreoGraph with engine=..., or give the agent one"
+            f"{'' if agent.engine_name is None else f', itself and not the name {agent.engine_name!r}'}"
         )
     if not agent.reader_rules().by_tenant:
         return agent, agent.engine

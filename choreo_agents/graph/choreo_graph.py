@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args
 
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.runnables.base import RunnableBindingBase
-from langchain_core.runnables.graph import Edge, Graph
+from langchain_core.runnables.graph import Graph
 from langgraph.graph import END, START, StateGraph
 
 from choreo_agents.engine import Engine
@@ -24,6 +24,8 @@ from choreo_agents.graph.compiling.charting import agents_of, chart_of, found
 from choreo_agents.graph.compiling.loops import require_bounded_loops
 from choreo_agents.graph.compiling.promises import kept
 from choreo_agents.graph.compiling.texts import TextsByModel
+from choreo_agents.graph.edge_labels import labelled
+from choreo_agents.graph.engines import EngineChoice, Engines, engines_among, sealing_of, with_engines
 from choreo_agents.graph.langgraph_internals import called_with, relabelled, saved_state_of
 from choreo_agents.graph.provenance.door import Door
 from choreo_agents.graph.provenance.notary import notary_of, with_notary
@@ -70,6 +72,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         self._changed: tuple[Hop, ...] = ()
         self.engine: Engine | None = None
         """Of a compiled graph's builder, the engine that seals what is said in it; None: it has no agents."""
+        self.engines: tuple[Engine, ...] = ()
+        """Of a compiled graph's builder, all that serve it, subgraphs included."""
         self._charted: Chart | None = None
         """Of a compiled graph's builder, the chart as it runs."""
         self.origin: ChoreoGraph = self
@@ -89,16 +93,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
             InvalidRequestError: An agent is wrapped, by `with_retry` or `with_config`, say, or has a persona itself.
         """
         agent = node if action is None else action
-        if isinstance(agent, RunnableBindingBase) and isinstance(agent.bound, Agent):
-            raise InvalidRequestError(
-                f"agent {agent.bound.name!r} is wrapped, so that its declarations cannot be read: add the agent "
-                "itself, and give retries, caching and timeouts to add_node"
-            )
-        if not isinstance(agent, Agent) and any(True for _ in found(agent, Agent)):
-            raise InvalidRequestError(
-                "an agent stands in a sequence of runnables, where its declarations would bind nobody: make each step "
-                "a node of its own"
-            )
+        _require_bare(agent)
         if isinstance(agent, Agent) and persona is not None:
             raise InvalidRequestError(f"agent {agent.name!r} says itself whose node it is: Agent(persona={persona!r})")
         before = set(self.nodes)
@@ -224,9 +219,9 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         """The rules by which an agent reads as the node of that name."""
         return self._visibility.reads(name)
 
-    def chart(self, engine: Engine | None = None) -> Chart:
-        """The graph as the audit sees it, that of subgraphs included; served by `engine` where agents have none."""
-        return chart_of(self, engine=engine)
+    def chart(self, engines: Engines | None = None) -> Chart:
+        """The graph as the audit sees it, that of subgraphs included; served by `engines` where agents have none."""
+        return chart_of(self, engines=engines)
 
     def audit(self) -> AuditReport:
         """Who can be influenced by which private context, and how: from the graph alone, whatever is said in it.
@@ -241,27 +236,33 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         return audit_chart(chart, changed)
 
     def compile(
-        self, checkpointer: Any = None, *, engine: Engine | None = None, tenant: Resolver | None = None, **options: Any
+        self,
+        checkpointer: Any = None,
+        *,
+        engine: EngineChoice | None = None,
+        tenant: Resolver | None = None,
+        strict: bool = False,
+        **options: Any,
     ) -> CompiledChoreoGraph:
         """Compile as `StateGraph.compile` does, bind every agent to `engine` and to what it may read.
 
-        The graph itself is not changed: it can be compiled again with another engine. Given `tenant`, each run is
-        served for the tenant that it names (see `Resolver`), and threads are their first tenant's: for any other they
-        raise `ForeignThreadError`. Else all is the engine's own tenant's.
+        The graph itself is not changed: it can be compiled again with another engine. Several, one for each model, are
+        given by name, which agents choose from: `{"small": ..., "large": ...}`. What another model has said is encoded
+        again, once for all readers of a model; `strict`: is a `ForeignHandleError` where encodings are shared. Given
+        `tenant`, each run is served for the tenant that it names (see `Resolver`), and threads are their first
+        tenant's: for any other they raise `ForeignThreadError`. Else all is the engine's own tenant's.
 
         Raises:
             VisibilityError: A declaration names no node, a path would break a promise, or a view must outgrow the
                 model's context.
-            InvalidRequestError: An agent has no engine.
+            InvalidRequestError: An agent has no engine, or names none of these; or they are several tenants'.
             PMLError: A prompt's schema is longer than the model's context, or an argument than its slot.
         """
         _require_names(self)
         bound = self._copied()
         bound.origin, bound.tenancy = self._copied(), None if tenant is None else Tenancy(tenant)
-        whole = self.chart(engine)
-        if engine is not None and engine.method != "choreo":
-            whole = whole.all_reencoded()
-        whole, changed = kept(whole, self.policy.on_violation)
+        engines, by_tenant = Engines(engine), tenant is not None
+        whole, changed = kept(self.chart(engines).as_served(), self.policy.on_violation)
         bound._changed, bound._charted = tuple(changed), whole
         for hop in bound._changed:
             bound._visibility.change(hop.source, hop.reader, whole.node(hop.reader).rules[hop.source])
@@ -272,7 +273,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         for name, spec in self.nodes.items():
             node: Any = spec.runnable
             if isinstance(node, Agent):
-                bound.nodes[name] = bound_agent(bound, self.nodes, name, engine, declared, by_tenant=tenant is not None)
+                told = {"by_tenant": by_tenant, "strict": strict}
+                bound.nodes[name] = bound_agent(bound, self.nodes, name, engines, declared, **told)
             else:
                 signing = partial(sign, persona=self.personas.get(name))
                 bound.nodes[name] = replace(spec, runnable=node | RunnableLambda(signing, name=f"sign {name}"))
@@ -280,12 +282,27 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         early = {
             name: agent for name, agent in agents.items() if isinstance(agent, Synthesizer) and agent.quorum is not None
         }
-        if tenant is not None:
+        if by_tenant:
             require_by_tenant(bound, agents, agents_of(bound))
         rewire(bound, agents, early, {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")})
-        bound.engine = engine or next((each.engine for each in agents_of(bound) if each.engine is not None), None)
+        bound.engines = tuple(dict.fromkeys([*engines.given, *engines_among(agents_of(bound))]))
+        bound.engine = sealing_of(bound.engines)
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
         return relabelled(compiled, CompiledChoreoGraph)
+
+
+def _require_bare(node: Any) -> None:
+    """Raise `InvalidRequestError` if a node has an agent somewhere inside."""
+    if isinstance(node, RunnableBindingBase) and isinstance(node.bound, Agent):
+        raise InvalidRequestError(
+            f"agent {node.bound.name!r} is wrapped, so that its declarations cannot be read: add the agent "
+            "itself, and give retries, caching and timeouts to add_node"
+        )
+    if not isinstance(node, Agent) and any(True for _ in found(node, Agent)):
+        raise InvalidRequestError(
+            "an agent stands in a sequence of runnables, where its declarations would bind nobody: make each step "
+            "a node of its own"
+        )
 
 
 def _require_names(graph: ChoreoGraph) -> None:
@@ -347,50 +364,35 @@ class CompiledChoreoGraph(TenantThreads):
     def _opened(self, config: RunnableConfig | None) -> tuple[Door, RunnableConfig]:
         """The door through which input comes, and the config of the run behind it."""
         assert isinstance(self.builder, ChoreoGraph)
-        called, engine = called_with(self, config), self.builder.engine
+        called, engine, engines = called_with(self, config), self.builder.engine, self.builder.engines
         if engine is not None and (tenant := self.tenant_of(called)) is not None:
-            engine = tenant.engine(engine)
-        run = with_board(with_notary(config, called, None if engine is None else engine.seals, self.name))
+            engine, engines = tenant.engine(engine), tuple(map(tenant.engine, engines))
+        run = with_notary(config, called, None if engine is None else engine.seals, self.name)
+        run = with_engines(with_board(run), called, engines)
         return Door(notary_of(run) or notary_of(called), called, saved_state_of(self, called)), run
 
     def agents(self) -> Iterator[Agent]:
         """All agents, those of subgraphs included."""
         return agents_of(self.builder)
 
-    def audit(self, state: Any = None, *, engine: Engine | None = None) -> AuditReport:
+    def audit(self, state: Any = None, *, engine: EngineChoice | None = None) -> AuditReport:
         """Who can be influenced by which private context, and how; or, given a state, who was.
 
         Args:
             state: What a run ended with, or its values at any time: the audit follows the lineage of its messages.
-            engine: Which served the run, if agents have several.
+            engine: Which served the run, or several by name; by default those of the graph's agents.
         """
         assert isinstance(self.builder, ChoreoGraph)
         if state is None:
             return self.builder.audit()
-        engines = {agent.engine for agent in self.agents() if agent.engine is not None}
-        if engine is None and len(engines) != 1:
-            raise InvalidRequestError(f"the agents of this graph have {len(engines)} engines: give audit(engine=...)")
+        engines = self.builder.engines if engine is None else Engines(engine).given
         entries = state.get("handles") if isinstance(state, Mapping) else getattr(state, "handles", None)
-        serving = engine if engine is not None else engines.pop()
         declared = Declared(self.builder.chart(), TextsByModel(self.builder))
-        return audit_entries(serving, declared, entries or [])
+        return audit_entries(engines, declared, entries or [])
 
     def _labelled(self, graph: Graph) -> Graph:
         assert isinstance(self.builder, ChoreoGraph)
-        table = self.builder.visibility_table()
-        drawn = {(edge.source, edge.target) for edge in graph.edges}
-        edges = [self._label(edge, table) for edge in graph.edges]
-        for reader, rules in table.items():
-            for source, rule in rules.items():
-                if (source, reader) not in drawn and {source, reader} <= graph.nodes.keys():
-                    edges.append(Edge(source, reader, data=rule.words(), conditional=True))
-        graph.edges = edges
-        return graph
-
-    @staticmethod
-    def _label(edge: Edge, table: Mapping[str, Mapping[str, Rule]]) -> Edge:
-        rule = table.get(edge.target, {}).get(edge.source)
-        return edge if rule is None or edge.data else edge._replace(data=rule.words())
+        return labelled(graph, self.builder.visibility_table())
 
 
 __all__ = ["START", "ChoreoGraph", "CompiledChoreoGraph"]
