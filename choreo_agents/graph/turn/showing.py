@@ -110,7 +110,8 @@ class ShownMessages:
             shown = await self._as_encoded(
                 view, entry, recalled(self._engine, handle, entry["author"]) if own else handle
             )
-            self._lasting |= {shown.id} & {handle.id}
+            if shown.id == handle.id:
+                self._lasting.add(shown.id)
         self.shown[entry["message_id"]] = shown
         view.add(shown, stands_for=handle)
 
@@ -171,7 +172,8 @@ class ShownMessages:
             return made
         copy = self._own(words, view, author=author, confidential=confidential, source=handle)
         [made] = await self._bound.aprefill([copy])
-        # Where input stands right behind the agent's own system prompt, its next call finds it there again.
-        kept = is_input(entry) and self._lasts(view)
+        # Where input stands right behind the agent's own system prompt, its next call finds it there again. And what is
+        # encoded again where it stands already is what the graph's state keeps.
+        kept = made.id == handle.id or (is_input(entry) and self._lasts(view))
         (self._shared.handles if kept else self.copies).append(made)
         return made
