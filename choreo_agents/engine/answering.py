@@ -91,4 +91,5 @@ def _both(thought: Usage, encoded: Usage) -> Usage:
         duration_s=thought.duration_s + encoded.duration_s,
         tokens_recomputed=thought.tokens_recomputed + encoded.tokens_recomputed,
         tokens_beyond=thought.tokens_beyond + encoded.tokens_beyond,
+        tokens_of_other_models=thought.tokens_of_other_models + encoded.tokens_of_other_models,
     )

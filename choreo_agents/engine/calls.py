@@ -117,7 +117,7 @@ class Prefill:
     confidential: bool = False
     """Marks the message for audits (see `Inspection.audit`)."""
     source: MessageHandle | None = None
-    """The message whose words these are, if they are encoded again: audits follow it."""
+    """The message whose words these are, if they are encoded again: audits follow it. It may be another model's."""
     adapter: str | None = None
     """The name of the adapter that encodes it; None: the engine's own, `"base"`: the model alone."""
     lazy: bool = False

@@ -144,7 +144,7 @@ class RequestBuilder:
             lineage = Lineage(read.tokens, parents, placement, self._naming.tenant, adapter)
         self._require_fit(lineage, read.longest)
         source = call.source if isinstance(call, Prefill) else None
-        said = Label(call.author, call.confidential, None if source is None else self.find(source))
+        said = Label(call.author, call.confidential, *self._sources(source))
         return PlacedCall(read, lineage, said, self._name(read, lineage))
 
     def request(self, placed: PlacedCall, running: dict[str, Request]) -> Request:
@@ -173,6 +173,7 @@ class RequestBuilder:
             role,
             adapter=lineage.adapter,
             mapper=lineage.mapper,
+            is_foreign=placed.said.foreign is not None,
             label=label,
             tenant=lineage.tenant,
             priority=call.priority,
@@ -184,6 +185,14 @@ class RequestBuilder:
     def find(self, handle: MessageHandle) -> Message:
         """The leased message that one of the tenant's handles names; raises a `HandleError` otherwise."""
         return self._core.table.find(handle, self._naming.tenant)
+
+    def _sources(self, source: MessageHandle | None) -> tuple[Message | None, MessageHandle | None]:
+        """The message whose words a call encodes, or its handle if another model has said them."""
+        if source is None:
+            return None, None
+        if require_handle(source).base_model != self._core.model.adapter.fingerprint:
+            return None, source
+        return self.find(source), None
 
     def arriving(self, handle: MessageHandle, offset: int) -> Message:
         """The message that is to come into a view at a position; raises what `Joining.add` raises."""

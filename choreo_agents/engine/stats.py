@@ -61,6 +61,8 @@ class EngineStats:
     """... left the last tier, ..."""
     recomputed: int = 0
     """... and were computed again from their lineage."""
+    tokens_of_other_models: int = 0
+    """Of those encoded: in words that another model had said, encoded here for its readers."""
     adopted: int = 0
     """Messages whose KV was encoded elsewhere and taken in (see `KVTransfer.adopt`)."""
 

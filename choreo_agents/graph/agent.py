@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.audit.guard import Guard
+from choreo_agents.graph.engines import own_or_named
 from choreo_agents.graph.quorum.board import Reporting, reported
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.tenancy import TenantPrompts, tenant_in
@@ -63,7 +64,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         history: How many messages it sees at most, its own among them, or a `Keep`. By default all.
         tags: Of its runs in traces and streams, as `nostream`; and `metadata`.
         metadata: Of its runs, beside the graph's.
-        engine: Needed in a stock `StateGraph` only.
+        engine: The name of one of its graph's, if that has several; in a stock `StateGraph`, the engine itself.
         reads: Sources by name, in the order in which it sees those of one superstep: a mode, or a `Rule` with a mode
             and a history. Input text is shared with it unless declared otherwise. `"*"`: everyone; as a source, all who
             are not named, without what they say confidentially: `{"*": "reencoded", "critic": "private"}`.
@@ -94,7 +95,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         history: Keep | int | None = None,
         tags: Sequence[str] = (),
         metadata: Mapping[str, Any] | None = None,
-        engine: Engine | None = None,
+        engine: Engine | str | None = None,
         reads: Reads | None = None,
         public: str | None = None,
         positions: Positions | None = None,
@@ -118,11 +119,11 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.history = required_history(name, history)
         self.tags: Sequence[str] = [tags] if isinstance(tags, str) else list(tags)
         self.metadata: Mapping[str, Any] = dict(metadata or {})
-        self.engine = engine
+        self.engine, self.engine_name = own_or_named(engine)
         self.rules: Mapping[str, Rule] = rules_of(reads or {})
         self.public = public
         self.positions = positions
-        self.imported = self._imported(engine, public)
+        self.imported = self._imported(self.engine, public)
         """Its prompt of a schema, once it has an engine."""
         self.n = 1
         """Messages that it says at a time."""
@@ -219,6 +220,7 @@ def serving(agent: A, config: RunnableConfig) -> tuple[A, Engine]:
     if agent.engine is None:
         raise InvalidRequestError(
             f"agent {agent.name!r} has no engine: compile the ChoreoGraph with engine=..., or give the agent one"
+            f"{'' if agent.engine_name is None else f', itself and not the name {agent.engine_name!r}'}"
         )
     if not agent.reader_rules().by_tenant:
         return agent, agent.engine

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar, get_args
 
 from langchain_core.runnables import RunnableLambda
@@ -24,6 +25,7 @@ from choreo_agents.graph.compiling.loops import require_bounded_loops
 from choreo_agents.graph.compiling.promises import kept
 from choreo_agents.graph.compiling.texts import TextsByModel
 from choreo_agents.graph.compiling.unseen import note_unseen
+from choreo_agents.graph.engines import EngineChoice, Engines, engines_among, sealing_of
 from choreo_agents.graph.langgraph_internals import relabelled
 from choreo_agents.graph.provenance.signing import sign
 from choreo_agents.graph.quorum.rewiring import rewire
@@ -80,6 +82,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         self._changed: tuple[Hop, ...] = ()
         self.engine: Engine | None = None
         """Of a compiled graph's builder, the engine that seals what is said in it; None: it has no agents."""
+        self.engines: tuple[Engine, ...] = ()
+        """Of a compiled graph's builder, all that serve it, subgraphs included."""
         self._charted: Chart | None = None
         """Of a compiled graph's builder, the chart as it runs."""
         self.origin: ChoreoGraph = self
@@ -237,9 +241,9 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         """If it reads everyone, those of whom nothing is said by name."""
         return self._visibility.undeclared(name, self.nodes)
 
-    def chart(self, engine: Engine | None = None) -> Chart:
-        """The graph as the audit sees it, that of subgraphs included; served by `engine` where agents have none."""
-        return chart_of(self, engine=engine)
+    def chart(self, engines: Engines | None = None) -> Chart:
+        """The graph as the audit sees it, that of subgraphs included; served by `engines` where agents have none."""
+        return chart_of(self, engines=engines)
 
     def audit(self) -> AuditReport:
         """Who can be influenced by which private context, and how: from the graph alone, whatever is said in it.
@@ -254,45 +258,59 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         return audit_chart(chart, changed)
 
     def compile(
-        self, checkpointer: Any = None, *, engine: Engine | None = None, tenant: Resolver | None = None, **options: Any
+        self,
+        checkpointer: Any = None,
+        *,
+        engine: EngineChoice | None = None,
+        tenant: Resolver | None = None,
+        strict: bool = False,
+        **options: Any,
     ) -> CompiledChoreoGraph:
         """Compile as `StateGraph.compile` does, bind every agent to `engine` and to what it may read.
 
-        The graph itself is not changed: it can be compiled again with another engine. Given `tenant`, each run is
-        served for the tenant that it names (see `Resolver`), and threads are their first tenant's: for any other they
-        raise `ForeignThreadError`. Else all is the engine's own tenant's.
+        The graph itself is not changed: it can be compiled again with another engine. Several, one for each model, are
+        given by name, which agents choose from: `{"small": ..., "large": ...}`. What another model has said is encoded
+        again, once for all readers of a model; `strict`: is a `ForeignHandleError` where encodings are shared. Given
+        `tenant`, each run is served for the tenant that it names (see `Resolver`), and threads are their first
+        tenant's: for any other they raise `ForeignThreadError`. Else all is the engine's own tenant's.
 
         Raises:
             VisibilityError: A declaration names no node, a path would break a promise, or a view must outgrow the
                 model's context.
-            InvalidRequestError: An agent has no engine.
+            InvalidRequestError: An agent has no engine, or names none of these; or they are several tenants'.
             PMLError: A prompt's schema is longer than the model's context, or an argument than its slot.
         """
         _require_names(self)
         require_channels(self)
         bound = self._copied()
         bound.origin, bound.tenancy = self._copied(), None if tenant is None else Tenancy(tenant)
-        whole = self.chart(engine)
-        if engine is not None and engine.method != "choreo":
-            whole = whole.all_reencoded()
-        whole, changed = kept(whole, self.policy.on_violation)
-        bound._changed, bound._charted = tuple(changed), whole
-        for hop in bound._changed:
-            bound._visibility.change(hop.source, hop.reader, whole.node(hop.reader).rules[hop.source])
-        stops = [*(options.get("interrupt_before") or ()), *(options.get("interrupt_after") or ())]
+        engines, told = Engines(engine), {"by_tenant": tenant is not None, "strict": strict}
+        bound._charted = whole = _kept(self, bound, engines)
+        stops = {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")}
         note_unseen(self, whole)
-        require_bounded_loops(self, whole, self.nodes if "*" in stops else stops)
-        declared, running = Declared(whole, TextsByModel(bound)), {}
-        for name, spec in self.nodes.items():
-            if isinstance(spec.runnable, Agent):
-                running[name] = bound_agent(bound, self.nodes, name, engine, declared, by_tenant=tenant is not None)
-            else:
-                running[name] = _signing(spec, name, self.personas.get(name))
-        bound.nodes = running
-        _rewire(bound, {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")})
-        bound.engine = engine or next((each.engine for each in agents_of(bound) if each.engine is not None), None)
+        stopped = [*chain(*stops.values())]
+        require_bounded_loops(self, whole, self.nodes if "*" in stopped else stopped)
+        binding = partial(
+            bound_agent, bound, self.nodes, engines=engines, declared=Declared(whole, TextsByModel(bound))
+        )
+        bound.nodes = {
+            name: binding(name, **told) if isinstance(spec.runnable, Agent) else _signing(spec, name, self.personas)
+            for name, spec in self.nodes.items()
+        }
+        _rewire(bound, stops)
+        bound.engines = tuple(dict.fromkeys([*engines.given, *engines_among(agents_of(bound))]))
+        bound.engine = sealing_of(bound.engines)
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
         return relabelled(compiled, CompiledChoreoGraph)
+
+
+def _kept(graph: ChoreoGraph, bound: ChoreoGraph, engines: Engines) -> Chart:
+    """The chart of a graph as it may run; what the policy has changed for that is changed in what is bound."""
+    whole, changed = kept(graph.chart(engines).as_served(), graph.policy.on_violation)
+    bound._changed = tuple(changed)
+    for hop in changed:
+        bound._visibility.change(hop.source, hop.reader, whole.node(hop.reader).rules[hop.source])
+    return whole
 
 
 def _rewire(bound: ChoreoGraph, stops: Mapping[str, Any]) -> None:
@@ -304,9 +322,9 @@ def _rewire(bound: ChoreoGraph, stops: Mapping[str, Any]) -> None:
     rewire(bound, agents, early, stops)
 
 
-def _signing(spec: Any, name: str, persona: str | None) -> Any:
+def _signing(spec: Any, name: str, personas: Mapping[str, str]) -> Any:
     """A function's node that signs what it writes."""
-    signing = RunnableLambda(partial(sign, persona=persona), name=f"sign {name}")
+    signing = RunnableLambda(partial(sign, persona=personas.get(name)), name=f"sign {name}")
     return replace(spec, runnable=spec.runnable | signing)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from langgraph.types import Send
 
 from choreo_agents.errors import InvalidRequestError, UnknownHandleError
+from choreo_agents.graph.by_model import handles_of
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import REENCODED, SHARED
 from choreo_agents.kv.handle import MessageHandle
@@ -103,6 +104,7 @@ def _entry(item: Selected, entries: list[HandleEntry]) -> HandleEntry:
     else:
         key, wanted = "message_id", item
     for entry in entries:
-        if (entry["handle"]["id"] if key == "handle" else entry["message_id"]) == wanted:
+        named = {each.id for each in handles_of(entry)} if key == "handle" else {entry["message_id"]}
+        if wanted in named:
             return entry
     raise UnknownHandleError(f"the state has no message {wanted!r}: choose from state['handles']")

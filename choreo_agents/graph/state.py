@@ -8,12 +8,20 @@ from langchain_core.messages import AnyMessage
 from langgraph.graph.message import add_messages
 from typing_extensions import TypedDict
 
+from choreo_agents.kv.handle import base_model
+
+_SAME = ("digest", "author", "persona", "confidential")
+"""What two entries of one message agree in, if they have the same words of the same speaker."""
+
 
 class HandleEntry(TypedDict):
     """One message in graph state. Plain data: any checkpointer, Studio and strict msgpack take it."""
 
     handle: dict[str, Any]
-    """A `MessageHandle`, as its `plain()` gives it."""
+    """A `MessageHandle`, as its `plain()` gives it: of the model that said it or, of input, that read it first."""
+    also: NotRequired[dict[str, dict[str, Any]]]
+    """What other models have made of the same words, by their fingerprints: each encodes them once for all its readers.
+    """
     author: str
     """The node that said it, behind the subgraphs it stands in (`team|judge`); LangGraph's START for input text."""
     superstep: int
@@ -50,8 +58,9 @@ class HandleEntry(TypedDict):
     unproven: NotRequired[dict[str, Any]]
     """Of input that says to be somebody's (`author`, `persona`), which no seal proves: it is shown to nobody from whom
     that source, or input, is kept."""
-    seals: NotRequired[dict[str, str]]
-    """By which the entry is known to be of its conversation: without them it does not count."""
+    seals: NotRequired[dict[str, Any]]
+    """By which the entry is known to be of its conversation: without them it does not count. `handles` has one for each
+    encoding, by its id: what models have encoded side by side is put together."""
 
 
 def merge_entries(left: list[HandleEntry] | None, right: list[HandleEntry] | None) -> list[HandleEntry]:
@@ -62,13 +71,37 @@ def merge_entries(left: list[HandleEntry] | None, right: list[HandleEntry] | Non
         if known is not None and (
             entry.get("select") or (entry.get("borrowed") and known.get("digest") == entry.get("digest"))
         ):
-            continue  # how one branch got it says nothing to the others
-        kept = entry.copy()
+            # How one branch got it says nothing to the others; what its model has made of it does.
+            merged[entry["message_id"]] = _with_handles(known, entry)
+            continue
+        kept = entry.copy() if known is None else _with_handles(entry, known).copy()
         kept.pop("select", None)
         kept.pop("behind", None)
         kept.pop("borrowed", None)
         merged[entry["message_id"]] = kept
     return list(merged.values())
+
+
+def _with_handles(entry: HandleEntry, other: HandleEntry) -> HandleEntry:
+    """An entry with the encodings that another of the same message has by other models: they were made side by side."""
+    if any(entry.get(name) != other.get(name) for name in _SAME):
+        return entry
+    mine, theirs = _by_model(entry), _by_model(other)
+    added = {model: handle for model, handle in theirs.items() if model not in mine}
+    if not added:
+        return entry
+    kept = HandleEntry(**{**entry, "also": {**(entry.get("also") or {}), **added}})
+    if "seals" in entry:
+        theirs = other.get("seals", {}).get("handles") or {}
+        kept["seals"] = {**entry["seals"], "handles": {**theirs, **(entry["seals"].get("handles") or {})}}
+    return kept
+
+
+def _by_model(entry: HandleEntry) -> dict[str, dict[str, Any]]:
+    """Plain handles by fingerprint. Nobody has looked at what comes in here: what is none of ours stays as it is."""
+    own, also = entry.get("handle"), entry.get("also")
+    named = {base_model(str(own["model"])): own} if isinstance(own, dict) and "model" in own else {}
+    return {**(also if isinstance(also, dict) else {}), **named}
 
 
 class ChoreoState(TypedDict, total=False):

@@ -29,11 +29,16 @@ class MessageHandle(BaseModel):
     @property
     def base_model(self) -> str:
         """Fingerprint of the model alone."""
-        return self.model.partition("+")[0].partition("~")[0]
+        return base_model(self.model)
 
     def plain(self) -> dict[str, Any]:
         """The handle as a JSON-plain dict, as it stands in graph state."""
         return self.model_dump()
+
+
+def base_model(encoder: str) -> str:
+    """The fingerprint of the model alone, of that of all that has made an encoding."""
+    return encoder.partition("+")[0].partition("~")[0]
 
 
 def message_id(

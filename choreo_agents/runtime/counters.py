@@ -24,6 +24,8 @@ class Counters:
     """Requests submitted and unfinished at the start of those steps, summed over them."""
     tokens_encoded: int = 0
     """For the first time."""
+    tokens_of_other_models: int = 0
+    """Of those: in words that another model had said."""
     tokens_recomputed: int = 0
     """Since memory had lost them."""
     tokens_mapped: int = 0
@@ -47,7 +49,7 @@ class Counters:
             self.decode_rows += rows
             self.decode_unfinished += unfinished
 
-    def count(self, tokens: int, *, again: bool, mapped: bool) -> None:
+    def count(self, tokens: int, *, again: bool, mapped: bool, foreign: bool = False) -> None:
         """Count tokens that a step has encoded."""
         if again:
             self.tokens_recomputed += tokens
@@ -55,6 +57,7 @@ class Counters:
             self.tokens_mapped += tokens
         else:
             self.tokens_encoded += tokens
+            self.tokens_of_other_models += tokens if foreign else 0
 
 
 def count_step(

@@ -68,7 +68,7 @@ class Endings:
         ended = {"done": "finished", "failed": "failed"}.get(outcome, "cancelled")
         self._counters.add(request.tenant, ended)
         self._counters.add(request.tenant, "tokens_reused", reused)
-        counts = (spent.encoded, reused, spent.recomputed, request.beyond, spent.mapped)
+        counts = (spent.encoded, reused, spent.recomputed, request.beyond, spent.mapped, spent.foreign)
         self._ended.notify_all()
         self._emit(RequestFinished(time.perf_counter(), request.number, outcome, *counts))
 

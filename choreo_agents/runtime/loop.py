@@ -259,7 +259,7 @@ class EngineLoop:
         """A step has encoded so many tokens of a request, and sampled one if it was time."""
         request.advance(tokens)
         for counters in self.counters.of(request.tenant):
-            counters.count(tokens, again=request.again, mapped=bool(request.mapper))
+            counters.count(tokens, again=request.again, mapped=bool(request.mapper), foreign=request.is_foreign)
         if chosen is not None:
             if request.first_token_s is None:
                 self._emit(FirstToken(now, request.number, now - request.submitted_s))

@@ -148,6 +148,8 @@ class Charges:
     """Since memory had lost them."""
     mapped: int = 0
     """Made of other KV by a cache mapper instead."""
+    foreign: int = 0
+    """Of those for the first time: in words that another model had said."""
     for_others: dict[Segment, int] = field(default_factory=dict)
     """How many of all these stand in messages other than its own, by where their KV is."""
 
@@ -172,6 +174,8 @@ class Request:
     """Fingerprint of the adapter that encodes it; empty: the model alone."""
     mapper: str = ""
     """Fingerprint of the cache mapper that makes its KV of what it sees; empty: it is encoded."""
+    is_foreign: bool = False
+    """Whether another model has said what it encodes."""
     label: str = ""
     """What it is called in every run of the same program, whatever the words (see `Timetable`)."""
     tenant: str = ""
@@ -263,6 +267,7 @@ class Request:
             payer.charges.mapped += tokens
         else:
             payer.charges.encoded += tokens
+            payer.charges.foreign += tokens if self.is_foreign else 0
         if payer is not self:
             so_far = payer.charges.for_others.get(self.segment, 0)
             payer.charges.for_others[self.segment] = so_far + tokens

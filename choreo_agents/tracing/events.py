@@ -42,6 +42,8 @@ class RequestFinished:
     tokens_beyond: int = 0
     """Of those encoded and recomputed, in messages that its view does not hold."""
     tokens_mapped: int = 0
+    tokens_of_other_models: int = 0
+    """Of those encoded, in words that another model had said."""
 
 
 @dataclass(frozen=True)

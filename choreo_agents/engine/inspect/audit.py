@@ -76,6 +76,12 @@ def trace(message: Message, keeps_kv: bool) -> MessageLineage:
         Ancestor(one.handle, frozenset(one.authors), one.confidential, frozenset(channels))
         for one, channels in found.items()
     )
+    # Another model's KV reaches nobody here: whose words these are is all that is known of it.
+    ancestors += tuple(
+        Ancestor(said, frozenset(one.authors), one.confidential, frozenset[Channel](["words"]))
+        for one in (message, *found)
+        for said in one.foreign
+    )
     return MessageLineage(message.handle, frozenset(message.authors), message.confidential, ancestors)
 
 

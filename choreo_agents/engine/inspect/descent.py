@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from choreo_agents.engine.messages.message import Message
+from choreo_agents.kv.handle import MessageHandle
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,9 @@ class Descent:
     """The messages whose words were encoded again as this one: of all calls on the engine, whatever they were for."""
     authors: frozenset[str]
     """All who said it, of all calls on the engine."""
+    foreign: tuple[MessageHandle, ...] = ()
+    """The messages of other models whose words were encoded as this one: what those were made of, only the engines of
+    these models can tell."""
     has_thoughts: bool = False
     """Whether it was thought out before it was said."""
 
@@ -36,6 +40,7 @@ def descent_of(messages: Iterable[Message], known: Container[str]) -> dict[str, 
             tuple(parent.handle.id for parent in message.parents),
             tuple(source.handle.id for source in message.sources),
             frozenset(message.authors),
+            tuple(message.foreign),
             bool(message.thoughts),
         )
         queue += [*message.parents, *message.sources]

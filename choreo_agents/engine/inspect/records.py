@@ -34,6 +34,8 @@ class MessageRecord:
     """Whether a cache mapper made its KV of its one parent's."""
     author: str | None
     role: str | None
+    foreign: tuple[MessageHandle, ...] = ()
+    """The messages of other models whose words it has."""
 
 
 def records_of(tenant: Tenant, handles: Sequence[MessageHandle]) -> tuple[MessageRecord, ...]:
@@ -70,4 +72,5 @@ def _record(tenant: Tenant, message: Message) -> MessageRecord:
         bool(message.lineage.mapper),
         message.author,
         message.role,
+        tuple(message.foreign),
     )

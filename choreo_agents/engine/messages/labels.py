@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from choreo_agents.engine.messages.message import Message
+from choreo_agents.kv.handle import MessageHandle
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,8 @@ class Label:
     author: str | None
     confidential: bool
     source: Message | None
+    foreign: MessageHandle | None = None
+    """In place of a source, the message of another model whose words these are."""
 
     def put_on(self, message: Message) -> None:
         """Add it to what others said about the same message."""
@@ -22,3 +25,5 @@ class Label:
         message.confidential = message.confidential or self.confidential
         if self.source is not None and self.source is not message and self.source not in message.sources:
             message.sources.append(self.source)
+        if self.foreign is not None and self.foreign not in message.foreign:
+            message.foreign.append(self.foreign)

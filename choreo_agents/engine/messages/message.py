@@ -96,6 +96,8 @@ class Message:
     """Whether any of them marked it so."""
     sources: list[Message] = field(default_factory=list)
     """The messages whose words were encoded again as this one."""
+    foreign: list[MessageHandle] = field(default_factory=list)
+    """The messages of other models whose words were encoded here as this one."""
     copies: list[Message] = field(default_factory=list)
     """Mapped copies of it, which have a lease for as long as it has any."""
     thoughts: list[Message] = field(default_factory=list)
@@ -108,6 +110,7 @@ class Message:
             "memos": set(self.memos),
             "authors": set(self.authors),
             "sources": list(self.sources),
+            "foreign": list(self.foreign),
             "copies": list(self.copies),
             "thoughts": list(self.thoughts),
         }

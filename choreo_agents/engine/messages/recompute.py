@@ -56,6 +56,7 @@ class Recomputer:
             role=message.role,
             adapter=lineage.adapter,
             mapper=lineage.mapper,
+            is_foreign=bool(message.foreign),
             tenant=lineage.tenant,
             label=message.label,
             again=not first,

@@ -48,6 +48,10 @@ class Seals:
             self._held[seal] = (kind, deepcopy(content))
         return holds
 
+    def agree(self, other: Seals) -> bool:
+        """Whether both are made under one key."""
+        return hmac.compare_digest(self._key, other._key)
+
     def drawn(self, *names: str) -> str:
         """A name that nobody else can give: the same for the same names; without names, never given before."""
         return self.seal("drawn", list(names) or [secrets.token_hex(16)])

@@ -31,6 +31,8 @@ class Usage:
     what came too late to join it."""
     tokens_mapped: int = 0
     """Of a mapped copy: its own tokens, which nothing encodes."""
+    tokens_of_other_models: int = 0
+    """Of those encoded: in messages whose words another model had said, of which it has no encoding to hand on."""
 
     @classmethod
     def of(cls, request: Request) -> Usage:
@@ -38,7 +40,7 @@ class Usage:
         spent = request.charges
         ttft = None if request.first_token_s is None else request.first_token_s - request.submitted_s
         took = time.perf_counter() - request.submitted_s
-        again = (spent.recomputed, request.beyond, spent.mapped)
+        again = (spent.recomputed, request.beyond, spent.mapped, spent.foreign)
         return cls(spent.encoded, request.reused, ttft, took, *again)
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from choreo_agents.graph.audit.policy import Policy
-from choreo_agents.graph.audit.report import SENT, Hop, PrivateContext
+from choreo_agents.graph.audit.report import ACROSS, SENT, Hop, PrivateContext
 from choreo_agents.graph.visibility import REENCODED, SHARED, START_SOURCE, Channel, Presence, Rule, VisibilityMode
 
 
@@ -17,6 +17,10 @@ class ChartNode:
     name: str
     persona: str
     """Whose node it is: the path again, or `team|alice` for all nodes of Alice's."""
+    model: str = ""
+    """The fingerprint of the model that it runs on; empty: nobody has said."""
+    keeps_kv: bool = True
+    """Whether its engine hands on encodings: not under a method that encodes text again."""
     is_function: bool = False
     """It reads the words in the state instead of a view, and its messages are encoded alone."""
     routes: bool = False
@@ -44,6 +48,10 @@ class ChartNode:
         """Whether it has anything of what a node says that it knows under this name."""
         rule = self.rules.get(source)
         return rule is not None and rule.mode.shows and not (source in self.undeclared and said_by.confidential)
+
+    def speaks_to(self, reader: ChartNode) -> bool:
+        """Whether a reader's model can read its encodings; what a function writes, each model encodes for itself."""
+        return self.is_function or "" in (self.model, reader.model) or self.model == reader.model
 
 
 @dataclass(frozen=True)
@@ -128,15 +136,16 @@ class Chart:
                     continue
                 for node in self.inside(source):
                     if node.persona != reader.persona and reader.reads(source, node):
+                        mode, label = _between(node, reader, rule.mode, rule.words())
                         where = (source, reader.name)
-                        sent = reader.may_be_sent
-                        found.append(Edge(node.name, reader.name, rule.mode, where, rule.words(), sent))
+                        found.append(Edge(node.name, reader.name, mode, where, label, reader.may_be_sent))
             for node in self.nodes:
                 if reader.is_function:
                     found += [Edge(node.name, reader.name, None, None, "state")] if node.name != reader.name else []
                 # What it said itself reaches a node again as other than KV only by a Send.
                 elif node.persona == reader.persona and (node.name != reader.name or reader.may_be_sent):
-                    found.append(Edge(node.name, reader.name, SHARED, None, "own", reader.may_be_sent))
+                    mode, label = _between(node, reader, SHARED, "own")
+                    found.append(Edge(node.name, reader.name, mode, None, label, reader.may_be_sent))
         return found
 
     def scopes(self) -> Iterator[tuple[str, str, Rule]]:
@@ -160,10 +169,17 @@ class Chart:
         )
         return replace(self, nodes=nodes)
 
-    def all_reencoded(self) -> Chart:
-        """The same as an engine that re-encodes text serves it: no encoding is handed on."""
+    def as_served(self) -> Chart:
+        """The same where engines that encode text again serve nodes: no encoding is handed on to these."""
         nodes = []
         for node in self.nodes:
             rules = {s: r.without("encoding") if r.mode.hands_on_encodings else r for s, r in node.rules.items()}
-            nodes.append(replace(node, rules=rules))
+            nodes.append(node if node.keeps_kv else replace(node, rules=rules))
         return replace(self, nodes=tuple(nodes))
+
+
+def _between(source: ChartNode, reader: ChartNode, mode: VisibilityMode, label: str) -> tuple[VisibilityMode, str]:
+    """What a reader has of a source, and what that is called: of another model's, words alone."""
+    if not mode.hands_on_encodings or source.speaks_to(reader):
+        return mode, label
+    return REENCODED, f"{label} {ACROSS}"

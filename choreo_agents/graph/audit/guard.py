@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from choreo_agents.engine import Engine
@@ -26,9 +26,9 @@ class Guard:
     declared: Declared = field(default_factory=Declared)
     """What its graph declares: by that it is known who said what."""
 
-    def watch(self, engine: Engine, reader: str) -> Watch:
-        """What looks at one call of the reader: a node, by its path."""
-        return Watch(self, engine, reader)
+    def watch(self, engine: Engine, reader: str, others: Iterable[Engine] = ()) -> Watch:
+        """What looks at one call of the reader: a node, by its path; `others` serve the graph, too."""
+        return Watch(self, engine, reader, others)
 
 
 class Watch:
@@ -36,16 +36,18 @@ class Watch:
 
     Args:
         guard: What must not reach it.
-        engine: Knows from what messages were made.
+        engine: The reader's.
         reader: The path of its node.
+        others: Engines that know from what words were made that are no messages of the reader's.
     """
 
-    def __init__(self, guard: Guard, engine: Engine, reader: str) -> None:
+    def __init__(self, guard: Guard, engine: Engine, reader: str, others: Iterable[Engine] = ()) -> None:
         self._guard = guard
-        self._engine = engine
+        self._engines = (*others, engine)
+        self._model = engine.model.adapter.fingerprint
         self._reader = reader
         self._entries: Sequence[HandleEntry] = ()
-        self._labels = Labels(engine, Declared(), ())
+        self._labels = Labels(self._engines, Declared(), ())
 
     def admits(self, entry: HandleEntry, entries: Sequence[HandleEntry], *, words_only: bool = False) -> bool:
         """Whether the reader may attend to an encoding as it is; False: encode its words again.
@@ -63,7 +65,7 @@ class Watch:
             return True
         if entries is not self._entries:
             home = self._reader.rpartition("|")[0]
-            self._entries, self._labels = entries, Labels(self._engine, guard.declared, entries, home)
+            self._entries, self._labels = entries, Labels(self._engines, guard.declared, entries, home)
         broken = self._broken(entry, words_only)
         if broken is None:
             return True
@@ -85,7 +87,7 @@ class Watch:
     def _broken(self, entry: HandleEntry, words_only: bool) -> tuple[Channel, str] | None:
         """The first promise that the view would break."""
         guard, node = self._guard, self._reader.rsplit("|", maxsplit=1)[-1]
-        reached = sorted(self._labels.of(entry))
+        reached = sorted(self._labels.of(entry, self._model) or ())
         for name, channel in () if words_only else reached:
             source = name.partition("|")[0]  # what is said in a graph that is a node is that node's
             if channel == "encoding" and source in guard.hidden:

@@ -6,17 +6,17 @@ from is a question of where one comes from: to a reader they are from the source
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 from choreo_agents.engine import Engine
-from choreo_agents.engine.inspect import Descent
 from choreo_agents.graph.audit.chart import Chart, ChartNode
+from choreo_agents.graph.audit.origins import Origins
+from choreo_agents.graph.by_model import handle_for, handles_of
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import START_SOURCE, Channel
-from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import instructions, question
 
 Tokens = tuple[int, ...]
@@ -66,35 +66,44 @@ class Labels:
     """Of the messages of one state.
 
     Args:
-        engine: Knows from what each was made.
+        engines: Know from what each was made.
         declared: The graph's declarations.
         entries: All that was said in it.
         home: Before which nodes the graph stands, as entries name them: `team`; empty if it stands in no other.
     """
 
-    def __init__(self, engine: Engine, declared: Declared, entries: Sequence[HandleEntry], home: str = "") -> None:
-        self._engine = engine
+    def __init__(
+        self, engines: Iterable[Engine], declared: Declared, entries: Sequence[HandleEntry], home: str = ""
+    ) -> None:
+        self._origins = Origins(engines)
         self._declared = declared
         self._entries = list(entries)
         self._numbers = {id(entry): number for number, entry in enumerate(self._entries)}
         self._prefix = f"{home}|" if home else ""
-        self._texts = declared.texts(engine)
-        self._made: dict[str, Descent] = {}
+        self._texts = {engine: declared.texts(engine) for engine in self._origins.engines}
         self._views: dict[_Step, tuple[frozenset[Reached], Sequence[_Step]]] = {}
         self._whole: dict[_Step, frozenset[Reached]] = {}
         self._by_message: dict[str, list[int]] = {}
         self._asked: dict[str, set[str]] = {}
         """By persona, the messages that it was asked."""
         for number, entry in enumerate(self._entries):
-            for message in (entry["handle"]["id"], *entry.get("earlier", ())):
+            for message in (*(handle.id for handle in handles_of(entry)), *entry.get("earlier", ())):
                 self._by_message.setdefault(message, []).append(number)
             if prompt := entry.get("prompt"):
                 self._asked.setdefault(self._persona(number), set()).add(prompt["id"])
 
-    def of(self, entry: HandleEntry) -> frozenset[Reached]:
-        """All that reached the message of an entry, which is among those of the state."""
-        handle = MessageHandle.model_validate(entry["handle"])
-        self._made |= self._engine.inspect.descent([handle], self._made)
+    def of(self, entry: HandleEntry, model: str | None = None) -> frozenset[Reached] | None:
+        """All that reached the message of an entry, which is among those of the state, when it was said; None: the
+        model that said it is not served, and nobody else can tell.
+
+        Args:
+            entry: The message.
+            model: Reached what this model has made of it instead.
+        """
+        handle = (None if model is None else handle_for(entry, model)) or next(handles_of(entry))
+        if not self._origins.knows(handle):
+            return None
+        self._origins.find(handle)
         asked, own = _Step(handle.id, self._numbers[id(entry)], "encoding"), set[Reached]()
         self._note_thoughts(asked.message, asked.entry, own)
         return self._all(asked) | own
@@ -155,17 +164,16 @@ class Labels:
 
     def _above(self, step: _Step) -> Iterator[_Step]:
         """What a message attended to, and whose words it was made of."""
-        made = self._made[step.message]
-        attended: Channel = step.channel if self._engine.method == "choreo" else "words"
-        for parent in made.parents:
-            yield _Step(parent, step.entry, attended)
-        for source in self._sources(made):
+        keeps_kv = self._origins.maker(step.message).method == "choreo"
+        for parent in self._origins.made(step.message).parents:
+            yield _Step(parent, step.entry, step.channel if keeps_kv else "words")
+        for source in self._sources(step.message):
             yield _Step(source, step.entry, "words")
 
-    def _sources(self, made: Descent) -> Sequence[str]:
+    def _sources(self, message: str) -> Sequence[str]:
         """Whose words a message has, as far as it was made of them in this state: in others, of others'."""
-        here = [source for source in made.sources if source in self._by_message]
-        return here or made.sources
+        sources = self._origins.sources(message)
+        return [source for source in sources if source in self._by_message] or sources
 
     def _through(self, step: _Step, found: set[Reached]) -> Iterator[_Step]:
         """Label a message of an entry's view. Yields how to go on from it: in whose view it was made."""
@@ -176,7 +184,8 @@ class Labels:
             self._note_thoughts(step.message, number, found)
             # Words that were encoded again in an equal place are the message itself.
             yield step._replace(entry=number, channel="words" if channel == "words" else step.channel)
-        copied = [number for source in self._made[step.message].sources for number in self._read(source, step.entry)]
+        sources = self._origins.made(step.message).sources
+        copied = [number for source in sources for number in self._read(source, step.entry)]
         own += [name for number in copied for name in self._authors(number)]
         for name in own:
             self._note(name, step.channel, found)
@@ -193,11 +202,10 @@ class Labels:
                 self._note_thoughts(step.message, number, found)
                 yield step._replace(entry=number)
             return
-        tokens = self._made[step.message].tokens
-        named = [name for own in self._texts.values() for name, texts in own.items() if tokens in texts]
+        made, own_texts = self._origins.made(step.message), self._texts[self._origins.maker(step.message)]
+        named = [name for own in own_texts.values() for name, texts in own.items() if made.tokens in texts]
         scoped = self._scoped(step.entry)
-        made = self._made[step.message].authors
-        for name in [name for name in named if name in scoped] or named or map(self._local, made):
+        for name in [name for name in named if name in scoped] or named or map(self._local, made.authors):
             self._note(name, step.channel, found)
         yield step
 
@@ -207,7 +215,7 @@ class Labels:
 
     def _note_thoughts(self, message: str, number: int, found: set[Reached]) -> None:
         """What was thought out is made of thoughts, which nobody attends to: they are above nothing else."""
-        if self._made[message].has_thoughts:
+        if self._origins.made(message).has_thoughts:
             for name in self._authors(number):
                 self._note(f"{name}.thoughts", "words", found)
 
@@ -238,26 +246,27 @@ class Labels:
 
     def _told(self, step: _Step) -> list[str]:
         """The names of what the author of an entry is told, and was asked, that say just this."""
-        persona, tokens = self._persona(step.entry), self._made[step.message].tokens
-        found = [name for name, texts in self._texts.get(persona, {}).items() if tokens in texts]
-        if step.message in self._asked.get(persona, ()) or tokens in self._questions.get(persona, ()):
+        persona, tokens = self._persona(step.entry), self._origins.made(step.message).tokens
+        engine = self._origins.maker(step.message)
+        found = [name for name, texts in self._texts[engine].get(persona, {}).items() if tokens in texts]
+        if step.message in self._asked.get(persona, ()) or tokens in self._questions[engine].get(persona, ()):
             found.append(f"{persona}.system")
         return found
 
     @cached_property
-    def _questions(self) -> Mapping[str, set[Tokens]]:
-        """By persona, what it was asked, as it is encoded: again, where its handle outlived its engine; and what it was
-        told for one message."""
-        engine = self._engine
-        found: dict[str, set[Tokens]] = {}
-        for number, entry in enumerate(self._entries):
-            if asked := entry.get("asked"):
-                turn = tuple(engine.model.encode(question(asked, engine.chat).text))
-                found.setdefault(self._persona(number), set()).add(turn)
-            for told in entry.get("told", ()):
-                forms = [instructions(told, engine.chat, later=later).text for later in (True, False)]
-                forms.append(question(told, engine.chat).text)
-                found.setdefault(self._persona(number), set()).update(tuple(engine.model.encode(t)) for t in forms)
+    def _questions(self) -> Mapping[Engine, Mapping[str, set[Tokens]]]:
+        """By persona, what it was asked, as engines encode it: again, where its handle is no good to them; and what it
+        was told for one message."""
+        found: dict[Engine, dict[str, set[Tokens]]] = {engine: {} for engine in self._origins.engines}
+        for engine, by_persona in found.items():
+            for number, entry in enumerate(self._entries):
+                asked = entry.get("asked")
+                forms = [question(asked, engine.chat).text] if asked else []
+                for told in entry.get("told", ()):
+                    forms += [instructions(told, engine.chat, later=later).text for later in (True, False)]
+                    forms.append(question(told, engine.chat).text)
+                turns = {tuple(engine.model.encode(form)) for form in forms}
+                by_persona.setdefault(self._persona(number), set()).update(turns)
         return found
 
     def _author(self, number: int) -> str:

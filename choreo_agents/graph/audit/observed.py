@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from choreo_agents.engine import Engine
 from choreo_agents.graph.audit.labels import Declared, Labels
 from choreo_agents.graph.audit.report import AuditReport, Finding, Hop
+from choreo_agents.graph.by_model import model_of
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import Channel
 
 
-def audit_entries(engine: Engine, declared: Declared, entries: Sequence[HandleEntry]) -> AuditReport:
-    """Which private contexts reached the nodes that said these messages, and through which channel."""
+def audit_entries(engines: Iterable[Engine], declared: Declared, entries: Sequence[HandleEntry]) -> AuditReport:
+    """Which private contexts reached the nodes that said these messages, and through which channel.
+
+    What was said by a model that none of the engines runs is outside of what they can tell.
+    """
     chart = declared.chart
     contexts = {context.name: context for context in chart.contexts()}
-    labels = Labels(engine, declared, entries)
+    labels = Labels(engines, declared, entries)
+    lost: Counter[str] = Counter()
     found: dict[tuple[str, str, Channel], Finding] = {}
     for entry in entries:
         reader = entry["author"]
         if reader not in declared.nodes:
             continue
         persona = declared.nodes[reader].persona
-        for name, channel in sorted(labels.of(entry)):
+        reached = labels.of(entry)
+        if reached is None:
+            lost[model_of(entry["handle"])] += 1
+        for name, channel in sorted(reached or ()):
             context, key = contexts.get(name), (name, persona, channel)
             if context is None or reader in context.owners or key in found:
                 continue
@@ -35,4 +44,10 @@ def audit_entries(engine: Engine, declared: Declared, entries: Sequence[HandleEn
                 if chart.forbids(context, persona, channel)
                 else "",
             )
-    return AuditReport(contexts=tuple(contexts.values()), findings=tuple(found.values()), outside=chart.outside)
+    untold = [
+        f"what reached {count} messages that model {model!r} has said, which no engine here runs"
+        for model, count in lost.items()
+    ]
+    return AuditReport(
+        contexts=tuple(contexts.values()), findings=tuple(found.values()), outside=(*chart.outside, *untold)
+    )

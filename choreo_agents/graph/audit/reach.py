@@ -78,7 +78,8 @@ def _starts(chart: Chart, context: PrivateContext) -> Iterator[tuple[State, Hop 
         thinker = context.name.removesuffix(".thoughts")
         # Others never attend to them: what was said is made of them.
         yield (thinker, "words"), Hop(source=context.name, reader=thinker, by="own")
-        for owner in context.owners if chart.node(thinker).recalls else ():
+        recalling = [each for each in context.owners if chart.node(thinker).speaks_to(chart.node(each))]
+        for owner in recalling if chart.node(thinker).recalls else ():
             yield (owner, "encoding"), Hop(source=context.name, reader=owner, by="own")
         return
     for owner in context.owners:

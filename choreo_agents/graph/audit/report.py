@@ -10,6 +10,8 @@ from choreo_agents.graph.visibility import Channel
 
 SENT = "sent"
 """In a hop, before the mode in which a `Send` hands on what a rule shares."""
+ACROSS = "across models"
+"""In a hop, behind the rule: its reader runs on another model than the source, whose words are encoded again for it."""
 ContextKind = Literal["system", "message", "module", "thoughts"]
 
 
@@ -24,8 +26,8 @@ class Hop(_Plain):
     reader: str
     by: str
     """The rule of the edge; `own` between nodes of one persona, `scope` where a fresh encoding names the context,
-    `state` where a function reads the words in the graph's state, `sent` where a `Send` may hand on words though the
-    rule hands on encodings."""
+    `... across models` where the reader runs on another model, so that words alone go on, `state` where a function
+    reads the words in the graph's state, `sent` where a `Send` may hand on words though the rule hands on encodings."""
 
 
 class PrivateContext(_Plain):

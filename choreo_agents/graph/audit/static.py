@@ -83,7 +83,9 @@ def _blocked(chart: Chart) -> Iterator[Blocked]:
             if later == START_SOURCE:
                 continue
             for earlier in seen:
-                if earlier != later and any(_blind(chart, node, earlier) for node in chart.inside(later)):
+                # What another model has said is encoded alone.
+                blind = any(_blind(chart, n, earlier) or not n.speaks_to(reader) for n in chart.inside(later))
+                if earlier != later and blind:
                     yield Blocked(reader=reader.name, earlier=earlier, later=later)
 
 

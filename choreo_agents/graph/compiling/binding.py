@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import Declared, Policy
 from choreo_agents.graph.compiling.promises import guard_of
+from choreo_agents.graph.engines import Engines
 from choreo_agents.graph.turn.reader_rules import ReaderRules
 from choreo_agents.graph.visibility import Positions, Rule
 
@@ -61,10 +61,11 @@ def bound_agent(
     graph: DeclaringGraph,
     nodes: Mapping[str, Any],
     name: str,
-    engine: Engine | None,
+    engines: Engines,
     declared: Declared,
     *,
     by_tenant: bool,
+    strict: bool,
 ) -> Any:
     """What LangGraph is told of an agent's node: it is bound to an engine, and to what it may see.
 
@@ -72,19 +73,21 @@ def bound_agent(
         graph: Its declarations, as they will hold.
         nodes: All nodes of the graph.
         name: The agent's node.
-        engine: The graph's; an agent may have its own.
+        engines: The graph's; an agent may have its own.
         declared: The graph as it will run.
         by_tenant: Whether each run says for which tenant it is.
+        strict: Whether what other models have encoded is an error where it is shared.
 
     Raises:
-        InvalidRequestError: It has no engine.
+        InvalidRequestError: It has no engine, or names none of the graph's.
     """
     spec = nodes[name]
-    if engine is None and spec.runnable.engine is None:
+    engine = engines.of(spec.runnable)
+    if engine is None:
         raise InvalidRequestError(
             f"agent {name!r} has no engine: compile(engine=Engine.load(...)), or give the agent one"
         )
-    rules = replace(_reader_rules(graph, nodes, name, spec.runnable, declared), by_tenant=by_tenant)
+    rules = replace(_reader_rules(graph, nodes, name, spec.runnable, declared), by_tenant=by_tenant, strict=strict)
     choreo = {"reads": {source: rule.mode.name for source, rule in rules.sources.items()}}
     metadata = {**(spec.metadata or {}), "choreo": choreo}
     return replace(spec, runnable=spec.runnable.bound(engine, rules), metadata=metadata)

@@ -11,10 +11,10 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from choreo_agents.engine import Engine
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit.chart import Chart, ChartNode
 from choreo_agents.graph.audit.policy import Policy
+from choreo_agents.graph.engines import Engines
 from choreo_agents.graph.turn.imported_prompt import confidential_modules, has_own_words
 from choreo_agents.graph.turn.thoughts import thinks
 from choreo_agents.graph.visibility import START_SOURCE, Rule, VisibilityTable
@@ -48,13 +48,13 @@ class _OwnReads:
         return table
 
 
-def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engine: Engine | None = None) -> Chart:
+def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engines: Engines | None = None) -> Chart:
     """The chart of a graph, with all that its subgraphs hold.
 
     Args:
         builder: The graph, compiled or not.
         prefix: The nodes that it stands in: `team|`.
-        engine: Serves the agents that have none yet.
+        engines: Serve the agents that have none yet; None: nobody has said.
     """
     declared: _Declaring = builder if isinstance(builder, _Declaring) else _OwnReads(builder.nodes)
     nodes: list[ChartNode] = []
@@ -65,12 +65,12 @@ def chart_of(builder: StateGraph[Any, Any, Any, Any], prefix: str = "", engine: 
         inner = next(found(spec.runnable, CompiledStateGraph), None)
         agent = next(found(spec.runnable, Agent), None)
         if inner is not None:
-            chart = chart_of(inner.builder, f"{path}|", engine)
+            chart = chart_of(inner.builder, f"{path}|", engines)
             nodes += chart.nodes
             outside += chart.outside
             policies += chart.policies
         elif agent is not None:
-            nodes.append(_agent_node(agent, name, prefix, declared, engine))
+            nodes.append(_agent_node(agent, name, prefix, declared, engines))
             if callable(agent.prompt):
                 outside.append(f"the prompt of {path!r}, which a function makes from the state")
             if callable(agent.system):
@@ -109,12 +109,14 @@ def agents_of(builder: StateGraph[Any, Any, Any, Any]) -> Iterator[Agent]:
             yield from agents_of(inner.builder)
 
 
-def _agent_node(agent: Agent, name: str, prefix: str, declared: _Declaring, engine: Engine | None) -> ChartNode:
-    told, served = agent.schema_prompt, agent.engine or engine
+def _agent_node(agent: Agent, name: str, prefix: str, declared: _Declaring, engines: Engines | None) -> ChartNode:
+    told, served = agent.schema_prompt, agent.engine if engines is None else engines.of(agent)
     rules = declared.reads_of(name, agent)
     return ChartNode(
         prefix + name,
         persona=prefix + (agent.persona or name),
+        model="" if served is None else served.model.adapter.fingerprint,
+        keeps_kv=served is None or served.method == "choreo",
         routes=agent.update is not None,
         has_system=agent.system is not None or (told is not None and has_own_words(told)),
         has_prompt=agent.prompt is not None,

@@ -1,8 +1,8 @@
 """One conversation: what was said in it is sealed, and known again by its seals.
 
 Two seals stand on each message and each entry. Identity: which conversation, in which graph, which message, whose.
-Words: what it says, and the handle that stands for it. Words without their seal were edited; without a true identity
-nobody knows who said them.
+Words: what it says, and the handle that stands for it; in an entry each handle has its own, since several models may
+have one. Words without their seal were edited; without a true identity nobody knows who said them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from langchain_core.messages import BaseMessage
+from pydantic import ValidationError
 
 from choreo_agents.engine.messages.seals import Seals
+from choreo_agents.graph.by_model import handles_of, model_of
 from choreo_agents.graph.provenance.notes import (
     NOTED,
     SEALS,
@@ -25,11 +27,14 @@ from choreo_agents.graph.provenance.notes import (
     stripped,
 )
 from choreo_agents.graph.state import HandleEntry
+from choreo_agents.kv.handle import MessageHandle
 
 Said = TypeVar("Said", bound=BaseMessage)
 
 _OF_ONE_BRANCH = ("select", "behind", "borrowed", "seals")
 """What an entry says to one reader, or while it is merged: not sealed."""
+_BY_MODEL = ("handle", "also")
+"""Sealed one by one: what two models encode side by side is one entry's."""
 
 
 class Conversation:
@@ -62,7 +67,8 @@ class Conversation:
         """An entry with seals, in place of those that it had."""
         identity = self._entry_identity(entry, self.scope)
         words = self._seals.seal("entry words", [identity, _plain(entry)])
-        return HandleEntry(**{**entry, "seals": self._marks(identity, words)})
+        made = {each.id: self._seals.seal("entry handle", self._encoded(entry, each)) for each in handles_of(entry)}
+        return HandleEntry(**{**entry, "seals": self._marks(identity, words) | {"handles": made}})
 
     def proves(self, message: BaseMessage, scope: str | None = None) -> bool:
         """Whether a message was said here by whom it says, in whatever words.
@@ -83,9 +89,23 @@ class Conversation:
         if not isinstance(entry, Mapping) or not isinstance(seals, Mapping) or not self._is_here(seals, scope):
             return False
         identity = seals.get("identity")
-        return self._seals.holds(
-            identity, "entry identity", self._entry_content(entry, seals.get("scope"))
-        ) and self._seals.holds(seals.get("words"), "entry words", [identity, _plain(entry)])
+        return (
+            self._seals.holds(identity, "entry identity", self._entry_content(entry, seals.get("scope")))
+            and self._seals.holds(seals.get("words"), "entry words", [identity, _plain(entry)])
+            and self._is_encoded(entry, entry.get("handle"))
+        )
+
+    def as_encoded(self, entry: HandleEntry) -> HandleEntry:
+        """An entry that holds, with those of other models' encodings that were made of it here, and no others."""
+        also = entry.get("also")
+        if also is None:
+            return entry
+        kept = {
+            model: plain
+            for model, plain in (also.items() if isinstance(also, Mapping) else ())
+            if self._is_encoded(entry, plain) and model == model_of(plain) != model_of(entry["handle"])
+        }
+        return entry if kept == also else HandleEntry(**{**entry, "also": kept})
 
     def as_proven(self, message: BaseMessage) -> BaseMessage:
         """A message that says of itself only what is true; what nobody proves is kept apart."""
@@ -126,6 +146,21 @@ class Conversation:
         said_by = [claim.author, claim.persona, claim.confidential, NOTED in message.response_metadata]
         return [self.name, scope, message.id, message.type, *said_by]
 
+    def _is_encoded(self, entry: Mapping[str, Any], plain: object) -> bool:
+        """Whether a plain handle was sealed for an entry's words."""
+        try:
+            handle = MessageHandle.model_validate(plain)
+        except ValidationError:
+            return False
+        seals = entry["seals"].get("handles")
+        seal = seals.get(handle.id) if isinstance(seals, Mapping) else None
+        return self._seals.holds(seal, "entry handle", self._encoded(entry, handle, entry["seals"].get("scope")))
+
+    def _encoded(self, entry: Mapping[str, Any], handle: MessageHandle, scope: Any = None) -> list[Any]:
+        # Not the superstep: what reads input side by side may count otherwise.
+        said = [entry.get(name) for name in ("message_id", "author", "persona", "confidential", "digest")]
+        return [self.name, self.scope if scope is None else scope, *said, handle.plain()]
+
     def _entry_identity(self, entry: HandleEntry, scope: str) -> str:
         return self._seals.seal("entry identity", self._entry_content(entry, scope))
 
@@ -158,4 +193,4 @@ def found_conversation(
 
 
 def _plain(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in entry.items() if name not in _OF_ONE_BRANCH}
+    return {name: value for name, value in entry.items() if name not in (*_OF_ONE_BRANCH, *_BY_MODEL)}

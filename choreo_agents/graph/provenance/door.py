@@ -186,7 +186,8 @@ class _Admission:
         """Those that are sealed for this conversation, of messages that have none."""
         _, written = overwritten(value)
         given: list[HandleEntry] = written if isinstance(written, list) else []
-        good = [entry for entry in given if self._here is not None and self._here.holds(entry, self._scope)]
+        here = self._here
+        good = [here.as_encoded(each) for each in given if here is not None and here.holds(each, self._scope)]
         self._refused = self._refused or len(good) < len(given)
         if self._is_sent:
             return [entry for entry in good if self._stands(entry)]

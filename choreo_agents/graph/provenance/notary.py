@@ -72,7 +72,9 @@ def with_notary(
     if not nested:
         return config  # nobody can have put it there but a run of ours
     around = outer.conversation(called).name
-    return with_hidden(config, _NOTARY, replace(outer, seals=seals or outer.seals, around=around))
+    # A key that no salt gives again is an engine's own: what is said in one conversation goes out under one.
+    own = outer.seals if seals is None or not seals.salted else seals
+    return with_hidden(config, _NOTARY, replace(outer, seals=own, around=around))
 
 
 def notary_of(config: RunnableConfig) -> Notary | None:

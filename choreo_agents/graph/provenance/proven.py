@@ -35,7 +35,10 @@ class ProvenState:
         held: list[HandleEntry] = []
         others: list[Any] = []
         for entry in entries:
-            (held if here.holds(entry) else others).append(entry)
+            if here.holds(entry):
+                held.append(here.as_encoded(entry))
+            else:
+                others.append(entry)
         claims = _claims(others)
         if notary is None or not notary.is_guarded:
             # Nobody has judged what came in as input: a message that stands for another now is a client's, or an

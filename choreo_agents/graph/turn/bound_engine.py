@@ -8,7 +8,9 @@ from typing import Any
 
 from choreo_agents.engine import Engine, Joining, Prefill, StreamedToken
 from choreo_agents.engine.calls import Content
-from choreo_agents.errors import VisibilityError
+from choreo_agents.errors import ForeignHandleError, VisibilityError
+from choreo_agents.graph.by_model import handle_for
+from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import SHARED
 from choreo_agents.kv.handle import MessageHandle
 
@@ -28,6 +30,25 @@ class BoundEngine:
         if not words_only:
             self._attended.add(handle.id)
         return handle
+
+    @property
+    def model(self) -> str:
+        """The fingerprint of its model."""
+        return self.engine.model.adapter.fingerprint
+
+    def handle(self, entry: HandleEntry) -> MessageHandle:
+        """What a message is to the reader's model.
+
+        Raises:
+            ForeignHandleError: It has not encoded it: the handle is another model's.
+        """
+        found = handle_for(entry, self.model)
+        if found is None:
+            other = MessageHandle.model_validate(entry["handle"])
+            raise ForeignHandleError(
+                f"handle {other.id!r} was made by model {other.base_model!r}, {self._reader!r} runs on {self.model!r}"
+            )
+        return found
 
     def tokens(self, handle: MessageHandle) -> list[int]:
         """A message's tokens, with its header and turn end.

@@ -6,24 +6,28 @@ from collections import Counter
 from collections.abc import Iterable
 
 from choreo_agents.errors import ContextLengthError
+from choreo_agents.graph.by_model import length_for
 from choreo_agents.graph.turn.view import SeenEntry, is_own
 from choreo_agents.graph.visibility import START_SOURCE, source_of_author
 
 
-def advised(error: ContextLengthError, seen: Iterable[SeenEntry], author: str, persona: str) -> ContextLengthError:
+def advised(
+    error: ContextLengthError, seen: Iterable[SeenEntry], author: str, persona: str, model: str
+) -> ContextLengthError:
     """The same error with what would make the largest source of a view smaller.
 
     Args:
         error: Which the view has met.
         seen: What is in it.
         author: Whose view it is, and the `persona` whose node that is.
+        model: The fingerprint of its model.
     """
     tokens: Counter[str] = Counter()
     reader = author.rsplit("|", maxsplit=1)[-1]
     for entry, _ in seen:
         own = is_own(entry, author, persona)
         source = reader if own else source_of_author(entry["author"], author) or entry["author"]
-        tokens[source] += int(entry["handle"]["length"])
+        tokens[source] += length_for(entry, model)
     if not tokens:
         return error
     [(source, count)] = tokens.most_common(1)

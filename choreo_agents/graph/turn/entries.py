@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from langchain_core.messages import BaseMessage
 
 from choreo_agents.engine import Engine
-from choreo_agents.errors import HandleError, UnknownHandleError
+from choreo_agents.errors import ForeignHandleError, HandleError, UnknownHandleError
+from choreo_agents.graph.by_model import put_in, reworded
 from choreo_agents.graph.provenance.notes import are_siblings, digest_of, is_edited, persona_of, unproven_of
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import START_SOURCE
@@ -73,8 +73,8 @@ def entries_of(
             entry["unproven"] = dict(claimed)
         if known is not None and known["author"] == author:
             is_new = known.get("digest") == entry["digest"] or author == START_SOURCE
-            earlier = [*known.get("earlier", ()), known["handle"]["id"]]
-            entry = HandleEntry(**{**known, "handle": entry["handle"], "digest": entry["digest"], "earlier": earlier})
+            same = known.get("digest") == entry["digest"]
+            entry = put_in(known, handle) if same else reworded(known, handle, entry["digest"])
             if not is_new:
                 entry["edited"] = True
         elif made and author != made[-1]["author"] and not are_siblings(new[index - 1], message):
@@ -100,20 +100,24 @@ def is_encoded(message: BaseMessage, entries: Mapping[str, HandleEntry]) -> bool
 
 
 def known_handle(engine: Engine, handle: MessageHandle | None) -> MessageHandle | None:
-    """A handle, if it is still good."""
-    with suppress(HandleError):
-        if handle is not None:
-            engine.tokens(handle)
-            return handle
-    return None
-
-
-def is_forgotten(engine: Engine, plain: Mapping[str, Any]) -> bool:
-    """Whether a handle outlived its engine: a checkpoint is resumed in another process, on the same model."""
+    """A handle, if it is still good, or another model's."""
+    if handle is None:
+        return None
     try:
-        engine.tokens(MessageHandle.model_validate(plain))
-    except UnknownHandleError:
+        engine.tokens(handle)
+    except ForeignHandleError:
+        return handle
+    except HandleError:
+        return None
+    return handle
+
+
+def is_forgotten(engine: Engine, handle: MessageHandle) -> bool:
+    """Whether a handle is nothing to an engine: it outlived the one that made it, or is another model's."""
+    try:
+        engine.tokens(handle)
+    except (UnknownHandleError, ForeignHandleError):
         return True
     except HandleError:
-        return False  # another model's, or released on purpose: who reads it is told so
+        return False  # released on purpose: who reads it is told so
     return False

@@ -63,7 +63,7 @@ class MergedBranches:
             Those of them that have a lease, to be released.
         """
         merged = [
-            MessageHandle.model_validate(each.entry["handle"])
+            self._engine.handle(each.entry)
             for each in seen
             if each.rule.mode.hands_on_encodings and self._is_from(each)
         ]
@@ -94,7 +94,7 @@ class MergedBranches:
         self._fan += ends
         branches = [each for each in seen if self._is_from(each)]
         whole = len(branches) == len(seen)
-        said = [MessageHandle.model_validate(each.entry["handle"]) for each in branches]
+        said = [self._engine.handle(each.entry) for each in branches]
         ids = {self.stands_for.get(handle.id, handle).id for handle in said}
         for handle in view.handles[len(self._fans) :]:
             is_branch = handle.id in ids or (whole and handle.id not in view.joints)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from choreo_agents.engine import Engine
 from choreo_agents.graph.audit.guard import Guard
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.turn.history import Keep
@@ -32,6 +33,8 @@ class ReaderRules:
     confidential: frozenset[str] = frozenset()
     """The nodes whose messages are private contexts."""
     guard: Guard = field(default_factory=Guard)
+    strict: bool = False
+    """Whether what other models have encoded is an error where encodings are shared."""
     by_tenant: bool = False
     """Whether each run is served for the tenant that it is for, and not for whom the engine was loaded."""
 
@@ -48,7 +51,9 @@ class CallReader:
     """Encodes what is the reader's own."""
     imported: ImportedPrompt | None
     """What it is told by a prompt of a schema, in place of a system prompt."""
-    merging: MergeSpec | None
+    others: Sequence[Engine] = ()
+    """Who else serves the graph: they know from what words were made that another model has said."""
+    merging: MergeSpec | None = None
     """Whose messages are merged."""
     keep: Keep | None = None
     """How much it sees of what it may."""

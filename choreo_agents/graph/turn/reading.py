@@ -12,6 +12,7 @@ from langchain_core.messages import BaseMessage
 from choreo_agents.engine import Engine, Prefill
 from choreo_agents.engine.kv_transfer import Leases
 from choreo_agents.errors import ContextLengthError, HandleError
+from choreo_agents.graph.by_model import handle_for
 from choreo_agents.graph.provenance.notes import digest_of, handle_of, is_confidential, persona_of, writer_of
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.turn.bound_engine import BoundEngine, SharedPrefills
@@ -19,9 +20,10 @@ from choreo_agents.graph.turn.context_overflow import advised
 from choreo_agents.graph.turn.entries import entries_of, is_encoded, is_forgotten, is_input, known_handle, said_in
 from choreo_agents.graph.turn.inputs import message_as
 from choreo_agents.graph.turn.merged_branches import MergedBranches
+from choreo_agents.graph.turn.other_models import OtherModels
 from choreo_agents.graph.turn.placed_view import PlacedView
 from choreo_agents.graph.turn.reader_rules import CallReader, ReaderRules
-from choreo_agents.graph.turn.reencoding import ReaderWords
+from choreo_agents.graph.turn.reencoding import ReaderWords, confidential_of, context_path
 from choreo_agents.graph.turn.showing import ShownMessages
 from choreo_agents.graph.turn.thoughts import without_thoughts
 from choreo_agents.graph.turn.user_turns import UserTurns
@@ -78,6 +80,9 @@ class Reading:
         """What the reader is told in place of what it does not keep."""
         self._shared = SharedPrefills(self.bound, reader.adapter)
         self._turns = UserTurns(engine.model, self._shared.ask_for)
+        self._others = OtherModels(
+            engine, reader.place.author, self._words, self._shared, self._turns, strict=reader.rules.strict
+        )
         self.showing = ShownMessages(
             self.bound, reader, self._words, self._shared, self._turns, self._branches.stands_for
         )
@@ -102,7 +107,7 @@ class Reading:
             modules = [self.bound.grant(handle) for handle in self._modules.handles]
             self.showing.modules = modules
             await imported.place(view, modules, self._reader.system, self._shared.ask_for_own)
-        shown, left = self._kept(self._visible())
+        shown, left = self._kept(await self._visible())
         told = system is not None or bool(self._rules.public) or imported is not None
         if not told and not (shown and self._words.instructs(shown[0].entry)):
             for handle in await self._turns.default_instructions():
@@ -143,8 +148,8 @@ class Reading:
         self.entries = [*self.entries, *(new := [e for e in said_in(update) if e["message_id"] not in known])]
         self._words.hear(update.get("messages") or [])
         self.superstep = self._next_superstep(self.entries)
-        everything = self._visible()
-        shown = [seen for seen in everything if seen.entry in new]
+        everything, late = await self._visible(), {entry["message_id"] for entry in new}
+        shown = [seen for seen in everything if seen.entry["message_id"] in late]
         self.showing.copies += await self._branches.stand_in(shown)
         for entry, rule in shown:
             there = view.copy()
@@ -155,6 +160,23 @@ class Reading:
             for at in range(len(view.handles), len(there.handles)):
                 yield entry, there.handles[at], there.offsets[at]
 
+    async def _visible(self) -> list[SeenEntry]:
+        """What the reader sees, each message with an encoding of its model."""
+        seen = self._seen()
+        contexts = {context_path(name, self._place) for _, rule in seen for name in rule.contexts}
+        named = [entry for path in contexts for entry in confidential_of(path, self.entries)]
+        made = {entry["message_id"]: entry for entry in await self._others.encoded(seen, named)}
+        if not made:
+            return seen
+        self.inputs = [*(entry for entry in self.inputs if entry["message_id"] not in made), *made.values()]
+        self.entries = [made.get(entry["message_id"], entry) for entry in self.entries]
+        return self._seen()
+
+    def _is_forgotten(self, entry: HandleEntry) -> bool:
+        """Whether its model knows nothing any more of what it has encoded of a message."""
+        handle = handle_for(entry, self.bound.model)
+        return handle is not None and is_forgotten(self._engine, handle)
+
     @property
     def is_parallel(self) -> bool:
         """Whether siblings stand at one offset."""
@@ -162,8 +184,8 @@ class Reading:
 
     def outgrown(self, error: ContextLengthError) -> ContextLengthError:
         """The same error, with the edge whose messages take most of the view, and what would make them fewer."""
-        seen = self._visible()
-        return advised(error, seen, self._place.author, self._persona)
+        seen = self._seen()
+        return advised(error, seen, self._place.author, self._persona, self.bound.model)
 
     def _kept(self, shown: list[SeenEntry]) -> tuple[list[SeenEntry], list[SeenEntry]]:
         """What the reader keeps in its view, and what it does not."""
@@ -174,7 +196,7 @@ class Reading:
             shown, lambda each: self.showing.length(*each), lambda each: self._words.instructs(each.entry)
         )
 
-    def _visible(self) -> list[SeenEntry]:
+    def _seen(self) -> list[SeenEntry]:
         rules = self._rules
         return visible(self.entries, self._place.author, rules.sources, self._persona, rules.undeclared)
 
@@ -204,11 +226,7 @@ class Reading:
         """Append the agent's own system prompt; make entries for messages that no node has encoded as they now are."""
         chat = self._engine.chat
         before = {entry["message_id"]: entry for entry in self.entries}
-        new = [
-            m
-            for m in self._messages
-            if not is_encoded(m, before) or is_forgotten(self._engine, before[str(m.id)]["handle"])
-        ]
+        new = [m for m in self._messages if not is_encoded(m, before) or self._is_forgotten(before[str(m.id)])]
         calls: list[Prefill] = []
         if system is not None:
             told = instructions(system, chat, later=bool(self._rules.public))
@@ -216,7 +234,7 @@ class Reading:
             parents, author, adapter = [*view.handles], self._reader.system, self._reader.adapter
             calls.append(Prefill(told.text, parents, author=author, role="system", adapter=adapter))
         authors = [_author(m, before.get(str(m.id))) or _writer(m, self._rules, self._place.author) for m in new]
-        edited = [known_handle(self._engine, handle_of(m, self._engine.model.adapter.fingerprint)) for m in new]
+        edited = [known_handle(self._engine, handle_of(m, self.bound.model)) for m in new]
         marks = [before[m.id]["confidential"] if m.id in before else is_confidential(m) for m in new]
         for m, author, mark, source in zip(new, authors, marks, edited, strict=True):
             text, kind = message_as(m, chat)
@@ -234,7 +252,7 @@ class Reading:
             await self._turns.close(view)
         before = view.copy()
         for said in group:
-            so_far, first = before.copy(), MessageHandle.model_validate(said[0].entry["handle"])
+            so_far, first = before.copy(), self.bound.handle(said[0].entry)
             if self.is_parallel and first.id in self._branches.stands_for:
                 so_far.resume_at(before.behind({each.id for each in self._engine.inspect.ancestors(first)}))
             shown = len(so_far.handles)

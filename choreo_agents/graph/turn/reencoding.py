@@ -8,6 +8,7 @@ from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 
 from choreo_agents.engine import Prefill
 from choreo_agents.errors import VisibilityError
+from choreo_agents.graph.by_model import length_for
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.turn.bound_engine import BoundEngine
 from choreo_agents.graph.turn.entries import is_input
@@ -43,10 +44,18 @@ class ReaderWords:
         name = entry["message_id"]
         return self._reworded.get(name, self._said.get(name))
 
+    def handle(self, entry: HandleEntry) -> MessageHandle:
+        """What a message is to the reader's model, which has encoded it."""
+        return self._bound.handle(entry)
+
+    def in_state(self, entry: HandleEntry) -> BaseMessage | None:
+        """A message in its own words; None if nobody sent them."""
+        return self._said.get(entry["message_id"])
+
     def length(self, entry: HandleEntry, mode: VisibilityMode) -> int:
         """How many tokens the message takes in the view."""
         if mode.reword is None:
-            return int(entry["handle"]["length"])
+            return length_for(entry, self._bound.model)
         return len(self._in_other_words(entry, mode, later=True, told=True)[0])
 
     def kind(self, entry: HandleEntry) -> Kind:
@@ -126,6 +135,18 @@ class ReaderWords:
         return list(engine.model.encode(text)), kind
 
 
+def context_path(name: str, place: RunPlace) -> str:
+    """A private context's name, behind the subgraphs that its reader stands in."""
+    home = place.author.rpartition("|")[0]
+    return f"{home}|{name}" if home else name
+
+
+def confidential_of(path: str, entries: Sequence[HandleEntry]) -> list[HandleEntry]:
+    """The messages of a private context that is a node's, in the order in which they were said."""
+    said = [entry for entry in entries if entry["author"] == path and entry["confidential"]]
+    return sorted(said, key=lambda one: one["superstep"])
+
+
 async def named_context(
     name: str,
     view: PlacedView,
@@ -146,8 +167,7 @@ async def named_context(
         turns: What stands around messages.
         is_own: Whether a message is the reader's own.
     """
-    home = place.author.rpartition("|")[0]
-    path = f"{home}|{name}" if home else name
+    path = context_path(name, place)
     for text in rules.systems.get(name, ()):
         is_first = rules.public is None and len(view.handles) == len(turns.root.handles)
         told, kind = instructions(text, turns.chat, later=not is_first)
@@ -156,11 +176,10 @@ async def named_context(
         view.add(made)
     if name not in rules.systems and name not in rules.confidential:
         raise VisibilityError(f"there is no private context {name!r} that words could be encoded in")
-    for entry in sorted(entries, key=lambda one: one["superstep"]):
-        if entry["author"] == path and entry["confidential"]:
-            handle = MessageHandle.model_validate(entry["handle"])
-            tokens, kind = words.again(entry, handle, REENCODED, own=is_own(entry))
-            await turns.lead_to(view, kind)
-            call = Prefill(tokens, view.handles, author=path, confidential=True, source=handle)
-            [made] = await turns.ask_for([call])
-            view.add(made)
+    for entry in confidential_of(path, entries):
+        handle = words.handle(entry)
+        tokens, kind = words.again(entry, handle, REENCODED, own=is_own(entry))
+        await turns.lead_to(view, kind)
+        call = Prefill(tokens, view.handles, author=path, confidential=True, source=handle)
+        [made] = await turns.ask_for([call])
+        view.add(made)

@@ -49,7 +49,7 @@ class ShownMessages:
         self._shared = shared
         self._turns = turns
         self._stands_for = stands_for
-        self._watch = reader.rules.guard.watch(bound.engine, reader.place.author)
+        self._watch = reader.rules.guard.watch(bound.engine, reader.place.author, reader.others)
         self.starts: dict[str, int] = {}
         """Where each message of the view stands, by its id: with what its own speaker was asked before it."""
         self.shown: dict[str, MessageHandle] = {}
@@ -58,6 +58,8 @@ class ShownMessages:
         """Words that were encoded again for this call alone."""
         self.modules: list[MessageHandle] = []
         """What the reader is told by a prompt of a schema, as far as others are told it, too."""
+        self._lasting: set[str] = set()
+        """What graph state keeps of what was appended, by id."""
         self._prompt: MessageHandle | None = None
 
     async def ask(self, view: PlacedView, prompt: str | None) -> MessageHandle | None:
@@ -101,7 +103,7 @@ class ShownMessages:
 
     async def append(self, view: PlacedView, entry: HandleEntry, rule: Rule, entries: Sequence[HandleEntry]) -> None:
         """Append a message of all `entries` by the rule for its source."""
-        handle = MessageHandle.model_validate(entry["handle"])
+        handle = self._bound.handle(entry)
         self.starts[entry["message_id"]] = view.end
         own, reencode = self._reader.has_said(entry), rule.mode.encodes_again
         if not own:
@@ -115,6 +117,8 @@ class ShownMessages:
             shown = await self._as_encoded(
                 view, entry, recalled(self._engine, handle, entry["author"]) if own else handle
             )
+            if shown.id == handle.id:
+                self._lasting.add(shown.id)
         self.shown[entry["message_id"]] = shown
         view.add(shown, stands_for=handle)
 
@@ -129,6 +133,11 @@ class ShownMessages:
         await self._turns.lead_to(view, self._words.kind(entry))
         return self._bound.grant(self._stands_for.get(handle.id, handle))
 
+    def _lasts(self, view: PlacedView) -> bool:
+        """Whether all in a view stays when the call is over."""
+        kept = self._lasting.union(each.id for each in (*self._shared.handles, *self.modules))
+        return all(parent.id in kept for parent in view.handles)
+
     def _is_first(self, view: PlacedView) -> bool:
         """Whether nobody has said anything so far."""
         is_plain = self._reader.imported is None and not self._rules.public
@@ -136,14 +145,17 @@ class ShownMessages:
 
     async def _asked_before(self, view: PlacedView, prompt: Mapping[str, Any], asked: str | None) -> None:
         """Append what stood before a message of one's own; its words, if no more than they is left of it."""
-        if not is_forgotten(self._engine, prompt):
+        handle = MessageHandle.model_validate(prompt)
+        if not is_forgotten(self._engine, handle):
             await self._turns.lead_to(view, question("", self._engine.chat).kind)
-            view.add(self._bound.grant(MessageHandle.model_validate(prompt)))
+            view.add(self._bound.grant(handle))
+            self._lasting.add(handle.id)
         elif asked is not None:
+            lasts = self._lasts(view)
             made = await self._asked(view, asked)
-            if made.id != prompt["id"]:
-                # Else it is what it was, and stays with what was said.
-                self.copies.append(made)
+            if made.id != handle.id:
+                # Else it is what it was, and stays with what was said. Behind what lasts the next call finds it again.
+                (self._shared.handles if lasts else self.copies).append(made)
             view.add(made)
 
     async def _reencoded(
@@ -167,8 +179,8 @@ class ShownMessages:
             return made
         copy = self._own(words, view, author=author, confidential=confidential, source=handle)
         [made] = await self._bound.aprefill([copy])
-        # Where input stands right behind the agent's own system prompt, its next call finds it there again.
-        lasting = [*self._shared.handles, *self.modules]
-        kept = is_input(entry) and all(parent in lasting for parent in view.handles)
+        # Where input stands right behind the agent's own system prompt, its next call finds it there again. And what is
+        # encoded again where it stands already is what the graph's state keeps.
+        kept = made.id == handle.id or (is_input(entry) and self._lasts(view))
         (self._shared.handles if kept else self.copies).append(made)
         return made

@@ -15,7 +15,7 @@ from langgraph.config import get_stream_writer
 from choreo_agents.engine import Engine
 from choreo_agents.kv.handle import MessageHandle
 
-_COUNTS = ("tokens_encoded", "tokens_reused", "tokens_recomputed", "tokens_beyond")
+_COUNTS = ("tokens_encoded", "tokens_reused", "tokens_recomputed", "tokens_beyond", "tokens_of_other_models")
 """Of a call's usage, in `stream_mode="custom"`."""
 
 

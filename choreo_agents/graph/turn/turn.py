@@ -15,6 +15,7 @@ from langchain_core.runnables.config import merge_configs
 
 from choreo_agents.engine import Engine, Joining
 from choreo_agents.errors import ContextLengthError, HandleError, InvalidRequestError
+from choreo_agents.graph.engines import engines_of
 from choreo_agents.graph.provenance.proven import ProvenState
 from choreo_agents.graph.sending import sent_at
 from choreo_agents.graph.turn.entries import entry_of
@@ -119,6 +120,7 @@ class AgentTurn:
             rules=agent.reader_rules(),
             adapter=agent.adapter,
             imported=agent.imported,
+            others=tuple(engines_of(config).values()),
             merging=agent.merging,
             keep=agent.history,
         )

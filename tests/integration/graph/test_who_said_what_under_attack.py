@@ -286,7 +286,7 @@ def test_attack_words_that_go_around_lose_none_of_those_who_said_them(engine: En
         for at, (handle, name) in enumerate(zip(around, ["ann", "bob", "carl", "dora"], strict=True))
     ]
     for first in permutations(entries):
-        labels = Labels(engine, Declared(), entries)  # type: ignore[arg-type]
+        labels = Labels([engine], Declared(), entries)  # type: ignore[arg-type]
         for entry in first:
-            reached = {name.removeprefix("|") for name, _ in labels.of(entry)}  # type: ignore[arg-type]
+            reached = {name.removeprefix("|") for name, _ in labels.of(entry) or ()}  # type: ignore[arg-type]
             assert reached >= {"ann", "bob", "carl", "ann.system", "bob.system", "carl.system"}

@@ -1,0 +1,125 @@
+"""Which engines serve a graph: one, or one for each model, by the names that its agents call them by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from langchain_core.runnables import RunnableConfig
+
+from choreo_agents.engine import Engine
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.graph.langgraph_internals import hidden_in, with_hidden
+
+EngineChoice = Engine | Mapping[str, Engine]
+"""What a graph is compiled with: an engine, or engines by name."""
+
+_ENGINES = "engines"
+
+
+class EngineUser(Protocol):
+    """What is asked of an agent."""
+
+    name: str
+    engine: Engine | None
+    engine_name: str | None
+
+
+def own_or_named(engine: Engine | str | None) -> tuple[Engine | None, str | None]:
+    """The engine that an agent brings, or the name of its graph's."""
+    return (None, engine) if isinstance(engine, str) else (engine, None)
+
+
+class Engines:
+    """Of one graph.
+
+    Args:
+        given: One for all agents, or by the names that agents choose from; None: agents bring their own.
+
+    Raises:
+        InvalidRequestError: It is neither; or two of them run one model: neither knows what the other has encoded.
+    """
+
+    def __init__(self, given: EngineChoice | None = None) -> None:
+        self._only = given if isinstance(given, Engine) else None
+        self._named: Mapping[str, Engine] = dict(given) if isinstance(given, Mapping) else {}
+        if not isinstance(given, Engine | Mapping | None) or not all(
+            isinstance(name, str) and isinstance(engine, Engine) for name, engine in self._named.items()
+        ):
+            raise InvalidRequestError(f"engine must be an Engine, or a dict of Engines by name, not {given!r}")
+        models: dict[str, str] = {}
+        for name, engine in self._named.items():
+            other = models.setdefault(engine.model.adapter.fingerprint, name)
+            if self._named[other] is not engine:
+                raise InvalidRequestError(
+                    f"engines {other!r} and {name!r} run the same model, and neither knows what the other has encoded: "
+                    "load it once, and give both names the same engine"
+                )
+
+    @property
+    def given(self) -> tuple[Engine, ...]:
+        """All that the graph was given, each once."""
+        return tuple(dict.fromkeys([self._only] if self._only is not None else self._named.values()))
+
+    def of(self, agent: EngineUser) -> Engine | None:
+        """That of an agent: its own, that which it names, or the graph's only one; None: nobody has said.
+
+        Raises:
+            InvalidRequestError: It names none of the graph's, or the graph has several and it names none.
+        """
+        if agent.engine is not None:
+            return agent.engine
+        known = ", ".join(map(repr, self._named))
+        if agent.engine_name is not None and agent.engine_name not in self._named:
+            has = f"has {known}" if self._named else "has no names for engines: compile(engine={...})"
+            raise InvalidRequestError(f"agent {agent.name!r} runs on engine {agent.engine_name!r}, and the graph {has}")
+        if agent.engine_name is not None:
+            return self._named[agent.engine_name]
+        if len(self._named) > 1:
+            raise InvalidRequestError(
+                f"agent {agent.name!r} does not say on which engine it runs, and the graph has {known}: "
+                f"Agent(..., engine={next(iter(self._named))!r})"
+            )
+        return next(iter(self.given), None)
+
+
+def engines_among(agents: Iterable[EngineUser]) -> Iterator[Engine]:
+    """Those that agents have."""
+    return (agent.engine for agent in agents if agent.engine is not None)
+
+
+def sealing_of(engines: Sequence[Engine]) -> Engine | None:
+    """The engine whose tenant's key seals what is said in a graph: all of its nodes seal and check with this one.
+
+    A key comes of a salt, whatever the model: engines of one salt have the same. Without a salt it is random, so that
+    one with a salt goes before those without; among these, the first.
+
+    Raises:
+        InvalidRequestError: They have different salts: a conversation is one tenant's.
+    """
+    salted = [engine for engine in engines if engine.seals.salted]
+    for engine in salted[1:]:
+        if not engine.seals.agree(salted[0].seals):
+            names = f"{salted[0].model.name!r} and {engine.model.name!r}"
+            raise InvalidRequestError(
+                f"the engines of {names} have different salts, and what is said in a graph is one tenant's: load them "
+                "with the same salt, or compile(tenant=...)"
+            )
+    return next(iter([*salted, *engines]), None)
+
+
+def with_engines(config: RunnableConfig | None, called: RunnableConfig, engines: Iterable[Engine]) -> RunnableConfig:
+    """The config of a run whose nodes know who else serves it, those of the graphs around it included.
+
+    Args:
+        config: As its graph was given it, and `called` as it runs with it.
+        engines: The graph's own.
+    """
+    own = {engine.model.adapter.fingerprint: engine for engine in engines}
+    return with_hidden(config, _ENGINES, {**engines_of(called), **own})
+
+
+def engines_of(config: RunnableConfig) -> Mapping[str, Engine]:
+    """Who serves the run that a node stands in, by the fingerprint of the model; nobody in a graph of LangGraph's."""
+    found = hidden_in(config, _ENGINES)
+    return found if isinstance(found, Mapping) else {}
