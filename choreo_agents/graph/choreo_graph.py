@@ -284,19 +284,13 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         require_channels(self)
         bound = self._copied()
         bound.origin, bound.tenancy = self._copied(), None if tenant is None else Tenancy(tenant)
-        engines, told = Engines(engine), {"by_tenant": tenant is not None, "strict": strict}
-        bound._charted = whole = _kept(self, bound, engines)
+        engines = Engines(engine)
+        whole = _kept(self, bound, engines)
         stops = {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")}
         note_unseen(self, whole)
         stopped = [*chain(*stops.values())]
         require_bounded_loops(self, whole, self.nodes if "*" in stopped else stopped)
-        binding = partial(
-            bound_agent, bound, self.nodes, engines=engines, declared=Declared(whole, TextsByModel(bound))
-        )
-        bound.nodes = {
-            name: binding(name, **told) if isinstance(spec.runnable, Agent) else _signing(spec, name, self.personas)
-            for name, spec in self.nodes.items()
-        }
+        bound.nodes = _bound_nodes(bound, engines, by_tenant=tenant is not None, strict=strict)
         _rewire(bound, stops)
         bound.engines = tuple(dict.fromkeys([*engines.given, *engines_among(agents_of(bound))]))
         bound.engine = sealing_of(bound.engines)
@@ -307,7 +301,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
 def _kept(graph: ChoreoGraph, bound: ChoreoGraph, engines: Engines) -> Chart:
     """The chart of a graph as it may run; what the policy has changed for that is changed in what is bound."""
     whole, changed = kept(graph.chart(engines).as_served(), graph.policy.on_violation)
-    bound._changed = tuple(changed)
+    bound._changed, bound._charted = tuple(changed), whole
     for hop in changed:
         bound._visibility.change(hop.source, hop.reader, whole.node(hop.reader).rules[hop.source])
     return whole
@@ -322,10 +316,19 @@ def _rewire(bound: ChoreoGraph, stops: Mapping[str, Any]) -> None:
     rewire(bound, agents, early, stops)
 
 
-def _signing(spec: Any, name: str, personas: Mapping[str, str]) -> Any:
-    """A function's node that signs what it writes."""
-    signing = RunnableLambda(partial(sign, persona=personas.get(name)), name=f"sign {name}")
-    return replace(spec, runnable=spec.runnable | signing)
+def _bound_nodes(bound: ChoreoGraph, engines: Engines, **told: bool) -> dict[str, Any]:
+    """Its nodes: agents that know what they may read, and functions that sign what they write."""
+    assert bound._charted is not None
+    nodes: dict[str, Any] = {}
+    declared = Declared(bound._charted, TextsByModel(bound))
+    for name, spec in bound.nodes.items():
+        node: Any = spec.runnable
+        if isinstance(node, Agent):
+            nodes[name] = bound_agent(bound, bound.nodes, name, engines, declared, **told)
+        else:
+            signing = partial(sign, persona=bound.personas.get(name))
+            nodes[name] = replace(spec, runnable=node | RunnableLambda(signing, name=f"sign {name}"))
+    return nodes
 
 
 def _require_names(graph: ChoreoGraph) -> None:
