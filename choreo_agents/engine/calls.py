@@ -46,6 +46,16 @@ class Thinking:
     budget: int = 4096
     """Tokens of thoughts at most; 0: none."""
 
+    def __post_init__(self) -> None:
+        texts = isinstance(self.end, str) and isinstance(self.before, str) and isinstance(self.after, FramedText)
+        if not texts or not isinstance(self.answer, str | FramedText) or not self.end.strip():
+            raise InvalidRequestError(
+                "end and before must be texts, of which end says something, answer a text or a FramedText, and after a "
+                f"FramedText: not {self!r}"
+            )
+        if not isinstance(self.budget, int) or isinstance(self.budget, bool) or self.budget < 0:
+            raise InvalidRequestError(f"the budget of thoughts must be a number of tokens, not {self.budget!r}")
+
     @classmethod
     def of(cls, chat: ChatFormat, name: str | None, budget: int | None = None) -> Thinking:
         """As a model's chat template has it.

@@ -262,10 +262,8 @@ class RequestBuilder:
         thinking = call.thinking
         if thinking is None:
             return 0
-        if not isinstance(thinking, Thinking) or not thinking.end.strip() or thinking.budget < 0:
-            raise InvalidRequestError(
-                f"thinking must be a Thinking with an end and a budget of 0 or more, not {thinking!r}"
-            )
+        if not isinstance(thinking, Thinking):
+            raise InvalidRequestError(f"thinking must be a Thinking, not {thinking!r}")
         return longest_thoughts(self._core.model, thinking)
 
     def _filled(self, call: Prefill | Decode, content: Content, what: str, empty: str) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,13 @@ from support.tiny import save_tiny_llama
 
 from choreo_agents import Decode, Engine, Memory, Quota, Sampling, Thinking
 from choreo_agents.engine import calling
-from choreo_agents.errors import ContextLengthError, EngineClosedError, ReleasedHandleError, RequestTimeoutError
+from choreo_agents.errors import (
+    ContextLengthError,
+    EngineClosedError,
+    InvalidRequestError,
+    ReleasedHandleError,
+    RequestTimeoutError,
+)
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import BatchSampler, Draw
@@ -166,6 +173,18 @@ def test_thoughts_end_where_their_end_and_that_of_its_line_are_one_token(tmp_pat
         [answer] = engine.decode([call(engine, view, forced=forced)])
         assert engine.text(answer).removesuffix(engine.chat.turn_end).endswith("ann: two")
         assert "hm" not in engine.text(answer)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"end": " "}, {"end": 7}, {"before": 3}, {"after": "x"}, {"answer": None}]
+    + [{"budget": budget} for budget in (-1, 1.5, "3", None, True)],
+    ids=str,
+)
+def test_thinking_that_no_step_could_follow_is_refused_where_it_is_made(wrong: dict[str, Any]) -> None:
+    """A budget of a token and a half failed the engine's step, with all who shared it."""
+    with pytest.raises(InvalidRequestError, match=next(iter(wrong))):
+        Thinking(**({"end": "</think>", "answer": "x"} | wrong))
 
 
 def test_a_context_that_thoughts_do_not_fit_into_says_so(engine: Engine) -> None:
