@@ -6,7 +6,7 @@ alone make up a nucleus above it, so do all words that are, and the others need 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,7 +52,7 @@ class Sieve:
         rows: These rows.
     """
 
-    def __init__(self, work: Workspace, step: StepRows, draws: Sequence[Draw], rows: Sequence[int]) -> None:
+    def __init__(self, work: Workspace, step: StepRows, draws: Mapping[int, Draw], rows: Sequence[int]) -> None:
         self._work, self._step, self._rows = work, step, rows
         self._asked = Asked.by([draws[row] for row in rows], work.device)
         self._top = torch.empty(len(rows), 1, device=work.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -268,11 +268,16 @@ TEMPLATES: Mapping[str, tuple[str, str | None, str, tuple[str, ...]]] = {
 
 
 def tokenizer_with(
-    template: str | None, bos: str | None, eos: str | None, marks: tuple[str, ...] = ()
+    template: str | None,
+    bos: str | None,
+    eos: str | None,
+    marks: tuple[str, ...] = (),
+    merges: Sequence[tuple[str, str]] = (),
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer of single bytes and of these control tokens."""
+    """A tokenizer of single bytes and of these control tokens, and of pairs of tokens that are one."""
     letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    base = Tokenizer(BPE(vocab=letters, merges=[]))
+    letters |= {one + other: len(letters) + number for number, (one, other) in enumerate(merges)}
+    base = Tokenizer(BPE(vocab=letters, merges=[*merges]))
     base.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     base.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
@@ -282,6 +287,6 @@ def tokenizer_with(
     return tokenizer
 
 
-def tokenizer_for(family: str) -> PreTrainedTokenizerFast:
+def tokenizer_for(family: str, merges: Sequence[tuple[str, str]] = ()) -> PreTrainedTokenizerFast:
     """The same for one family."""
-    return tokenizer_with(*TEMPLATES[family])
+    return tokenizer_with(*TEMPLATES[family], merges)

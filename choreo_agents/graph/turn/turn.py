@@ -28,7 +28,7 @@ from choreo_agents.graph.turn.streaming import DecodeRun, report
 from choreo_agents.graph.turn.thoughts import Thinks, header_of, thinking_of, thought_before
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText, LoadedModel
-from choreo_agents.sampling import Sampling
+from choreo_agents.sampling import BLANK_LINES, Sampling
 
 T = TypeVar("T")
 
@@ -263,9 +263,11 @@ class AgentTurn:
         """Positions of the context behind a view that the agent's own turn does not need, but for its thoughts."""
         engine, chat = self.engine, self.engine.chat
         own = [header_of(self.agent, self.state, chat), FramedText.frame(chat.turn_end)]
+        needed = view.end + sampling.longest
         if (thinking := thinking_of(self.agent, self.state, chat, 1)) is not None:
             own += [FramedText.frame(thinking.before + thinking.end), thinking.after]
-        needed = view.end + sampling.longest + sum(len(engine.model.encode(text)) for text in own)
+            needed += BLANK_LINES
+        needed += sum(len(engine.model.encode(text)) for text in own)
         return engine.model.adapter.max_positions - needed
 
     def _chosen(self) -> Sampling:
