@@ -11,7 +11,7 @@ from typing import TypeGuard
 
 from choreo_agents.engine.calls import Decode, Prefill, Thinking
 from choreo_agents.engine.decoding.thoughts import ThoughtsReader
-from choreo_agents.engine.messages.message import Message, thinker
+from choreo_agents.engine.messages.message import Message, Thought, thinker
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.tenant import Tenant
@@ -67,7 +67,7 @@ def join(
             message.header = len(core.model.encode(call.thinking.answer))
             message.chosen = source.chosen[_answer_at(core.model, call.thinking, source) :]
             message.usage = _both(source.usage, message.usage)
-        core.table.keep(message, source, scope, thought=True)
+        core.table.keep(message, Thought(source, call.memo, scope), scope)
         if source is not message:
             source.confidential = True
         elif call.author is not None:

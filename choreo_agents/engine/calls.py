@@ -31,7 +31,7 @@ class Thinking:
     What a call with it returns is the answer alone, encoded again behind a header of its own once it is there: at the
     price of a prefill of its length. Whoever reads it depends on the thoughts through its words only. The thoughts are
     a message of their own, confidential, by `author.thoughts` (see `Inspection.thoughts`), which lives as long as the
-    answer. `max_tokens`, `stop` and `choices` are of the answer.
+    call's lease of the answer. `max_tokens`, `stop` and `choices` are of the answer.
     """
 
     end: str

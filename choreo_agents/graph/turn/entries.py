@@ -28,6 +28,7 @@ def entry_of(
     persona: str | None = None,
     prompt: MessageHandle | None = None,
     asked: str | None = None,
+    thoughts: MessageHandle | None = None,
 ) -> HandleEntry:
     """The entry of a message in graph state."""
     entry = HandleEntry(
@@ -44,6 +45,8 @@ def entry_of(
         entry |= {"persona": persona, "prompt": None if prompt is None else prompt.plain()}
     if asked is not None:
         entry["asked"] = asked
+    if thoughts is not None:
+        entry["thoughts"] = thoughts.plain()
     return entry
 
 

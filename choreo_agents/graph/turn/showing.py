@@ -105,9 +105,7 @@ class ShownMessages:
             prompt = entry.get("prompt")
             if own and prompt is not None:
                 await self._asked_before(view, prompt, entry.get("asked"))
-            shown = await self._as_encoded(
-                view, entry, recalled(self._engine, handle, entry["author"]) if own else handle
-            )
+            shown = await self._as_encoded(view, entry, recalled(self._engine, entry) if own else handle)
         self.shown[entry["message_id"]] = shown
         view.add(shown, stands_for=handle)
 

@@ -9,6 +9,8 @@ from langchain_core.messages import BaseMessage
 
 from choreo_agents.engine import Engine, Thinking
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.turn.entries import known_handle
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, FramedText
 
@@ -80,11 +82,12 @@ def header_of(agent: Thinker, state: Any, chat: ChatFormat) -> FramedText:
     return (opening if bare == opening.rstrip(" ") else bare) + FramedText.frame(agent.header)
 
 
-def recalled(engine: Engine, handle: MessageHandle, author: str) -> MessageHandle:
+def recalled(engine: Engine, entry: HandleEntry) -> MessageHandle:
     """An agent's own earlier message as its model's template shows it: with what it thought before it, or without."""
-    thoughts = engine.chat.thoughts
-    found = engine.inspect.thoughts(handle, author) if thoughts is not None and thoughts.kept else ()
-    return found[-1] if found else handle
+    thoughts, noted = engine.chat.thoughts, entry.get("thoughts")
+    kept = thoughts is not None and thoughts.kept and noted is not None
+    found = known_handle(engine, MessageHandle.model_validate(noted)) if kept else None
+    return found or MessageHandle.model_validate(entry["handle"])
 
 
 def without_thoughts(message: BaseMessage) -> BaseMessage:
@@ -95,16 +98,18 @@ def without_thoughts(message: BaseMessage) -> BaseMessage:
     return message.model_copy(update={"content": str(message.text)})
 
 
-def thought_before(engine: Engine, handle: MessageHandle, author: str) -> tuple[str, int]:
-    """What an author thought before a message, and in how many tokens: nothing, if it was said without thinking.
+def thought_text(engine: Engine, thought: MessageHandle | None, handle: MessageHandle) -> tuple[str, int]:
+    """What was thought before a message, and in how many tokens.
 
-    Others may have come to the same words in the same place: what they thought is theirs.
+    Args:
+        engine: Knows both.
+        thought: What was decoded, thoughts and answer; None: it was said without thinking.
+        handle: Of the message.
     """
-    found = engine.inspect.thoughts(handle, author)
-    if not found or engine.chat.thoughts is None:
+    if thought is None:
         return "", 0
-    *_, made = engine.inspect.records([found[-1]])
-    assert made.sampled is not None
+    *_, made = engine.inspect.records([thought])
+    assert made.sampled is not None and engine.chat.thoughts is not None
     sampled = list(made.tokens[slice(*made.sampled)])
     text = engine.model.decode(sampled, special=True).partition(engine.chat.thoughts.end)[0].strip()
     return text, len(sampled) - len(engine.logprobs(handle))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,19 @@ from langgraph.graph import END, START
 from support.templates import tokenizer_for
 from support.tiny import save_tiny_llama
 
-from choreo_agents import Agent, ChoreoGraph, Engine, Memory, Policy, Rule, RunOptions, Sampling, Scheduling
+from choreo_agents import (
+    Agent,
+    ChoreoGraph,
+    Engine,
+    Memory,
+    Policy,
+    Rule,
+    RunOptions,
+    Sampling,
+    Scheduling,
+    Send,
+    Worker,
+)
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel, load_model
@@ -217,6 +230,30 @@ def test_what_others_thought_before_the_same_words_is_theirs(engine: Engine) -> 
     assert len({str(each.content) for each in alone.values()}) == len(names), "and none has thought the same"
     assert {name: said(name)[name].content for name in names} == {name: each.content for name, each in alone.items()}
     assert {name: each.content for name, each in said(*names).items()} == {n: each.content for n, each in alone.items()}
+
+
+@pytest.mark.parametrize("many", ["n", "send"])
+def test_what_one_call_thought_is_not_taken_for_anothers(engine: Engine, many: str) -> None:
+    """Calls of one author that come to the same words over the same view: each notes what it thought itself."""
+    graph = ChoreoGraph(system="Be brief.")
+    kind = partial(Worker, n=4) if many == "n" else Agent
+    graph.add_node(kind("ann", sampling=ANSWER, thinking=9, header="", choices=["yes"]))
+    if many == "n":
+        graph.add_edge(START, "ann")
+    else:
+        graph.add_conditional_edges(START, lambda state: [Send("ann", state) for _ in range(4)], ["ann"])
+    state = graph.add_edge("ann", END).compile(engine=engine).invoke(QUESTION)
+    said = [message for message in state["messages"] if isinstance(message, AIMessage)]
+    entries = {entry["message_id"]: entry for entry in state["handles"]}
+    handles = [entries[str(message.id)]["handle"]["id"] for message in said]
+    assert len(said) == 4 and len(set(handles)) < 4, "some of them have said the same"
+    assert len({str(message.content) for message in said}) == 4, "and none has thought the same"
+    for message in said:
+        [reasoning, _] = message.content_blocks
+        thought = MessageHandle.model_validate(entries[str(message.id)]["thoughts"])
+        text = engine.model.decode(list(engine.tokens(thought)), special=True)
+        assert str(reasoning["reasoning"]) in text  # type: ignore[typeddict-item]
+    engine.check()
 
 
 @pytest.mark.parametrize("thinking", [-1, 1.5, "yes"])
