@@ -86,11 +86,11 @@ class ShownMessages:
 
     def length(self, entry: HandleEntry, rule: Rule) -> int:
         """How many tokens a message takes in the view, with what stands before it."""
-        length = self._words.length(entry, rule.mode)
-        if not self._reader.has_said(entry):
-            return length + self._turns.length(self._words.kind(entry) if rule.mode.hands_on_encodings else "part")
-        prompt = entry.get("prompt")
-        return length + (0 if prompt is None else int(prompt["length"]) + self._turns.length("part"))
+        if rule.mode.encodes_again or not self._reader.has_said(entry):
+            kind = self._words.kind(entry) if rule.mode.hands_on_encodings else "part"
+            return self._words.length(entry, rule.mode) + self._turns.length(kind)
+        prompt, shown = entry.get("prompt"), recalled(self._engine, entry)
+        return shown.length + (0 if prompt is None else int(prompt["length"]) + self._turns.length("part"))
 
     async def append(self, view: PlacedView, entry: HandleEntry, rule: Rule, entries: Sequence[HandleEntry]) -> None:
         """Append a message of all `entries` by the rule for its source."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -25,6 +27,7 @@ from choreo_agents import (
     Sampling,
     Scheduling,
     Send,
+    Synthesizer,
     Worker,
 )
 from choreo_agents.errors import InvalidRequestError, VisibilityError
@@ -57,6 +60,22 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def engine(model: LoadedModel) -> Iterator[Engine]:
     with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23), salt="s") as engine:
         yield engine
+
+
+@pytest.fixture(scope="module")
+def recalling_model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder, tokenizer = tmp_path_factory.mktemp("thinker"), tokenizer_for("recalls")
+    save_tiny_llama(folder, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    tokenizer.save_pretrained(folder)
+    return load_model(folder)
+
+
+@pytest.fixture
+def recalling(recalling_model: LoadedModel) -> Iterator[Engine]:
+    """Of a model whose template shows it what it has thought in earlier turns."""
+    with Engine.load(recalling_model, memory=Memory(kv_budget_bytes=1 << 23), salt="s") as engine:
+        yield engine
+        engine.check()
 
 
 def chain(mode: str = "share", policy: Policy | None = None, **options: Any) -> ChoreoGraph:
@@ -196,6 +215,44 @@ def test_an_agent_recalls_what_it_has_thought_if_its_template_does(
         found = {(f.context, f.reader, f.channel) for f in app.audit(state).findings}
         assert found <= foreseen and ("ann.thoughts", "eve", "words") in foreseen
         assert (("ann.thoughts", "eve", "encoding") in found) is kept, "what she said later has attended to them"
+
+
+@pytest.mark.parametrize("strategy", ["parallel", "sequential"])
+def test_what_comes_late_with_its_thoughts_stands_before_the_turn_that_it_joins(
+    recalling: Engine, strategy: Any
+) -> None:
+    """Of a persona that is shown its thoughts: as long as it is said to be, and in room that is left for it."""
+    opened = threading.Event()
+
+    async def wait(_: Any) -> str:
+        assert await asyncio.to_thread(opened.wait, 20), "nobody let it go"
+        return "Now you."
+
+    def watch(author: str, *_: Any) -> Any:
+        return (lambda _: opened.set()) if author == "eve" else None
+
+    graph, long = ChoreoGraph(system="Be brief."), Sampling(max_tokens=150, stop_tokens=())
+    graph.add_node(Agent("bob", sampling=Sampling(max_tokens=30, stop_tokens=()), thinking=False))
+    graph.add_node(Agent("ann", persona="eve", sampling=ANSWER, prompt=wait, thinking=20))
+    graph.add_node(
+        Synthesizer("eve", merges=("ann", "bob"), quorum=1, strategy=strategy, sampling=long, thinking=False)
+    )
+    for name in ("ann", "bob"):
+        graph.add_edge(START, name).add_edge(name, "eve", visibility={})
+    options = {"configurable": {"choreo": RunOptions(seed=1, watch=watch)}}
+    state = graph.compile(engine=recalling).invoke(QUESTION, options)
+    made = recalling.inspect.records([handle_of(state, "eve")])[-1]
+    at = dict(zip(made.parents, made.offsets, strict=True))
+    [entry] = [entry for entry in state["handles"] if entry["author"] == "ann"]
+    asked, thought = (MessageHandle.model_validate(entry[name]) for name in ("prompt", "thoughts"))
+    assert at[asked] + asked.length == at[thought] and at[thought] + thought.length <= made.new_offset
+    bob = handle_of(state, "bob")
+    # What it is asked is not known before: there may be less room by that.
+    assert at[asked] + asked.length >= at[bob] + (bob.length if strategy == "sequential" else 0)
+    assert [each["since"] > 0 for each in state["messages"][-1].response_metadata["choreo"]["branches"]] == [
+        False,
+        True,
+    ]
 
 
 def test_callbacks_are_told_what_an_agent_reads_and_no_thoughts_of_others(engine: Engine) -> None:
