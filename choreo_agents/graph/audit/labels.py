@@ -187,7 +187,8 @@ class Labels:
             yield step._replace(entry=number)
         copied = [number for source in self._made[step.message].sources for number in self._read(source, step.entry)]
         own += [name for number in copied for name in self._authors(number)]
-        for name in own:
+        thought = {f"{name}.thoughts" for name in own} & {*map(self._local, self._made[step.message].authors)}
+        for name in (*own, *thought):
             self._note(name, step.channel, found)
         if own:
             yield step

@@ -10,8 +10,10 @@ from langchain_core.messages import BaseMessage
 
 from choreo_agents.engine import Engine, Thinking
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.graph.provenance.notes import REASONING
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.turn.entries import known_handle
+from choreo_agents.graph.turn.inputs import thought_out
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, FramedText
 
@@ -104,18 +106,33 @@ def longest_frame(agent: Thinker, engine: Engine, names: Sequence[str], *, own: 
     return max(len(engine.model.encode(header + end)) for header in headers)
 
 
-def recalled(engine: Engine, entry: HandleEntry) -> MessageHandle:
-    """An agent's own earlier message as its model's template shows it: with what it thought before it, or without."""
-    thoughts, noted = engine.chat.thoughts, entry.get("thoughts")
-    kept = thoughts is not None and thoughts.kept and noted is not None
-    found = known_handle(engine, MessageHandle.model_validate(noted)) if kept else None
-    return found or MessageHandle.model_validate(entry["handle"])
+def recalls(chat: ChatFormat, entry: HandleEntry) -> bool:
+    """Whether a model's template shows an agent its own earlier message with what it thought before it."""
+    return chat.thoughts is not None and chat.thoughts.kept and "thoughts" in entry
+
+
+def recalled(engine: Engine, entry: HandleEntry, words: BaseMessage | None) -> MessageHandle | FramedText:
+    """An agent's own earlier message as its model's template shows it: with what it thought before it, or without.
+
+    Args:
+        engine: The agent's.
+        entry: Of the message.
+        words: Of it: where what was decoded is no more, or was edited, the thoughts that stand in them are to be
+            encoded.
+    """
+    if recalls(engine.chat, entry):
+        noted = entry.get("thoughts")
+        found = None if noted is None else known_handle(engine, MessageHandle.model_validate(noted))
+        said = None if words is None or found is not None else thought_out(words, engine.chat)
+        if (shown := found or said) is not None:
+            return shown
+    return MessageHandle.model_validate(entry["handle"])
 
 
 def without_thoughts(message: BaseMessage) -> BaseMessage:
     """A message as others get it: without a reasoning block."""
     blocks = message.content if isinstance(message.content, list) else []
-    if not any(isinstance(block, dict) and block.get("type") == "reasoning" for block in blocks):
+    if not any(isinstance(block, dict) and block.get("type") == REASONING for block in blocks):
         return message
     return message.model_copy(update={"content": str(message.text)})
 
