@@ -68,12 +68,12 @@ def join(
             message.chosen = source.chosen[_answer_at(core.model, call.thinking, source) :]
             message.usage = _both(source.usage, message.usage)
         core.table.keep(message, Thought(source, call.memo, scope), scope)
-        if source is not message:
-            source.confidential = True
-        elif call.author is not None:
+        if source is message:
             # Nothing was thought: it is one message, which is nobody's thoughts.
-            message.authors -= {thinker(call.author)}
-            message.author = call.author
+            message.is_thought = False
+            if call.author is not None:
+                message.authors -= {thinker(call.author)}
+                message.author = call.author
     return answer
 
 

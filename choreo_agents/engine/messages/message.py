@@ -92,8 +92,10 @@ class Message:
     memos: set[str] = field(default_factory=set)
     authors: set[str] = field(default_factory=set)
     """All who said it: equal words in an equal place are one message."""
-    confidential: bool = False
-    """Whether any of them marked it so."""
+    marked: bool = False
+    """Whether any of them marked it confidential."""
+    is_thought: bool = False
+    """Whether it was decoded to think an answer out."""
     sources: list[Message] = field(default_factory=list)
     """The messages whose words were encoded again as this one."""
     copies: list[Message] = field(default_factory=list)
@@ -111,6 +113,11 @@ class Message:
             "copies": list(self.copies),
             "thoughts": list(self.thoughts),
         }
+
+    @property
+    def confidential(self) -> bool:
+        """As audits tell it: thoughts are whether or not anybody marked them so."""
+        return self.marked or self.is_thought
 
     @property
     def tokens(self) -> tuple[int, ...]:

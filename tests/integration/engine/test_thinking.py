@@ -11,8 +11,10 @@ import torch
 from support.templates import tokenizer_for
 from support.tiny import save_tiny_llama
 
-from choreo_agents import Decode, Engine, FramedText, Memory, Sampling, StreamedToken, Thinking
+from choreo_agents import Decode, Engine, FramedText, Memory, Prefill, Sampling, StreamedToken, Thinking
+from choreo_agents.engine import calling
 from choreo_agents.engine.answering import answer_of
+from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, ReleasedHandleError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel, load_model
@@ -249,6 +251,23 @@ def test_a_tenancy_ends_with_its_thoughts(engine: Engine) -> None:
     tenant.close()
     assert engine.stats().leases == 0
     engine.check()
+
+
+def test_thoughts_are_confidential_from_the_first_on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When they are decoded, and the answer is not yet encoded for its readers."""
+    seen: list[bool] = []
+
+    def watched(tenant: Tenant, made: Decode, thought: MessageHandle) -> Prefill:
+        [lineage] = engine.inspect.audit([thought]).messages
+        seen.append(lineage.confidential)
+        return answer_of(tenant, made, thought)
+
+    monkeypatch.setattr(calling, "answer_of", watched)
+    view = asked(engine)
+    [answer] = engine.decode([call(engine, view, forced=script(engine, "hm", " two"))])
+    assert seen == [True]
+    [lineage] = engine.inspect.audit([answer]).messages
+    assert not lineage.confidential
 
 
 def test_an_answer_without_a_thought_is_nobodys_thoughts(thinkers: dict[str, LoadedModel]) -> None:
