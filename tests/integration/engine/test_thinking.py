@@ -20,7 +20,7 @@ from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.pml import Schema, SchemaLibrary
 
-FAMILIES = ("Qwen 3", "DeepSeek R1 Distill", "gpt-oss", "GLM-4.5")
+FAMILIES = ("Qwen 3", "DeepSeek R1 Distill", "DeepSeek V3.1", "gpt-oss", "GLM-4.5")
 
 
 @pytest.fixture(scope="module")
