@@ -13,7 +13,7 @@ from typing import TypeGuard
 
 from choreo_agents.engine.calls import Decode, Prefill, Thinking
 from choreo_agents.engine.decoding.thoughts import ThoughtsReader
-from choreo_agents.engine.messages.message import Message, thinker
+from choreo_agents.engine.messages.message import Message, Thought, thinker
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.tenant import Tenant
@@ -90,13 +90,13 @@ def join(
             message.header = len(core.model.encode(call.thinking.answer))
             message.chosen = source.chosen[_answer_at(core.model, call.thinking, source) :]
             message.usage = _both(source.usage, message.usage)
-        core.table.keep(message, source, scope, thought=True)
-        if source is not message:
-            source.confidential = True
-        elif call.author is not None:
+        core.table.keep(message, Thought(source, call.memo, scope), scope)
+        if source is message:
             # Nothing was thought: it is one message, which is nobody's thoughts.
-            message.authors -= {thinker(call.author)}
-            message.author = call.author
+            message.is_thought = False
+            if call.author is not None:
+                message.authors -= {thinker(call.author)}
+                message.author = call.author
     return answer
 
 

@@ -31,8 +31,8 @@ class Thinking:
     What a call with it returns is the answer alone, encoded again behind a header of its own once it is there: at the
     price of a prefill of its length. Whoever reads it depends on the thoughts through its words only. The thoughts are
     a message of their own, confidential, by `author.thoughts` (see `Inspection.thoughts`), which lives as long as the
-    answer. `max_tokens`, `stop` and `choices` are of the answer: empty lines before its first word are no part of it.
-    `timeout_s`, and a place in a quota, are of both.
+    call's lease of the answer. `max_tokens`, `stop` and `choices` are of the answer: empty lines before its first word
+    are no part of it. `timeout_s`, and a place in a quota, are of both.
     """
 
     end: str

@@ -144,7 +144,8 @@ class RequestBuilder:
             lineage = Lineage(read.tokens, parents, placement, self._naming.tenant, adapter)
         self._require_fit(lineage, read.longest, thinks=bool(read.thoughts))
         source = call.source if isinstance(call, Prefill) else None
-        said = Label(call.author, call.confidential, None if source is None else self.find(source))
+        is_thought = isinstance(call, Decode) and call.thinking is not None
+        said = Label(call.author, call.confidential, None if source is None else self.find(source), is_thought)
         return PlacedCall(read, lineage, said, self._name(read, lineage))
 
     def request(self, placed: PlacedCall, running: dict[str, Request]) -> Request:

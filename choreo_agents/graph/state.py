@@ -31,6 +31,10 @@ class HandleEntry(TypedDict):
     own views, and in nobody else's."""
     asked: NotRequired[str]
     """The words of that, with which it is put back where its handle outlived its engine."""
+    thoughts: NotRequired[dict[str, Any] | None]
+    """Of what was thought out before it was said: the handle of what this very call has decoded, thoughts and answer,
+    as `plain()` gives it; None where nobody has that any more. Only to its persona's own views, as its model's template
+    has it."""
     select: NotRequired[str]
     """As what a `send` hands it on, where it does: `shared` or `reencoded`."""
     borrowed: NotRequired[bool]

@@ -19,8 +19,6 @@ class Descent:
     """The messages whose words were encoded again as this one: of all calls on the engine, whatever they were for."""
     authors: frozenset[str]
     """All who said it, of all calls on the engine."""
-    has_thoughts: bool = False
-    """Whether it was thought out before it was said."""
 
 
 def descent_of(messages: Iterable[Message], known: Container[str]) -> dict[str, Descent]:
@@ -36,7 +34,6 @@ def descent_of(messages: Iterable[Message], known: Container[str]) -> dict[str, 
             tuple(parent.handle.id for parent in message.parents),
             tuple(source.handle.id for source in message.sources),
             frozenset(message.authors),
-            bool(message.thoughts),
         )
         queue += [*message.parents, *message.sources]
     return found

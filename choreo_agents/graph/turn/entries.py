@@ -10,7 +10,14 @@ from langchain_core.messages import BaseMessage
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import HandleError, UnknownHandleError
-from choreo_agents.graph.provenance.notes import are_siblings, digest_of, is_edited, persona_of, unproven_of
+from choreo_agents.graph.provenance.notes import (
+    are_siblings,
+    digest_of,
+    is_edited,
+    persona_of,
+    thoughts_in,
+    unproven_of,
+)
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
@@ -28,6 +35,7 @@ def entry_of(
     persona: str | None = None,
     prompt: MessageHandle | None = None,
     asked: str | None = None,
+    thoughts: MessageHandle | None = None,
 ) -> HandleEntry:
     """The entry of a message in graph state."""
     entry = HandleEntry(
@@ -44,6 +52,8 @@ def entry_of(
         entry |= {"persona": persona, "prompt": None if prompt is None else prompt.plain()}
     if asked is not None:
         entry["asked"] = asked
+    if thoughts is not None:
+        entry["thoughts"] = thoughts.plain()
     return entry
 
 
@@ -63,6 +73,8 @@ def entries_of(
         if persona is not None and author != START_SOURCE:
             # It has an entry of its own where it was said: this one is for where there is none.
             entry |= {"persona": persona, "borrowed": True}
+            if thoughts_in(message):
+                entry["thoughts"] = None
         if is_edited(message):
             entry["edited"] = True
         claimed = unproven_of(message)
@@ -74,6 +86,8 @@ def entries_of(
             entry = HandleEntry(**{**known, "handle": entry["handle"], "digest": entry["digest"], "earlier": earlier})
             if not is_new:
                 entry["edited"] = True
+                if "thoughts" in entry:
+                    entry["thoughts"] = None
         elif made and author != made[-1]["author"] and not are_siblings(new[index - 1], message):
             superstep = entry["superstep"] = superstep + 1  # what others said in between stays in between
         made.append(entry)
