@@ -111,7 +111,11 @@ class Checkpoint:
         require_served(model.dtype)
         if dtype is None and quantization_of(self.config) is None:
             # Weights whose dtype does not change are pages of their file until here.
-            model = model.to(usual_dtype(model.dtype, device))
+            served = usual_dtype(model.dtype, device)
+            if served != model.dtype:
+                # To fp32 alone: to the dtype that it has it would round what transformers keeps in fp32, such as RoPE's
+                # frequencies.
+                model = model.to(served)
         return model.eval().requires_grad_(False)
 
 

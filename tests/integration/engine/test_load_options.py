@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.tiny import save_tiny_llama
+from transformers import AutoModelForCausalLM
 
 from choreo_agents import Engine, Memory
 from choreo_agents.errors import InvalidRequestError, UnsupportedModelError
@@ -50,6 +51,23 @@ def test_a_checkpoints_own_dtype_is_taken_where_the_cpu_has_kernels_for_it(
     wanted = dtype if kernels else torch.float32
     assert model.adapter.model.dtype == model.adapter.geometry.dtype == wanted
     assert load_model(tmp_path, dtype=torch.float32).adapter.geometry.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, torch.float16], ids=str)
+def test_what_transformers_keeps_in_fp32_stays(
+    tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RoPE's frequencies, which three digits are not enough for: angles would be wrong by radians after a page."""
+    monkeypatch.setattr(dtypes, "has_kernels", lambda of, device: True)
+    loaded = load_model(stored_in(tmp_path, dtype)).adapter
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    assert loaded.geometry.dtype == dtype
+    kept = dict(plain.named_buffers())
+    assert {buffer.dtype for buffer in kept.values()} == {torch.float32}
+    for name, buffer in loaded.model.named_buffers():
+        assert buffer.dtype == torch.float32 and buffer.equal(kept[name]), name
+    [frequencies] = {kind.rotation.inverse_frequencies for kind in loaded.kinds if kind.rotation is not None}
+    assert frequencies.equal(kept["model.rotary_emb.inv_freq"])
 
 
 def test_fp32_always_has_kernels_and_a_device_that_is_no_cpu_all() -> None:
