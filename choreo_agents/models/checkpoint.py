@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -23,6 +25,31 @@ if TYPE_CHECKING:
 
 _OWN_CODE = ("trust_remote_code", "contains custom code")
 """What transformers says of models that bring code."""
+
+
+class Alone:
+    """Entered while a model is made, by one thread of the process at a time.
+
+    Transformers then changes what is everybody's: torch's default dtype, its own classes, and, by `discovery`'s name,
+    the attention that is probed. Two models that were made at once would have each other's.
+    """
+
+    _turn: ClassVar[threading.RLock] = threading.RLock()
+
+    def __enter__(self) -> None:
+        Alone._turn.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        Alone._turn.release()
+
+    @classmethod
+    def forked(cls) -> None:
+        """In a process that was forked nobody would give it back."""
+        cls._turn = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=Alone.forked)
 
 
 @dataclass(frozen=True)
@@ -78,7 +105,7 @@ class Checkpoint:
         """How many numbers its configuration has weights for: it is built without any."""
         from transformers import AutoModelForCausalLM  # noqa: PLC0415 - as in `read`
 
-        with _in_a_line(self.name, "configuration"), torch.device("meta"):
+        with Alone(), _in_a_line(self.name, "configuration"), torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(self.config, trust_remote_code=False)
         return sum(weight.numel() for weight in model.parameters())
 

@@ -13,7 +13,7 @@ from choreo_agents.attention.backends import AttentionBackend, BackendName, make
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models.adapter import ModelAdapter, max_positions
 from choreo_agents.models.chat import ChatFormat, Role, chat_format
-from choreo_agents.models.checkpoint import Checkpoint
+from choreo_agents.models.checkpoint import Alone, Checkpoint
 from choreo_agents.models.discovery import discover_attention
 from choreo_agents.models.dtypes import require_served
 from choreo_agents.models.embedded import WEIGHTS, vocabulary
@@ -166,13 +166,14 @@ def load_model(
     tokenizer = checkpoint.tokenizer()
     turns, spelling = chat_format(tokenizer, chat), spelling_of(tokenizer)
     files = checkpoint.files()
-    model = checkpoint.model(device, dtype)
-    text = model.config.get_text_config()
-    prompt = probe_prompt(model)
-    attention = discover_attention(model, max_positions(text), prompt.tokens[0])
-    adapter = ModelAdapter(model, attention, files, tokenizer.eos_token_id)
-    served = _backend(adapter, backend)
-    probe = require_movable(adapter, prompt, served)
+    with Alone():
+        model = checkpoint.model(device, dtype)
+        text = model.config.get_text_config()
+        prompt = probe_prompt(model)
+        attention = discover_attention(model, max_positions(text), prompt.tokens[0])
+        adapter = ModelAdapter(model, attention, files, tokenizer.eos_token_id)
+        served = _backend(adapter, backend)
+        probe = require_movable(adapter, prompt, served)
     packed = prepack(model, replacing=True) if prepacked else 0
     exact_with = {backend if isinstance(backend, str) else id(backend): served}
     said = {} if model.generation_config is None or generation_config == "off" else model.generation_config.to_dict()

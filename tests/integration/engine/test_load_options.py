@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from support.tiny import save_tiny_llama
 from transformers import AutoModelForCausalLM
 
-from choreo_agents import Engine, Memory
+from choreo_agents import Decode, Engine, Memory, Sampling
 from choreo_agents.errors import InvalidRequestError, UnsupportedModelError
 from choreo_agents.kv import free_memory
 from choreo_agents.kv.free_memory import pool_bytes
@@ -68,6 +69,41 @@ def test_what_transformers_keeps_in_fp32_stays(
         assert buffer.dtype == torch.float32 and buffer.equal(kept[name]), name
     [frequencies] = {kind.rotation.inverse_frequencies for kind in loaded.kinds if kind.rotation is not None}
     assert frequencies.equal(kept["model.rotary_emb.inv_freq"])
+
+
+def test_models_that_are_loaded_at_once_are_each_what_was_asked_for(tmp_path: Path) -> None:
+    """Making one changes torch's default dtype, and its attention is probed under one name for all."""
+    folder = save_tiny_llama(tmp_path)
+    wanted = [torch.float32, BFLOAT16] * 4
+    with ThreadPoolExecutor(4) as threads:
+        loaded = [*threads.map(lambda dtype: load_model(folder, device="cpu", dtype=dtype).adapter, wanted)]
+    assert [each.geometry.dtype for each in loaded] == [each.model.dtype for each in loaded] == wanted
+    assert len({each.fingerprint for each in loaded}) == 2 and torch.get_default_dtype() == torch.float32
+
+
+def test_steps_do_not_depend_on_torchs_default_dtype(tiny: LoadedModel) -> None:
+    """Loading another model changes it, in the middle of a step as well."""
+    samplings = (
+        Sampling(max_tokens=4, logprobs=2, presence_penalty=0.3),
+        Sampling(max_tokens=4, temperature=1.0, top_k=20, top_p=0.9, seed=3),
+        Sampling(max_tokens=4, temperature=1.0, top_p=0.9, seed=3, repetition_penalty=1.3, presence_penalty=0.3),
+        Sampling(max_tokens=4, temperature=1.0, min_p=0.05, seed=3),
+    )
+
+    def said() -> list[Any]:
+        with Engine.load(tiny, memory=Memory(kv_budget_bytes=1 << 22), salt="s") as engine:
+            first = engine.prefill("A text.")
+            view = [engine.prefill("Another.", [first]), first]
+            answers = engine.decode([Decode("It says", view, sampling=each) for each in samplings])
+            return [(engine.tokens(answer), engine.logprobs(answer)) for answer in answers]
+
+    usual = said()
+    torch.set_default_dtype(BFLOAT16)
+    try:
+        other = said()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert other == usual
 
 
 def test_fp32_always_has_kernels_and_a_device_that_is_no_cpu_all() -> None:
