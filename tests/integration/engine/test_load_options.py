@@ -25,6 +25,7 @@ from choreo_agents.kv import free_memory
 from choreo_agents.kv.free_memory import pool_bytes
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.models import LoadedModel, dtypes, fingerprint, load_model, loader
+from choreo_agents.models.checkpoint import Checkpoint
 from choreo_agents.models.fingerprint import WeightFiles
 from choreo_agents.models.random_llama import LlamaShape, save_random_llama
 
@@ -209,6 +210,36 @@ def test_a_damaged_or_unwritable_cache_is_gone_without(
     else:
         entry.write_text(damage)
     assert load_model(folder).adapter.fingerprint == wanted and found_out == [False, False]
+    # What was damaged has been written anew.
+    assert load_model(folder).adapter.fingerprint == wanted
+    assert found_out == ([False] * 3 if damage is None else [False] * 2)
+
+
+def test_files_that_changed_a_moment_before_they_were_read_are_not_remembered(
+    tmp_path: Path, found_out: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it took to read them: they may have been written again at once, at the same time to the clock."""
+    folder = save_tiny_llama(tmp_path / "model")
+    read = Checkpoint.model
+
+    def slowly(*args: Any) -> Any:
+        settled(folder, monkeypatch)
+        return read(*args)
+
+    monkeypatch.setattr(Checkpoint, "model", slowly)
+    load_model(folder)
+    assert not [*(tmp_path / "assets").rglob("*.json")]
+
+
+def test_a_fingerprint_is_of_the_weights_as_they_were_read(
+    tmp_path: Path, found_out: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Quantised ones are read in one way with a GPU, and in another without."""
+    folder = settled(save_tiny_llama(tmp_path / "model"), monkeypatch)
+    adapter = load_model(folder).adapter
+    adapter.model.lm_head.to(torch.float64)
+    assert WeightFiles.of(folder).remembered(adapter.model) == fingerprint.fingerprint(adapter.model)
+    assert adapter.fingerprint != fingerprint.fingerprint(adapter.model)
 
 
 def test_fingerprints_read_in_blocks_whatever_the_shape(monkeypatch: pytest.MonkeyPatch) -> None:
