@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from json import JSONDecodeError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -96,10 +97,14 @@ class Checkpoint:
         """What its `generation_config.json` says; nothing without one."""
         from transformers import GenerationConfig  # noqa: PLC0415 - as in `read`
 
-        with suppress(OSError), _in_a_line(self.name, "generation settings"):
-            said: Mapping[str, Any] = GenerationConfig.from_pretrained(self.source).to_diff_dict()
-            return said
-        return {}
+        try:
+            with _in_a_line(self.name, "generation settings"):
+                said: Mapping[str, Any] = GenerationConfig.from_pretrained(self.source).to_diff_dict()
+        except OSError:
+            if (self.folder() / "generation_config.json").exists():
+                raise
+            return {}
+        return said
 
     def parameters(self) -> int:
         """How many numbers its configuration has weights for: it is built without any."""
@@ -153,7 +158,7 @@ def _in_a_line(name: str, what: str) -> Iterator[None]:
         yield
     except ChoreoError:
         raise
-    except SafetensorError as error:
+    except (SafetensorError, JSONDecodeError) as error:
         raise OSError(f"the {what} of {name!r} are damaged: {error}") from error
     except torch.OutOfMemoryError as error:
         raise InvalidRequestError(
@@ -190,7 +195,8 @@ def _in_a_line(name: str, what: str) -> Iterator[None]:
 
 
 def _line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    first, *rest = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return f"{first} {rest[0]}" if first.endswith(":") and rest else first
 
 
 @contextmanager

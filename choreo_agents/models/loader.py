@@ -165,6 +165,7 @@ def load_model(
     # What a few small files tell comes before gigabytes.
     tokenizer = checkpoint.tokenizer()
     turns, spelling = chat_format(tokenizer, chat), spelling_of(tokenizer)
+    checkpoint.generation()  # transformers would go without a damaged one, and without its stop tokens
     files = checkpoint.files()
     with Alone():
         model = checkpoint.model(device, dtype)

@@ -107,7 +107,11 @@ def _ropes(config: PreTrainedConfig) -> list[dict[str, Any]]:
 
 
 def probe_prompt(model: PreTrainedModel) -> ProbePrompt:
-    """What the model makes of a few tokens, and how far rounding alone may move that."""
+    """What the model makes of a few tokens, and how far rounding alone may move that.
+
+    Raises:
+        UnsupportedModelError: It makes no numbers of them.
+    """
     tokens = probe_tokens(model.config.get_text_config().vocab_size)
 
     def round_anew(_: torch.nn.Module, __: object, embedded: torch.Tensor) -> torch.Tensor:
@@ -117,11 +121,23 @@ def probe_prompt(model: PreTrainedModel) -> ProbePrompt:
 
     hook = model.get_input_embeddings().register_forward_hook(round_anew)
     try:
-        with torch.inference_mode():
+        # Not in inference mode: compressed-tensors makes the model's weights in its first forward pass. They would be
+        # of that mode, and no gradients flow through such.
+        with torch.no_grad():
             out = model(input_ids=torch.tensor([tokens, tokens], device=model.device), use_cache=False)
     finally:
         hook.remove()
     plain, other = out.logits.float().cpu()
+    if not plain.isfinite().all():
+        dtype = str(model.dtype).removeprefix("torch.")
+        raise UnsupportedModelError(
+            f"the model's logits are no numbers in {dtype}: "
+            + (
+                "try another dtype, such as bfloat16 or float32"
+                if model.dtype == torch.float16
+                else "its weights are damaged"
+            )
+        )
     return ProbePrompt(tokens, plain, (plain - other).abs().max().item())
 
 
