@@ -19,6 +19,7 @@ from choreo_agents.errors import ChoreoError, InvalidRequestError, UnsupportedMo
 from choreo_agents.models.dtypes import require_served, usual_dtype
 from choreo_agents.models.embedded import WEIGHTS
 from choreo_agents.models.fingerprint import WeightFiles
+from choreo_agents.models.lines import first_line
 from choreo_agents.models.quantized import missing_package, quantization_of
 
 if TYPE_CHECKING:
@@ -162,13 +163,13 @@ def _in_a_line(name: str, what: str) -> Iterator[None]:
         raise OSError(f"the {what} of {name!r} are damaged: {error}") from error
     except torch.OutOfMemoryError as error:
         raise InvalidRequestError(
-            f"{name!r} does not fit the device's memory ({_line(error)}): give another device, or a smaller model"
+            f"{name!r} does not fit the device's memory ({first_line(error)}): give another device, or a smaller model"
         ) from error
     except OSError as error:
-        raise OSError(f"the {what} of {name!r} cannot be read: {_line(error)}") from error
+        raise OSError(f"the {what} of {name!r} cannot be read: {first_line(error)}") from error
     except ImportError as error:
         raise UnsupportedModelError(
-            f"the {what} of {name!r} cannot be read: {missing_package(_line(error))}"
+            f"the {what} of {name!r} cannot be read: {missing_package(first_line(error))}"
         ) from error
     except Exception as error:  # transformers raises what its parts raise
         said = str(error)
@@ -187,16 +188,11 @@ def _in_a_line(name: str, what: str) -> Iterator[None]:
             ) from (error)
         if "Should have a `model_type` key" in said or "does not recognize this architecture" in said:
             raise UnsupportedModelError(
-                f"the model type of {name!r} is unknown to the transformers that is installed: {_line(error)}"
+                f"the model type of {name!r} is unknown to the transformers that is installed: {first_line(error)}"
             ) from error
         raise UnsupportedModelError(
-            f"transformers cannot read the {what} of {name!r}: {type(error).__name__}: {_line(error)}"
+            f"transformers cannot read the {what} of {name!r}: {type(error).__name__}: {first_line(error)}"
         ) from error
-
-
-def _line(error: Exception) -> str:
-    first, *rest = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return f"{first} {rest[0]}" if first.endswith(":") and rest else first
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from choreo_agents.attention.step import StepAttention
 from choreo_agents.errors import UnsupportedModelError
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.models.adapter import ModelAdapter
+from choreo_agents.models.discovery import run_first
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -123,7 +124,7 @@ def probe_prompt(model: PreTrainedModel) -> ProbePrompt:
     try:
         # Not in inference mode: compressed-tensors makes the model's weights in its first forward pass. They would be
         # of that mode, and no gradients flow through such.
-        with torch.no_grad():
+        with run_first(model), torch.no_grad():
             out = model(input_ids=torch.tensor([tokens, tokens], device=model.device), use_cache=False)
     finally:
         hook.remove()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,16 @@ def test_steps_do_not_depend_on_torchs_default_dtype(tiny: LoadedModel) -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert other == usual
+
+
+def test_a_model_whose_engine_is_gone_is_gone(tmp_path: Path) -> None:
+    """Nothing that was registered for its probe keeps it."""
+    with Engine.load(save_tiny_llama(tmp_path), memory=Memory(kv_budget_bytes=1 << 20)) as engine:
+        engine.decode("A text.", sampling=Sampling(max_tokens=2))
+        model = weakref.ref(engine.model.adapter.model)
+    del engine
+    gc.collect()
+    assert model() is None
 
 
 def test_fp32_always_has_kernels_and_a_device_that_is_no_cpu_all() -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from support.quantised import compressed, on_torchao
 from support.tiny import save_tiny_llama
 from transformers import AutoConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
 from typer.testing import CliRunner
 
 from choreo_agents import Engine, Memory, Sampling
@@ -185,6 +186,17 @@ def test_damaged_files_are_named_in_a_line(plain: Path, tmp_path: Path, damage: 
     break_it(folder)
     # The command does without weights.
     require_one_line(folder, reason, by_command=damage != "no weights")
+
+
+@pytest.mark.parametrize("error", [KeyError("experts"), ImportError("no kernel\nat all"), RuntimeError("a\nb\nc")])
+def test_layers_that_cannot_be_run_are_named_in_a_line(
+    plain: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(LlamaMLP, "forward", fails)
+    require_one_line(plain, f"LlamaForCausalLM cannot be run on tokens: {type(error).__name__}")
 
 
 @pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 3}}'])
