@@ -305,14 +305,56 @@ def test_an_engine_keeps_the_pool_that_it_began_with(tiny: LoadedModel, monkeypa
         engine.prefill("A text.")
 
 
-def test_a_container_leaves_what_its_limit_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in (("max", "1000000"), ("current", "900000"), ("stat", "anon 5\ninactive_file 300000\n")):
-        (tmp_path / name).write_text(text)
-    paths = tuple(str(tmp_path / name) for name in ("max", "current", "stat"))
-    monkeypatch.setattr(free_memory, "_CGROUPS", (paths,))
-    assert free_memory.free_bytes(torch.device("cpu")) == 400_000
-    (tmp_path / "max").write_text("max")
-    assert free_memory.free_bytes(torch.device("cpu")) > 1 << 20
+VERSIONS = {
+    "1": (
+        "7:cpu,memory:{}\n0::/other",
+        "memory",
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ),
+    "2": ("0::{}", "", ("memory.max", "memory.current", "inactive_file")),
+}
+
+
+def group(folder: Path, version: str, most: str, used: int, cached: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    limit, use, name = VERSIONS[version][2]
+    (folder / limit).write_text(f"{most}\n")
+    (folder / use).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\n{name} {cached}\n")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_container_or_a_job_leaves_what_its_limit_leaves(
+    tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, controller, (limit, use, _) = VERSIONS[version]
+    groups, root = tmp_path / "groups", tmp_path / "root"
+    monkeypatch.setattr(free_memory, "_GROUPS", str(groups))
+    monkeypatch.setattr(free_memory, "_CGROUPS", ((str(root), controller, limit, use),))
+
+    def free(own: str) -> int:
+        groups.write_text(told.format(own))
+        return free_memory.free_bytes(torch.device("cpu"))
+
+    whole = free("/")
+    assert whole > 1 << 20, "there is no such folder"
+    # A container sees its own group as the root, and perhaps the name that it has outside.
+    group(root, version, "1000000", 900_000, 300_000)
+    assert free("/") == free("/of/the/host") == free("/../above") == 400_000
+    # A job has a group further down, under all that are around it.
+    group(root / "jobs" / "mine", version, "500000", 400_000, 0)
+    assert free("/jobs/mine") == 100_000 and free("/jobs/other") == 400_000
+    group(root / "jobs", version, "600000", 590_000, 0)
+    assert free("/jobs/mine") == 10_000
+    group(root, version, "max" if version == "2" else str(1 << 62), 900_000, 0)
+    assert free("/") > 1 << 20
+
+
+def test_without_proc_something_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_memory, "_GROUPS", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(free_memory, "_CGROUPS", free_memory._CGROUPS[:0])
+    monkeypatch.setattr("psutil.PROCFS_PATH", str(tmp_path / "nowhere"))
+    assert free_memory.free_bytes(torch.device("cpu")) == 2 << 30
 
 
 MEASURED = """
