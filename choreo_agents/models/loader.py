@@ -18,6 +18,7 @@ from choreo_agents.models.discovery import discover_attention
 from choreo_agents.models.dtypes import require_served
 from choreo_agents.models.embedded import WEIGHTS, vocabulary
 from choreo_agents.models.framed import FramedText
+from choreo_agents.models.lines import first_line
 from choreo_agents.models.located import located
 from choreo_agents.models.prepacked import prepack
 from choreo_agents.models.quantized import require_loadable
@@ -114,9 +115,11 @@ def usual_device() -> str:
 def usable_device(device: str | torch.device) -> torch.device:
     """The device of that name, of `"auto"` the GPU if there is one; raises `InvalidRequestError` if it is no use."""
     try:
-        return torch.empty(0, device=torch.device(usual_device() if device == AUTO else device)).device
-    except (RuntimeError, AssertionError) as error:
-        raise InvalidRequestError(f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from error
+        found = torch.ones(1, device=torch.device(usual_device() if device == AUTO else device))
+        assert found.item() == 1.0, "it does not keep what is written there"
+    except Exception as error:  # backends that are not there raise what they like
+        raise InvalidRequestError(f"device {str(device)!r} cannot be used: {first_line(error)}") from error
+    return found.device
 
 
 def load_model(

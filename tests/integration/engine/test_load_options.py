@@ -150,8 +150,9 @@ def test_a_gpu_is_taken_if_there_is_one_but_for_the_embedded_model(
     load_model(tiny_path, device="cpu")
     load_model("embedded")
     assert asked == ["auto"]
-    with pytest.raises(InvalidRequestError, match="device 'abacus' cannot be used"):
-        load_model(tiny_path, device="abacus")
+    for device in ("abacus", "", "meta", "privateuseone"):
+        with pytest.raises(InvalidRequestError, match=f"device '{device}' cannot be used: ."):
+            load_model(tiny_path, device=device)
 
 
 @pytest.fixture

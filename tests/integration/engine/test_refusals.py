@@ -171,7 +171,7 @@ DAMAGES: Mapping[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: (folder / "generation_config.json").write_text("{"),
         "the generation settings of",
     ),
-    "no numbers": (no_numbers, "the model's logits are no numbers in float32: its weights are damaged"),
+    "no numbers": (no_numbers, "the model's logits are no numbers in torch.float32: its weights are damaged"),
     "cut weights": (lambda folder: cut(folder / "model.safetensors"), "are damaged"),
     "no weights": (lambda folder: without(folder, "*.safetensors"), "model.safetensors"),
     "missing weights": (lambda folder: configured(folder, num_hidden_layers=3), "not complete: 9 are missing"),
@@ -226,7 +226,7 @@ def test_numbers_that_do_not_fit_a_dtype_are_said_to_be_none(plain: Path, tmp_pa
     weights["model.norm.weight"] *= 1e5
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     load_model(folder)
-    require_one_line(folder, "no numbers in float16: try another dtype", dtype=torch.float16)
+    require_one_line(folder, "no numbers in torch.float16: try bfloat16 or float32", dtype=torch.float16)
 
 
 def test_what_lies_beside_the_files_of_a_model_does_not_matter(plain: Path, tmp_path: Path) -> None:
