@@ -28,7 +28,7 @@ def cut_rows(
     wanted = max(draw.sampling.top_k for draw in mine) + ROOM_FOR_TIES
     count = min(-(-wanted // _STEP) * _STEP, work.width)
     width = -(-count // CHUNK) * CHUNK
-    values = torch.full((len(rows), width), float("-inf"), device=work.device)
+    values = torch.full((len(rows), width), float("-inf"), dtype=torch.float32, device=work.device)
     ids = torch.zeros((len(rows), width), dtype=torch.int32, device=work.device)
     for block in step.blocks(rows, min(count * CHUNK, work.width)):
         best, found = highest_few(block.words, block.tops, count, block.which)

@@ -56,7 +56,7 @@ class CountedTokens:
         self._factor = torch.tensor([factor], dtype=torch.float32, device=device)
         # With room for some more; it grows by doubling.
         self._words = torch.tensor([*self._places, *[0] * _ROOM], device=device)
-        self._losses = torch.zeros(len(self._words), device=device)
+        self._losses = torch.zeros(len(self._words), dtype=torch.float32, device=device)
 
     def add(self, token: int) -> None:
         """Count one that was sampled."""
