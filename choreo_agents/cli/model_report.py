@@ -121,6 +121,7 @@ def _thinking(found: ModelCheck) -> str:
         return "no: the template knows of no thoughts"
     usual = "yes, unless told not to" if how.usual else "only if told to"
     switch = "no switch" if how.switch is None else f"--chat {how.switch}=true or false"
+    switch = f"{how.switch} in instructions turns it off" if str(how.switch).startswith("/") else switch
     kept = "shown again" if how.kept else "not shown again"
     told = "; other turns say so, too" if how.elsewhere else ""
     return (

@@ -6,12 +6,14 @@ encoded    header of an answer                       | answer . . | end       wh
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeGuard
 
 from choreo_agents.engine.calls import Decode, Prefill, Thinking
 from choreo_agents.engine.decoding.thoughts import ThoughtsReader
-from choreo_agents.engine.messages.message import Message, thinker
+from choreo_agents.engine.messages.message import Message, Thought, thinker
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.tenant import Tenant
@@ -27,6 +29,27 @@ def thinks(call: Prefill | Decode) -> TypeGuard[Decode]:
 def thought_out(call: Decode) -> Decode:
     """The call that decodes thoughts and answer: nobody is given what it makes."""
     return replace(call, author=None if call.author is None else thinker(call.author))
+
+
+@contextmanager
+def views_kept(tenant: Tenant, thoughts: Sequence[MessageHandle]) -> Iterator[None]:
+    """Lease what messages have seen while the block lasts: answers are to see it as well.
+
+    Whoever made the calls may have released it, or a late parent's branch, while they were under way.
+    """
+    core = tenant.core
+    with core.lock:
+        views = [parent for thought in thoughts for parent in tenant.find(thought).parents]
+        for message in views:
+            core.table.lease(message, None)
+    try:
+        yield
+    finally:
+        with core.lock:
+            # Who closes a tenancy, or releases what is not its own to release, has dropped them.
+            for message in views:
+                if message.leases:
+                    core.table.release(message, None)
 
 
 def answer_of(tenant: Tenant, call: Decode, thought: MessageHandle) -> Prefill:
@@ -67,13 +90,13 @@ def join(
             message.header = len(core.model.encode(call.thinking.answer))
             message.chosen = source.chosen[_answer_at(core.model, call.thinking, source) :]
             message.usage = _both(source.usage, message.usage)
-        core.table.keep(message, source, scope, thought=True)
-        if source is not message:
-            source.confidential = True
-        elif call.author is not None:
+        core.table.keep(message, Thought(source, call.memo, scope), scope)
+        if source is message:
             # Nothing was thought: it is one message, which is nobody's thoughts.
-            message.authors -= {thinker(call.author)}
-            message.author = call.author
+            message.is_thought = False
+            if call.author is not None:
+                message.authors -= {thinker(call.author)}
+                message.author = call.author
     return answer
 
 

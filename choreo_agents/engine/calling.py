@@ -12,7 +12,7 @@ from contextlib import aclosing, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from choreo_agents.engine.answering import answer_of, join, thinks, thought_out
+from choreo_agents.engine.answering import answer_of, join, thinks, thought_out, views_kept
 from choreo_agents.engine.calls import Calls, Decode, Prefill, StreamedToken
 from choreo_agents.engine.decoding.thoughts import PhaseTexts
 from choreo_agents.engine.messages.scope import Scope, current, entered
@@ -126,19 +126,23 @@ class Caller:
         with self.tenant.given_up_if_left(answers, scope):
             handles: list[MessageHandle] = yield Until(answers)
             if any(map(thinks, calls)):
-                handles = yield from self._answered(calls, handles, scope)
+                handles = yield from self._answered(calls, handles, scope, started)
         return handles
 
     def _answered(
-        self, calls: Calls, handles: list[MessageHandle], scope: Scope | None
+        self, calls: Calls, handles: list[MessageHandle], scope: Scope | None, started: float
     ) -> Generator[Until, list[Any], list[MessageHandle]]:
-        """What was said, in the place of what was thought and said; all others as they are."""
+        """What was said, in the place of what was thought and said; all others as they are.
+
+        The calls go on: their time has run since they were started, and they stay the calls that a quota counted.
+        """
         each = [call for call in calls for _ in range(call.sampling.n if isinstance(call, Decode) else 1)]
         thought = [(place, call) for place, call in enumerate(each) if thinks(call)]
-        asked: Any = [answer_of(self.tenant, call, handles[place]) for place, call in thought]
-        answers = self.tenant.submit(asked, scope)
-        with self.tenant.given_up_if_left(answers, scope):
-            said: list[MessageHandle] = yield Until(answers)
+        with views_kept(self.tenant, [handles[place] for place, _ in thought]):
+            asked: Any = [answer_of(self.tenant, call, handles[place]) for place, call in thought]
+            answers = self.tenant.submit(asked, scope, started, goes_on=True)
+            with self.tenant.given_up_if_left(answers, scope):
+                said: list[MessageHandle] = yield Until(answers)
         for (place, call), answer in zip(thought, said, strict=True):
             handles[place] = join(self.tenant, call, handles[place], answer, scope)
         return handles
@@ -156,7 +160,7 @@ class Caller:
                 yield StreamedToken(chosen.token, text, chosen, phase)
             handles = [answer.result()]
             if thinks(call):
-                handles = yield from self._answered([call], handles, scope)
+                handles = yield from self._answered([call], handles, scope, started)
         yield handles[0]
 
     def _let_in(self, calls: Sequence[Prefill | Decode]) -> Generator[Until, list[Any], float]:

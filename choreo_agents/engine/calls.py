@@ -31,7 +31,8 @@ class Thinking:
     What a call with it returns is the answer alone, encoded again behind a header of its own once it is there: at the
     price of a prefill of its length. Whoever reads it depends on the thoughts through its words only. The thoughts are
     a message of their own, confidential, by `author.thoughts` (see `Inspection.thoughts`), which lives as long as the
-    answer. `max_tokens`, `stop` and `choices` are of the answer.
+    call's lease of the answer. `max_tokens`, `stop` and `choices` are of the answer: empty lines before its first word
+    are no part of it. `timeout_s`, and a place in a quota, are of both.
     """
 
     end: str
@@ -44,6 +45,16 @@ class Thinking:
     """What stands between `end` and the answer."""
     budget: int = 4096
     """Tokens of thoughts at most; 0: none."""
+
+    def __post_init__(self) -> None:
+        texts = isinstance(self.end, str) and isinstance(self.before, str) and isinstance(self.after, FramedText)
+        if not texts or not isinstance(self.answer, str | FramedText) or not self.end.strip():
+            raise InvalidRequestError(
+                "end and before must be texts, of which end says something, answer a text or a FramedText, and after a "
+                f"FramedText: not {self!r}"
+            )
+        if not isinstance(self.budget, int) or isinstance(self.budget, bool) or self.budget < 0:
+            raise InvalidRequestError(f"the budget of thoughts must be a number of tokens, not {self.budget!r}")
 
     @classmethod
     def of(cls, chat: ChatFormat, name: str | None, budget: int | None = None) -> Thinking:

@@ -42,14 +42,15 @@ class QuotaKeeper:
         self._tenant = tenant
         self.quota = Quota()
 
-    def admit(self, requests: Sequence[Request]) -> None:
-        """Let calls begin together, or raise.
+    def admit(self, requests: Sequence[Request], *, goes_on: bool = False) -> None:
+        """Let calls begin together, or go on in their own places, or raise.
 
         Raises:
             InvalidRequestError: They are more than may ever be under way; `KVBudgetError`: they need more memory.
             QuotaError: Other calls of the tenant are under way.
         """
-        self._require_few(requests)
+        if not goes_on:
+            self._require_few(requests)
         if requests and self.quota.pool_bytes is not None:
             self._make_room(requests, 0, set())
 

@@ -14,7 +14,7 @@ from choreo_agents.engine.calls import Content, Decode, Prefill, Thinking
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.decoding.allowed import answer_guide, answer_paths
 from choreo_agents.engine.decoding.detokenizer import TextStop
-from choreo_agents.engine.decoding.thoughts import close_of, thoughts_guide
+from choreo_agents.engine.decoding.thoughts import longest_thoughts, thoughts_guide
 from choreo_agents.engine.messages.labels import Label
 from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.engine.messages.naming import Naming
@@ -142,9 +142,10 @@ class RequestBuilder:
             placement = place([len(parent.tokens) for parent in parents], offsets, call.new_offset)
             adapter = self._core.adapters.lora_key(call.adapter, self._naming.tenant)
             lineage = Lineage(read.tokens, parents, placement, self._naming.tenant, adapter)
-        self._require_fit(lineage, read.longest)
+        self._require_fit(lineage, read.longest, thinks=bool(read.thoughts))
         source = call.source if isinstance(call, Prefill) else None
-        said = Label(call.author, call.confidential, *self._sources(source))
+        is_thought = isinstance(call, Decode) and call.thinking is not None
+        said = Label(call.author, call.confidential, *self._sources(source), is_thought)
         return PlacedCall(read, lineage, said, self._name(read, lineage))
 
     def request(self, placed: PlacedCall, running: dict[str, Request]) -> Request:
@@ -271,11 +272,9 @@ class RequestBuilder:
         thinking = call.thinking
         if thinking is None:
             return 0
-        if not isinstance(thinking, Thinking) or not thinking.end.strip() or thinking.budget < 0:
-            raise InvalidRequestError(
-                f"thinking must be a Thinking with an end and a budget of 0 or more, not {thinking!r}"
-            )
-        return thinking.budget + len(close_of(self._core.model, thinking))
+        if not isinstance(thinking, Thinking):
+            raise InvalidRequestError(f"thinking must be a Thinking, not {thinking!r}")
+        return longest_thoughts(self._core.model, thinking)
 
     def _filled(self, call: Prefill | Decode, content: Content, what: str, empty: str) -> tuple[int, ...]:
         """Tokens, of which there must be some."""
@@ -302,19 +301,20 @@ class RequestBuilder:
             return sampling.stop_tokens
         return (*self._core.model.adapter.end_tokens, *closing[:1])
 
-    def _require_fit(self, lineage: Lineage, added: int) -> None:
+    def _require_fit(self, lineage: Lineage, added: int, *, thinks: bool) -> None:
+        lower = "lower max_tokens or the budget of its thoughts" if thinks else "lower max_tokens"
         end, most = self._core.method.reach(lineage, added), self._core.model.adapter.max_positions
         if end > most:
             raise ContextLengthError(
                 f"the view and its new message reach position {end}, the model's context ends at {most}: "
-                "show fewer or shorter messages, or lower max_tokens"
+                f"show fewer or shorter messages, or {lower}"
             )
         room = self._core.method.room(lineage, added)
         if room > self._core.pool.total_tokens:
             raise KVBudgetError(
                 f"the call and what it reads need KV memory for {room} tokens, "
                 f"the engine has {self._core.pool.total_tokens} in all: "
-                "load it with a larger kv_budget_bytes, or lower max_tokens"
+                f"load it with a larger kv_budget_bytes, or {lower}"
             )
 
     def _call_seed(self, lineage: Lineage, sampling: Sampling) -> int:

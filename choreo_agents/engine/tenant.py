@@ -149,7 +149,13 @@ class Tenant:
             return kept
 
     def submit(
-        self, calls: Calls, scope: Scope | None, started: float | None = None, on_token: OnToken | None = None
+        self,
+        calls: Calls,
+        scope: Scope | None,
+        started: float | None = None,
+        on_token: OnToken | None = None,
+        *,
+        goes_on: bool = False,
     ) -> list[Answer]:
         """Check all calls, then start them as one batch; nothing is done if one of them is wrong.
 
@@ -158,6 +164,7 @@ class Tenant:
             scope: Which takes the leases.
             started: When the calls were made, as `time.perf_counter` counts; None: now.
             on_token: Called with every sampled token, on the engine's thread; must not raise.
+            goes_on: Whether these are the rest of calls that a quota has let in already.
         """
         read = [each for call in calls for each in self.builder.read(call)]
         with self.core.lock:
@@ -167,7 +174,7 @@ class Tenant:
             with _whole(self, batch):
                 for each in placed:
                     batch.answers.append(self._answer(each, batch))
-                self.quotas.admit(batch.requests)
+                self.quotas.admit(batch.requests, goes_on=goes_on)
                 self.core.loop.submit(batch.requests)
             return batch.answers
 

@@ -41,6 +41,10 @@ class HandleEntry(TypedDict):
     """The words of that, with which it is put back where its handle outlived its engine."""
     told: NotRequired[list[str]]
     """What its author was told for this very message: its system prompt, a summary."""
+    thoughts: NotRequired[dict[str, Any] | None]
+    """Of what was thought out before it was said: the handle of what this very call has decoded, thoughts and answer,
+    as `plain()` gives it; None where nobody has that any more. Only to its persona's own views, as its model's template
+    has it."""
     select: NotRequired[str]
     """As what a `send` hands it on, where it does: `shared` or `reencoded`."""
     borrowed: NotRequired[bool]

@@ -19,9 +19,9 @@ from choreo_agents.graph.provenance.updates import rewritten
 from choreo_agents.graph.quorum.gathering import Gathering, QuorumPlan, state_before, with_branches
 from choreo_agents.graph.quorum.late_branches import LateBranches
 from choreo_agents.graph.turn.merged_branches import MergeSpec
+from choreo_agents.graph.turn.thoughts import longest_frame
 from choreo_agents.graph.turn.turn import AgentTurn, Speaker
 from choreo_agents.graph.visibility import REENCODED, SHARED, Mode, Positions, Rule, rules_of
-from choreo_agents.models import FramedText
 from choreo_agents.synthesis.strategies import Strategy, require_strategy
 
 
@@ -129,13 +129,10 @@ def _longest(home: str, engine: Engine, node: str, agent: Speaker, speakers: fro
 
     With what it is asked, if that stands in the view, too, and is fixed.
     """
-    chat, encode, names = engine.chat, engine.model.encode, [agent.speaker({}), *speakers]
-    said = [form(name) for name in names for form in (chat.header, chat.assistant.opening) if agent.header is None]
-    headers = said or [chat.assistant.opening(None) + FramedText.frame(str(agent.header))]
-    header = max(len(encode(header + FramedText.frame(chat.turn_end))) for header in headers)
-    own = (agent.persona or node) == home
-    asked = encode(chat.turn("user", agent.prompt)) if own and isinstance(agent.prompt, str) else ()
-    return agent.n * (len(asked) + header + agent.sampling.longest)
+    encode, own = engine.model.encode, (agent.persona or node) == home
+    asked = encode(engine.chat.turn("user", agent.prompt)) if own and isinstance(agent.prompt, str) else ()
+    frame = longest_frame(agent, engine, [agent.speaker({}), *speakers], own=own)
+    return agent.n * (len(asked) + frame + agent.sampling.longest)
 
 
 def _require_room_to_wait(name: str, config: RunnableConfig, plan: QuorumPlan) -> None:

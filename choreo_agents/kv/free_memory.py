@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -15,15 +16,12 @@ POOL_SHARES = {"cpu": 0.5, "cuda": 0.9}
 _OTHER_SHARE = 0.5
 _UNKNOWN = 2 << 30
 """Bytes that a device is taken to have free if it does not say."""
+_GROUPS = "/proc/self/cgroup"
 _CGROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        "/sys/fs/cgroup/memory/memory.stat",
-    ),
+    ("/sys/fs/cgroup", "", "memory.max", "memory.current"),
+    ("/sys/fs/cgroup/memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
-"""Limit, use, and what of the use can be dropped, in both versions."""
+"""Of both versions: where groups are, which of a process's groups counts, and the files of a limit and of its use."""
 
 
 def free_bytes(device: torch.device) -> int:
@@ -32,22 +30,47 @@ def free_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if device.type == "cpu":
-        return min([int(psutil.virtual_memory().available), *_left_in_container()])
+        return min([_available(), *_left_in_groups()])
     return _UNKNOWN
 
 
-def _left_in_container() -> list[int]:
-    """What a container's limit leaves; nothing where there is none."""
-    for limit, used, details in _CGROUPS:
-        try:
-            most = int(Path(limit).read_text())
-            now = int(Path(used).read_text())
-            lines = dict(line.split() for line in Path(details).read_text().splitlines())
-        except (OSError, ValueError):
-            continue
-        droppable = int(lines.get("total_inactive_file", lines.get("inactive_file", 0)))
-        return [max(0, most - now + droppable)]
-    return []
+def _available() -> int:
+    try:
+        return int(psutil.virtual_memory().available)
+    except OSError:  # a Linux without /proc
+        return _UNKNOWN
+
+
+def _left_in_groups() -> Iterator[int]:
+    """What the limits leave that a process is under: those of its container, of its job, and of all around it."""
+    for root, controller, limit, use in _CGROUPS:
+        for folder in _folders(Path(root), _group(controller)):
+            try:
+                most, used = int((folder / limit).read_text()), int((folder / use).read_text())
+                lines = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            except (OSError, ValueError):  # no such version, no such group, or no limit
+                continue
+            droppable = int(lines.get("total_inactive_file", lines.get("inactive_file", 0)))
+            yield max(0, most - used + droppable)
+
+
+def _group(controller: str) -> str:
+    """This process's group for a controller, from the root on, as far as it can see."""
+    try:
+        groups = [line.split(":", 2) for line in Path(_GROUPS).read_text().splitlines()]
+    except OSError:
+        return "/"
+    found = next((path for _, controllers, path in groups if controller in controllers.split(",")), "/")
+    return "/" if ".." in found else found
+
+
+def _folders(root: Path, group: str) -> Iterator[Path]:
+    """A group's folder, and those around it; inside a container, which sees no others, its own is the root."""
+    own = root / group.strip("/")
+    yield own
+    while own != root:
+        own = own.parent
+        yield own
 
 
 def pool_bytes(geometry: KVGeometry, device: torch.device, context: int) -> int:

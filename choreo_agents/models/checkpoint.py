@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from json import JSONDecodeError
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -16,6 +19,7 @@ from choreo_agents.errors import ChoreoError, InvalidRequestError, UnsupportedMo
 from choreo_agents.models.dtypes import require_served, usual_dtype
 from choreo_agents.models.embedded import WEIGHTS
 from choreo_agents.models.fingerprint import WeightFiles
+from choreo_agents.models.lines import first_line
 from choreo_agents.models.quantized import missing_package, quantization_of
 
 if TYPE_CHECKING:
@@ -23,6 +27,31 @@ if TYPE_CHECKING:
 
 _OWN_CODE = ("trust_remote_code", "contains custom code")
 """What transformers says of models that bring code."""
+
+
+class Alone:
+    """Entered while a model is made, by one thread of the process at a time.
+
+    Transformers then changes what is everybody's: torch's default dtype, its own classes, and, by `discovery`'s name,
+    the attention that is probed. Two models that were made at once would have each other's.
+    """
+
+    _turn: ClassVar[threading.RLock] = threading.RLock()
+
+    def __enter__(self) -> None:
+        Alone._turn.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        Alone._turn.release()
+
+    @classmethod
+    def forked(cls) -> None:
+        """In a process that was forked nobody would give it back."""
+        cls._turn = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=Alone.forked)
 
 
 @dataclass(frozen=True)
@@ -69,16 +98,20 @@ class Checkpoint:
         """What its `generation_config.json` says; nothing without one."""
         from transformers import GenerationConfig  # noqa: PLC0415 - as in `read`
 
-        with suppress(OSError), _in_a_line(self.name, "generation settings"):
-            said: Mapping[str, Any] = GenerationConfig.from_pretrained(self.source).to_diff_dict()
-            return said
-        return {}
+        try:
+            with _in_a_line(self.name, "generation settings"):
+                said: Mapping[str, Any] = GenerationConfig.from_pretrained(self.source).to_diff_dict()
+        except OSError:
+            if (self.folder() / "generation_config.json").exists():
+                raise
+            return {}
+        return said
 
     def parameters(self) -> int:
         """How many numbers its configuration has weights for: it is built without any."""
         from transformers import AutoModelForCausalLM  # noqa: PLC0415 - as in `read`
 
-        with _in_a_line(self.name, "configuration"), torch.device("meta"):
+        with Alone(), _in_a_line(self.name, "configuration"), torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(self.config, trust_remote_code=False)
         return sum(weight.numel() for weight in model.parameters())
 
@@ -111,7 +144,11 @@ class Checkpoint:
         require_served(model.dtype)
         if dtype is None and quantization_of(self.config) is None:
             # Weights whose dtype does not change are pages of their file until here.
-            model = model.to(usual_dtype(model.dtype, device))
+            served = usual_dtype(model.dtype, device)
+            if served != model.dtype:
+                # To fp32 alone: to the dtype that it has it would round what transformers keeps in fp32, such as RoPE's
+                # frequencies.
+                model = model.to(served)
         return model.eval().requires_grad_(False)
 
 
@@ -122,17 +159,17 @@ def _in_a_line(name: str, what: str) -> Iterator[None]:
         yield
     except ChoreoError:
         raise
-    except SafetensorError as error:
+    except (SafetensorError, JSONDecodeError) as error:
         raise OSError(f"the {what} of {name!r} are damaged: {error}") from error
     except torch.OutOfMemoryError as error:
         raise InvalidRequestError(
-            f"{name!r} does not fit the device's memory ({_line(error)}): give another device, or a smaller model"
+            f"{name!r} does not fit the device's memory ({first_line(error)}): give another device, or a smaller model"
         ) from error
     except OSError as error:
-        raise OSError(f"the {what} of {name!r} cannot be read: {_line(error)}") from error
+        raise OSError(f"the {what} of {name!r} cannot be read: {first_line(error)}") from error
     except ImportError as error:
         raise UnsupportedModelError(
-            f"the {what} of {name!r} cannot be read: {missing_package(_line(error))}"
+            f"the {what} of {name!r} cannot be read: {missing_package(first_line(error))}"
         ) from error
     except Exception as error:  # transformers raises what its parts raise
         said = str(error)
@@ -151,15 +188,11 @@ def _in_a_line(name: str, what: str) -> Iterator[None]:
             ) from (error)
         if "Should have a `model_type` key" in said or "does not recognize this architecture" in said:
             raise UnsupportedModelError(
-                f"the model type of {name!r} is unknown to the transformers that is installed: {_line(error)}"
+                f"the model type of {name!r} is unknown to the transformers that is installed: {first_line(error)}"
             ) from error
         raise UnsupportedModelError(
-            f"transformers cannot read the {what} of {name!r}: {type(error).__name__}: {_line(error)}"
+            f"transformers cannot read the {what} of {name!r}: {type(error).__name__}: {first_line(error)}"
         ) from error
-
-
-def _line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 @contextmanager

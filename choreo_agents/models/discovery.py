@@ -8,6 +8,7 @@ position 0, turned. What turns otherwise is refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,10 @@ from torch import Tensor, nn
 
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.rope import Pairing, PureRotation
-from choreo_agents.errors import UnsupportedModelError
+from choreo_agents.errors import ChoreoError, InvalidRequestError, UnsupportedModelError
 from choreo_agents.kv.geometry import KVGeometry
+from choreo_agents.models.hook import no_mask, segment_attention
+from choreo_agents.models.lines import first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -136,19 +139,40 @@ def _probe(model: PreTrainedModel, positions: Sequence[int], token: int) -> dict
     AttentionMaskInterface.register(_PROBE, mask)
     try:
         model.set_attn_implementation(_PROBE)
-        with torch.inference_mode():
+        with run_first(model, " with positions of their own"), torch.inference_mode():
             model(
                 input_ids=torch.full((len(positions), 1), token, device=model.device),
                 position_ids=torch.tensor(positions, device=model.device)[:, None],
                 use_cache=False,
             )
-    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, NotImplementedError) as error:
-        if isinstance(error, UnsupportedModelError):
-            raise
-        raise UnsupportedModelError(
-            f"{type(model).__name__} cannot be run on tokens with positions of their own: {error}"
-        ) from error
+    finally:
+        # Transformers keeps what is registered for as long as the process lives, and these would keep the model.
+        AttentionInterface.register(_PROBE, segment_attention)
+        AttentionMaskInterface.register(_PROBE, no_mask)
     return calls
+
+
+@contextmanager
+def run_first(model: PreTrainedModel, how: str = "") -> Iterator[None]:
+    """Let whatever a model's own layers raise when it is run for the first time be an error of ours, in a line.
+
+    Args:
+        model: That is run on a few tokens.
+        how: In which way.
+    """
+    try:
+        yield
+    except ChoreoError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise InvalidRequestError(
+            f"the device's memory has no room for a few tokens beside the weights ({first_line(error)}): give another "
+            "device, or a smaller model"
+        ) from error
+    except Exception as error:  # a family's layers raise what they like
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be run on tokens{how}: {type(error).__name__}: {first_line(error)}"
+        ) from error
 
 
 def _window(layer: int, seen: _Seen, max_positions: int) -> int | None:

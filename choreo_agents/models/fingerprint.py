@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,23 +91,28 @@ class WeightFiles:
 
     folder: Path
     stamp: str
-    """Names, sizes and times."""
-    changed_s: float
-    """When the last of them did, in seconds since the epoch."""
+    """Names, places, sizes and times."""
+    settled: bool = field(compare=False)
+    """Whether the last change was so long before that another one is sure to change the times."""
     size: int
     """Bytes of weights."""
 
     @classmethod
     def of(cls, folder: Path) -> WeightFiles:
         """Those of a checkpoint's folder, now."""
-        found, changed, size = [], 0.0, 0
+        found: list[tuple[str | int, ...]] = []
+        changed, size, now = 0.0, 0, time.time()
         for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):
             real = path.resolve()
-            state = real.stat()
-            found.append((path.name, str(real), state.st_size, state.st_mtime_ns, state.st_ctime_ns))
+            try:
+                state = real.stat()
+            except OSError:  # gone, or a link to nowhere: whoever needs it will say so
+                found.append((path.name, str(real)))
+                continue
+            found.append((path.name, str(real), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns))
             changed = max(changed, state.st_mtime, state.st_ctime)
             size += state.st_size if path.suffix == ".safetensors" else 0
-        return cls(folder, repr(found), changed, size)
+        return cls(folder, repr(found), now - changed > _SETTLED_S, size)
 
     def remembered(self, model: PreTrainedModel, *, rounded: bool = False) -> str:
         """The model's `fingerprint`: looked up if these files have not changed since it was found out.
@@ -116,8 +121,12 @@ class WeightFiles:
         """
         import transformers  # noqa: PLC0415 - loading the model has
 
-        # What is read from the same files may depend on who reads it.
-        how = (self.stamp, type(model).__name__, _settings(model), str(model.dtype), rounded, transformers.__version__)
+        # What is read from the same files may depend on who reads it, and where: quantised weights stay so on a GPU.
+        read = [
+            (name, *tensor.shape, type(tensor).__name__, str(tensor.dtype))
+            for name, tensor in model.state_dict().items()
+        ]
+        how = (self.stamp, type(model).__name__, _settings(model), read, rounded, transformers.__version__)
         return self._looked_up(repr(how), lambda: fingerprint(model, rounded=rounded))
 
     def _looked_up(self, key: str, find_out: Callable[[], str]) -> str:
@@ -126,16 +135,23 @@ class WeightFiles:
         try:
             known = cached_assets_path("choreo-agents", "models", "fingerprints")
             place = known / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-            said: Any = json.loads(place.read_text()) if place.exists() else {}
-        except (OSError, ValueError):
+            said: Any = _said(place)
+        except OSError:
             return find_out()
         if isinstance(said, dict) and isinstance(said.get("fingerprint"), str):
             return str(said["fingerprint"])
-        settled = time.time() - self.changed_s > _SETTLED_S
         found = find_out()
-        if settled and WeightFiles.of(self.folder) == self:
+        if self.settled and WeightFiles.of(self.folder) == self:
             try:
                 write_text(place, json.dumps({"fingerprint": found, "weights": str(self.folder)}))
             except OSError:
                 return found
         return found
+
+
+def _said(place: Path) -> Any:
+    """What a file of the cache says; nothing if there is none, or it is damaged and to be written anew."""
+    try:
+        return json.loads(place.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}

@@ -54,6 +54,16 @@ class FramedText:
                 return FramedText((*parts, (bare, is_frame)))
         return FramedText()
 
+    def removeprefix(self, prefix: str) -> FramedText:
+        """The same without this text at its start, if it starts with it."""
+        if not self.text.startswith(prefix):
+            return self
+        parts, left = [], len(prefix)
+        for text, is_frame in self.parts:
+            parts.append((text[left:], is_frame))
+            left = max(0, left - len(text))
+        return FramedText(tuple(part for part in parts if part[0]))
+
     def runs(self, controls: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
         """Its control tokens, and the texts between them; and whether each is a control token.
 

@@ -13,11 +13,12 @@ from choreo_agents.attention.backends import AttentionBackend, BackendName, make
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models.adapter import ModelAdapter, max_positions
 from choreo_agents.models.chat import ChatFormat, Role, chat_format
-from choreo_agents.models.checkpoint import Checkpoint
+from choreo_agents.models.checkpoint import Alone, Checkpoint
 from choreo_agents.models.discovery import discover_attention
 from choreo_agents.models.dtypes import require_served
 from choreo_agents.models.embedded import WEIGHTS, vocabulary
 from choreo_agents.models.framed import FramedText
+from choreo_agents.models.lines import first_line
 from choreo_agents.models.located import located
 from choreo_agents.models.prepacked import prepack
 from choreo_agents.models.quantized import require_loadable
@@ -114,9 +115,11 @@ def usual_device() -> str:
 def usable_device(device: str | torch.device) -> torch.device:
     """The device of that name, of `"auto"` the GPU if there is one; raises `InvalidRequestError` if it is no use."""
     try:
-        return torch.empty(0, device=torch.device(usual_device() if device == AUTO else device)).device
-    except (RuntimeError, AssertionError) as error:
-        raise InvalidRequestError(f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from error
+        found = torch.ones(1, device=torch.device(usual_device() if device == AUTO else device))
+        assert found.item() == 1.0, "it does not keep what is written there"
+    except Exception as error:  # backends that are not there raise what they like
+        raise InvalidRequestError(f"device {str(device)!r} cannot be used: {first_line(error)}") from error
+    return found.device
 
 
 def load_model(
@@ -165,14 +168,16 @@ def load_model(
     # What a few small files tell comes before gigabytes.
     tokenizer = checkpoint.tokenizer()
     turns, spelling = chat_format(tokenizer, chat), spelling_of(tokenizer)
+    checkpoint.generation()  # transformers would go without a damaged one, and without its stop tokens
     files = checkpoint.files()
-    model = checkpoint.model(device, dtype)
-    text = model.config.get_text_config()
-    prompt = probe_prompt(model)
-    attention = discover_attention(model, max_positions(text), prompt.tokens[0])
-    adapter = ModelAdapter(model, attention, files, tokenizer.eos_token_id)
-    served = _backend(adapter, backend)
-    probe = require_movable(adapter, prompt, served)
+    with Alone():
+        model = checkpoint.model(device, dtype)
+        text = model.config.get_text_config()
+        prompt = probe_prompt(model)
+        attention = discover_attention(model, max_positions(text), prompt.tokens[0])
+        adapter = ModelAdapter(model, attention, files, tokenizer.eos_token_id)
+        served = _backend(adapter, backend)
+        probe = require_movable(adapter, prompt, served)
     packed = prepack(model, replacing=True) if prepacked else 0
     exact_with = {backend if isinstance(backend, str) else id(backend): served}
     said = {} if model.generation_config is None or generation_config == "off" else model.generation_config.to_dict()

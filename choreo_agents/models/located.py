@@ -10,6 +10,7 @@ from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from choreo_agents.errors import ModelNotFoundError, UnsupportedModelError
+from choreo_agents.models.lines import first_line
 
 ANSWER_S = 5.0
 """Seconds after which a hub that does not answer counts as out of reach."""
@@ -49,7 +50,7 @@ def located(name: str | Path, *, weights: bool = True) -> str | Path:
         if weights and not any(folder.glob("*.safetensors")):
             raise ModelNotFoundError(
                 f"the local hub cache has only a part of {name!r}, and {constants.ENDPOINT} cannot be reached "
-                f"({_line(failure)}): run hf download {name} where there is a network"
+                f"({first_line(failure)}): run hf download {name} where there is a network"
             ) from failure
         return folder
     nowhere = f"there is no folder {name!r}, no model of that name in the local hub cache ({constants.HF_HUB_CACHE})"
@@ -59,7 +60,7 @@ def located(name: str | Path, *, weights: bool = True) -> str | Path:
             "hf auth login"
         ) from failure
     raise ModelNotFoundError(
-        f"{nowhere}, and {constants.ENDPOINT} cannot be reached ({_line(failure)}): give a folder, or run "
+        f"{nowhere}, and {constants.ENDPOINT} cannot be reached ({first_line(failure)}): give a folder, or run "
         f"hf download {name} where there is a network"
     ) from failure
 
@@ -95,7 +96,3 @@ def _failure(name: str) -> Exception | None:
         return answer.get(timeout=ANSWER_S)
     except Empty:
         return TimeoutError(f"no answer within {ANSWER_S:g} s")
-
-
-def _line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

@@ -221,8 +221,9 @@ def _available() -> bool:
 
 def _may_be_packed(layer: nn.Linear) -> bool:
     weight = layer.weight
-    # Subclasses of layers and of tensors are quantised: they have products of their own.
-    own = type(layer) in (nn.Linear, PrepackedLinear) and type(weight.data) is Tensor
+    # Subclasses of layers and of tensors, and layers that were given another forward pass, are quantised: they have
+    # products of their own.
+    own = type(layer) in (nn.Linear, PrepackedLinear) and "forward" not in vars(layer) and type(weight.data) is Tensor
     plain = own and weight.device.type == "cpu" and not weight.is_mkldnn
     return plain and weight.dtype in _TOLERANCE and weight.numel() >= SMALLEST
 

@@ -37,6 +37,9 @@ _PACKAGES: Mapping[str, Mapping[str, str]] = {
 _ALONE = ("bitnet", "fbgemm_fp8", "fp8", "metal", "mxfp4", "mxfp8", "nvfp4")
 """Methods that need nothing but transformers, if at times a GPU."""
 _FP8 = ("fbgemm_fp8", "fp8", "mxfp8")
+_DENSE = ("compressed-tensors",)
+_DENSE_ON_CPU = ("fp8", "mxfp4")
+"""Methods whose weights are numbers of the model's dtype again once it is loaded: their files are smaller than they."""
 
 
 def quantization_of(config: PreTrainedConfig) -> Mapping[str, Any] | None:
@@ -82,6 +85,14 @@ def require_loadable(config: PreTrainedConfig, dtype: torch.dtype | None) -> Non
             f"the weights are FP8 ({method}), which become bfloat16 and cannot be multiplied with "
             f"{str(dtype).removeprefix('torch.')}: give bfloat16 or no dtype"
         )
+
+
+def is_dense(quantization: Mapping[str, Any] | None, device: torch.device) -> bool:
+    """Whether a quantised model takes as much memory on a device as one that is not quantised."""
+    if quantization is None:
+        return False
+    method = method_of(quantization)
+    return method in _DENSE or (device.type == "cpu" and method in _DENSE_ON_CPU)
 
 
 def missing_package(said: str, *packages: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from choreo_agents.attention.step import StepAttention
 from choreo_agents.errors import UnsupportedModelError
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.models.adapter import ModelAdapter
+from choreo_agents.models.discovery import run_first
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -24,6 +26,10 @@ _SHIFTS = ((0, 0), (17, 17), (0, 29), (31, 0))
 """By how many positions the probe moves its two segments."""
 _ROUNDED_LATER = 8.0
 """How much more is rounded in all layers than in the embeddings."""
+_ROUTED_ELSEWHERE = 2.0
+"""How much further than the furthest of a few draws logits may move where one bit sends a token to another expert."""
+_DRAWS = 8
+"""How often the embeddings of a model in 16 bits are rounded anew."""
 RECURRENT_LAYERS = ("mamba", "linear_attention", "recurrent", "conv", "moe_mamba", "hybrid")
 
 
@@ -107,22 +113,33 @@ def _ropes(config: PreTrainedConfig) -> list[dict[str, Any]]:
 
 
 def probe_prompt(model: PreTrainedModel) -> ProbePrompt:
-    """What the model makes of a few tokens, and how far rounding alone may move that."""
+    """What the model makes of a few tokens, and how far rounding alone may move that.
+
+    Raises:
+        UnsupportedModelError: It makes no numbers of them.
+    """
     tokens = probe_tokens(model.config.get_text_config().vocab_size)
 
     def round_anew(_: torch.nn.Module, __: object, embedded: torch.Tensor) -> torch.Tensor:
-        """Embeddings as they are, and once more with the last bit of each drawn."""
+        """Embeddings as they are, and in all other copies with the last bit of each drawn."""
         noise = torch.rand(embedded[1:].shape, generator=torch.Generator().manual_seed(0)).to(embedded) * 2 - 1
         return torch.cat((embedded[:1], embedded[1:] * (1 + torch.finfo(embedded.dtype).eps * noise)))
 
     hook = model.get_input_embeddings().register_forward_hook(round_anew)
     try:
-        with torch.inference_mode():
-            out = model(input_ids=torch.tensor([tokens, tokens], device=model.device), use_cache=False)
+        # Not in inference mode: compressed-tensors makes the model's weights in its first forward pass. They would be
+        # of that mode, and no gradients flow through such.
+        with run_first(model), torch.no_grad():
+            copies = 2 if model.dtype == torch.float32 else 1 + _DRAWS
+            out = model(input_ids=torch.tensor([tokens] * copies, device=model.device), use_cache=False)
     finally:
         hook.remove()
-    plain, other = out.logits.float().cpu()
-    return ProbePrompt(tokens, plain, (plain - other).abs().max().item())
+    plain = out.logits[0].float().cpu()
+    if not plain.isfinite().all():
+        advice = "try bfloat16 or float32" if model.dtype == torch.float16 else "its weights are damaged"
+        raise UnsupportedModelError(f"the model's logits are no numbers in {model.dtype}: {advice}")
+    moved = [(plain - other.float().cpu()).abs().max().item() for other in out.logits[1:]]
+    return ProbePrompt(tokens, plain, max(_ROUNDED_LATER * median(moved), _ROUTED_ELSEWHERE * max(moved)))
 
 
 def plain_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
@@ -146,7 +163,8 @@ class ProbePrompt:
     logits: torch.Tensor
     """`plain_logits` of the tokens, on the host."""
     rounding: float = 0.0
-    """How far they move if every embedding is rounded anew: far, in models of random weights that amplify it."""
+    """How far rounding may move them, judged by embeddings that are rounded anew: far, in models of random weights that
+    amplify it, and where one bit decides between two experts."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +192,7 @@ def require_movable(adapter: ModelAdapter, prompt: ProbePrompt, backend: Attenti
     expected = prompt.logits[cut:].to(adapter.device)
     span = expected.abs().max().item()
     usual = span * (1e-4 if adapter.geometry.dtype == torch.float32 else 0.08)
-    tolerance = max(usual, _ROUNDED_LATER * prompt.rounding)
+    tolerance = max(usual, prompt.rounding)
     errors = [(got - expected).abs().max().item() for got in _moved_logits(adapter, prompt.tokens, cut, backend)]
     for shifts, error in zip(_SHIFTS, errors, strict=True):
         if not error <= tolerance and not any(shifts):

@@ -37,48 +37,56 @@ class BatchSampler:
         self._kept: Workspace | None = None
 
     @torch.inference_mode()
-    def draw(self, logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-        """A token for each row of [rows, vocabulary] logits. What is not a number is the lowest, and so is -inf."""
-        work = self._workspace(logits)
-        tokens = [-1] * len(draws)
+    def draw(self, logits: Tensor, draws: Sequence[Draw], rows: Sequence[int] | None = None) -> list[int]:
+        """A token for each of these rows of [rows, vocabulary] logits. What is not a number is the lowest, as is -inf.
+
+        Args:
+            logits: Are not written to, and rows that nothing changes are not copied.
+            draws: What the rows ask for.
+            rows: Which they are, in any order; None: all, in theirs.
+        """
+        rows = range(len(logits)) if rows is None else rows
+        work, asked = self._workspace(logits), dict(zip(rows, draws, strict=True))
+        tokens: dict[int, int] = {}
         greedy: list[int] = []
         few: list[int] = []
         many: list[int] = []
-        for row, draw in enumerate(draws):
+        for row, draw in asked.items():
             sampling = draw.sampling
             kind = greedy if sampling.temperature == 0.0 else few if 0 < sampling.top_k <= _FEW else many
             kind.append(row)
-        step = StepRows(work, logits, draws)
+        step = StepRows(work, logits, rows, asked)
         for block in step.blocks(greedy, CHUNK):
             found = highest(block.words, block.tops, block.which)[:, 0].tolist()
-            _put(tokens, [greedy[place] for place in block.places], found)
+            tokens |= zip((greedy[place] for place in block.places), found, strict=True)
         if few:
-            contest, tied = cut_rows(work, step, draws, few)
-            _put(tokens, few, contest.winners(work))
+            contest, tied = cut_rows(work, step, asked, few)
+            tokens |= zip(few, contest.winners(work), strict=True)
             many += [few[place] for place in tied]
         if many:
-            _put(tokens, many, Sieve(work, step, draws, many).tokens())
-        return tokens
+            tokens |= zip(many, Sieve(work, step, asked, many).tokens(), strict=True)
+        return [tokens[row] for row in rows]
 
     @torch.inference_mode()
     def log_probabilities(
-        self, logits: Tensor, tokens: Sequence[int], most: int
+        self, logits: Tensor, tokens: Sequence[int], most: int, rows: Sequence[int] | None = None
     ) -> list[tuple[float, list[tuple[int, float]]]]:
         """For each row that of its token, and the `most` likeliest words with theirs, in nats.
 
-        The likeliest comes first, and of equal ones the first word.
+        The likeliest comes first, and of equal ones the first word. `rows` are as for `draw`.
         """
+        rows = range(len(logits)) if rows is None else rows
         work = self._workspace(logits)
         count = min(most, logits.shape[1])
         told: list[tuple[float, list[tuple[int, float]]]] = [(0.0, [])] * len(tokens)
-        for block in StepRows(work, logits).blocks(range(len(tokens)), work.width):
+        for block in StepRows(work, logits, rows).blocks(rows, work.width):
             words, tops = block.whole(), block.tops
             top = tops.amax(dim=-1, keepdim=True)
             totals = exact_weights(words, top, LOG2_E, work).sum(dim=-1).tolist()
             chosen = torch.tensor([tokens[row] for row in block.places], device=logits.device)[:, None]
-            values, ids = _in_order(*highest_few(words, tops, min(count + ROOM_FOR_TIES, work.width)))
+            values, ids = _likeliest(words, tops, count)
             own = words.gather(1, chosen)[:, 0]
-            columns = own.clamp(min=-HIGHEST), top[:, 0], ids[:, :count], values[:, :count].clamp(min=-HIGHEST)
+            columns = own.clamp(min=-HIGHEST), top[:, 0], ids, values.clamp(min=-HIGHEST)
             found = zip(block.places, totals, *(column.tolist() for column in columns), strict=True)
             for row, total, mine, high, best, theirs in found:
                 norm = log(total)
@@ -93,9 +101,14 @@ class BatchSampler:
         return kept
 
 
-def _put(tokens: list[int], rows: Sequence[int], found: Sequence[int]) -> None:
-    for row, token in zip(rows, found, strict=True):
-        tokens[row] = token
+def _likeliest(words: Tensor, tops: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` highest of rows with these peaks, and which words they are: in order."""
+    found = min(count + ROOM_FOR_TIES, words.shape[1])
+    values, ids = _in_order(*highest_few(words, tops, found))
+    if count and found < words.shape[1] and bool((values[:, count - 1] == values[:, -1]).any()):
+        # More are tied with the last than there was room for, so that the first of them may be missing.
+        values, ids = words.sort(dim=1, descending=True, stable=True)
+    return values[:, :count], ids[:, :count]
 
 
 def _in_order(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

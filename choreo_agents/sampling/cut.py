@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ _STEP = 32
 
 
 def cut_rows(
-    work: Workspace, step: StepRows, draws: Sequence[Draw], rows: Sequence[int]
+    work: Workspace, step: StepRows, draws: Mapping[int, Draw], rows: Sequence[int]
 ) -> tuple[Contest, Sequence[int]]:
     """The contest of some rows of a step, and the places in `rows` of those in which more words are tied with the k-th
     than were cut out: what these say does not count.
@@ -28,7 +28,7 @@ def cut_rows(
     wanted = max(draw.sampling.top_k for draw in mine) + ROOM_FOR_TIES
     count = min(-(-wanted // _STEP) * _STEP, work.width)
     width = -(-count // CHUNK) * CHUNK
-    values = torch.full((len(rows), width), float("-inf"), device=work.device)
+    values = torch.full((len(rows), width), float("-inf"), dtype=torch.float32, device=work.device)
     ids = torch.zeros((len(rows), width), dtype=torch.int32, device=work.device)
     for block in step.blocks(rows, min(count * CHUNK, work.width)):
         best, found = highest_few(block.words, block.tops, count, block.which)

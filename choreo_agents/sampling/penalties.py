@@ -14,7 +14,7 @@ from torch import Tensor
 from choreo_agents.sampling.parameters import Sampling
 
 _ROOM = 64
-_HIGHEST = torch.finfo(torch.float32).max
+_LOWEST, _HIGHEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +52,11 @@ class CountedTokens:
         self._sampling = sampling
         self._places = {word: place for place, word in enumerate(dict.fromkeys(before))}
         self._times: dict[int, int] = {}
-        self._factor = torch.tensor([sampling.repetition_penalty], dtype=torch.float32, device=device)
+        factor = min(max(sampling.repetition_penalty, _LOWEST), _HIGHEST)  # 0 by infinity would be no number
+        self._factor = torch.tensor([factor], dtype=torch.float32, device=device)
         # With room for some more; it grows by doubling.
         self._words = torch.tensor([*self._places, *[0] * _ROOM], device=device)
-        self._losses = torch.zeros(len(self._words), device=device)
+        self._losses = torch.zeros(len(self._words), dtype=torch.float32, device=device)
 
     def add(self, token: int) -> None:
         """Count one that was sampled."""

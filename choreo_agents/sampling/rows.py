@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from choreo_agents.sampling.draw import Draw, are_in_a_row
-from choreo_agents.sampling.likeliest import peaks
+from choreo_agents.sampling.likeliest import CHUNK, peaks
 from choreo_agents.sampling.workspace import Workspace
 
 HIGHEST = torch.finfo(torch.float32).max
@@ -38,23 +38,33 @@ class Block:
 
 
 class StepRows:
-    """All rows of a step.
+    """Rows of a step.
 
     Args:
         work: Lends memory for copies.
         logits: [rows, vocabulary].
-        draws: What the rows ask for; none: nothing that changes them.
+        rows: Which of them.
+        draws: What these ask for; None: nothing that changes them.
     """
 
-    def __init__(self, work: Workspace, logits: Tensor, draws: Sequence[Draw] = ()) -> None:
-        self._work, self._logits, self._draws = work, logits, draws
+    def __init__(
+        self, work: Workspace, logits: Tensor, rows: Sequence[int], draws: Mapping[int, Draw] | None = None
+    ) -> None:
+        self._work, self._logits, self._draws = work, logits, draws or {}
         self._is_direct = [False] * len(logits)
         if logits.dtype == torch.float32 and work.vocabulary == work.width and logits.is_contiguous():
-            changed = {row for row, draw in enumerate(draws) if draw.penalties is not None or draw.mask is not None}
-            self._tops = peaks(logits)
+            plain = [row for row in sorted(rows) if not self._is_changed(row)]
+            self._tops = torch.empty(len(logits), work.width // CHUNK, device=logits.device)
+            for run in _runs(plain):
+                self._tops[run] = peaks(logits[run])
             # What is not a number shows in its chunk's peak, and -inf changes nothing below numbers.
             highest = self._tops.amax(dim=-1).tolist()
-            self._is_direct = [_LOW < each <= HIGHEST and row not in changed for row, each in enumerate(highest)]
+            for row in plain:
+                self._is_direct[row] = _LOW < highest[row] <= HIGHEST
+
+    def _is_changed(self, row: int) -> bool:
+        draw = self._draws.get(row)
+        return draw is not None and (draw.penalties is not None or draw.mask is not None)
 
     def blocks(self, rows: Sequence[int], words: int, *, cut: bool = False) -> Iterator[Block]:
         """Some rows, each in one block.
@@ -89,7 +99,9 @@ class StepRows:
         own.copy_(self._logits[rows[0] : rows[-1] + 1] if are_in_a_row(rows) else self._logits[list(rows)])
         own.nan_to_num_(nan=-HIGHEST, posinf=HIGHEST, neginf=-HIGHEST)
         words[:, work.vocabulary :] = float("-inf")
-        for one, draw in zip(own, (self._draws[row] for row in rows if self._draws), strict=False):
+        for one, draw in zip(own, map(self._draws.get, rows), strict=True):
+            if draw is None:
+                continue
             if draw.penalties is not None:
                 draw.penalties.apply_(one)
             if draw.mask is not None:
@@ -98,6 +110,15 @@ class StepRows:
             if cut and 0 < top_k < work.vocabulary:
                 one.masked_fill_(one < one.topk(top_k).values[-1], float("-inf"))
         return words
+
+
+def _runs(rows: Sequence[int]) -> Iterator[slice]:
+    """Ascending rows as slices of those that follow each other."""
+    first = 0
+    for place in range(1, len(rows) + 1):
+        if place == len(rows) or rows[place] != rows[place - 1] + 1:
+            yield slice(rows[first], rows[place - 1] + 1)
+            first = place
 
 
 def _parts(places: Sequence[int], most: int) -> Iterator[Sequence[int]]:

@@ -119,6 +119,7 @@ class TokenSampler:
         """What is to be drawn from the [vocabulary] logits. Asked again, it draws from the same random numbers."""
         mask, allowed = None, None if self.guide is None else self.guide.allowed()
         if allowed is not None:
+            assert allowed, "a guide must allow a token"
             mask = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
             mask[list(allowed)] = True
         penalties = None if self._counted is None else self._counted.penalties()
@@ -159,7 +160,7 @@ def choose_tokens(samplers: Sequence[Sampler], logits: Tensor, batch: BatchSampl
     while left:
         forced = {row: token for row, sampler in left.items() if (token := sampler.forced()) is not None}
         free = [row for row in left if row not in forced]
-        found = batch.draw(_rows(logits, free), [left[row].draw(logits[row]) for row in free]) if free else []
+        found = batch.draw(logits, [left[row].draw(logits[row]) for row in free], free) if free else []
         tokens |= forced | dict(zip(free, found, strict=True))
         # Who is refused what was drawn is led elsewhere, and cannot be refused again.
         left = {row: sampler for row, sampler in left.items() if sampler.refuses(tokens[row])}
@@ -167,14 +168,10 @@ def choose_tokens(samplers: Sequence[Sampler], logits: Tensor, batch: BatchSampl
     chosen |= {row: Chosen(token) for row, token in tokens.items()}
     if asked:
         most = [drawn[row].sampling.logprobs or 0 for row in asked]
-        told = batch.log_probabilities(_rows(logits, asked), [tokens[row] for row in asked], max(most))
+        told = batch.log_probabilities(logits, [tokens[row] for row in asked], max(most), asked)
         for row, count, (own, likeliest) in zip(asked, most, told, strict=True):
             chosen[row] = Chosen(tokens[row], own, tuple(likeliest[:count]))
     return [chosen[row] for row in range(len(samplers))]
-
-
-def _rows(logits: Tensor, rows: Sequence[int]) -> Tensor:
-    return logits if len(rows) == len(logits) else logits[list(rows)]
 
 
 def nth_seed(seed: int, number: int) -> int:

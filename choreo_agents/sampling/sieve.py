@@ -6,7 +6,7 @@ alone make up a nucleus above it, so do all words that are, and the others need 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,11 +52,11 @@ class Sieve:
         rows: These rows.
     """
 
-    def __init__(self, work: Workspace, step: StepRows, draws: Sequence[Draw], rows: Sequence[int]) -> None:
+    def __init__(self, work: Workspace, step: StepRows, draws: Mapping[int, Draw], rows: Sequence[int]) -> None:
         self._work, self._step, self._rows = work, step, rows
         self._asked = Asked.by([draws[row] for row in rows], work.device)
-        self._top = torch.empty(len(rows), 1, device=work.device)
-        self._total = torch.empty(len(rows), 1, device=work.device)
+        self._top = torch.empty(len(rows), 1, dtype=torch.float32, device=work.device)
+        self._total = torch.empty(len(rows), 1, dtype=torch.float32, device=work.device)
         self._tokens = [-1] * len(rows)
 
     def tokens(self) -> list[int]:
@@ -84,7 +84,7 @@ class Sieve:
         """
         work, asked = self._work, self._asked.of(places)
         peaks = work.room("strands", len(places), work.width // _STRAND)
-        total = torch.ones(len(places), 1, device=work.device)
+        total = torch.ones(len(places), 1, dtype=torch.float32, device=work.device)
         for block in self._step.blocks([self._rows[place] for place in places], work.width, cut=True):
             words, top, mine = block.whole(), block.tops.amax(dim=-1, keepdim=True), list(block.places)
             own = torch.sub(words, top, out=work.like("weights", words)).mul_(asked.of(mine).scale)
@@ -150,7 +150,7 @@ class Sieve:
         rows = torch.arange(len(mine), device=sizes.device).repeat_interleave(sizes)
         columns = torch.arange(len(rows), device=sizes.device) - (sizes.cumsum(0) - sizes).index_select(0, rows)
         width = -(-max(size for each in found for size in each.sizes) // CHUNK) * CHUNK
-        logits = torch.full((len(mine), width), float("-inf"), device=sizes.device)
+        logits = torch.full((len(mine), width), float("-inf"), dtype=torch.float32, device=sizes.device)
         ids = torch.zeros((len(mine), width), dtype=torch.int32, device=sizes.device)
         logits[rows, columns] = torch.cat([each.logits for each in found])
         ids[rows, columns] = torch.cat([each.words for each in found])

@@ -9,6 +9,8 @@ from typing import Literal, Protocol
 from choreo_agents.sampling.answers import AnswerGuide
 
 Phase = Literal["thoughts", "close", "answer"]
+BLANK_LINES = 2
+"""Tokens of empty lines that may stand before an answer's first word and are no part of it."""
 
 
 class Guide(Protocol):
@@ -64,7 +66,7 @@ class ThoughtsGuide:
         sampled    thoughts . . . . . | close . | answer . . . | end
 
     The model closes its thoughts itself, or is made to: where it would end the message instead, or has thought for as
-    long as it may.
+    long as it may. Empty lines before the first word of an answer that nothing leads are no part of it and end nothing.
 
     Args:
         budget: Tokens of thoughts at most; 0: none.
@@ -96,7 +98,10 @@ class ThoughtsGuide:
         """Tokens that are sampled at most."""
         answer = self._answer
         return (
-            self._budget + len(self._close) + (answer.max_tokens if isinstance(answer, AnswerEnds) else answer.longest)
+            self._budget
+            + len(self._close)
+            + BLANK_LINES
+            + (answer.max_tokens if isinstance(answer, AnswerEnds) else answer.longest)
         )
 
     def allowed(self) -> tuple[int, ...] | None:
@@ -121,13 +126,15 @@ class ThoughtsGuide:
     def take(self, token: int) -> None:
         """Go on with this token, which must be allowed."""
         assert not self.done, "the answer is complete"
+        phase = self._phases.add(token)
         if self._phase == "answer":
-            self._take_answer(token)
+            if phase == "answer" or self.allowed() is not None:
+                self._take_answer(token)
             return
         was_forced = bool(self._forced)
         self._forced = self._forced[1:]
         self._thought += not was_forced
-        over = self._phases.add(token) != "thoughts"
+        over = phase != "thoughts"
         if not was_forced and over:
             self._forced = self._phases.rest
         elif not was_forced and token in self._ends:

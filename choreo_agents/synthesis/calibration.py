@@ -22,7 +22,7 @@ def tempered(geometry: KVGeometry, kinds: Sequence[AttentionKind], temperature: 
     width = geometry.kv_heads * geometry.head_dim
     mapper = CacheMapper(geometry, kinds, width)
     state = {name: torch.zeros_like(tensor) for name, tensor in mapper.state_dict().items()}
-    state["key_down"] += torch.eye(width)
-    state["key_up"] += torch.eye(width) * (1 / temperature - 1)
+    state["key_down"] += torch.eye(width, dtype=torch.float32)
+    state["key_up"] += torch.eye(width, dtype=torch.float32) * (1 / temperature - 1)
     mapper.load_state_dict(state)
     return mapper

@@ -47,8 +47,10 @@ class CacheMapper(nn.Module):
         for side in ("key", "value"):
             down = torch.randn(geometry.layers, self.rank, width, dtype=torch.float32) * width**-0.5
             setattr(self, f"{side}_down", nn.Parameter(down))
-            setattr(self, f"{side}_up", nn.Parameter(torch.zeros(geometry.layers, width, self.rank)))
-            setattr(self, f"{side}_bias", nn.Parameter(torch.zeros(geometry.layers, width)))
+            up = torch.zeros(geometry.layers, width, self.rank, dtype=torch.float32)
+            bias = torch.zeros(geometry.layers, width, dtype=torch.float32)
+            setattr(self, f"{side}_up", nn.Parameter(up))
+            setattr(self, f"{side}_bias", nn.Parameter(bias))
 
     def map(self, layer: int, keys: Tensor, values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values of a layer as a synthesizer sees them.

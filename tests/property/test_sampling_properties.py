@@ -122,6 +122,9 @@ def test_a_row_draws_the_same_alone_and_in_any_batch_and_order(rows: list[Asked]
     order = list(range(len(rows)))
     random.shuffle(order)  # type: ignore[attr-defined]
     assert drawn([rows[place] for place in order]) == [together[place] for place in order]
+    some = order[::2]
+    logits = torch.stack([row.logits for row in rows])
+    assert BatchSampler().draw(logits, [rows[place].draw() for place in some], some) == [together[row] for row in some]
 
 
 @given(batches())

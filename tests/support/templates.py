@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -171,6 +171,77 @@ MAGISTRAL = MISTRAL_SMALL.replace(_ALTERNATE, "").replace(
 )
 """Thinks in marks of its own, right behind what closes a question; turns may be in any order."""
 
+MAGISTRAL_THINKS = MAGISTRAL.replace(
+    "'You are a model of 24 billion parameters. Today is ' + strftime_now('%Y-%m-%d') + '.'",
+    "'Draft what you think first.\n\nYour draft: [THINK]Thoughts or a sketch.[/THINK]Then answer for your reader.'",
+)
+"""The same, whose default instructions make it think."""
+
+PHI4_REASONING = (
+    f"{_SPLIT_SYSTEM}"
+    "<|im_start|>system<|im_sep|>{% if system %}{{ system }}{% else %}You are a model that reasons step by step. Your "
+    "answer has two parts: <think> Thoughts </think> Solution.{% endif %}<|im_end|>"
+    "{% for message in talk %}<|im_start|>{{ message['role'] }}<|im_sep|>"
+    "{% if message['role'] == 'assistant' and not loop.last %}{{ message['content'].split('</think>')[-1] }}"
+    "{% else %}{{ message['content'] }}{% endif %}<|im_end|>{% endfor %}"
+    f"{_ASKED}<|im_start|>assistant<|im_sep|>{{% endif %}}"
+)
+"""Thinks since its default instructions say so; nothing else does."""
+
+DEEPSEEK31 = (
+    "{% if not thinking is defined %}{% set thinking = false %}{% endif %}"
+    "{% set ns = namespace(system='', asked=false) %}{% for message in messages %}{% if message['role'] == 'system' %}"
+    "{% set ns.system = ns.system + ('\n\n' if ns.system else '') + message['content'] %}{% endif %}{% endfor %}"
+    "{{ bos_token }}{{ ns.system }}{% for message in messages %}{% if message['role'] == 'user' %}"
+    "{% set ns.asked = true %}<｜User｜>{{ message['content'] }}"
+    "{% elif message['role'] == 'assistant' %}{% set said = message['content'] %}"
+    "{% if ns.asked %}<｜Assistant｜></think>{% endif %}"
+    "{% set ns.asked = false %}{% if '</think>' in said %}{% set said = said.split('</think>', 1)[1] %}{% endif %}"
+    "{{ said }}<｜end▁of▁sentence｜>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt and ns.asked %}<｜Assistant｜>{{ '<think>' if thinking else '</think>' }}{% endif %}"
+)
+"""Every answer stands behind a closing mark that nothing opened; thinks on request, in marks without lines around."""
+
+NEMOTRON_NANO2 = (
+    "{% set ns = namespace(thinks=true) %}{% for message in messages %}"
+    "{% if message['role'] in ['system', 'user'] %}{% set said = message['content'].replace('</think>', '') %}"
+    "{% if '/think' in said %}{% set ns.thinks = true %}{% elif '/no_think' in said %}{% set ns.thinks = false %}"
+    "{% endif %}{% endif %}{% endfor %}"
+    "{% macro bare(said) %}{{ said.replace('</think>', '<_end>').replace('/think', '').replace('/no_think', '')"
+    ".replace('<_end>', '</think>').strip() }}{% endmacro %}"
+    "{{ bos_token }}<SPECIAL_10>System\n{% if messages[0]['role'] == 'system' %}{{ bare(messages[0]['content']) }}"
+    "{% set talk = messages[1:] %}{% else %}{% set talk = messages %}{% endif %}{{ '\n' }}"
+    "{% set begun = '' %}{% if talk[-1]['role'] == 'assistant' %}{% set begun = talk[-1]['content'].strip() %}"
+    "{% set talk = talk[:-1] %}{% endif %}"
+    "{% for message in talk %}{% if message['role'] == 'user' %}<SPECIAL_11>User\n{{ bare(message['content']) }}\n"
+    "{% elif message['role'] == 'assistant' %}<SPECIAL_11>Assistant\n"
+    "{{ message['content'].split('</think>')[-1].strip() }}\n<SPECIAL_12>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt or begun %}<SPECIAL_11>Assistant\n"
+    "{{ '<think>\n' if ns.thinks else '<think></think>' }}{{ begun }}"
+    "{% if not add_generation_prompt %}{{ '\n<SPECIAL_12>\n' }}{% endif %}{% endif %}"
+)
+"""Thinks unless words of the system's or the user's say `/no_think`; an answer that nothing follows stands behind the
+generation prompt, to be gone on with; later instructions are dropped."""
+
+MINIMAX_M2 = (
+    "{% set ns = namespace(last=-1) %}{% for message in messages %}{% if message['role'] == 'user' %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% if messages[0]['role'] == 'system' %}"
+    "{% set system = messages[0]['content'] %}{% set rest = 1 %}"
+    "{% else %}{% set system = 'You are a helpful assistant.' %}{% set rest = 0 %}{% endif %}"
+    "]~!b[]~b]system\n{{ system }}[e~[\n"
+    "{% for message in messages %}{% if loop.index0 < rest %}{% continue %}{% endif %}"
+    "{% if message['role'] == 'user' %}]~b]user\n{{ message['content'] }}[e~[\n"
+    "{% elif message['role'] == 'assistant' %}]~b]ai\n{% set thought = message['reasoning_content'] or '' %}"
+    "{% set said = message['content'] %}{% if not thought and '</think>' in said %}"
+    "{% set thought = said.split('</think>')[0].strip('\n').split('<think>')[-1].strip('\n') %}"
+    "{% set said = said.split('</think>')[-1].strip('\n') %}{% endif %}"
+    "{% if thought and loop.index0 > ns.last %}<think>\n{{ thought }}\n</think>\n\n{% endif %}{{ said }}[e~[\n"
+    "{% endif %}{% endfor %}"
+    f"{_ASKED}]~b]ai\n<think>\n{{% endif %}}"
+)
+"""Always thinks, between its generation prompt's mark and lines of its own; what was thought stands behind the last
+question alone. Later instructions are dropped."""
+
 DEEPSEEK_JOINS = DEEPSEEK_R1.replace(
     "{% set ns.system = message['content'] %}",
     "{% set ns.system = ns.system + '\n\n' + message['content'] if ns.system else message['content'] %}",
@@ -254,6 +325,19 @@ TEMPLATES: Mapping[str, tuple[str, str | None, str, tuple[str, ...]]] = {
     "Magistral": (
         MAGISTRAL, "<s>", "</s>", ("[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[THINK]", "[/THINK]"),
     ),
+    "Magistral 2506": (
+        MAGISTRAL_THINKS, "<s>", "</s>",
+        ("[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[THINK]", "[/THINK]"),
+    ),
+    "Phi-4-reasoning": (
+        PHI4_REASONING, "<|endoftext|>", "<|im_end|>", ("<|im_start|>", "<|im_sep|>", "<think>", "</think>"),
+    ),
+    "DeepSeek V3.1": (
+        DEEPSEEK31, "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>",
+        ("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"),
+    ),
+    "Nemotron Nano 2": (NEMOTRON_NANO2, "<s>", "<SPECIAL_12>", ("<SPECIAL_10>", "<SPECIAL_11>")),
+    "MiniMax-M2": (MINIMAX_M2, "]~!b[", "[e~[", ("]~b]", "<think>", "</think>")),
     "DeepSeek R1 0528 Distill": (
         DEEPSEEK_JOINS, "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>",
         ("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"),
@@ -268,11 +352,16 @@ TEMPLATES: Mapping[str, tuple[str, str | None, str, tuple[str, ...]]] = {
 
 
 def tokenizer_with(
-    template: str | None, bos: str | None, eos: str | None, marks: tuple[str, ...] = ()
+    template: str | None,
+    bos: str | None,
+    eos: str | None,
+    marks: tuple[str, ...] = (),
+    merges: Sequence[tuple[str, str]] = (),
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer of single bytes and of these control tokens."""
+    """A tokenizer of single bytes and of these control tokens, and of pairs of tokens that are one."""
     letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    base = Tokenizer(BPE(vocab=letters, merges=[]))
+    letters |= {one + other: len(letters) + number for number, (one, other) in enumerate(merges)}
+    base = Tokenizer(BPE(vocab=letters, merges=[*merges]))
     base.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     base.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
@@ -282,6 +371,6 @@ def tokenizer_with(
     return tokenizer
 
 
-def tokenizer_for(family: str) -> PreTrainedTokenizerFast:
+def tokenizer_for(family: str, merges: Sequence[tuple[str, str]] = ()) -> PreTrainedTokenizerFast:
     """The same for one family."""
-    return tokenizer_with(*TEMPLATES[family])
+    return tokenizer_with(*TEMPLATES[family], merges)

@@ -103,7 +103,7 @@ class FoldedAttention:
         if len(pairs) > MOST_TURNED or pairs.dtype == torch.float64:
             return rotation.apply(pairs, self.cos, self.sin)
         if self._turns is None:
-            basis = torch.eye(pairs.shape[-1], device=pairs.device).expand(len(pairs), -1, -1)
+            basis = torch.eye(pairs.shape[-1], dtype=torch.float32, device=pairs.device).expand(len(pairs), -1, -1)
             self._turns = rotation.apply(basis, self.cos, self.sin)
         return (pairs.float() @ self._turns).to(pairs.dtype)
 

@@ -60,14 +60,24 @@ class TextStop:
 
 
 class TextEnd:
-    """Watches whether the text of one answer, with special tokens or without, ends with a given one."""
+    """Watches whether the text of one answer, with special tokens or without, ends with a given one.
 
-    def __init__(self, model: LoadedModel, text: str, *, special: bool = False) -> None:
+    With `lines`, the token that completes it may go on with ends of lines: many tokenizers write `>` and those that
+    follow as one.
+    """
+
+    def __init__(self, model: LoadedModel, text: str, *, special: bool = False, lines: bool = False) -> None:
+        self.behind = ""
+        """The ends of lines that the last token has."""
         self._detokenizer = Detokenizer(model, special=special)
         self._text = text
+        self._lines = lines
         self._tail = ""
 
     def complete(self, token: int) -> bool:
         """Add the next token; whether the text ends with it, and with no part of another character."""
-        self._tail = (self._tail + self._detokenizer.add(token))[-len(self._text) :]
-        return self._detokenizer.whole and self._tail == self._text
+        seen = self._tail + self._detokenizer.add(token)
+        bare = seen.rstrip("\r\n") if self._lines and not seen.endswith(self._text) else seen
+        self.behind = seen[len(bare) :]
+        self._tail = seen[-len(self._text) :]
+        return self._detokenizer.whole and bare.endswith(self._text)

@@ -8,7 +8,15 @@ from choreo_agents.engine.calls import Thinking
 from choreo_agents.engine.decoding.allowed import answer_guide
 from choreo_agents.engine.decoding.detokenizer import Detokenizer, TextEnd, TextStop
 from choreo_agents.models import FramedText, LoadedModel
-from choreo_agents.sampling import AnswerEnds, AnswerGuide, AnswerPaths, Phase, Sampling, ThoughtsGuide
+from choreo_agents.sampling import (
+    BLANK_LINES,
+    AnswerEnds,
+    AnswerGuide,
+    AnswerPaths,
+    Phase,
+    Sampling,
+    ThoughtsGuide,
+)
 
 _LINE_ENDS = ("\n", "\n\n", "\r\n", "\n\n\n")
 
@@ -18,25 +26,33 @@ class ThoughtsReader:
 
     def __init__(self, model: LoadedModel, thinking: Thinking) -> None:
         self._model = model
-        self._end = TextEnd(model, thinking.end, special=True)
-        self._after = tuple(model.encode(thinking.after))
+        self._end = TextEnd(model, thinking.end, special=True, lines=True)
+        self._after = thinking.after
         self._phase: Phase = "thoughts"
         self._left: tuple[int, ...] = ()
+        self._blank_lines = 0
 
     def add(self, token: int) -> Phase:
         """The phase of the next token."""
         if self._phase == "thoughts":
             if self._end.complete(token):
-                self._phase, self._left = "close", self._after
+                said = self._end.behind
+                while not self._after.text.startswith(said):
+                    said = said[:-1]
+                self._phase, self._left = "close", tuple(self._model.encode(self._after.removeprefix(said)))
                 return "close"
             return "thoughts"
         if self._left and token == self._left[0]:
             self._left = self._left[1:]
             return "close"
-        if self._phase == "close" and self._model.decode([token]).strip(" \t") in _LINE_ENDS:
-            return "close"  # empty lines before the first word
+        if self._phase == "close" and self._blank_lines < BLANK_LINES and self._is_blank(token):
+            self._blank_lines += 1
+            return "close"
         self._phase, self._left = "answer", ()
         return "answer"
+
+    def _is_blank(self, token: int) -> bool:
+        return self._model.decode([token]).strip(" \t") in _LINE_ENDS
 
     @property
     def rest(self) -> tuple[int, ...]:
@@ -55,6 +71,11 @@ def close_of(model: LoadedModel, thinking: Thinking) -> tuple[int, ...]:
     """All that a model that has thought for long enough is made to say before it answers."""
     # In two parts, as a model that ends its thoughts by itself is made to say the second of them.
     return (*model.encode(FramedText.frame(thinking.before + thinking.end)), *model.encode(thinking.after))
+
+
+def longest_thoughts(model: LoadedModel, thinking: Thinking) -> int:
+    """Tokens that thoughts and all that stands between them and the answer can take."""
+    return thinking.budget + len(close_of(model, thinking)) + BLANK_LINES
 
 
 def thoughts_guide(

@@ -67,10 +67,10 @@ def trace(message: Message, keeps_kv: bool) -> MessageLineage:
             found.setdefault(ancestor, set()).add(channel)
             queue.extend(_steps(ancestor, channel, keeps_kv))
             for thought in ancestor.thoughts:
-                found.setdefault(thought, set()).add("words")
+                found.setdefault(thought.message, set()).add("words")
     for thought in message.thoughts:
         # It saw what the message itself has seen: there is nothing more above it.
-        found.setdefault(thought, set()).add("words")
+        found.setdefault(thought.message, set()).add("words")
     found.pop(message, None)
     ancestors = tuple(
         Ancestor(one.handle, frozenset(one.authors), one.confidential, frozenset(channels))

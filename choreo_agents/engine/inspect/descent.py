@@ -23,8 +23,6 @@ class Descent:
     foreign: tuple[MessageHandle, ...] = ()
     """The messages of other models whose words were encoded as this one: what those were made of, only the engines of
     these models can tell."""
-    has_thoughts: bool = False
-    """Whether it was thought out before it was said."""
 
 
 def descent_of(messages: Iterable[Message], known: Container[str]) -> dict[str, Descent]:
@@ -41,7 +39,6 @@ def descent_of(messages: Iterable[Message], known: Container[str]) -> dict[str, 
             tuple(source.handle.id for source in message.sources),
             frozenset(message.authors),
             tuple(message.foreign),
-            bool(message.thoughts),
         )
         queue += [*message.parents, *message.sources]
     return found

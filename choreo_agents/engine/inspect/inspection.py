@@ -35,18 +35,23 @@ class Inspection:
         late = zip(message.parents, message.since, strict=True)
         return {parent.handle: since for parent, since in late if since}
 
-    def thoughts(self, handle: MessageHandle, author: str | None = None) -> tuple[MessageHandle, ...]:
+    def thoughts(
+        self, handle: MessageHandle, author: str | None = None, *, memo: str | None = None
+    ) -> tuple[MessageHandle, ...]:
         """What was thought before a message was said: more than once, if several calls came to the same words.
 
-        Each holds thoughts and answer as they were decoded, that of the latest call last. Empty for what was said
-        without thinking.
+        Each holds thoughts and answer as they were decoded, in the order of the calls. Empty for what was said without
+        thinking. What a call has thought goes when its lease of the message does.
 
         Args:
             handle: The message.
             author: Whose thoughts; None: everybody's.
+            memo: Of the call whose thoughts they are; None: of any.
         """
         found = self._tenant.find(handle).thoughts
-        return tuple(each.handle for each in found if author is None or thinker(author) in each.authors)
+        named = (each.message for each in found if memo is None or each.call == memo)
+        thought = (each.handle for each in named if author is None or thinker(author) in each.authors)
+        return tuple(dict.fromkeys(thought))
 
     def audit(self, handles: Sequence[MessageHandle]) -> LineageReport:
         """Who influenced these messages, and how: what each attended to, and whose words it or that was made of.

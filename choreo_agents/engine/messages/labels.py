@@ -17,12 +17,15 @@ class Label:
     source: Message | None
     foreign: MessageHandle | None = None
     """In place of a source, the message of another model whose words these are."""
+    is_thought: bool = False
+    """Whether the call thinks: what it decodes is nobody's answer."""
 
     def put_on(self, message: Message) -> None:
         """Add it to what others said about the same message."""
         if self.author is not None:
             message.authors.add(self.author)
-        message.confidential = message.confidential or self.confidential
+        message.marked = message.marked or self.confidential
+        message.is_thought = message.is_thought or self.is_thought
         if self.source is not None and self.source is not message and self.source not in message.sources:
             message.sources.append(self.source)
         if self.foreign is not None and self.foreign not in message.foreign:

@@ -92,16 +92,18 @@ class Message:
     memos: set[str] = field(default_factory=set)
     authors: set[str] = field(default_factory=set)
     """All who said it: equal words in an equal place are one message."""
-    confidential: bool = False
-    """Whether any of them marked it so."""
+    marked: bool = False
+    """Whether any of them marked it confidential."""
+    is_thought: bool = False
+    """Whether it was decoded to think an answer out."""
     sources: list[Message] = field(default_factory=list)
     """The messages whose words were encoded again as this one."""
     foreign: list[MessageHandle] = field(default_factory=list)
     """The messages of other models whose words were encoded here as this one."""
     copies: list[Message] = field(default_factory=list)
     """Mapped copies of it, which have a lease for as long as it has any."""
-    thoughts: list[Message] = field(default_factory=list)
-    """What was thought before it was said, as often as it was: these have a lease for as long as it has any."""
+    thoughts: list[Thought] = field(default_factory=list)
+    """What was thought before it was said, call by call: no more of them than it has leases, and each has one, too."""
 
     def remembered(self) -> dict[str, Any]:
         """All that may change of it, as it is now."""
@@ -114,6 +116,11 @@ class Message:
             "copies": list(self.copies),
             "thoughts": list(self.thoughts),
         }
+
+    @property
+    def confidential(self) -> bool:
+        """As audits tell it: thoughts are whether or not anybody marked them so."""
+        return self.marked or self.is_thought
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -156,6 +163,18 @@ class Message:
         """Whether it is a mapped copy that has the lease of its source."""
         return bool(self.lineage.mapper) and self in self.parents[0].copies
 
+    def forget_thoughts(self) -> list[Thought]:
+        """Forget what was thought by calls that have given back their leases: of each scope, the latest."""
+        left: Counter[Scope | None] = Counter(self.scoped)
+        left[None] = self.leases - self.scoped.total()
+        kept: list[Thought] = []
+        forgotten: list[Thought] = []
+        for thought in self.thoughts:
+            left[thought.scope] -= 1
+            (forgotten if left[thought.scope] < 0 else kept).append(thought)
+        self.thoughts = kept
+        return forgotten
+
     def ancestors(self) -> Iterator[Message]:
         """All that its encoding has ever attended to, nearest first, each once."""
         seen = {self.handle.id}
@@ -165,6 +184,18 @@ class Message:
                 seen.add(message.handle.id)
                 queue.extend(message.parents)
                 yield message
+
+
+@dataclass(frozen=True)
+class Thought:
+    """What was thought before a message was said, by one call that has a lease of that."""
+
+    message: Message
+    """Thoughts and answer, as they were decoded."""
+    call: str | None
+    """The call's memo."""
+    scope: Scope | None
+    """In which the lease was taken."""
 
 
 def thinker(author: str) -> str:

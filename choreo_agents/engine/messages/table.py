@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import Any
 from weakref import WeakValueDictionary
 
-from choreo_agents.engine.messages.message import Message
+from choreo_agents.engine.messages.message import Message, Thought
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.errors import (
@@ -201,7 +201,10 @@ class MessageTable:
                     self.release(message, None)
 
     def drop_if_unleased(self, message: Message) -> None:
-        """Free a message that nobody leases."""
+        """Free a message that nobody leases, and what was thought by calls that do not."""
+        for thought in message.forget_thoughts():
+            if thought.message.leases:  # of a tenant that goes all leases are dropped, in any order
+                self.release(thought.message, None)
         if message.leases:
             return
         self._leased.pop(message.handle.id, None)
@@ -210,23 +213,24 @@ class MessageTable:
         message.memos.clear()
         if message.is_kept():
             message.parents[0].copies.remove(message)
-        kept, message.copies, message.thoughts = [*message.copies, *message.thoughts], [], []
-        for each in kept:
+        copies, message.copies = message.copies, []
+        for each in copies:
             self.release(each, None)
         self._released[message.handle.id] = message.tenant
         while len(self._released) > _REMEMBERED_RELEASES:
             self._released.popitem(last=False)
         self._free_if_unneeded(message)
 
-    def keep(self, holder: Message, kept: Message, scope: Scope | None, *, thought: bool = False) -> None:
+    def keep(self, holder: Message, kept: Message | Thought, scope: Scope | None) -> None:
         """The lease of a message's copy, or of what was thought before it, taken in a scope, becomes its own."""
-        self.lease(kept, None)
-        self.release(kept, scope)
-        held = holder.thoughts if thought else holder.copies
-        if kept is holder or kept in held:
-            self.release(kept, None)  # one is enough
-        if kept is not holder:
-            held[:] = [*(each for each in held if each is not kept), kept]
+        held: list[Any] = holder.thoughts if isinstance(kept, Thought) else holder.copies
+        leased = kept.message if isinstance(kept, Thought) else kept
+        self.lease(leased, None)
+        self.release(leased, scope)
+        if leased is holder or kept in held:
+            self.release(leased, None)  # one is enough
+        else:
+            held.append(kept)
 
     def _hold(self, message: Message, segment: Segment | None) -> CacheEntry:
         stored = self._mapped_storage if message.lineage.mapper else "full"
@@ -265,6 +269,7 @@ class MessageTable:
             assert message.handle.length == len(message.tokens)
             assert all(copy.parents == (message,) and copy.handle.id in self._leased for copy in message.copies)
             assert len(set(message.copies)) == len(message.copies)
+            assert len(message.thoughts) <= message.leases
             if message.entry is not None:
                 assert message.entry.key == message_id and message.entry.tokens == len(message.tokens)
         for memo, message in self._memos.items():

@@ -84,11 +84,15 @@ class Labels:
         self._views: dict[_Step, tuple[frozenset[Reached], Sequence[_Step]]] = {}
         self._whole: dict[_Step, frozenset[Reached]] = {}
         self._by_message: dict[str, list[int]] = {}
+        self._thoughts: dict[str, list[int]] = {}
+        """What entries were thought out as, by message."""
         self._asked: dict[str, set[str]] = {}
         """By persona, the messages that it was asked."""
         for number, entry in enumerate(self._entries):
             for message in (*(handle.id for handle in handles_of(entry)), *entry.get("earlier", ())):
                 self._by_message.setdefault(message, []).append(number)
+            if thought := entry.get("thoughts"):
+                self._thoughts.setdefault(thought["id"], []).append(number)
             if prompt := entry.get("prompt"):
                 self._asked.setdefault(self._persona(number), set()).add(prompt["id"])
 
@@ -105,7 +109,7 @@ class Labels:
             return None
         self._origins.find(handle)
         asked, own = _Step(handle.id, self._numbers[id(entry)], "encoding"), set[Reached]()
-        self._note_thoughts(asked.message, asked.entry, own)
+        self._note_thoughts(asked.entry, "words", own)
         return self._all(asked) | own
 
     def _all(self, asked: _Step) -> frozenset[Reached]:
@@ -181,17 +185,23 @@ class Labels:
         for number, channel in said.items():
             own += self._authors(number) if channel == "words" else []
             self._note_all(number, step.channel, found)
-            self._note_thoughts(step.message, number, found)
+            self._note_thoughts(number, "words", found)
             # Words that were encoded again in an equal place are the message itself.
             yield step._replace(entry=number, channel="words" if channel == "words" else step.channel)
-        sources = self._origins.made(step.message).sources
-        copied = [number for source in sources for number in self._read(source, step.entry)]
+        recalled = self._recalled(step)
+        for number in recalled:
+            self._note_all(number, step.channel, found)
+            self._note_thoughts(number, step.channel, found)
+            yield step._replace(entry=number)
+        made = self._origins.made(step.message)
+        copied = [number for source in made.sources for number in self._read(source, step.entry)]
         own += [name for number in copied for name in self._authors(number)]
-        for name in own:
+        thought = {f"{name}.thoughts" for name in own} & {*map(self._local, made.authors)}
+        for name in (*own, *thought):
             self._note(name, step.channel, found)
         if own:
             yield step
-        elif not said:
+        elif not said and not recalled:
             yield from self._unexplained(step, found)
 
     def _unexplained(self, step: _Step, found: set[Reached]) -> Iterator[_Step]:
@@ -199,7 +209,7 @@ class Labels:
         if said := self._by_message.get(step.message):
             for number in said:
                 self._note_all(number, step.channel, found)
-                self._note_thoughts(step.message, number, found)
+                self._note_thoughts(number, "words", found)
                 yield step._replace(entry=number)
             return
         made, own_texts = self._origins.made(step.message), self._texts[self._origins.maker(step.message)]
@@ -213,11 +223,16 @@ class Labels:
         for name in self._authors(number):
             self._note(name, channel, found)
 
-    def _note_thoughts(self, message: str, number: int, found: set[Reached]) -> None:
-        """What was thought out is made of thoughts, which nobody attends to: they are above nothing else."""
-        if self._origins.made(message).has_thoughts:
+    def _note_thoughts(self, number: int, channel: Channel, found: set[Reached]) -> None:
+        """What was thought out is made of thoughts, which nobody else attends to: they are above nothing else."""
+        if "thoughts" in self._entries[number]:
             for name in self._authors(number):
-                self._note(f"{name}.thoughts", "words", found)
+                self._note(f"{name}.thoughts", channel, found)
+
+    def _recalled(self, step: _Step) -> list[int]:
+        """The entries whose thoughts the author of an entry has in its view: its own."""
+        found = self._thoughts.get(step.message, ())
+        return [number for number in found if self._persona(number) == self._persona(step.entry)]
 
     def _note(self, name: str, channel: Channel, found: set[Reached]) -> None:
         if name in self._declared.names or not self._declared.nodes:

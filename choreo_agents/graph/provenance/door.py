@@ -25,6 +25,7 @@ from choreo_agents.graph.provenance.notes import (
     STEP,
     claim_of,
     digest_of,
+    drops_thoughts,
     is_edited,
     stripped,
 )
@@ -152,10 +153,10 @@ class _Admission:
             message = message.model_copy(update={"id": str(uuid.uuid4())})
         elif self._is_others(name):
             standing = self._held.get(name)
-            same = standing is not None and digest_of(standing) == digest_of(message)
+            same = standing is not None and _repeats(message, digest_of(standing))
             if same or (proven and standing is not None and not self._is_as_sealed(standing)):
                 return standing if self._is_sent else None  # it stands there, or was edited by whoever may
-            if not proven and (standing is not None or self._digest_brought(name) != digest_of(message)):
+            if not proven and (standing is not None or not _repeats(message, self._digest_brought(name))):
                 self._refused = True
                 message = message.model_copy(update={"id": str(uuid.uuid4())})
         self._held[str(message.id)] = message
@@ -206,6 +207,11 @@ class _Admission:
         let_in = rewritten(payload, {"messages": door._messages, "handles": door._entries})
         self._refused = self._refused or door._refused
         return let_in
+
+
+def _repeats(message: BaseMessage, digest: str | None) -> bool:
+    """Whether a message says what a digest was made of; many clients give back words alone."""
+    return digest_of(message) == digest or drops_thoughts(message, digest)
 
 
 def _is_judged(given: Any) -> bool:

@@ -19,6 +19,8 @@ SOURCE, STEP, SEALS = "choreo_source", "choreo_step", "choreo_seals"
 """In `additional_kwargs`: what a plain node's message is signed with."""
 UNPROVEN = "unproven"
 """In an agent's notes: whose message it says that it is, where no seal proves it."""
+REASONING = "reasoning"
+"""The kind of block that holds thoughts, and where it has their text, as LangChain calls them."""
 _OPENINGS = ("speaker", "header")
 
 
@@ -117,9 +119,26 @@ def is_edited(message: BaseMessage) -> bool:
 
 
 def digest_of(message: BaseMessage) -> str:
-    """Tells whether a message's words have changed since they were encoded."""
-    words = json.dumps([message.type, message.name, str(message.text)])
-    return hashlib.sha256(words.encode()).hexdigest()[:32]
+    """Tells whether a message's words, or the thoughts that stand with them, have changed since they were encoded."""
+    words, thoughts = _digest([message.type, message.name, str(message.text)]), thoughts_in(message)
+    return f"{words}.{_digest(thoughts)}" if thoughts else words
+
+
+def drops_thoughts(message: BaseMessage, digest: str | None) -> bool:
+    """Whether a message has the words that a digest was made of, and no thoughts, of which there were some."""
+    words, had_thoughts, _ = (digest or "").partition(".")
+    return bool(had_thoughts) and digest_of(message) == words
+
+
+def thoughts_in(message: BaseMessage) -> str:
+    """What was thought before a message was said, as far as that stands in it."""
+    blocks = message.content if isinstance(message.content, list) else []
+    found = [block for block in blocks if isinstance(block, dict) and block.get("type") == REASONING]
+    return "".join(str(block.get(REASONING, "")) for block in found)
+
+
+def _digest(said: Any) -> str:
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 
 
 def _mapping(found: Any) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from choreo_agents.graph.langgraph_internals import author_of, channel_values, o
 from choreo_agents.graph.provenance.authorship import Authorship
 from choreo_agents.graph.provenance.conversation import Conversation
 from choreo_agents.graph.provenance.notary import notary_of
-from choreo_agents.graph.provenance.notes import SOURCE, STEP, claim_of, digest_of, is_edited, stripped
+from choreo_agents.graph.provenance.notes import SOURCE, STEP, claim_of, digest_of, drops_thoughts, is_edited, stripped
 from choreo_agents.graph.provenance.updates import listed_messages, rewritten
 
 
@@ -71,7 +71,7 @@ class _Signature:
         standing = None if message.id is None else self._standing.get(message.id)
         if message.type == "remove":
             return message
-        if standing is not None and (digest_of(standing) == digest_of(message) or self._covers(standing)):
+        if standing is not None and (_hands_on(message, standing) or self._covers(standing)):
             is_same = claim_of(standing) == claim_of(message)
             return message if is_same else standing.model_copy(update={"content": message.content})
         claim, is_anothers = claim_of(message), standing is not None and claim_of(standing) is not None
@@ -96,6 +96,12 @@ class _Signature:
         """Whether it may say in other words what somebody said: of nobody's message it may not."""
         claim = claim_of(message)
         return claim is not None and self._authorship.covers(claim.author, claim.persona)
+
+
+def _hands_on(message: BaseMessage, standing: BaseMessage) -> bool:
+    """Whether it is what stands there, or that without its thoughts."""
+    digest = digest_of(standing)
+    return digest_of(message) == digest or drops_thoughts(message, digest)
 
 
 def _named(message: BaseMessage) -> BaseMessage:

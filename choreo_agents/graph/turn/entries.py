@@ -10,7 +10,14 @@ from langchain_core.messages import BaseMessage
 from choreo_agents.engine import Engine
 from choreo_agents.errors import ForeignHandleError, HandleError, UnknownHandleError
 from choreo_agents.graph.by_model import put_in, reworded
-from choreo_agents.graph.provenance.notes import are_siblings, digest_of, is_edited, persona_of, unproven_of
+from choreo_agents.graph.provenance.notes import (
+    are_siblings,
+    digest_of,
+    is_edited,
+    persona_of,
+    thoughts_in,
+    unproven_of,
+)
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
@@ -29,6 +36,7 @@ def entry_of(
     prompt: MessageHandle | None = None,
     asked: str | None = None,
     told: Sequence[str] = (),
+    thoughts: MessageHandle | None = None,
 ) -> HandleEntry:
     """The entry of a message in graph state."""
     entry = HandleEntry(
@@ -47,6 +55,8 @@ def entry_of(
         entry["asked"] = asked
     if told:
         entry["told"] = [*told]
+    if thoughts is not None:
+        entry["thoughts"] = thoughts.plain()
     return entry
 
 
@@ -66,6 +76,8 @@ def entries_of(
         if persona is not None and author != START_SOURCE:
             # It has an entry of its own where it was said: this one is for where there is none.
             entry |= {"persona": persona, "borrowed": True}
+            if thoughts_in(message):
+                entry["thoughts"] = None
         if is_edited(message):
             entry["edited"] = True
         claimed = unproven_of(message)
@@ -77,6 +89,8 @@ def entries_of(
             entry = put_in(known, handle) if same else reworded(known, handle, entry["digest"])
             if not is_new:
                 entry["edited"] = True
+                if "thoughts" in entry:
+                    entry["thoughts"] = None
         elif made and author != made[-1]["author"] and not are_siblings(new[index - 1], message):
             superstep = entry["superstep"] = superstep + 1  # what others said in between stays in between
         made.append(entry)

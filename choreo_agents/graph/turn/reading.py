@@ -25,7 +25,7 @@ from choreo_agents.graph.turn.placed_view import PlacedView
 from choreo_agents.graph.turn.reader_rules import CallReader, ReaderRules
 from choreo_agents.graph.turn.reencoding import ReaderWords, confidential_of, context_path
 from choreo_agents.graph.turn.showing import ShownMessages
-from choreo_agents.graph.turn.thoughts import without_thoughts
+from choreo_agents.graph.turn.thoughts import recalls, without_thoughts
 from choreo_agents.graph.turn.user_turns import UserTurns
 from choreo_agents.graph.turn.view import SeenEntry, visible
 from choreo_agents.graph.visibility import START_SOURCE, source_of_author
@@ -130,9 +130,8 @@ class Reading:
 
     def _as_seen(self, entry: HandleEntry, words: BaseMessage) -> BaseMessage:
         """A message with the thoughts before it only if its reader's view has them: its own, as far as it recalls."""
-        thoughts = self._engine.chat.thoughts
-        recalls = thoughts is not None and thoughts.kept and self._reader.has_said(entry)
-        return words if recalls else without_thoughts(words)
+        own = self._reader.has_said(entry) and recalls(self._engine.chat, entry)
+        return words if own else without_thoughts(words)
 
     async def late(
         self, update: Mapping[str, Any], view: PlacedView, place: OffsetOf

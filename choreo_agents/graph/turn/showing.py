@@ -7,6 +7,7 @@ from typing import Any
 
 from choreo_agents.engine import Prefill
 from choreo_agents.engine.calls import Content
+from choreo_agents.engine.messages.message import thinker
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.turn.bound_engine import BoundEngine, SharedPrefills
 from choreo_agents.graph.turn.entries import is_forgotten, is_input
@@ -17,7 +18,7 @@ from choreo_agents.graph.turn.thoughts import recalled
 from choreo_agents.graph.turn.user_turns import UserTurns
 from choreo_agents.graph.visibility import Rule
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import instructions, question
+from choreo_agents.models import FramedText, instructions, question
 
 
 class ShownMessages:
@@ -95,10 +96,11 @@ class ShownMessages:
 
     def length(self, entry: HandleEntry, rule: Rule) -> int:
         """How many tokens a message takes in the view, with what stands before it."""
-        length = self._words.length(entry, rule.mode)
-        if not self._reader.has_said(entry):
-            return length + self._turns.length(self._words.kind(entry) if rule.mode.hands_on_encodings else "part")
-        prompt = entry.get("prompt")
+        if rule.mode.encodes_again or not self._reader.has_said(entry):
+            kind = self._words.kind(entry) if rule.mode.hands_on_encodings else "part"
+            return self._words.length(entry, rule.mode) + self._turns.length(kind)
+        prompt, shown = entry.get("prompt"), recalled(self._engine, entry, self._words.of(entry))
+        length = shown.length if isinstance(shown, MessageHandle) else len(self._engine.model.encode(shown))
         return length + (0 if prompt is None else int(prompt["length"]) + self._turns.length("part"))
 
     async def append(self, view: PlacedView, entry: HandleEntry, rule: Rule, entries: Sequence[HandleEntry]) -> None:
@@ -114,9 +116,11 @@ class ShownMessages:
             prompt = entry.get("prompt")
             if own and prompt is not None:
                 await self._asked_before(view, prompt, entry.get("asked"))
-            shown = await self._as_encoded(
-                view, entry, recalled(self._engine, handle, entry["author"]) if own else handle
-            )
+            found = recalled(self._engine, entry, self._words.of(entry)) if own else handle
+            if isinstance(found, MessageHandle):
+                shown = await self._as_encoded(view, entry, found)
+            else:
+                shown = await self._thought_again(view, entry, found)
             if shown.id == handle.id:
                 self._lasting.add(shown.id)
         self.shown[entry["message_id"]] = shown
@@ -137,6 +141,15 @@ class ShownMessages:
         """Whether all in a view stays when the call is over."""
         kept = self._lasting.union(each.id for each in (*self._shared.handles, *self.modules))
         return all(parent.id in kept for parent in view.handles)
+
+    async def _thought_again(self, view: PlacedView, entry: HandleEntry, said: FramedText) -> MessageHandle:
+        """A message of one's own with its thoughts, as they stand in its words."""
+        await self._turns.lead_to(view, self._words.kind(entry))
+        source, author = MessageHandle.model_validate(entry["handle"]), thinker(entry["author"])
+        call = self._own(said, view, author=author, role="assistant", confidential=True, source=source)
+        [made] = await self._bound.aprefill([call])
+        self.copies.append(made)
+        return made
 
     def _is_first(self, view: PlacedView) -> bool:
         """Whether nobody has said anything so far."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -9,6 +10,10 @@ from langchain_core.messages import BaseMessage
 
 from choreo_agents.engine import Engine, Thinking
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.graph.provenance.notes import REASONING
+from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.turn.entries import known_handle
+from choreo_agents.graph.turn.inputs import thought_out
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, FramedText
 
@@ -80,31 +85,70 @@ def header_of(agent: Thinker, state: Any, chat: ChatFormat) -> FramedText:
     return (opening if bare == opening.rstrip(" ") else bare) + FramedText.frame(agent.header)
 
 
-def recalled(engine: Engine, handle: MessageHandle, author: str) -> MessageHandle:
-    """An agent's own earlier message as its model's template shows it: with what it thought before it, or without."""
-    thoughts = engine.chat.thoughts
-    found = engine.inspect.thoughts(handle, author) if thoughts is not None and thoughts.kept else ()
-    return found[-1] if found else handle
+def longest_frame(agent: Thinker, engine: Engine, names: Sequence[str], *, own: bool) -> int:
+    """Tokens of all but the words of a message that an agent can say, as far as that is known before it speaks.
+
+    Args:
+        agent: Who speaks.
+        engine: Whose model's template it is.
+        names: That it may speak under.
+        own: Whether it stands in a view of its own, with what was thought before it where the template recalls that.
+    """
+    chat, end = engine.chat, FramedText.frame(engine.chat.turn_end)
+    recalls = own and chat.thoughts is not None and chat.thoughts.kept
+    thinking = thinking_of(agent, {}, chat, engine.model.adapter.max_positions) if recalls else None
+    if thinking is not None:
+        closed = header_of(agent, {}, chat) + FramedText.frame(thinking.before + thinking.end)
+        after = [Thinking.of(chat, name).after for name in names] if agent.header is None else [thinking.after]
+        return thinking.budget + max(len(engine.model.encode(closed + each + end)) for each in after)
+    said = [form(name) for name in names for form in (chat.header, chat.assistant.opening) if agent.header is None]
+    headers = said or [chat.assistant.opening(None) + FramedText.frame(str(agent.header))]
+    return max(len(engine.model.encode(header + end)) for header in headers)
+
+
+def recalls(chat: ChatFormat, entry: HandleEntry) -> bool:
+    """Whether a model's template shows an agent its own earlier message with what it thought before it."""
+    return chat.thoughts is not None and chat.thoughts.kept and "thoughts" in entry
+
+
+def recalled(engine: Engine, entry: HandleEntry, words: BaseMessage | None) -> MessageHandle | FramedText:
+    """An agent's own earlier message as its model's template shows it: with what it thought before it, or without.
+
+    Args:
+        engine: The agent's.
+        entry: Of the message.
+        words: Of it: where what was decoded is no more, or was edited, the thoughts that stand in them are to be
+            encoded.
+    """
+    if recalls(engine.chat, entry):
+        noted = entry.get("thoughts")
+        found = None if noted is None else known_handle(engine, MessageHandle.model_validate(noted))
+        said = None if words is None or found is not None else thought_out(words, engine.chat)
+        if (shown := found or said) is not None:
+            return shown
+    return MessageHandle.model_validate(entry["handle"])
 
 
 def without_thoughts(message: BaseMessage) -> BaseMessage:
     """A message as others get it: without a reasoning block."""
     blocks = message.content if isinstance(message.content, list) else []
-    if not any(isinstance(block, dict) and block.get("type") == "reasoning" for block in blocks):
+    if not any(isinstance(block, dict) and block.get("type") == REASONING for block in blocks):
         return message
     return message.model_copy(update={"content": str(message.text)})
 
 
-def thought_before(engine: Engine, handle: MessageHandle, author: str) -> tuple[str, int]:
-    """What an author thought before a message, and in how many tokens: nothing, if it was said without thinking.
+def thought_text(engine: Engine, thought: MessageHandle | None, handle: MessageHandle) -> tuple[str, int]:
+    """What was thought before a message, and in how many tokens.
 
-    Others may have come to the same words in the same place: what they thought is theirs.
+    Args:
+        engine: Knows both.
+        thought: What was decoded, thoughts and answer; None: it was said without thinking.
+        handle: Of the message.
     """
-    found = engine.inspect.thoughts(handle, author)
-    if not found or engine.chat.thoughts is None:
+    if thought is None:
         return "", 0
-    *_, made = engine.inspect.records([found[-1]])
-    assert made.sampled is not None
+    *_, made = engine.inspect.records([thought])
+    assert made.sampled is not None and engine.chat.thoughts is not None
     sampled = list(made.tokens[slice(*made.sampled)])
     text = engine.model.decode(sampled, special=True).partition(engine.chat.thoughts.end)[0].strip()
     return text, len(sampled) - len(engine.logprobs(handle))

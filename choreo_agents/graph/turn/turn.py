@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
@@ -27,11 +28,11 @@ from choreo_agents.graph.turn.reader_rules import CallReader, ReaderRules
 from choreo_agents.graph.turn.reading import Reading
 from choreo_agents.graph.turn.run_place import RunPlace
 from choreo_agents.graph.turn.streaming import DecodeRun, report
-from choreo_agents.graph.turn.thoughts import Thinks, header_of, thinking_of, thought_before
+from choreo_agents.graph.turn.thoughts import Thinks, header_of, thinking_of, thought_text
 from choreo_agents.graph.turn.told import Prompt, called, text_of, words_of
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText, LoadedModel
-from choreo_agents.sampling import Sampling
+from choreo_agents.sampling import BLANK_LINES, Sampling
 
 T = TypeVar("T")
 
@@ -83,6 +84,16 @@ class JoiningBranches(Protocol):
     def said_of(self, reading: Reading, joined: Sequence[tuple[MessageHandle, int]], /) -> list[dict[str, Any]]:
         """The branches that a message saw, and how many of its tokens came before each."""
         ...
+
+
+class _Told(NamedTuple):
+    """What one call has said, and where in the run it stands."""
+
+    place: RunPlace
+    message: AIMessage
+    handle: MessageHandle
+    thought: MessageHandle | None
+    """What it has decoded: thoughts and answer; None: it answered at once."""
 
 
 class AgentTurn:
@@ -169,11 +180,12 @@ class AgentTurn:
                 prompt=asked,
                 asked=prompt,
                 told=[each for each in (system if callable(self.agent.system) else None, reading.summary) if each],
+                thoughts=thought,
             )
-            for place, message, handle in told
+            for place, message, handle, thought in told
         ]
         entries = [self.sealing.sealed_entry(entry) for entry in (*reading.inputs, *entries)]
-        return {"handles": entries, "messages": [message for _, message, _ in told]}
+        return {"handles": entries, "messages": [said.message for said in told]}
 
     async def _told(self, what: str, words: Any) -> str | None:
         return await words_of(self.agent.name, what, words, self.state, self.config)
@@ -185,14 +197,12 @@ class AgentTurn:
             return None
         return text_of(name, "prompt", await called(keep.summary, [messages, self.state], self.config))
 
-    async def _decode_all(
-        self, view: PlacedView, sampling: Sampling
-    ) -> list[tuple[RunPlace, AIMessage, MessageHandle]]:
-        """The messages over one view, each a call of its own, and where in the run each stands."""
+    async def _decode_all(self, view: PlacedView, sampling: Sampling) -> list[_Told]:
+        """The messages over one view, each a call of its own."""
         if self.agent.n == 1:
             return [await self._decode(view, sampling, self.place)]
         places = [self.place, *(RunPlace.of(self.config, self.agent.name) for _ in range(self.agent.n - 1))]
-        tasks: list[asyncio.Task[tuple[RunPlace, AIMessage, MessageHandle]]] = []
+        tasks: list[asyncio.Task[_Told]] = []
         try:
             async with asyncio.TaskGroup() as group:
                 tasks += [group.create_task(self._decode(view, sampling, place)) for place in places]
@@ -200,16 +210,15 @@ class AgentTurn:
             for task in tasks:
                 if task.done() and not task.cancelled() and task.exception() is None:
                     with suppress(HandleError):
-                        self.engine.release(task.result()[2])  # nobody will ever name it
+                        self.engine.release(task.result().handle)  # nobody will ever name it
             if isinstance(failed, BaseExceptionGroup):
                 raise failed.exceptions[0] from None
             raise
         return [task.result() for task in tasks]
 
-    async def _decode(
-        self, view: PlacedView, sampling: Sampling, place: RunPlace
-    ) -> tuple[RunPlace, AIMessage, MessageHandle]:
+    async def _decode(self, view: PlacedView, sampling: Sampling, place: RunPlace) -> _Told:
         engine, superstep = self.engine, self.reading.superstep
+        memo = place.call_name() or str(uuid.uuid4())
         message_id = place.message_id(superstep)
         config = merge_configs(self.config, {"tags": [*self.agent.tags], "metadata": {**self.agent.metadata}})
         run = await DecodeRun.start(config, engine.model.name, self.reading.seen, message_id, place.node)
@@ -225,7 +234,7 @@ class AgentTurn:
             author=place.author,
             confidential=self.agent.confidential,
             closing=engine.chat.turn_end,
-            memo=place.call_name(),
+            memo=memo,
             joining=self._joining,
             adapter=self.agent.adapter,
             watch=place.watch and place.watch(place.author, superstep, place.branch, place.call),
@@ -253,21 +262,22 @@ class AgentTurn:
         if said.startswith(shown) and said != shown:
             await run.token(said.removeprefix(shown))  # a character that was never completed
         words = engine.model.decode(_without_end(spoken, engine.model), special=False).strip()
-        joined = self._joined(handle, len(view.handles))
+        thought = next(iter(engine.inspect.thoughts(handle, place.author, memo=memo)), None)
+        joined = self._joined(thought or handle, len(view.handles))
         seen = sum(each.length for each in (*view.handles, *(late for late, _ in joined)))
-        message = _message(self, words, handle, message_id, seen, len(header))
+        message = _message(self, words, handle, thought, message_id, seen, len(header))
         if self._late is not None:
             message.response_metadata["choreo"]["branches"] = self._late.said_of(self.reading, joined)
         await run.end(message)
         first = first_token_s or time.perf_counter()
         report(engine, self.place.node, handle, words, started_s=self.started_s, first_token_s=first)
-        return place, message, handle
+        return _Told(place, message, handle, thought)
 
-    def _joined(self, handle: MessageHandle, present: int) -> list[tuple[MessageHandle, int]]:
-        """What came into a message's view behind so many that were in it, and after how many of its tokens."""
+    def _joined(self, decoded: MessageHandle, present: int) -> list[tuple[MessageHandle, int]]:
+        """What came into a view behind so many that were in it, and after how many of the tokens decoded."""
         if self._late is None:
             return []
-        made = self.engine.inspect.records([(handle, *self.engine.inspect.thoughts(handle, self.place.author))[-1]])[-1]
+        made = self.engine.inspect.records([decoded])[-1]
         return list(zip(made.parents[present:], made.since[present:], strict=True))
 
     def _left_over(self, view: PlacedView, prompt: str | None, sampling: Sampling) -> int:
@@ -282,9 +292,11 @@ class AgentTurn:
         """Positions of the context behind a view that the agent's own turn does not need, but for its thoughts."""
         engine, chat = self.engine, self.engine.chat
         own = [header_of(self.agent, self.state, chat), FramedText.frame(chat.turn_end)]
+        needed = view.end + sampling.longest
         if (thinking := thinking_of(self.agent, self.state, chat, 1)) is not None:
             own += [FramedText.frame(thinking.before + thinking.end), thinking.after]
-        needed = view.end + sampling.longest + sum(len(engine.model.encode(text)) for text in own)
+            needed += BLANK_LINES
+        needed += sum(len(engine.model.encode(text)) for text in own)
         return engine.model.adapter.max_positions - needed
 
     def _chosen(self) -> Sampling:
@@ -311,9 +323,17 @@ class AgentTurn:
         return sampling
 
 
-def _message(turn: AgentTurn, words: str, handle: MessageHandle, message_id: str, seen: int, header: int) -> AIMessage:
+def _message(
+    turn: AgentTurn,
+    words: str,
+    handle: MessageHandle,
+    decoded: MessageHandle | None,
+    message_id: str,
+    seen: int,
+    header: int,
+) -> AIMessage:
     """What was said, as it stands in the graph's state, sealed."""
-    usage, (thoughts, thought) = turn.engine.usage(handle), thought_before(turn.engine, handle, turn.place.author)
+    usage, (thoughts, thought) = turn.engine.usage(handle), thought_text(turn.engine, decoded, handle)
     noted = {
         "handle": handle.id,
         "model": handle.model,

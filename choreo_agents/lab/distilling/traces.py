@@ -192,7 +192,9 @@ def sampled(engine: Engine, state: Mapping[str, Any]) -> Replay:
     for entry in state["handles"]:
         handle = MessageHandle.model_validate(entry["handle"])
         # What was thought before it was said is sampled as well.
-        [*_, made] = engine.inspect.records([(*engine.inspect.thoughts(handle), handle)[0]])
+        thought = entry.get("thoughts")
+        handle = handle if thought is None else MessageHandle.model_validate(thought)
+        [*_, made] = engine.inspect.records([handle])
         if made.sampled is not None:
             place = (entry["author"], entry["superstep"], entry["branch"], entry["call"])
             said[place] = made.tokens[slice(*made.sampled)]

@@ -39,13 +39,20 @@ class Template:
         self.options, self.day = _variables(options or {})
         controls = sorted(tokenizer.added_tokens_encoder, key=len, reverse=True)
         marks = [re.escape(token) for token in controls if token.strip()]
+        self._told: list[Turn] = []
         self._piece = re.compile("|".join([*marks, r"\s", r"\w+", r"[^\w\s]"]))
         self._failure: Exception | None = None
 
     def with_options(self, **more: Any) -> Template:
         """The same template with some variables set otherwise."""
         other = Template(self.tokenizer)
-        other.options, other.day = self.options | more, self.day
+        other.options, other.day, other._told = self.options | more, self.day, self._told
+        return other
+
+    def with_instructions(self, words: str) -> Template:
+        """The same template, which is given these instructions before any conversation."""
+        other = self.with_options()
+        other._told = [{"role": "system", "content": words}]
         return other
 
     @cached_property
@@ -66,6 +73,7 @@ class Template:
             turns: Role, content and what else the template may look at.
             answer: Whether the model is to speak next.
         """
+        turns = [*self._told, *turns]
         return self._written([_parted(turn) for turn in turns] if self._reads_parts else turns, answer)
 
     @cached_property

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 _SWITCHES = ("enable_thinking", "thinking")
 """Variables by which templates are told whether a model is to think."""
+SPOKEN = ("/think", "/no_think")
+"""Words of instructions by which others are."""
 FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Of an assistant's message, where templates look for its thoughts."""
 _MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
@@ -44,7 +46,7 @@ def thoughts_of(template: Template, chat: ChatFormat) -> ThoughtsFormat | None:
         header = thinking[: thinking.rindex(begins)] + header[header.index(begins) :]
     closed = close.strip()
     usual = closed not in asked and (
-        (begins in asked if begins else False)
+        (begins in asked or begins in _before(template) if begins else False)
         or (on is not None and _asked(on) == _asked(template))
         or (switch is None and asked != plain and header.startswith(asked))
     )
@@ -61,18 +63,26 @@ def thoughts_of(template: Template, chat: ChatFormat) -> ThoughtsFormat | None:
 
 
 def switched(template: Template) -> tuple[str | None, Template | None, Template | None]:
-    """The variable that turns thinking on and off, if there is one, and the template with either."""
+    """What turns thinking on and off, a variable or words of instructions, and the template with either."""
     for name in _SWITCHES:
         on, off = template.with_options(**{name: True}), template.with_options(**{name: False})
         one, other = _asked(on), _asked(off)
         if one is not None and other is not None and one != other:
             return name, on, off
+    on, off = (template.with_instructions(words) for words in SPOKEN)
+    if on.render([_QUESTION]) is not None and _header(on, "") != _header(off, ""):
+        return SPOKEN[1], on, off
     return None, None, None
 
 
 def _asked(template: Template) -> str | None:
     """All that is before an answer, what it is told about thinking included."""
     return template.render([_QUESTION], answer=True)
+
+
+def _before(template: Template) -> str:
+    """What stands before a question where nobody gives instructions: default ones may tell the model to think."""
+    return (template.around([_QUESTION]) or [""])[0]
 
 
 def _header(template: Template, user_end: str) -> str:
@@ -108,6 +118,8 @@ def _marked(template: Template, plain: str, asked: str) -> tuple[str, str] | Non
     for begin, end in _MARKS:
         if end in source:
             opened = plain if end in asked else asked
+            if opened.endswith(begin):
+                return opened, end  # no lines around it before, and so none behind
             header = opened if begin in opened else f"{opened}{begin}\n"
             return header, f"\n{end}\n\n"
     return None

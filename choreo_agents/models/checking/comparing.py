@@ -143,7 +143,8 @@ class Comparing:
             return None
         two = around([question, answer, next_answer])
         behind_another = None if two is None else two[2].removeprefix(self.chat.turn_end)
-        return AnswerPlaces(last[1].removeprefix(self.chat.user.after), last[2], behind_another)
+        opening, goes_on = last[1].removeprefix(self.chat.user.after), bool(self.chat.turn_end) and not last[2]
+        return AnswerPlaces(opening, last[2], behind_another, goes_on)
 
     def _tokens(self, rendering: Rendering) -> list[int]:
         return [

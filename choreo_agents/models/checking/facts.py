@@ -43,7 +43,7 @@ class ThoughtFacts:
     usual: bool
     """Whether it does if nothing is said about it."""
     switch: str | None
-    """The variable of the template that turns it on and off."""
+    """The variable of the template that turns it on and off; or the words of instructions that turn it off."""
     unthinking: str
     """The header of an answer without thoughts."""
     kept: bool

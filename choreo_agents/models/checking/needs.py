@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ from choreo_agents.kv.free_memory import free_bytes
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.models.adapter import max_positions
 from choreo_agents.models.dtypes import SERVED, has_kernels, require_served, usual_dtype
-from choreo_agents.models.quantized import method_of, quantization_of
+from choreo_agents.models.quantized import is_dense, method_of, quantization_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -121,40 +123,50 @@ class StoredWeights:
         Raises:
             OSError: They are damaged.
         """
-        index = folder / "model.safetensors.index.json"
-        if index.exists():
-            files = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
-        else:
-            files = sorted(folder.glob("*.safetensors"))
+        files = _weight_files(folder)
         if not files or not all(file.exists() for file in files):
             return None
-        numbers: dict[str, int] = {}
+        numbers: Counter[str] = Counter()
         size = 0
         for file in files:
-            for tensor in _header(file).values():
-                count = 1
-                for dimension in tensor["shape"]:
-                    count *= dimension
-                numbers[tensor["dtype"]] = numbers.get(tensor["dtype"], 0) + count
-                size += tensor["data_offsets"][1] - tensor["data_offsets"][0]
+            for dtype, count, taken in _tensors(file):
+                numbers[dtype] += count
+                size += taken
         return cls(numbers, size)
 
 
-def _header(file: Path) -> dict[str, Any]:
+def _weight_files(folder: Path) -> list[Path]:
+    """Those that transformers reads: others may lie beside them, such as the same weights in a maker's own format."""
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.exists() or not index.exists():
+        return [whole]
+    try:
+        return sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise OSError(f"{str(index)!r} is damaged: it does not say which weights are where") from error
+
+
+def _tensors(file: Path) -> list[tuple[str, int, int]]:
+    """Of each the dtype, how many numbers, and bytes."""
     try:
         with file.open("rb") as opened:
-            header: dict[str, Any] = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-    except (ValueError, MemoryError, OverflowError) as error:
+            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
+        return [
+            (str(tensor["dtype"]), prod(tensor["shape"]), tensor["data_offsets"][1] - tensor["data_offsets"][0])
+            for tensor in tensors
+        ]
+    except (ValueError, LookupError, TypeError, AttributeError, MemoryError, OverflowError) as error:
         raise OSError(f"{str(file)!r} is damaged: its header cannot be read") from error
-    return {name: tensor for name, tensor in header.items() if name != "__metadata__"}
 
 
 def needs_of(
     checkpoint: Checkpoint, stored: StoredWeights | None, dtype: torch.dtype, device: torch.device
 ) -> MemoryNeeds:
-    """What a model takes of a device; without weights it is built without memory, to be counted."""
+    """What a model takes of a device; where its files do not tell, it is built without memory, to be counted."""
     text = checkpoint.config.get_text_config()
-    weights = checkpoint.parameters() * dtype.itemsize if stored is None else stored.served_bytes(dtype)
+    told = None if is_dense(quantization_of(checkpoint.config), device) else stored
+    weights = checkpoint.parameters() * dtype.itemsize if told is None else told.served_bytes(dtype)
     geometry = KVGeometry(text.num_hidden_layers, _kv_heads(text), _head_size(text), dtype)
     return MemoryNeeds(weights, stored is not None, geometry.bytes_per_token, max_positions(text), free_bytes(device))
 

@@ -32,5 +32,9 @@ class Reason(Enum):
     NO_BLANK = "the template's prompt ends without the blank that it has before an answer: it is written here"
     LAST_OPENING = "the template opens the last turn otherwise than the same turn with others behind it"
     LAST_END = "the template closes the last turn otherwise than the same turn with others behind it"
+    GOES_ON = (
+        "the template takes an answer that nothing follows for the beginning of the next, behind the same header: here "
+        "it is over, and the next has its own"
+    )
     JOINTS = "every message is tokens of its own: none is joined across two of them"
     UNKNOWN = "not explained: please report it"

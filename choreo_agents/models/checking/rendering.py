@@ -42,6 +42,8 @@ class AnswerPlaces:
     last_end: str
     behind_another: str | None
     """Before one that follows another, if anything; None if the template does not let it."""
+    goes_on: bool
+    """Whether one that nothing follows is left open when the model is to speak next."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Undone:
     header: Literal["none", "blank", "no blank"] | None = None
     last_opening: bool = False
     last_end: bool = False
+    goes_on: bool = False
 
 
 ALTERNATIVES: Sequence[tuple[str, object, Reason]] = (
@@ -80,6 +83,7 @@ ALTERNATIVES: Sequence[tuple[str, object, Reason]] = (
     ("header", "no blank", Reason.NO_BLANK),
     ("last_opening", True, Reason.LAST_OPENING),
     ("last_end", True, Reason.LAST_END),
+    ("goes_on", True, Reason.GOES_ON),
 )
 """What can be undone, and why it is not as the template has it."""
 
@@ -178,19 +182,30 @@ class Rendering:
         is_last = number == len(turns) - 1
         name = None if undone.names == "dropped" else said.name
         behind = None if places is None else places.behind_another
+        unopened = undone.header == "none" and isinstance(turns[number - 1], TalkTurn) and behind is not None
         opening = chat.assistant.opening(name)
+        if is_last and self._goes_on:
+            return chat.header(None, thinking=self.thinks) + _called(name) + FramedText.words(said.words)
         if chat.thoughts is not None and self._thought(said, is_last):
-            thoughts = FramedText.frame(chat.thoughts.header) + FramedText.words(said.thoughts)
+            header = chat.thoughts.header
+            header = f"{behind}{header.removeprefix(chat.assistant.plain)}" if unopened else header
+            thoughts = FramedText.frame(header) + FramedText.words(said.thoughts)
             opening = thoughts + FramedText.frame(chat.thoughts.close) + _called(name)
         elif is_last and undone.last_opening and places is not None:
             opening = FramedText.frame(places.last_opening) + _called(name)
-        elif undone.header == "none" and isinstance(turns[number - 1], TalkTurn) and behind is not None:
-            opening = FramedText.frame(behind) + _called(name)
+        elif unopened:
+            opening = FramedText.frame(str(behind)) + _called(name)
         elif not (undone.as_encoded or self.thinks):
             blank = opening.text[len(opening.rstrip(" ").text) :]
             opening = chat.header(name) + FramedText.frame(blank)
         end = places.last_end if is_last and undone.last_end and places is not None else chat.turn_end
         return opening + FramedText.words(said.words) + FramedText.frame(end)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the last answer is the beginning of the next."""
+        can = self.view.open and self.places is not None and self.places.goes_on
+        return can and self.undone.goes_on and bool(self.view.said)
 
     def _thought(self, said: TalkTurn, is_last: bool) -> bool:
         """Whether an answer has its thoughts before it: the reader's own has, if its template shows it earlier ones."""
@@ -200,7 +215,7 @@ class Rendering:
 
     def _header(self) -> FramedText:
         chat, undone = self.chat, self.undone
-        if undone.header == "none" and self.view.said:
+        if self._goes_on or (undone.header == "none" and self.view.said):
             return FramedText()
         plain = FramedText.frame(chat.assistant.plain if chat.answer is None else chat.answer)
         if undone.opens_thoughts and self.thinks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -9,6 +10,8 @@ import shutil
 import subprocess
 import sys
 import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +19,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.tiny import save_tiny_llama
+from transformers import AutoModelForCausalLM
 
-from choreo_agents import Engine, Memory
+from choreo_agents import Decode, Engine, Memory, Sampling
 from choreo_agents.errors import InvalidRequestError, UnsupportedModelError
 from choreo_agents.kv import free_memory
 from choreo_agents.kv.free_memory import pool_bytes
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.models import LoadedModel, dtypes, fingerprint, load_model, loader
+from choreo_agents.models.checkpoint import Checkpoint
 from choreo_agents.models.fingerprint import WeightFiles
 from choreo_agents.models.random_llama import LlamaShape, save_random_llama
 
@@ -50,6 +55,68 @@ def test_a_checkpoints_own_dtype_is_taken_where_the_cpu_has_kernels_for_it(
     wanted = dtype if kernels else torch.float32
     assert model.adapter.model.dtype == model.adapter.geometry.dtype == wanted
     assert load_model(tmp_path, dtype=torch.float32).adapter.geometry.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, torch.float16], ids=str)
+def test_what_transformers_keeps_in_fp32_stays(
+    tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RoPE's frequencies, which three digits are not enough for: angles would be wrong by radians after a page."""
+    monkeypatch.setattr(dtypes, "has_kernels", lambda of, device: True)
+    loaded = load_model(stored_in(tmp_path, dtype)).adapter
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    assert loaded.geometry.dtype == dtype
+    kept = dict(plain.named_buffers())
+    assert {buffer.dtype for buffer in kept.values()} == {torch.float32}
+    for name, buffer in loaded.model.named_buffers():
+        assert buffer.dtype == torch.float32 and buffer.equal(kept[name]), name
+    [frequencies] = {kind.rotation.inverse_frequencies for kind in loaded.kinds if kind.rotation is not None}
+    assert frequencies.equal(kept["model.rotary_emb.inv_freq"])
+
+
+def test_models_that_are_loaded_at_once_are_each_what_was_asked_for(tmp_path: Path) -> None:
+    """Making one changes torch's default dtype, and its attention is probed under one name for all."""
+    folder = save_tiny_llama(tmp_path)
+    wanted = [torch.float32, BFLOAT16] * 4
+    with ThreadPoolExecutor(4) as threads:
+        loaded = [*threads.map(lambda dtype: load_model(folder, device="cpu", dtype=dtype).adapter, wanted)]
+    assert [each.geometry.dtype for each in loaded] == [each.model.dtype for each in loaded] == wanted
+    assert len({each.fingerprint for each in loaded}) == 2 and torch.get_default_dtype() == torch.float32
+
+
+def test_steps_do_not_depend_on_torchs_default_dtype(tiny: LoadedModel) -> None:
+    """Loading another model changes it, in the middle of a step as well."""
+    samplings = (
+        Sampling(max_tokens=4, logprobs=2, presence_penalty=0.3),
+        Sampling(max_tokens=4, temperature=1.0, top_k=20, top_p=0.9, seed=3),
+        Sampling(max_tokens=4, temperature=1.0, top_p=0.9, seed=3, repetition_penalty=1.3, presence_penalty=0.3),
+        Sampling(max_tokens=4, temperature=1.0, min_p=0.05, seed=3),
+    )
+
+    def said() -> list[Any]:
+        with Engine.load(tiny, memory=Memory(kv_budget_bytes=1 << 22), salt="s") as engine:
+            first = engine.prefill("A text.")
+            view = [engine.prefill("Another.", [first]), first]
+            answers = engine.decode([Decode("It says", view, sampling=each) for each in samplings])
+            return [(engine.tokens(answer), engine.logprobs(answer)) for answer in answers]
+
+    usual = said()
+    torch.set_default_dtype(BFLOAT16)
+    try:
+        other = said()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert other == usual
+
+
+def test_a_model_whose_engine_is_gone_is_gone(tmp_path: Path) -> None:
+    """Nothing that was registered for its probe keeps it."""
+    with Engine.load(save_tiny_llama(tmp_path), memory=Memory(kv_budget_bytes=1 << 20)) as engine:
+        engine.decode("A text.", sampling=Sampling(max_tokens=2))
+        model = weakref.ref(engine.model.adapter.model)
+    del engine
+    gc.collect()
+    assert model() is None
 
 
 def test_fp32_always_has_kernels_and_a_device_that_is_no_cpu_all() -> None:
@@ -83,8 +150,9 @@ def test_a_gpu_is_taken_if_there_is_one_but_for_the_embedded_model(
     load_model(tiny_path, device="cpu")
     load_model("embedded")
     assert asked == ["auto"]
-    with pytest.raises(InvalidRequestError, match="device 'abacus' cannot be used"):
-        load_model(tiny_path, device="abacus")
+    for device in ("abacus", "", "meta", "privateuseone"):
+        with pytest.raises(InvalidRequestError, match=f"device '{device}' cannot be used: ."):
+            load_model(tiny_path, device=device)
 
 
 @pytest.fixture
@@ -155,6 +223,36 @@ def test_a_damaged_or_unwritable_cache_is_gone_without(
     else:
         entry.write_text(damage)
     assert load_model(folder).adapter.fingerprint == wanted and found_out == [False, False]
+    # What was damaged has been written anew.
+    assert load_model(folder).adapter.fingerprint == wanted
+    assert found_out == ([False] * 3 if damage is None else [False] * 2)
+
+
+def test_files_that_changed_a_moment_before_they_were_read_are_not_remembered(
+    tmp_path: Path, found_out: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it took to read them: they may have been written again at once, at the same time to the clock."""
+    folder = save_tiny_llama(tmp_path / "model")
+    read = Checkpoint.model
+
+    def slowly(*args: Any) -> Any:
+        settled(folder, monkeypatch)
+        return read(*args)
+
+    monkeypatch.setattr(Checkpoint, "model", slowly)
+    load_model(folder)
+    assert not [*(tmp_path / "assets").rglob("*.json")]
+
+
+def test_a_fingerprint_is_of_the_weights_as_they_were_read(
+    tmp_path: Path, found_out: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Quantised ones are read in one way with a GPU, and in another without."""
+    folder = settled(save_tiny_llama(tmp_path / "model"), monkeypatch)
+    adapter = load_model(folder).adapter
+    adapter.model.lm_head.to(torch.float64)
+    assert WeightFiles.of(folder).remembered(adapter.model) == fingerprint.fingerprint(adapter.model)
+    assert adapter.fingerprint != fingerprint.fingerprint(adapter.model)
 
 
 def test_fingerprints_read_in_blocks_whatever_the_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,14 +306,56 @@ def test_an_engine_keeps_the_pool_that_it_began_with(tiny: LoadedModel, monkeypa
         engine.prefill("A text.")
 
 
-def test_a_container_leaves_what_its_limit_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in (("max", "1000000"), ("current", "900000"), ("stat", "anon 5\ninactive_file 300000\n")):
-        (tmp_path / name).write_text(text)
-    paths = tuple(str(tmp_path / name) for name in ("max", "current", "stat"))
-    monkeypatch.setattr(free_memory, "_CGROUPS", (paths,))
-    assert free_memory.free_bytes(torch.device("cpu")) == 400_000
-    (tmp_path / "max").write_text("max")
-    assert free_memory.free_bytes(torch.device("cpu")) > 1 << 20
+VERSIONS = {
+    "1": (
+        "7:cpu,memory:{}\n0::/other",
+        "memory",
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ),
+    "2": ("0::{}", "", ("memory.max", "memory.current", "inactive_file")),
+}
+
+
+def group(folder: Path, version: str, most: str, used: int, cached: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    limit, use, name = VERSIONS[version][2]
+    (folder / limit).write_text(f"{most}\n")
+    (folder / use).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\n{name} {cached}\n")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_container_or_a_job_leaves_what_its_limit_leaves(
+    tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, controller, (limit, use, _) = VERSIONS[version]
+    groups, root = tmp_path / "groups", tmp_path / "root"
+    monkeypatch.setattr(free_memory, "_GROUPS", str(groups))
+    monkeypatch.setattr(free_memory, "_CGROUPS", ((str(root), controller, limit, use),))
+
+    def free(own: str) -> int:
+        groups.write_text(told.format(own))
+        return free_memory.free_bytes(torch.device("cpu"))
+
+    whole = free("/")
+    assert whole > 1 << 20, "there is no such folder"
+    # A container sees its own group as the root, and perhaps the name that it has outside.
+    group(root, version, "1000000", 900_000, 300_000)
+    assert free("/") == free("/of/the/host") == free("/../above") == 400_000
+    # A job has a group further down, under all that are around it.
+    group(root / "jobs" / "mine", version, "500000", 400_000, 0)
+    assert free("/jobs/mine") == 100_000 and free("/jobs/other") == 400_000
+    group(root / "jobs", version, "600000", 590_000, 0)
+    assert free("/jobs/mine") == 10_000
+    group(root, version, "max" if version == "2" else str(1 << 62), 900_000, 0)
+    assert free("/") > 1 << 20
+
+
+def test_without_proc_something_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_memory, "_GROUPS", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(free_memory, "_CGROUPS", free_memory._CGROUPS[:0])
+    monkeypatch.setattr("psutil.PROCFS_PATH", str(tmp_path / "nowhere"))
+    assert free_memory.free_bytes(torch.device("cpu")) == 2 << 30
 
 
 MEASURED = """

@@ -14,12 +14,14 @@ from safetensors.torch import load_file, save_file
 from support.quantised import compressed, on_torchao
 from support.tiny import save_tiny_llama
 from transformers import AutoConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
 from typer.testing import CliRunner
 
 from choreo_agents import Engine, Memory, Sampling
 from choreo_agents.cli import app
 from choreo_agents.errors import ChoreoError, UnsupportedModelError
 from choreo_agents.models import load_model, quantized
+from choreo_agents.models.checking import check_model
 
 LONGROPE = {
     "rope_type": "longrope",
@@ -54,7 +56,8 @@ BY_CONFIGURATION: Mapping[str, tuple[dict[str, Any], str]] = {
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 32}
+    # Large enough for weights to be laid out for the CPU.
+    shape = {"hidden_size": 384, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
     return save_tiny_llama(tmp_path_factory.mktemp("plain"), **shape)
 
 
@@ -138,12 +141,37 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:5000])
 
 
+def indexed(folder: Path, index: str) -> None:
+    without(folder, "*.safetensors")
+    (folder / "model.safetensors.index.json").write_text(index)
+
+
+def headed(folder: Path, header: str) -> None:
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode())
+
+
+def no_numbers(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][:] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 DAMAGES: Mapping[str, tuple[Callable[[Path], Any], str]] = {
     "no configuration": (lambda folder: without(folder, "config.json"), "there is no config.json"),
     "a broken one": (lambda folder: (folder / "config.json").write_text("{"), "not a valid JSON file"),
     "an unknown type": (lambda folder: configured(folder, model_type="abacus"), "the model type of"),
     "no language model": (lambda folder: configured(folder, model_type="t5"), "encoder-decoder"),
     "no tokenizer": (lambda folder: without(folder, "tokenizer*"), "there is no tokenizer.json"),
+    "a setting of another kind": (
+        lambda folder: configured(folder, hidden_size="64"),
+        "'hidden_size': TypeError: Field 'hidden_size' expected int",
+    ),
+    "a broken tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), "the tokenizer of"),
+    "broken generation settings": (
+        lambda folder: (folder / "generation_config.json").write_text("{"),
+        "the generation settings of",
+    ),
+    "no numbers": (no_numbers, "the model's logits are no numbers in torch.float32: its weights are damaged"),
     "cut weights": (lambda folder: cut(folder / "model.safetensors"), "are damaged"),
     "no weights": (lambda folder: without(folder, "*.safetensors"), "model.safetensors"),
     "missing weights": (lambda folder: configured(folder, num_hidden_layers=3), "not complete: 9 are missing"),
@@ -158,6 +186,58 @@ def test_damaged_files_are_named_in_a_line(plain: Path, tmp_path: Path, damage: 
     break_it(folder)
     # The command does without weights.
     require_one_line(folder, reason, by_command=damage != "no weights")
+
+
+@pytest.mark.parametrize("error", [KeyError("experts"), ImportError("no kernel\nat all"), RuntimeError("a\nb\nc")])
+def test_layers_that_cannot_be_run_are_named_in_a_line(
+    plain: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(LlamaMLP, "forward", fails)
+    require_one_line(plain, f"LlamaForCausalLM cannot be run on tokens: {type(error).__name__}")
+
+
+@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 3}}'])
+def test_a_damaged_index_is_named_in_a_line(plain: Path, tmp_path: Path, index: str) -> None:
+    folder = changed(plain, tmp_path)
+    indexed(folder, index)
+    require_one_line(folder, str(tmp_path), by_command=False)
+    require_checked_in_a_line(folder, "model.safetensors.index.json' is damaged")
+
+
+@pytest.mark.parametrize("header", ["{", "[]", '{"a": 3}', '{"a": {"dtype": "F32"}}'])
+def test_a_damaged_header_is_named_in_a_line(plain: Path, tmp_path: Path, header: str) -> None:
+    folder = changed(plain, tmp_path)
+    headed(folder, header)
+    require_one_line(folder, "the weights of", "are damaged", by_command=False)
+    require_checked_in_a_line(folder, "model.safetensors' is damaged: its header cannot be read")
+
+
+def require_checked_in_a_line(folder: Path, words: str) -> None:
+    result = CliRunner().invoke(app, ["models", "check", str(folder)], env={"COLUMNS": "1000"})
+    assert result.exit_code == 2 and words in result.output and isinstance(result.exception, SystemExit)
+
+
+def test_numbers_that_do_not_fit_a_dtype_are_said_to_be_none(plain: Path, tmp_path: Path) -> None:
+    folder = changed(plain, tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] *= 1e5
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    load_model(folder)
+    require_one_line(folder, "no numbers in torch.float16: try bfloat16 or float32", dtype=torch.float16)
+
+
+def test_what_lies_beside_the_files_of_a_model_does_not_matter(plain: Path, tmp_path: Path) -> None:
+    """Links to nowhere, and the same weights in another format."""
+    folder = changed(plain, tmp_path)
+    size = check_model(folder).memory.weights
+    for name in ("notes.json", "notes.safetensors"):
+        (folder / name).symlink_to(tmp_path / "nowhere")
+    shutil.copy(folder / "model.safetensors", folder / "consolidated.safetensors")
+    assert load_model(folder).adapter.fingerprint == load_model(plain).adapter.fingerprint
+    assert check_model(folder).memory.weights == size
 
 
 def in_fp8(plain: Path, folder: Path) -> Path:
@@ -177,6 +257,12 @@ def in_fp8(plain: Path, folder: Path) -> Path:
     return configured(folder, dtype="bfloat16", quantization_config=how)
 
 
+def nbytes(tensor: torch.Tensor) -> int:
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return tensor.nbytes
+    return sum(nbytes(getattr(tensor, part)) for part in tensor.__tensor_flatten__()[0])
+
+
 def require_served(folder: Path, plain: Path, **options: Any) -> None:
     """It decodes, is told from others by its weights, and says about what the plain model says."""
     with Engine.load(folder, memory=Memory(kv_budget_bytes=1 << 20), **options) as engine:
@@ -184,6 +270,10 @@ def require_served(folder: Path, plain: Path, **options: Any) -> None:
         told = engine.model.adapter
         prompt = engine.model.prompt.logits
     assert text.startswith("A text.")
+    # Compressed-tensors makes them in its first forward pass.
+    assert not any(weight.is_inference() for weight in told.model.parameters())
+    taken = sum(map(nbytes, told.model.state_dict().values()))
+    assert check_model(folder, **options).memory.weights == pytest.approx(taken, rel=0.05)
     other = load_model(plain)
     assert told.fingerprint == load_model(folder, **options).adapter.fingerprint != other.adapter.fingerprint
     assert told.weights != other.adapter.weights

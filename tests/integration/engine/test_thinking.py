@@ -11,14 +11,16 @@ import torch
 from support.templates import tokenizer_for
 from support.tiny import save_tiny_llama
 
-from choreo_agents import Decode, Engine, FramedText, Memory, Sampling, StreamedToken, Thinking
+from choreo_agents import Decode, Engine, FramedText, Memory, Prefill, Sampling, StreamedToken, Thinking
+from choreo_agents.engine import calling
 from choreo_agents.engine.answering import answer_of
+from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, ReleasedHandleError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.pml import Schema, SchemaLibrary
 
-FAMILIES = ("Qwen 3", "DeepSeek R1 Distill", "gpt-oss", "GLM-4.5")
+FAMILIES = ("Qwen 3", "DeepSeek R1 Distill", "DeepSeek V3.1", "gpt-oss", "GLM-4.5")
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +208,66 @@ def test_thoughts_are_confidential_reach_readers_as_words_and_live_as_long_as_th
     with pytest.raises(ReleasedHandleError):
         engine.tokens(thought)
     engine.check()
+
+
+def test_thoughts_of_calls_that_have_ended_do_not_pile_up_while_the_answer_is_leased(engine: Engine) -> None:
+    """Somebody keeps the answer; others come to it, too, and go again."""
+    view = asked(engine)
+
+    def said(thoughts: str, memo: str | None = None) -> MessageHandle:
+        [answer] = engine.decode([call(engine, view, forced=script(engine, thoughts, " two"), memo=memo)])
+        return answer
+
+    answer = said("hm", "first")
+    kept, leases = engine.inspect.thoughts(answer), engine.stats().leases
+    for number in range(5):
+        assert said(f"well, {number}") == answer and len(engine.inspect.thoughts(answer)) == 2
+        engine.release(answer)
+        assert engine.inspect.thoughts(answer) == kept
+        with engine.scope():
+            said(f"so, {number}")
+            said(f"so, {number}")
+        assert engine.inspect.thoughts(answer) == kept and engine.stats().leases == leases
+    with engine.scope():
+        inner = said("let me see", "second")
+        assert engine.inspect.thoughts(answer, memo="first") == kept
+        [other] = engine.inspect.thoughts(inner, memo="second")
+        engine.check()
+        engine.release(answer)
+        assert engine.inspect.thoughts(answer) == kept, "of the scope's own leases one went"
+    with pytest.raises(ReleasedHandleError):
+        engine.tokens(other)
+    engine.release(answer)
+    for each in (answer, *kept):
+        with pytest.raises(ReleasedHandleError):
+            engine.tokens(each)
+    engine.check()
+
+
+def test_a_tenancy_ends_with_its_thoughts(engine: Engine) -> None:
+    tenant = engine.tenant("else")
+    [answer] = tenant.decode([call(tenant, asked(tenant))])
+    assert tenant.inspect.thoughts(answer)
+    tenant.close()
+    assert engine.stats().leases == 0
+    engine.check()
+
+
+def test_thoughts_are_confidential_from_the_first_on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When they are decoded, and the answer is not yet encoded for its readers."""
+    seen: list[bool] = []
+
+    def watched(tenant: Tenant, made: Decode, thought: MessageHandle) -> Prefill:
+        [lineage] = engine.inspect.audit([thought]).messages
+        seen.append(lineage.confidential)
+        return answer_of(tenant, made, thought)
+
+    monkeypatch.setattr(calling, "answer_of", watched)
+    view = asked(engine)
+    [answer] = engine.decode([call(engine, view, forced=script(engine, "hm", " two"))])
+    assert seen == [True]
+    [lineage] = engine.inspect.audit([answer]).messages
+    assert not lineage.confidential
 
 
 def test_an_answer_without_a_thought_is_nobodys_thoughts(thinkers: dict[str, LoadedModel]) -> None:

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START
 from support.templates import tokenizer_for
 from support.tiny import save_tiny_llama
 
-from choreo_agents import Agent, ChoreoGraph, Engine, Memory, Policy, Rule, RunOptions, Sampling, Scheduling
+from choreo_agents import (
+    Agent,
+    ChoreoGraph,
+    Engine,
+    Memory,
+    Policy,
+    Rule,
+    RunOptions,
+    Sampling,
+    Scheduling,
+    Send,
+    Synthesizer,
+    Worker,
+)
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel, load_model
@@ -44,6 +61,22 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def engine(model: LoadedModel) -> Iterator[Engine]:
     with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23), salt="s") as engine:
         yield engine
+
+
+@pytest.fixture(scope="module")
+def recalling_model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder, tokenizer = tmp_path_factory.mktemp("thinker"), tokenizer_for("recalls")
+    save_tiny_llama(folder, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    tokenizer.save_pretrained(folder)
+    return load_model(folder)
+
+
+@pytest.fixture
+def recalling(recalling_model: LoadedModel) -> Iterator[Engine]:
+    """Of a model whose template shows it what it has thought in earlier turns."""
+    with Engine.load(recalling_model, memory=Memory(kv_budget_bytes=1 << 23), salt="s") as engine:
+        yield engine
+        engine.check()
 
 
 def chain(mode: str = "share", policy: Policy | None = None, **options: Any) -> ChoreoGraph:
@@ -185,6 +218,162 @@ def test_an_agent_recalls_what_it_has_thought_if_its_template_does(
         assert (("ann.thoughts", "eve", "encoding") in found) is kept, "what she said later has attended to them"
 
 
+def longer() -> ChoreoGraph:
+    """A chain in which an agent that has thought speaks again."""
+    graph = chain()
+    graph.add_node("again", Agent("ann", persona="ann", sampling=ANSWER, thinking=False))
+    graph.add_node(Agent("eve", sampling=ANSWER, thinking=False, reads={"ann": "shared"}))
+    return graph.add_edge("bob", "again").add_edge("again", "eve")
+
+
+def halfway(engine: Engine) -> tuple[Any, Any, AIMessage]:
+    """A run that waits before an agent speaks again, where that is, and what it has said with its thoughts."""
+    app = longer().compile(engine=engine, checkpointer=InMemorySaver(), interrupt_before=["again"])
+    thread: Any = {"configurable": {"thread_id": "t"}}
+    state = app.invoke(QUESTION, thread)
+    [ann] = [m for m in state["messages"] if m.name == "ann"]
+    return app, thread, ann
+
+
+def entry_of(state: dict[str, Any], message: BaseMessage) -> dict[str, Any]:
+    [entry] = [dict(entry) for entry in state["handles"] if entry["message_id"] == message.id]
+    return entry
+
+
+def texts_of(engine: Engine, state: dict[str, Any], author: str) -> list[str]:
+    """What stood in the view of what an author has said."""
+    view = engine.inspect.records([handle_of(state, author)])[-1].parents
+    above = {made.handle: made.tokens for made in engine.inspect.records([handle_of(state, author)])}
+    return [engine.model.decode(list(above[each]), special=True) for each in view]
+
+
+def is_foreseen(app: Any, state: dict[str, Any]) -> bool:
+    found, foreseen = ({(f.context, f.reader, f.channel) for f in r.findings} for r in (app.audit(state), app.audit()))
+    return found <= foreseen and ("ann.thoughts", "bob", "words") in found
+
+
+@pytest.mark.parametrize("recall", [True, False])
+@pytest.mark.parametrize("edit", ["other", "none", "block"])
+def test_edited_thoughts_are_an_edit(recalling: Engine, engine: Engine, recall: bool, edit: str) -> None:
+    """An operator's: its speaker recalls the new ones, if any, the entry says so, and nobody else sees more."""
+    here = recalling if recall else engine
+    app, thread, ann = halfway(here)
+    reasoning, text = ann.content
+    before = entry_of(app.get_state(thread).values, ann)
+    content: Any = {"other": [{"type": "reasoning", "reasoning": "I say </think> red."}, text], "none": ann.text}
+    content["block"] = [text]
+    app.update_state(thread, {"messages": [ann.model_copy(update={"content": content[edit]})]})
+    state = app.invoke(None, thread)
+    entry, [thought] = entry_of(state, ann), here.inspect.thoughts(MessageHandle.model_validate(before["handle"]))
+    assert entry["edited"] and entry["thoughts"] is None and entry["author"] == "ann"
+    assert not entry["confidential"] and entry["handle"] != before["handle"]
+    recalled = texts_of(here, state, "again")
+    assert any("I say </think> red." in each for each in recalled) is (recall and edit == "other")
+    assert not any(str(reasoning["reasoning"]) in each for each in recalled)  # type: ignore[index]
+    assert not any(thought == each.handle for each in here.inspect.records([handle_of(state, "again")]))
+    assert not any("I say" in each for each in texts_of(here, state, "eve")), "she sees what ann said alone"
+    assert is_foreseen(app, state)
+    found = {(f.context, f.reader, f.channel) for f in app.audit(state).findings}
+    assert (("ann.thoughts", "eve", "encoding") in found) is (recall and edit == "other")
+    here.check()
+
+
+def test_thoughts_that_an_engine_has_forgotten_are_read_from_the_words(
+    recalling: Engine, recalling_model: LoadedModel
+) -> None:
+    app, thread, ann = halfway(recalling)
+    state = app.get_state(thread).values
+    with Engine.load(recalling_model, memory=Memory(kv_budget_bytes=1 << 23), salt="s") as other:
+        there = longer().compile(engine=other)
+        state = there.invoke({**state, "messages": [*state["messages"], ("user", "And now?")]})
+        entry = entry_of(state, ann)
+        assert "edited" not in entry and entry["thoughts"]
+        again = next(e for e in reversed(state["handles"]) if e["author"] == "ann")
+        *above, _ = other.inspect.records([MessageHandle.model_validate(again["handle"])])
+        turns = [other.model.decode(list(each.tokens), special=True) for each in above]
+        [said] = [turn for turn in turns if ann.content[0]["reasoning"] in turn]  # type: ignore[index]
+        assert other.chat.thoughts is not None
+        close = other.chat.thoughts.close
+        assert said == f"{other.chat.thoughts.header}{ann.content[0]['reasoning']}{close}ann: {ann.text}<|im_end|>\n"  # type: ignore[index]
+        assert is_foreseen(there, state)
+        other.check()
+
+
+def test_a_client_that_gives_words_back_without_thoughts_edits_nothing(recalling: Engine) -> None:
+    app = chain().compile(engine=recalling, checkpointer=InMemorySaver())
+    thread: Any = {"configurable": {"thread_id": "t"}}
+    said = app.invoke(QUESTION, thread)
+    [ann] = [m for m in said["messages"] if m.name == "ann"]
+    for echo in (AIMessage(str(ann.text), id=ann.id, name="ann"), ann.model_copy(update={"content": str(ann.text)})):
+        state = app.invoke({"messages": [echo, ("user", "And now?")]}, thread)
+        assert next(m for m in state["messages"] if m.id == ann.id) == ann
+        assert entry_of(state, ann) == entry_of(said, ann)
+        assert sum(str(ann.text) == m.text for m in state["messages"]) == 1
+
+
+def test_words_without_their_thoughts_that_are_handed_on_stay_their_speakers(recalling: Engine) -> None:
+    """Clients and functions may drop thoughts: they put none into its mouth."""
+    forged = [{"type": "reasoning", "reasoning": "I forge."}]
+
+    def returned(drop: str) -> Any:
+        def node(state: dict[str, Any]) -> dict[str, Any]:
+            [ann] = [m for m in state["messages"] if m.name == "ann"]
+            content: Any = ann.text if drop == "text" else [*forged, {"type": "text", "text": ann.text}]
+            return {"messages": [ann.model_copy(update={"content": content})]}
+
+        graph = ChoreoGraph()
+        graph.add_node(Agent("ann", sampling=ANSWER, thinking=9)).add_node("trim", node)
+        graph.add_node("again", Agent("ann", persona="ann", sampling=ANSWER, thinking=False, reads={"trim": "shared"}))
+        graph.add_edge(START, "ann").add_edge("ann", "trim").add_edge("trim", "again")
+        return graph.compile(engine=recalling).invoke(QUESTION)
+
+    state = returned("text")
+    [ann] = [m for m in state["messages"] if m.name == "ann"]
+    assert entry_of(state, ann)["author"] == "ann" and entry_of(state, ann)["thoughts"] is None
+    state = returned("forged")
+    assert not any(each["author"] == "ann" and each.get("thoughts") is None for each in state["handles"])
+    turns = texts_of(recalling, state, "again")
+    assert not any("I forge." in turn for turn in turns)
+
+
+@pytest.mark.parametrize("strategy", ["parallel", "sequential"])
+def test_what_comes_late_with_its_thoughts_stands_before_the_turn_that_it_joins(
+    recalling: Engine, strategy: Any
+) -> None:
+    """Of a persona that is shown its thoughts: as long as it is said to be, and in room that is left for it."""
+    opened = threading.Event()
+
+    async def wait(_: Any) -> str:
+        assert await asyncio.to_thread(opened.wait, 20), "nobody let it go"
+        return "Now you."
+
+    def watch(author: str, *_: Any) -> Any:
+        return (lambda _: opened.set()) if author == "eve" else None
+
+    graph, long = ChoreoGraph(system="Be brief."), Sampling(max_tokens=150, stop_tokens=())
+    graph.add_node(Agent("bob", sampling=Sampling(max_tokens=30, stop_tokens=()), thinking=False))
+    graph.add_node(Agent("ann", persona="eve", sampling=ANSWER, prompt=wait, thinking=20))
+    graph.add_node(
+        Synthesizer("eve", merges=("ann", "bob"), quorum=1, strategy=strategy, sampling=long, thinking=False)
+    )
+    for name in ("ann", "bob"):
+        graph.add_edge(START, name).add_edge(name, "eve", visibility={})
+    options = {"configurable": {"choreo": RunOptions(seed=1, watch=watch)}}
+    state = graph.compile(engine=recalling).invoke(QUESTION, options)
+    made = recalling.inspect.records([handle_of(state, "eve")])[-1]
+    at = dict(zip(made.parents, made.offsets, strict=True))
+    [entry] = [entry for entry in state["handles"] if entry["author"] == "ann"]
+    asked, thought = (MessageHandle.model_validate(entry[name]) for name in ("prompt", "thoughts"))
+    assert at[asked] + asked.length == at[thought] and at[thought] + thought.length <= made.new_offset
+    bob = handle_of(state, "bob")
+    # What it is asked is not known before: there may be less room by that.
+    assert at[asked] + asked.length >= at[bob] + (bob.length if strategy == "sequential" else 0)
+    assert [each["since"] > 0 for each in state["messages"][-1].response_metadata["choreo"]["branches"]] == [
+        False,
+        True,
+    ]
+
+
 def test_callbacks_are_told_what_an_agent_reads_and_no_thoughts_of_others(engine: Engine) -> None:
     read: list[list[Any]] = []
 
@@ -217,6 +406,30 @@ def test_what_others_thought_before_the_same_words_is_theirs(engine: Engine) -> 
     assert len({str(each.content) for each in alone.values()}) == len(names), "and none has thought the same"
     assert {name: said(name)[name].content for name in names} == {name: each.content for name, each in alone.items()}
     assert {name: each.content for name, each in said(*names).items()} == {n: each.content for n, each in alone.items()}
+
+
+@pytest.mark.parametrize("many", ["n", "send"])
+def test_what_one_call_thought_is_not_taken_for_anothers(engine: Engine, many: str) -> None:
+    """Calls of one author that come to the same words over the same view: each notes what it thought itself."""
+    graph = ChoreoGraph(system="Be brief.")
+    kind = partial(Worker, n=4) if many == "n" else Agent
+    graph.add_node(kind("ann", sampling=ANSWER, thinking=9, header="", choices=["yes"]))
+    if many == "n":
+        graph.add_edge(START, "ann")
+    else:
+        graph.add_conditional_edges(START, lambda state: [Send("ann", state) for _ in range(4)], ["ann"])
+    state = graph.add_edge("ann", END).compile(engine=engine).invoke(QUESTION)
+    said = [message for message in state["messages"] if isinstance(message, AIMessage)]
+    entries = {entry["message_id"]: entry for entry in state["handles"]}
+    handles = [entries[str(message.id)]["handle"]["id"] for message in said]
+    assert len(said) == 4 and len(set(handles)) < 4, "some of them have said the same"
+    assert len({str(message.content) for message in said}) == 4, "and none has thought the same"
+    for message in said:
+        [reasoning, _] = message.content_blocks
+        thought = MessageHandle.model_validate(entries[str(message.id)]["thoughts"])
+        text = engine.model.decode(list(engine.tokens(thought)), special=True)
+        assert str(reasoning["reasoning"]) in text  # type: ignore[typeddict-item]
+    engine.check()
 
 
 @pytest.mark.parametrize("thinking", [-1, 1.5, "yes"])

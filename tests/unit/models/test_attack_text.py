@@ -277,5 +277,8 @@ def test_framed_text_is_told_apart_by_its_frames() -> None:
     assert frame != words and frame.text == words.text == str(words) and len(frame + words) == 6
     assert frame + FramedText() == frame and FramedText.frame("<") + FramedText.frame("s>") == frame
     assert (words + FramedText.frame(": ")).rstrip(": ") == words and not FramedText.frame("  ").rstrip(" ")
+    framed = FramedText.frame("\n") + words + FramedText.frame(":")
+    assert framed.removeprefix("\n") == words + FramedText.frame(":") and framed.removeprefix(":") == framed
+    assert framed.removeprefix("\n" + words.text) == FramedText.frame(":")
     with pytest.raises(TypeError):
         frame + "<s>"  # type: ignore[operator]

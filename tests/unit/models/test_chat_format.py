@@ -16,6 +16,7 @@ from choreo_agents.models.chat.template import Template
 
 DAY = "2026-11-23"
 CHATML, DEEPSEEK, OSS = "<|im_start|>assistant\n", "<｜Assistant｜>", "<|start|>assistant<|channel|>"
+MINIMAX = "]~b]ai\n"
 
 
 def format_of(family: str, **options: Any) -> ChatFormat:
@@ -264,6 +265,7 @@ def test_a_begin_token_that_opens_every_turn_stays_with_the_turns() -> None:
         ("gpt-oss", f"{OSS}analysis<|message|>", f"<|end|>{OSS}final<|message|>", f"{OSS}final<|message|>", False),
         ("SmolLM3", f"{CHATML}<think>\n", "\n</think>\n\n", f"{CHATML}<think>\n\n</think>\n", True),
         ("GLM-4.5", "<|assistant|>\n<think>", "</think>\n", "<|assistant|>\n<think></think>", True),
+        ("MiniMax-M2", f"{MINIMAX}<think>\n", "\n</think>\n\n", f"{MINIMAX}<think>\n\n</think>\n\n", False),
     ],
 )
 def test_models_think_as_their_templates_have_it(
@@ -280,6 +282,31 @@ def test_models_think_as_their_templates_have_it(
         off = format_of(family, enable_thinking=False)
         assert off.thoughts is not None and not off.thoughts.usual
         assert off.header(None).text == unthinking and off.header(None, thinking=True).text == header
+
+
+@pytest.mark.parametrize("family", ["Phi-4-reasoning", "Magistral 2506"])
+def test_a_model_whose_default_instructions_make_it_think_usually_does(family: str) -> None:
+    chat = format_of(family)
+    assert chat.thoughts is not None and chat.thoughts.usual
+    assert chat.thoughts.header.startswith(chat.assistant.plain) and chat.thoughts.unthinking == chat.assistant.plain
+    assert chat.thoughts.end in chat.default_system
+
+
+def test_marks_that_no_lines_stand_around_are_closed_without() -> None:
+    """An answer without thoughts begins with the closing mark alone, and so does each earlier one."""
+    for options, usual in ({}, False), ({"thinking": True}, True):
+        chat = format_of("DeepSeek V3.1", **options)
+        assert chat.thoughts is not None and chat.thoughts.usual is usual
+        assert (chat.thoughts.header, chat.thoughts.close) == (f"{DEEPSEEK}<think>", "</think>")
+        assert chat.thoughts.unthinking == chat.assistant.plain == f"{DEEPSEEK}</think>"
+        assert chat.header("Ann", thinking=False).text == f"{DEEPSEEK}</think>Ann:"
+
+
+def test_words_of_instructions_may_turn_thinking_off() -> None:
+    chat = format_of("Nemotron Nano 2")
+    assert chat.thoughts is not None and chat.thoughts.usual and not chat.thoughts.elsewhere
+    assert chat.header("Ann", thinking=True).text == "<SPECIAL_11>Assistant\n<think>\n"
+    assert chat.header("Ann", thinking=False).text == "<SPECIAL_11>Assistant\n<think></think>Ann:"
 
 
 def test_a_model_that_is_told_to_think_on_request_does_not_usually() -> None:

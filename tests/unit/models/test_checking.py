@@ -13,6 +13,7 @@ from support.templates import TEMPLATES, tokenizer_for, tokenizer_with
 from choreo_agents.lab.embedded.tokenizer import build_tokenizer
 from choreo_agents.models.chat import chat_format
 from choreo_agents.models.chat.template import Template
+from choreo_agents.models.chat.thinking import switched
 from choreo_agents.models.checking import Reason, ViewComparison
 from choreo_agents.models.checking.comparing import Comparing
 from choreo_agents.models.checking.needs import StoredWeights
@@ -39,6 +40,11 @@ SHARED: Mapping[str, str] = {
     "Granite 3.3": "names",
     "Granite 3.3 on request": "names",
     "Magistral": "names no_opening",
+    "Magistral 2506": "names no_opening opens_thoughts thoughts",
+    "Phi-4-reasoning": "names opens_thoughts",
+    "DeepSeek V3.1": "later_joined names no_opening",
+    "Nemotron Nano 2": "goes_on last_opening later_dropped names",
+    "MiniMax-M2": "later_dropped names thoughts",
     "DeepSeek R1 0528 Distill": "later_joined names",
     "Command A": "names",
     "Llama 2": "later_raises merged names no_opening",
@@ -71,7 +77,7 @@ def test_whatever_differs_from_a_template_has_its_reason(family: str) -> None:
     assert all(each.template_tokens for each in (*shared.values(), *reencoded.values()))
     assert names(*shared.values()) == set(SHARED[family].split())
     takes_turns = comparing(family).chat.merges is not None
-    never = {"merged", "no_opening"} if takes_turns else set()
+    never = {"merged", "no_opening"} if takes_turns else set[str]()
     assert names(*reencoded.values()) == set(SHARED[family].split()) - never
     if not takes_turns:
         assert [each.tokens for each in shared.values()] == [each.tokens for each in reencoded.values()]
@@ -112,6 +118,13 @@ def test_without_thinking_answers_keep_the_empty_block_that_they_were_asked_for_
     assert names(*compared("GLM-4.5", enable_thinking=False).values()) == {"names", "as_encoded"}
 
 
+@pytest.mark.parametrize("encodes_again", [True, False])
+def test_what_makes_a_model_think_changes_no_reason_but_those_of_thoughts(encodes_again: bool) -> None:
+    found = compared("DeepSeek V3.1", encodes_again=encodes_again, thinking=True)
+    assert names(*found.values()) == {"later_joined", "names", "no_opening"}
+    assert found["Ann answers"].text.endswith("<｜Assistant｜><think>")
+
+
 def test_where_users_and_model_take_turns_others_speak_in_one_users_turn() -> None:
     said = "Bob: Half a coin: the bat costs ten and a half.\n\nCarol: Bob is right, it is half a coin."
     again = compared("Gemma 3", encodes_again=True)["Ann speaks again"]
@@ -147,3 +160,9 @@ def test_files_of_weights_say_what_they_take_in_another_dtype(tmp_path: Any) -> 
     (tmp_path / "model.safetensors").write_bytes(b"\x01")
     with pytest.raises(OSError, match="damaged"):
         StoredWeights.read(tmp_path)
+
+
+def test_reports_tell_what_turns_thinking_off() -> None:
+    found = {family: switched(comparing(family).template)[0] for family in TEMPLATES}
+    spoken = [family for family, switch in found.items() if switch == "/no_think"]
+    assert spoken == ["Nemotron Nano 2"] and found["DeepSeek V3.1"] == "thinking" and found["Phi-4-reasoning"] is None

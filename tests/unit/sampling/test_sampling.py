@@ -1,11 +1,15 @@
 """How one request's tokens are chosen."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
 from support import sampling as oracle
+from torch import is_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from choreo_agents.sampling import (
     AnswerGuide,
@@ -339,6 +343,61 @@ def test_a_penalty_of_many_words_is_kept_and_not_made_anew() -> None:
     assert row[[7, 8, 9, 100, 399, 400]].tolist() == [2.0, 4.0, -9.0, 1.5, 1.5, 4.0]
     kept = counted.penalties()
     assert kept is not None and kept.words.data_ptr() == last.words.data_ptr()
+
+
+@pytest.mark.parametrize("penalty", [1e39, float("inf"), 1e-320])
+def test_a_penalty_beyond_single_precision_leaves_numbers(penalty: float) -> None:
+    """0 times infinity is none, and whatever is none would be chosen, or end the step for all."""
+    for temperature in (0.0, 1.0):
+        sampler = TokenSampler(Sampling(repetition_penalty=penalty, temperature=temperature), 0, seen=[0])
+        assert sampler.choose(torch.tensor([0.0, 5.0, 90.0])).token == 2
+
+
+def test_a_guide_that_allows_nothing_is_no_guide() -> None:
+    class Strict(AnswerGuide):
+        def allowed(self) -> tuple[int, ...]:
+            return ()
+
+    guide = Strict(AnswerPaths(frozenset({(1,)}), frozenset(), frozenset(), 1))
+    with pytest.raises(AssertionError, match="must allow"):
+        TokenSampler(Sampling(), 0, guide=guide).choose(LOGITS)
+
+
+class Allocated(TorchDispatchMode):
+    """The largest tensor that is made, in numbers, beside views of what is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        there = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if is_tensor(each)}
+        new = [each for each in tree_leaves(made) if is_tensor(each)]
+        sizes = [each.numel() for each in new if each.untyped_storage().data_ptr() not in there]
+        self.most = max([self.most, *sizes])
+        return made
+
+
+@pytest.mark.parametrize("other", [{"forced": (1,)}, {"logprobs": 2}, {"presence_penalty": 1.0}], ids=str)
+def test_a_row_that_asks_for_something_else_has_no_other_row_copied(other: dict[str, Any]) -> None:
+    """Nothing larger than a block is made, whoever shares the step: half of its rows."""
+    rows, words = 40, 16 * 1280
+    logits = torch.randn(rows, words, generator=torch.Generator().manual_seed(0))
+    kinds = [Sampling(**(other if row % 2 else {"temperature": 1.0, "top_k": 20})) for row in range(rows)]
+    samplers = [TokenSampler(sampling, row) for row, sampling in enumerate(kinds)]
+    with torch.inference_mode(), Allocated() as allocated:
+        choose_tokens(samplers, logits, BatchSampler())
+    assert allocated.most < rows * words / 2
+
+
+@pytest.mark.parametrize(("words", "first"), [(200, 0), (1280, 0), (20_480, 0), (20_480, 700)])
+def test_of_many_equally_likely_words_the_first_are_told(words: int, first: int) -> None:
+    """However many there are: more than are looked at."""
+    logits = torch.zeros(2, words)
+    logits[1, :first] = -1.0
+    told = BatchSampler().log_probabilities(logits, [0, 0], 3)
+    assert [[word for word, _ in likeliest] for _, likeliest in told] == [[0, 1, 2], [first, first + 1, first + 2]]
 
 
 @pytest.mark.parametrize("words", [5, 1000])

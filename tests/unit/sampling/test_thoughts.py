@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from choreo_agents.sampling import AnswerEnds, AnswerGuide, AnswerPaths, Phase, ThoughtsGuide
+from choreo_agents.sampling import BLANK_LINES, AnswerEnds, AnswerGuide, AnswerPaths, Phase, ThoughtsGuide
 
-CLOSE, AFTER, END = 7, 8, 9
+CLOSE, AFTER, END, BLANK = 7, 8, 9, 0
 
 
 class ClosedBy:
@@ -21,7 +21,7 @@ class ClosedBy:
             self._phase, self.rest = "close", (AFTER,)
         elif self._phase == "close" and self.rest:
             self.rest = ()
-        elif self._phase == "close":
+        elif self._phase == "close" and token != BLANK:
             self._phase = "answer"
         return self._phase
 
@@ -71,7 +71,21 @@ def test_thoughts_end_with_their_budget_and_the_answer_has_its_own(budget: int) 
     walk(guide, 6, CLOSE, AFTER)
     assert walk(guide, 1, 2) is None and not guide.done
     walk(guide, 3)
-    assert guide.done and guide.longest == budget + 3 + 3
+    assert guide.done and guide.longest == budget + 3 + BLANK_LINES + 3
+
+
+def test_empty_lines_before_an_answer_are_no_part_of_it_and_end_nothing() -> None:
+    told: list[int] = []
+
+    def stops(token: int) -> bool:
+        told.append(token)
+        return token == BLANK
+
+    guide = ThoughtsGuide(5, (CLOSE, AFTER), frozenset({END}), ClosedBy(), AnswerEnds(2, frozenset({BLANK}), stops))
+    walk(guide, 1, CLOSE, AFTER, BLANK, BLANK, 3)
+    assert not guide.done and told == [3]
+    walk(guide, BLANK)
+    assert guide.done and told == [3, BLANK], "behind its first word they are words as any other"
 
 
 def test_the_answer_may_be_led_like_any_other() -> None:
