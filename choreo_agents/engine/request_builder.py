@@ -12,8 +12,8 @@ from typing import Any
 
 from choreo_agents.engine.calls import Content, Decode, Prefill, Thinking
 from choreo_agents.engine.core import EngineCore
-from choreo_agents.engine.decoding.allowed import answer_guide, answer_paths
 from choreo_agents.engine.decoding.detokenizer import TextStop
+from choreo_agents.engine.decoding.leading import LedAnswer, led_answer
 from choreo_agents.engine.decoding.thoughts import close_of, thoughts_guide
 from choreo_agents.engine.messages.labels import Label
 from choreo_agents.engine.messages.message import Lineage, Message
@@ -27,7 +27,7 @@ from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText
 from choreo_agents.runtime.decoding import Decoding
 from choreo_agents.runtime.request import Request
-from choreo_agents.sampling import AnswerPaths, Guide, Sampler, SamplerCall, Sampling, TokenSampler, nth_seed
+from choreo_agents.sampling import Guide, Sampler, SamplerCall, Sampling, TokenSampler, nth_seed
 
 _REMEMBERED_CALLS = 65_536
 _TEXTS_KEPT = 512
@@ -46,8 +46,8 @@ class ReadCall:
     """Which of the answers that the call asks for this is."""
     stops: frozenset[int] = frozenset()
     """Tokens after which a decode ends."""
-    paths: AnswerPaths | None = None
-    """To the answers that are allowed; None: any is."""
+    led: LedAnswer | None = None
+    """What leads its answers; None: nothing."""
     left_out: frozenset[int] = frozenset()
     """See `Decoding`."""
     thoughts: int = 0
@@ -58,7 +58,7 @@ class ReadCall:
         """Tokens that it can add to these at most."""
         if isinstance(self.call, Prefill):
             return 0
-        sampled = self.call.sampling.longest if self.paths is None else self.paths.longest
+        sampled = self.call.sampling.longest if self.led is None else self.led.longest
         if self.call.sampling.forced is None:
             sampled += self.thoughts
         return sampled + len(self.closing)
@@ -122,13 +122,12 @@ class RequestBuilder:
         self._tokens(call.sampling.forced or (), "sampling.forced")
         closing = self._tokens(() if call.closing is None else call.closing, "closing")
         stops = frozenset(self._stops(call.sampling, closing))
-        paths = answer_paths(self._core.model, call.sampling, stops | frozenset(closing[:1]))
-        ends = (stops if paths is None else paths.ends) - frozenset(call.sampling.stop_tokens or ())
+        led = led_answer(self._core.model, call, stops | frozenset(closing[:1]))
+        ends = (stops if led is None else led.ends) - frozenset(call.sampling.stop_tokens or ())
         left_out = frozenset[int]() if call.closing is None else ends
         thoughts = self._thoughts(call)
         return [
-            ReadCall(call, tokens, closing, sample, stops, paths, left_out, thoughts)
-            for sample in range(call.sampling.n)
+            ReadCall(call, tokens, closing, sample, stops, led, left_out, thoughts) for sample in range(call.sampling.n)
         ]
 
     def place(self, read: ReadCall) -> PlacedCall:
@@ -221,8 +220,9 @@ class RequestBuilder:
             return None
         closing = "" if call.closing is None else f"[{','.join(map(str, read.closing))}]"
         thinking = "" if call.thinking is None else f" {call.thinking!r}"
+        guide = "" if call.guide is None else f" guide {call.guide.key!r}"
         named = self._naming.handle(lineage).id
-        return f"{call.memo} {read.sample} {named} {canonical(call.sampling)} {closing}{thinking}"
+        return f"{call.memo} {read.sample} {named} {canonical(call.sampling)} {closing}{thinking}{guide}"
 
     def _mapping(self, read: ReadCall, call: Prefill, parents: tuple[Message, ...]) -> Lineage:
         """What maps a message: the same tokens in the same place."""
@@ -242,12 +242,10 @@ class RequestBuilder:
         """How a decode samples. Derives its seed, so that it must be called once for each that really runs."""
         sampling, model = call.sampling, self._core.model
         seed = self._call_seed(lineage, sampling) if sampling.seed is None else nth_seed(sampling.seed, read.sample)
-        guide: Callable[[], Guide] | None = None
+        guide: Callable[[], Guide] | None = None if read.led is None else read.led.make
         if call.thinking is not None and sampling.forced is None:
             stops = read.stops | frozenset(read.closing[:1])
-            guide = partial(thoughts_guide, model, sampling, call.thinking, stops, read.paths)
-        elif read.paths is not None:
-            guide = partial(answer_guide, model, sampling, read.paths)
+            guide = partial(thoughts_guide, model, sampling, call.thinking, stops, read.led)
         sampler: Sampler
         if model.sampler is None:
             sampler = TokenSampler(sampling, seed, lineage.text(), call.watch, None if guide is None else guide())
@@ -349,6 +347,7 @@ def _require_labels(call: Prefill | Decode) -> None:
 def canonical(sampling: Sampling) -> str:
     """What it says, in JSON. Without fields of later releases that it does not use: calls keep the seeds they had."""
     unused = set() if sampling.choices else {"choices", "lead"}
+    unused |= set() if sampling.guide is not None else {"guide"}
     unused |= {name for name in ("presence_penalty", "frequency_penalty") if not getattr(sampling, name)}
     return sampling.model_dump_json(exclude=unused)
 

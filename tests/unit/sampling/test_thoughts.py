@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from choreo_agents.sampling import AnswerEnds, AnswerGuide, AnswerPaths, Phase, ThoughtsGuide
+from choreo_agents.sampling import AnswerGuide, AnswerPaths, FreeAnswer, Phase, ThoughtsGuide
 
 CLOSE, AFTER, END = 7, 8, 9
 
@@ -27,7 +27,7 @@ class ClosedBy:
 
 
 def guide_of(budget: int = 5, close: tuple[int, ...] = (6, CLOSE, AFTER), max_tokens: int = 3) -> ThoughtsGuide:
-    return ThoughtsGuide(budget, close, frozenset({END}), ClosedBy(), AnswerEnds(max_tokens, frozenset({END})))
+    return ThoughtsGuide(budget, close, frozenset({END}), ClosedBy(), FreeAnswer(max_tokens, frozenset({END})))
 
 
 def walk(guide: ThoughtsGuide, *tokens: int) -> tuple[int, ...] | None:
