@@ -191,7 +191,7 @@ def _is_line(lines: object) -> TypeIs[Line]:
 
 def _not_allowed(whose: str | None, words: str, sampling: Sampling) -> ScriptError:
     if not sampling.choices:
-        asked = "its guide" if sampling.guide is None else f"{sampling.guide.plain()!r}"
+        asked = "its guide" if sampling.guide is None else f"the guide {str(sampling.guide.plain())[:120]}"
         return ScriptError(f"{whose!r} cannot say {words!r} in {sampling.max_tokens} tokens: {asked} does not allow it")
     behind = f" behind {sampling.lead!r}" if sampling.lead else ""
     example = f"{sampling.lead} {sampling.choices[0]}".strip()

@@ -11,6 +11,7 @@ from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import Declared, Policy
 from choreo_agents.graph.compiling.promises import guard_of
+from choreo_agents.graph.outputs import require_served
 from choreo_agents.graph.turn.reader_rules import ReaderRules
 from choreo_agents.graph.visibility import Positions, Rule
 
@@ -21,6 +22,7 @@ class DeclaringGraph(Protocol):
     system: str | None
     policy: Policy
     positions: Positions
+    channels: dict[str, Any]
 
     def reads_of(self, name: str, agent: Agent) -> Mapping[str, Rule]: ...
 
@@ -75,13 +77,16 @@ def bound_agent(
         by_tenant: Whether each run says for which tenant it is.
 
     Raises:
-        InvalidRequestError: It has no engine.
+        InvalidRequestError: It has no engine, one whose model cannot be led to its output, or a channel to write that
+            the graph's state has not.
     """
     spec = nodes[name]
-    if engine is None and spec.runnable.engine is None:
+    served: Engine | None = spec.runnable.engine or engine
+    if served is None:
         raise InvalidRequestError(
             f"agent {name!r} has no engine: compile(engine=Engine.load(...)), or give the agent one"
         )
+    require_served(name, spec.runnable, served.model, graph.channels)
     rules = replace(_reader_rules(graph, nodes, name, spec.runnable, declared), by_tenant=by_tenant)
     choreo = {"reads": {source: rule.mode.name for source, rule in rules.sources.items()}}
     metadata = {**(spec.metadata or {}), "choreo": choreo}

@@ -14,7 +14,8 @@ from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, Us
 from langchain_core.runnables import RunnableConfig
 
 from choreo_agents.engine import Engine, Joining
-from choreo_agents.errors import ContextLengthError, HandleError, InvalidRequestError
+from choreo_agents.errors import ContextLengthError, GuideError, HandleError
+from choreo_agents.graph.outputs import Writer, sampling_of, written
 from choreo_agents.graph.provenance.proven import ProvenState
 from choreo_agents.graph.sending import sent_at
 from choreo_agents.graph.turn.entries import entry_of
@@ -39,21 +40,17 @@ Choices = Sequence[str] | Callable[[Any], Sequence[str]]
 """The answers that an agent may give: always the same, or made of the graph's state."""
 
 
-class Speaker(Protocol):
+class Speaker(Writer, Protocol):
     """What a turn needs of its agent."""
 
-    name: str
     persona: str | None
     system: str | None
     imported: ImportedPrompt | None
     prompt: Prompt | None
     header: str | None
-    choices: Choices | None
-    lead: str
     adapter: str | None
     merging: MergeSpec | None
     confidential: bool
-    sampling: Sampling
     thinking: Thinks
     n: int
 
@@ -133,7 +130,7 @@ class AgentTurn:
             view = await reading.view(self.agent.system, closed=self._late is not None)
             prompt: Any = self.agent.prompt(self.state) if callable(self.agent.prompt) else self.agent.prompt
             prompt = await prompt if inspect.isawaitable(prompt) else prompt
-            sampling = self._chosen()
+            sampling = sampling_of(self.agent, self.state)
             if self._late is not None:
                 self._joining = self.engine.branches.joining()
                 self._late.make_room(reading, view, self._left_over(view, prompt, sampling))
@@ -165,7 +162,8 @@ class AgentTurn:
             for place, message, handle in told
         ]
         entries = [self.sealing.sealed_entry(entry) for entry in (*reading.inputs, *entries)]
-        return {"handles": entries, "messages": [message for _, message, _ in told]}
+        messages = [message for _, message, _ in told]
+        return {"handles": entries, "messages": messages, **written(self.agent, messages)}
 
     async def _decode_all(
         self, view: PlacedView, sampling: Sampling
@@ -234,9 +232,15 @@ class AgentTurn:
         if said.startswith(shown) and said != shown:
             await run.token(said.removeprefix(shown))  # a character that was never completed
         words = engine.model.decode(_without_end(spoken, engine.model), special=False).strip()
+        try:
+            noted = {} if self.agent.output is None else self.agent.output.noted(words)
+        except GuideError as error:
+            engine.release(handle)  # nobody will ever name it
+            await run.fail(error)
+            raise
         joined = self._joined(handle, len(view.handles))
         seen = sum(each.length for each in (*view.handles, *(late for late, _ in joined)))
-        message = self._message(words, handle, message_id, seen, len(header))
+        message = self._message(words, handle, message_id, seen, len(header), noted)
         if self._late is not None:
             message.response_metadata["choreo"]["branches"] = self._late.said_of(self.reading, joined)
         await run.end(message)
@@ -268,19 +272,6 @@ class AgentTurn:
         needed = view.end + sampling.longest + sum(len(engine.model.encode(text)) for text in own)
         return engine.model.adapter.max_positions - needed
 
-    def _chosen(self) -> Sampling:
-        """The agent's sampling, with the answers that it may give now."""
-        choices = self.agent.choices(self.state) if callable(self.agent.choices) else self.agent.choices
-        if not choices:
-            return self.agent.sampling
-        if isinstance(choices, str) or not all(isinstance(choice, str) and choice.strip() for choice in choices):
-            raise InvalidRequestError(
-                f"the choices of {self.agent.name!r} must be texts that say something, in a list, not {choices!r}"
-            )
-        # Words in graph state have no spaces around them: what is chosen is compared with what is said.
-        stripped = tuple(dict.fromkeys(choice.strip() for choice in choices))
-        return self.agent.sampling.model_copy(update={"choices": stripped, "lead": self.agent.lead})
-
     def _sampling(self, sampling: Sampling, place: RunPlace, superstep: int) -> Sampling:
         """With a seed of this very call, or with the tokens that the run replays."""
         at = (place.author, superstep, place.branch, place.call)
@@ -291,7 +282,9 @@ class AgentTurn:
             return sampling.model_copy(update={"seed": place.call_seed(self.engine.seed, superstep)})
         return sampling
 
-    def _message(self, words: str, handle: MessageHandle, message_id: str, seen: int, header: int) -> AIMessage:
+    def _message(
+        self, words: str, handle: MessageHandle, message_id: str, seen: int, header: int, beside: dict[str, Any]
+    ) -> AIMessage:
         usage, (thoughts, thought) = self.engine.usage(handle), thought_before(self.engine, handle, self.place.author)
         noted = {
             "handle": handle.id,
@@ -315,6 +308,7 @@ class AgentTurn:
             content=content,
             name=self.place.node,
             id=message_id,
+            additional_kwargs=beside,
             response_metadata={"model_name": self.engine.model.name, "choreo": noted},
             usage_metadata=UsageMetadata(
                 input_tokens=seen + header,
