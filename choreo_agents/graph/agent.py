@@ -115,7 +115,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.rules: Mapping[str, Rule] = rules_of(reads or {})
         self.public = public
         self.positions = positions
-        self.imported = self._imported(engine, public)
+        self.imported = _imported(self, engine, public)
         """Its prompt of a schema, once it has an engine."""
         self.n = 1
         """Messages that it says at a time."""
@@ -136,7 +136,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         agent.rules = rules.sources
         agent.public = rules.public
         agent._reader_rules = rules
-        agent.imported = agent._imported(agent.engine, rules.public)
+        agent.imported = _imported(agent, agent.engine, rules.public)
         return agent
 
     def reporting(self, reporting: Reporting) -> Self:
@@ -155,11 +155,6 @@ class Agent(Runnable[Any, dict[str, Any]]):
         agent.system = text
         _require_one_system(agent)
         return agent
-
-    def _imported(self, engine: Engine | None, public: str | None) -> ImportedPrompt | None:
-        if engine is None or self.schema_prompt is None:
-            return None
-        return ImportedPrompt(engine, self.schema_prompt, public)
 
     def reader_rules(self) -> ReaderRules:
         """How its views are made: as its graph says, or, in a stock `StateGraph`, as it says itself."""
@@ -211,6 +206,12 @@ def serving(agent: A, config: RunnableConfig) -> tuple[A, Engine]:
         prompts = engine.kv.keeper(TenantPrompts)
         served.imported = prompts.of(agent, lambda: ImportedPrompt(engine, prompt, agent.public))
     return served, engine
+
+
+def _imported(agent: Agent, engine: Engine | None, public: str | None) -> ImportedPrompt | None:
+    if engine is None or agent.schema_prompt is None:
+        return None
+    return ImportedPrompt(engine, agent.schema_prompt, public)
 
 
 def _require_one_system(agent: Agent) -> None:
