@@ -100,4 +100,5 @@ def _go_on(matcher: Any, token: int) -> None:
 
 def _told(matcher: Any) -> str:
     """Why it is in no state to go on."""
-    return str(matcher.get_error()).strip() or "no token that the vocabulary has may follow"
+    said = str(matcher.get_error()).replace("<non-verbose/>", "").strip()
+    return "it allows nothing that the vocabulary can say" if not said or said.startswith("NoExtension") else said

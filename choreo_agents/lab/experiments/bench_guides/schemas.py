@@ -50,7 +50,7 @@ def _object(draw: random.Random, depth: int, shared: Schema) -> Schema:
 def _array(draw: random.Random, depth: int, shared: Schema) -> Schema:
     least = draw.randint(0, 2)
     bounds: Schema = {"minItems": least}
-    if draw.random() < 0.85:
+    if draw.random() < 0.9:
         bounds["maxItems"] = least + draw.randint(0, 2)
     return {"type": "array", "items": _any(draw, depth + 1, shared), **bounds}
 
@@ -72,14 +72,14 @@ def _string(draw: random.Random, _: int, __: Schema) -> Schema:
         return {"type": "string", "pattern": draw.choice(_PATTERNS)[0]}
     if chance < 0.35:
         return {"type": "string", "format": draw.choice(_FORMATS)[0]}
-    if chance < 0.42:
+    if chance < 0.4:
         return {"type": "string"}
     least = draw.randint(0, 2)
     return {"type": "string", "minLength": least, "maxLength": least + draw.randint(1, 8)}
 
 
 def _integer(draw: random.Random, _: int, __: Schema) -> Schema:
-    if draw.random() < 0.15:
+    if draw.random() < 0.1:
         return {"type": "integer"}
     low = draw.randint(-1000, 1000)
     return {"type": "integer", "minimum": low, "maximum": low + draw.randint(0, 5000)}
