@@ -24,13 +24,14 @@ from choreo_agents.engine.pending import Pending
 from choreo_agents.errors import AdapterError, ContextLengthError, InvalidRequestError, KVBudgetError
 from choreo_agents.kv.archive import KVKey
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import FramedText
+from choreo_agents.models import FramedText, MakeGuide
 from choreo_agents.runtime.decoding import Decoding
 from choreo_agents.runtime.request import Request
-from choreo_agents.sampling import Guide, Sampler, SamplerCall, Sampling, TokenSampler, nth_seed
+from choreo_agents.sampling import Grammar, Guide, Sampler, SamplerCall, Sampling, TokenSampler, nth_seed
 
 _REMEMBERED_CALLS = 65_536
 _TEXTS_KEPT = 512
+_GRAMMARS_KEPT = 256
 _LONGEST_KEPT = 1024
 """Characters of a text whose tokens are kept."""
 
@@ -93,6 +94,7 @@ class RequestBuilder:
         # the time that a text takes would tell whether somebody else has said it.
         # Words that look like a frame are not that frame: what is kept of the one is never found for the other.
         self._encoded = lru_cache(_TEXTS_KEPT)(lambda text: tuple(core.model.encode(text)))
+        self._compiled = lru_cache(_GRAMMARS_KEPT)(self._compile)
 
     def read(self, call: Prefill | Decode) -> list[ReadCall]:
         """Check and tokenize a call by itself, once for every answer that it asks for.
@@ -122,7 +124,7 @@ class RequestBuilder:
         self._tokens(call.sampling.forced or (), "sampling.forced")
         closing = self._tokens(() if call.closing is None else call.closing, "closing")
         stops = frozenset(self._stops(call.sampling, closing))
-        led = led_answer(self._core.model, call, stops | frozenset(closing[:1]))
+        led = led_answer(self._core.model, call, stops | frozenset(closing[:1]), self._compiled)
         ends = (stops if led is None else led.ends) - frozenset(call.sampling.stop_tokens or ())
         left_out = frozenset[int]() if call.closing is None else ends
         thoughts = self._thoughts(call)
@@ -254,6 +256,9 @@ class RequestBuilder:
             sampler = model.sampler(SamplerCall(call.author, view, lineage.tokens, sampling, guide, call.watch))
         stop_text = TextStop(model, sampling.stop).ends_with if sampling.stop and guide is None else None
         return Decoding(sampling, sampler, read.stops, read.closing, stop_text, read.left_out)
+
+    def _compile(self, grammar: Grammar) -> MakeGuide:
+        return self._core.model.grammars.compile(grammar)
 
     def _thoughts(self, call: Decode) -> int:
         """Tokens that a call's thoughts and what closes them can take."""

@@ -46,12 +46,12 @@ class Output:
         """
         if self.grammar.kind != "json_schema":
             return {}
-        if self.adapter is None:
-            return {PARSED: json.loads(words)}
         try:
-            said = self.adapter.validate_json(words)
-        except ValidationError as error:
+            said = json.loads(words) if self.adapter is None else self.adapter.validate_json(words)
+        except ValueError as error:
             raise GuideError(f"what {self.speaker!r} said is not the output that it has: {error}", words) from error
+        if self.adapter is None:
+            return {PARSED: said}
         # As it can be read in again: under the names that the schema has, and without what is computed of others.
         return {PARSED: self.adapter.dump_python(said, mode="json", by_alias=True, round_trip=True)}
 
@@ -170,7 +170,7 @@ def require_served(node: str, agent: Writer, model: LoadedModel, channels: Itera
             f"{there or 'no channels of its own'}; add one to the state's schema"
         )
     if agent.output is not None:
-        model.grammars.require(agent.output.grammar)
+        model.grammars.compile(agent.output.grammar)
 
 
 def _regex(name: str, pattern: re.Pattern[Any]) -> Grammar:

@@ -10,8 +10,8 @@ from choreo_agents.engine.calls import Decode, Guided
 from choreo_agents.engine.decoding.allowed import answer_guide, answer_paths
 from choreo_agents.engine.decoding.detokenizer import TextStop
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.models import LoadedModel
-from choreo_agents.sampling import Guide, GuidedAnswer, Sampling, TokenGuide
+from choreo_agents.models import LoadedModel, MakeGuide
+from choreo_agents.sampling import Grammar, Guide, GuidedAnswer, Sampling, TokenGuide
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,16 @@ class LedAnswer:
     """The guide of a new answer."""
 
 
-def led_answer(model: LoadedModel, call: Decode, stops: frozenset[int]) -> LedAnswer | None:
+def led_answer(
+    model: LoadedModel, call: Decode, stops: frozenset[int], compiled: Callable[[Grammar], MakeGuide]
+) -> LedAnswer | None:
     """What leads the answers of a call; None: nothing, or its tokens are forced.
 
     Args:
         model: Whose tokens they are.
         call: Says what is allowed, at most once.
         stops: Tokens that stop the decode or start its closing; if there are none, the model's own end tokens do.
+        compiled: Makes guides of a grammar.
 
     Raises:
         GrammarError: Its sampling's guide cannot be followed, and it is told why.
@@ -55,8 +58,7 @@ def led_answer(model: LoadedModel, call: Decode, stops: frozenset[int]) -> LedAn
         make = partial(own.make, model, ends)
     else:
         assert grammar is not None
-        model.grammars.require(grammar)
-        make = partial(model.grammars.guide, grammar, ends)
+        make = partial(compiled(grammar), ends)
     return LedAnswer(sampling.max_tokens, ends, partial(_guided, model, sampling, ends, make))
 
 

@@ -1,10 +1,10 @@
-"""Grammars over one model's tokens, compiled once."""
+"""Grammars over one model's tokens."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -20,7 +20,8 @@ from choreo_agents.sampling.guiding.masks import Bits, words_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_COMPILED = 256
+MakeGuide = Callable[[frozenset[int]], TokenGuide]
+"""A new guide to one answer, which these tokens may end; those of them that are words are the grammar's."""
 
 
 class SpellsBytes(Protocol):
@@ -45,25 +46,28 @@ class Grammars:
         self._bytes_of: Callable[[int], bytes] | None = getattr(tokenizer, "bytes_of", None)
         self._tokens: Any = _byte_tokens() if self._bytes_of else _tokens_of(tokenizer, vocabulary, self._ends)
         self._filler = None if self._bytes_of else GrammarMasks(self._tokens, vocabulary, self._ends)
-        self._compiled = lru_cache(_COMPILED)(self._compile)
 
-    def require(self, grammar: Grammar) -> None:
-        """Raise `GrammarError` unless answers of this model can be led by it."""
-        self._compiled(grammar)
+    def compile(self, grammar: Grammar) -> MakeGuide:
+        """What makes guides to answers of this form. Takes milliseconds, and is not remembered here.
+
+        Raises:
+            GrammarError: No answer of this model can be led by it; says why.
+        """
+        made = llguidance().LLMatcher(self._tokens, source_of(grammar), log_level=0, limits=limits())
+        if made.is_error():
+            raise GrammarError(f"no answer of this model can be led by {grammar.plain()!r}: {made.get_error().strip()}")
+        return partial(self._guide, made)
 
     def guide(self, grammar: Grammar, ends: frozenset[int]) -> TokenGuide:
-        """A new guide to one answer, which these tokens may end; those of them that are words are the grammar's."""
-        matcher = self._compiled(grammar).deep_copy()
+        """One guide; see `compile`."""
+        return self.compile(grammar)(ends)
+
+    def _guide(self, compiled: Any, ends: frozenset[int]) -> TokenGuide:
+        matcher = compiled.deep_copy()
         if self._bytes_of is not None:
             return ByteGuide(matcher, self._bytes_of, ends)
         assert self._filler is not None
         return GrammarGuide(self._filler, matcher, self._filler.that_end(ends))
-
-    def _compile(self, grammar: Grammar) -> Any:
-        made = llguidance().LLMatcher(self._tokens, source_of(grammar), log_level=0, limits=limits())
-        if made.is_error():
-            raise GrammarError(f"no answer of this model can be led by {grammar.plain()!r}: {made.get_error().strip()}")
-        return made
 
 
 class GrammarMasks:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +13,6 @@ EXTRA = "choreo-agents[guided]"
 _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As `json.dumps` writes it: where a model may add blanks it may do so for ever."""
 _KINDS = {"json_schema": "JSON schema", "regex": "regular expression", "grammar": "grammar"}
-_KEPT = 256
 
 
 def llguidance() -> ModuleType:
@@ -46,7 +44,6 @@ def require_grammar(grammar: Grammar) -> None:
     source_of(grammar)
 
 
-@lru_cache(_KEPT)
 def source_of(grammar: Grammar) -> str:
     """What the library's matcher takes; raises as `require_grammar` does."""
     matcher = llguidance().LLMatcher

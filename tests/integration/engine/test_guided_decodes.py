@@ -20,7 +20,7 @@ from choreo_agents import Decode, Engine, Guided, Sampling, StreamedToken, Think
 from choreo_agents.errors import ChoreoError, GrammarError, GuideError, InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel, load_model
-from choreo_agents.models.guides import sources
+from choreo_agents.models.guides import Grammars, sources
 from choreo_agents.sampling import Allowed, Grammar
 
 ROOT = "<s><|system|> Notes: Ann has 3 red kites. Bob has 5 blue boats.<|end|><|user|> Who has boats?<|end|>"
@@ -74,6 +74,26 @@ def test_regular_expressions_and_grammars_lead_all_of_an_answer(talker: Engine) 
         lark = 'start: name " has " /[0-9]{1,2}/ "."\nname: "Ann" | "Bob"'
         text = words(talker, talker.decode(HEADER, [root], sampling=with_({"grammar": lark}, seed=seed)))
         assert re.fullmatch(r"(Ann|Bob) has [0-9]{1,2}\.", text)
+
+
+def test_filters_and_penalties_choose_among_what_is_allowed(talker: Engine) -> None:
+    root, schema = talker.prefill(ROOT), {"json_schema": SCHEMA}
+    filters: list[dict[str, Any]] = [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}, {"top_k": 300, "temperature": 3.0}]
+    filters += [{"repetition_penalty": 1.8, "frequency_penalty": 1.0}, {"temperature": 0.0}, {"logprobs": 2}]
+    asked = [Decode(HEADER, [root], sampling=with_(schema, seed=5, **each)) for each in filters]
+    for handle in talker.decode(asked):
+        jsonschema.validate(json.loads(words(talker, handle)), SCHEMA)
+
+
+def test_a_tenant_compiles_what_another_has_compiled(talker: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that it takes would tell what others ask for."""
+    compiled: list[Grammar] = []
+    compile_ = Grammars.compile
+    monkeypatch.setattr(Grammars, "compile", lambda self, each: compiled.append(each) or compile_(self, each))
+    for tenant in (talker.tenant("one"), talker.tenant("other")):
+        for _ in range(2):
+            tenant.decode(HEADER, sampling=with_({"regex": "so"}))
+    assert len(compiled) == 2
 
 
 def test_an_end_ends_what_could_go_on_and_is_in_the_message_as_its_closing_only(talker: Engine) -> None:
@@ -242,7 +262,6 @@ def test_without_the_extra_a_line_says_what_to_install(talker: Engine, monkeypat
         return real(name, *args, **options)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    sources.source_of.cache_clear()
     with pytest.raises(InvalidRequestError, match=r"pip install 'choreo-agents\[guided\]'$"):
         sources.require_grammar(Grammar(kind="regex", text="a"))
 

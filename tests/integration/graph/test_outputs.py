@@ -16,7 +16,7 @@ from langgraph.types import Send
 from pydantic import BaseModel, Field, computed_field, field_validator
 from typing_extensions import TypedDict
 
-from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Engine, Sampling, Synthesizer, Worker
+from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Engine, RunOptions, Sampling, Synthesizer, Worker
 from choreo_agents.errors import GrammarError, GuideError, InvalidRequestError, ScriptError
 from choreo_agents.models import LoadedModel
 from choreo_agents.testing import Script
@@ -124,6 +124,19 @@ def test_what_a_type_refuses_is_an_error_with_the_words_and_leaves_nothing_behin
         assert refused.value.said == said and "'judge'" in str(refused.value)
         assert pickle.loads(pickle.dumps(refused.value)).said == said
         engine.check()
+
+
+def test_tokens_that_a_run_replays_are_taken_and_judged(embedded: LoadedModel, make_engine: MakeEngine) -> None:
+    engine = make_engine(embedded)
+    graph = app(engine, judge(output=SCHEMA, writes="report"))
+    for said in ('{"a": 5}', '{"a": 6}'):
+        tokens = tuple(engine.model.encode(said))
+        options = RunOptions(replay={("judge", 1, 0, 0): tokens})
+        state = graph.invoke(ASK, {"configurable": {"choreo": options}})
+        assert state["report"] == json.loads(said)
+    options = RunOptions(replay={("judge", 1, 0, 0): tokens[:-1]})
+    with pytest.raises(GuideError, match="'judge' said is not the output"):
+        graph.invoke(ASK, {"configurable": {"choreo": options}})
 
 
 def test_a_message_that_is_cut_is_an_error_that_is_not_retried(embedded: LoadedModel, make_engine: MakeEngine) -> None:
