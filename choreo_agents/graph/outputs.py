@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, get_args
 
@@ -42,7 +43,8 @@ class Output:
         """What is noted beside a message's words: its JSON, as plain values.
 
         Raises:
-            GuideError: It is not what the type asks for beyond what a schema can say.
+            GuideError: It is not what the type asks for beyond what a schema can say, or holds numbers that state
+                cannot.
         """
         if self.grammar.kind != "json_schema":
             return {}
@@ -50,10 +52,17 @@ class Output:
             said = json.loads(words) if self.adapter is None else self.adapter.validate_json(words)
         except ValueError as error:
             raise GuideError(f"what {self.speaker!r} said is not the output that it has: {error}", words) from error
-        if self.adapter is None:
-            return {PARSED: said}
-        # As it can be read in again: under the names that the schema has, and without what is computed of others.
-        return {PARSED: self.adapter.dump_python(said, mode="json", by_alias=True, round_trip=True)}
+        if self.adapter is not None:
+            # As it can be read in again: under the names that the schema has, and without what is computed of others.
+            said = self.adapter.dump_python(said, mode="json", by_alias=True, round_trip=True)
+        large = next(_too_large(said), None)
+        if large is not None:
+            raise GuideError(
+                f"what {self.speaker!r} said holds {large!r}, which is no number that a checkpoint can carry: bound it "
+                "in the schema",
+                words,
+            )
+        return {PARSED: said}
 
 
 class Writer(Protocol):
@@ -171,6 +180,17 @@ def require_served(node: str, agent: Writer, model: LoadedModel, channels: Itera
         )
     if agent.output is not None:
         model.grammars.compile(agent.output.grammar)
+
+
+def _too_large(said: Any) -> Iterator[int | float]:
+    """Numbers that JSON can write, and msgpack or JSON cannot carry on."""
+    if isinstance(said, dict | list):
+        for each in said.values() if isinstance(said, dict) else said:
+            yield from _too_large(each)
+    elif (isinstance(said, int) and not -(1 << 63) <= said < 1 << 64) or (
+        isinstance(said, float) and not math.isfinite(said)
+    ):
+        yield said
 
 
 def _regex(name: str, pattern: re.Pattern[Any]) -> Grammar:

@@ -139,6 +139,18 @@ def test_tokens_that_a_run_replays_are_taken_and_judged(embedded: LoadedModel, m
         graph.invoke(ASK, {"configurable": {"choreo": options}})
 
 
+@pytest.mark.parametrize("said", ["1" + "0" * 30, "-1" + "0" * 20, "1.0e999"])
+def test_numbers_that_no_checkpoint_can_carry_are_an_error_of_that_name(said: str) -> None:
+    """They would fail where the checkpoint is written, with no word of them."""
+    for output in ({"type": "array", "items": {"type": "number"}}, list[float | int]):
+        graph = app(Script({"judge": f"[{said}]"}).load(), judge(output=output), checkpointer=InMemorySaver())
+        with pytest.raises(GuideError, match="no number that a checkpoint can carry") as large:
+            graph.invoke(ASK, {"configurable": {"thread_id": "t"}})
+        assert large.value.said == f"[{said}]"
+    highest = app(Script({"judge": str((1 << 64) - 1)}).load(), judge(output=int, writes="report"))
+    assert highest.invoke(ASK)["report"] == (1 << 64) - 1
+
+
 def test_a_message_that_is_cut_is_an_error_that_is_not_retried(embedded: LoadedModel, make_engine: MakeEngine) -> None:
     graph = app(make_engine(embedded), judge(output={"regex": "[a-z]{400}"}, sampling=Sampling(max_tokens=5)))
     with pytest.raises(GuideError, match="cut at max_tokens=5") as cut:
