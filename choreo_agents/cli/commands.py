@@ -88,7 +88,7 @@ _BENCH = Group(
         ),
         "guides": Command(
             "choreo_agents.lab.experiments.bench_guides.command:guides",
-            "How many answers that random JSON schemas lead validate, and what their masks cost beside a step.",
+            "How many answers that random JSON schemas lead validate, and what masks cost beside a step.",
         ),
         "workflows": Command(
             "choreo_agents.lab.experiments.bench_workflows.command:workflows",

@@ -98,7 +98,11 @@ def unpacked(bits: Bits, vocabulary: int, device: torch.device | None = None) ->
     if device is None or device.type == "cpu":
         flags = np.unpackbits(bits.view(np.uint8), axis=1, count=vocabulary, bitorder="little")
         return torch.from_numpy(flags.view(np.bool_))
-    # An eighth of what masks take goes over the bus.
+    return unpacked_there(bits, vocabulary, device)
+
+
+def unpacked_there(bits: Bits, vocabulary: int, device: torch.device) -> Tensor:
+    """The same, unpacked where they are needed: an eighth of what masks take goes over the bus."""
     there = torch.from_numpy(bits.view(np.uint8)).to(device)
     places = torch.arange(8, dtype=torch.uint8, device=device)
     return (there[:, :, None] >> places & 1).bool().flatten(1)[:, :vocabulary]

@@ -23,7 +23,7 @@ from choreo_agents.sampling import (
     ThoughtsGuide,
     TokenSampler,
 )
-from choreo_agents.sampling.guiding.masks import unpacked
+from choreo_agents.sampling.guiding.masks import unpacked, unpacked_there
 
 WORDS, END = 12, 9
 
@@ -149,6 +149,7 @@ def test_bits_are_unpacked_as_they_were_packed() -> None:
         wanted = np.array([[draw.random() < 0.3 for _ in range(words * 32)] for _ in range(3)])
         bits = np.packbits(wanted, axis=1, bitorder="little").view(np.int32)
         assert torch.equal(unpacked(bits, vocabulary), torch.from_numpy(wanted[:, :vocabulary]))
+        assert torch.equal(unpacked_there(bits, vocabulary, torch.device("cpu")), unpacked(bits, vocabulary))
 
 
 class Filler:

@@ -34,10 +34,10 @@ def guides(
     report: Annotated[Path | None, typer.Option(help="Also write the table to this Markdown file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")] = False,
 ) -> None:
-    """Answers of the embedded model that random JSON schemas lead, at temperature 1: how many validate.
+    """How many answers that random JSON schemas lead validate, and what masks cost beside a step.
 
-    And what a mask costs for a token and row, when the masks of a step are filled together: over the model's own
-    vocabulary, beside the row's share of a step, and over one that is as large as those of real models.
+    The embedded model answers, at temperature 1. A mask's cost is for a token and row, where those of a step are filled
+    together: over the model's own vocabulary, and over one that is as large as those of real models.
 
     [b]Examples[/b]
 
