@@ -61,10 +61,7 @@ def judge(**options: Any) -> Agent:
     return Agent("judge", **{"sampling": Sampling(temperature=1.0, max_tokens=120), **options})
 
 
-def test_a_model_of_pydantic_is_written_as_plain_values(
-    embedded: LoadedModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LANGGRAPH_STRICT_MSGPACK", "true")
+def test_a_model_of_pydantic_is_written_as_plain_values(embedded: LoadedModel, make_engine: MakeEngine) -> None:
     engine, config = make_engine(embedded), {"configurable": {"thread_id": "t"}}
     graph = app(engine, judge(output=Report, writes="report"), checkpointer=InMemorySaver())
     state = graph.invoke(ASK, config)
