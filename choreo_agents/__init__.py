@@ -8,6 +8,7 @@ if TYPE_CHECKING:
         Decode,
         Engine,
         EngineStats,
+        Guided,
         Joining,
         Memory,
         Prefill,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from choreo_agents.kv.handle import MessageHandle
     from choreo_agents.models import FramedText
     from choreo_agents.pml import Prompt, PromptView, Schema, SchemaLibrary
-    from choreo_agents.sampling import Sampling
+    from choreo_agents.sampling import Grammar, Sampling, TokenGuide
 
 __version__ = "0.1.0"
 
@@ -55,6 +56,8 @@ __all__ = [
     "Engine",
     "EngineStats",
     "FramedText",
+    "Grammar",
+    "Guided",
     "HandleEntry",
     "Joining",
     "Keep",
@@ -75,6 +78,7 @@ __all__ = [
     "StreamedToken",
     "Synthesizer",
     "Thinking",
+    "TokenGuide",
     "Usage",
     "VisibilityMode",
     "Worker",
@@ -87,6 +91,7 @@ _ROOMS = {
         "Decode",
         "Engine",
         "EngineStats",
+        "Guided",
         "Joining",
         "Memory",
         "Prefill",
@@ -103,7 +108,7 @@ _ROOMS = {
     "kv.handle": ("MessageHandle",),
     "models.framed": ("FramedText",),
     "pml": ("Prompt", "PromptView", "Schema", "SchemaLibrary"),
-    "sampling": ("Sampling",),
+    "sampling": ("Grammar", "Sampling", "TokenGuide"),
 }
 _SUBPACKAGES = ("engine", "errors", "graph", "kv", "models", "pml", "sampling", "synthesis", "tracing", "workflows")
 """What can be had as an attribute without an import of its own."""

@@ -3,7 +3,9 @@
     ChoreoError
     ├── InvalidRequestError (ValueError)      a call that can never work: empty header, wrong offsets, ...
     │   ├── ContextLengthError                its view is longer than the model's context
-    │   └── KVBudgetError                     it needs more KV memory than the engine's whole budget
+    │   ├── KVBudgetError                     it needs more KV memory than the engine's whole budget
+    │   └── GrammarError                      a schema, regular expression or grammar that nothing can be led by
+    ├── GuideError (ValueError)               what was said came to no end that its guide allows; carries the words
     ├── HandleError (LookupError)
     │   ├── UnknownHandleError                never made by this engine, or under another salt
     │   ├── ReleasedHandleError               its last lease was dropped
@@ -58,6 +60,24 @@ class ContextLengthError(InvalidRequestError):
 
 class KVBudgetError(InvalidRequestError):
     """A call that needs more KV memory than the engine's whole budget."""
+
+
+class GrammarError(InvalidRequestError):
+    """A schema, regular expression or grammar that no answer can be led by; the message names what it cannot be."""
+
+
+class GuideError(ChoreoError, ValueError):
+    """What was said is not what its guide, or the type of an agent's output, asks for; `said` has all its words.
+
+    The same call says the same again: it takes more tokens, another guide or another seed.
+    """
+
+    def __init__(self, message: str, said: str = "") -> None:
+        self.said = said
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[GuideError], tuple[str, str]]:
+        return type(self), (str(self), self.said)
 
 
 class HandleError(ChoreoError, LookupError):

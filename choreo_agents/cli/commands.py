@@ -86,6 +86,10 @@ _BENCH = Group(
             "choreo_agents.lab.experiments.bench_sampling.command:sampling",
             "What choosing the tokens of a step costs, in softmaxes over its logits, beside transformers' processors.",
         ),
+        "guides": Command(
+            "choreo_agents.lab.experiments.bench_guides.command:guides",
+            "How many answers that random JSON schemas lead validate, and what masks cost beside a step.",
+        ),
         "workflows": Command(
             "choreo_agents.lab.experiments.bench_workflows.command:workflows",
             "The paper's workflows, word for word the same under every method (tables 4 and 5, figures 5 and 7).",

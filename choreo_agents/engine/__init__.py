@@ -1,6 +1,6 @@
 """The engine: prefill, decode, release, and the twins that re-encode text."""
 
-from choreo_agents.engine.calls import Decode, Prefill, StreamedToken, Thinking
+from choreo_agents.engine.calls import Decode, Guided, Prefill, StreamedToken, Thinking
 from choreo_agents.engine.engine import Engine
 from choreo_agents.engine.messages.joining import Joining
 from choreo_agents.engine.messages.usage import Usage
@@ -12,6 +12,7 @@ __all__ = [
     "Decode",
     "Engine",
     "EngineStats",
+    "Guided",
     "Joining",
     "Memory",
     "Prefill",

@@ -11,8 +11,8 @@ from torch import Tensor
 from choreo_agents.engine.messages.joining import Joining
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import ChatFormat, FramedText
-from choreo_agents.sampling import Chosen, Phase, Sampling
+from choreo_agents.models import ChatFormat, FramedText, LoadedModel
+from choreo_agents.sampling import Chosen, Phase, Sampling, TokenGuide
 
 Content = str | FramedText | Sequence[int]
 """Text, tokenized without adding anything, or token ids.
@@ -79,6 +79,18 @@ class Thinking:
         return cls(thoughts.end, opening, before, lead, cls.budget if budget is None else budget)
 
 
+@dataclass(frozen=True)
+class Guided:
+    """A guide of your own to what a decode may say."""
+
+    key: str
+    """Names what it allows: two that allow the same may have one key, any others must not. Calls are remembered by it,
+    in this process and the next."""
+    make: Callable[[LoadedModel, frozenset[int]], TokenGuide]
+    """Makes a new guide to one answer, of the model and the tokens that end a message. Called under the engine's lock,
+    once for each answer that is really decoded: it must be quick."""
+
+
 class CallOptions(TypedDict, total=False):
     """Fields of `Prefill` and of `Decode`, by name."""
 
@@ -108,6 +120,7 @@ class DecodeOptions(CallOptions, total=False):
     memo: str | None
     joining: Joining | None
     thinking: Thinking | None
+    guide: Guided | None
 
 
 @dataclass(frozen=True)
@@ -181,6 +194,8 @@ class Decode:
     """As for `Prefill`, of the header."""
     thinking: Thinking | None = None
     """How it thinks before it answers; the header is then where its thoughts start. None: it answers at once."""
+    guide: Guided | None = None
+    """Leads the answer, in the place of `choices` or a `guide` of `sampling`; None: those do, or nothing."""
 
 
 Calls = list[Prefill] | list[Decode]

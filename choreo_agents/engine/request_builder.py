@@ -12,8 +12,8 @@ from typing import Any
 
 from choreo_agents.engine.calls import Content, Decode, Prefill, Thinking
 from choreo_agents.engine.core import EngineCore
-from choreo_agents.engine.decoding.allowed import answer_guide, answer_paths
 from choreo_agents.engine.decoding.detokenizer import TextStop
+from choreo_agents.engine.decoding.leading import LedAnswer, led_answer
 from choreo_agents.engine.decoding.thoughts import longest_thoughts, thoughts_guide
 from choreo_agents.engine.messages.labels import Label
 from choreo_agents.engine.messages.message import Lineage, Message
@@ -24,13 +24,14 @@ from choreo_agents.engine.pending import Pending
 from choreo_agents.errors import AdapterError, ContextLengthError, InvalidRequestError, KVBudgetError
 from choreo_agents.kv.archive import KVKey
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import FramedText
+from choreo_agents.models import FramedText, MakeGuide
 from choreo_agents.runtime.decoding import Decoding
 from choreo_agents.runtime.request import Request
-from choreo_agents.sampling import AnswerPaths, Guide, Sampler, SamplerCall, Sampling, TokenSampler, nth_seed
+from choreo_agents.sampling import Grammar, Guide, Sampler, SamplerCall, Sampling, TokenSampler, nth_seed
 
 _REMEMBERED_CALLS = 65_536
 _TEXTS_KEPT = 512
+_GRAMMARS_KEPT = 256
 _LONGEST_KEPT = 1024
 """Characters of a text whose tokens are kept."""
 
@@ -46,8 +47,8 @@ class ReadCall:
     """Which of the answers that the call asks for this is."""
     stops: frozenset[int] = frozenset()
     """Tokens after which a decode ends."""
-    paths: AnswerPaths | None = None
-    """To the answers that are allowed; None: any is."""
+    led: LedAnswer | None = None
+    """What leads its answers; None: nothing."""
     left_out: frozenset[int] = frozenset()
     """See `Decoding`."""
     thoughts: int = 0
@@ -58,7 +59,7 @@ class ReadCall:
         """Tokens that it can add to these at most."""
         if isinstance(self.call, Prefill):
             return 0
-        sampled = self.call.sampling.longest if self.paths is None else self.paths.longest
+        sampled = self.call.sampling.longest if self.led is None else self.led.longest
         if self.call.sampling.forced is None:
             sampled += self.thoughts
         return sampled + len(self.closing)
@@ -93,6 +94,7 @@ class RequestBuilder:
         # the time that a text takes would tell whether somebody else has said it.
         # Words that look like a frame are not that frame: what is kept of the one is never found for the other.
         self._encoded = lru_cache(_TEXTS_KEPT)(lambda text: tuple(core.model.encode(text)))
+        self._compiled = lru_cache(_GRAMMARS_KEPT)(self._compile)
 
     def read(self, call: Prefill | Decode) -> list[ReadCall]:
         """Check and tokenize a call by itself, once for every answer that it asks for.
@@ -122,13 +124,12 @@ class RequestBuilder:
         self._tokens(call.sampling.forced or (), "sampling.forced")
         closing = self._tokens(() if call.closing is None else call.closing, "closing")
         stops = frozenset(self._stops(call.sampling, closing))
-        paths = answer_paths(self._core.model, call.sampling, stops | frozenset(closing[:1]))
-        ends = (stops if paths is None else paths.ends) - frozenset(call.sampling.stop_tokens or ())
+        led = led_answer(self._core.model, call, stops | frozenset(closing[:1]), self._compiled)
+        ends = (stops if led is None else led.ends) - frozenset(call.sampling.stop_tokens or ())
         left_out = frozenset[int]() if call.closing is None else ends
         thoughts = self._thoughts(call)
         return [
-            ReadCall(call, tokens, closing, sample, stops, paths, left_out, thoughts)
-            for sample in range(call.sampling.n)
+            ReadCall(call, tokens, closing, sample, stops, led, left_out, thoughts) for sample in range(call.sampling.n)
         ]
 
     def place(self, read: ReadCall) -> PlacedCall:
@@ -144,8 +145,7 @@ class RequestBuilder:
             lineage = Lineage(read.tokens, parents, placement, self._naming.tenant, adapter)
         self._require_fit(lineage, read.longest, thinks=bool(read.thoughts))
         source = call.source if isinstance(call, Prefill) else None
-        is_thought = isinstance(call, Decode) and call.thinking is not None
-        said = Label(call.author, call.confidential, *self._sources(source), is_thought)
+        said = Label(call.author, call.confidential, *self._sources(source), is_thought=bool(read.thoughts))
         return PlacedCall(read, lineage, said, self._name(read, lineage))
 
     def request(self, placed: PlacedCall, running: dict[str, Request]) -> Request:
@@ -231,8 +231,9 @@ class RequestBuilder:
             return None
         closing = "" if call.closing is None else f"[{','.join(map(str, read.closing))}]"
         thinking = "" if call.thinking is None else f" {call.thinking!r}"
+        guide = "" if call.guide is None else f" guide {call.guide.key!r}"
         named = self._naming.handle(lineage).id
-        return f"{call.memo} {read.sample} {named} {canonical(call.sampling)} {closing}{thinking}"
+        return f"{call.memo} {read.sample} {named} {canonical(call.sampling)} {closing}{thinking}{guide}"
 
     def _mapping(self, read: ReadCall, call: Prefill, parents: tuple[Message, ...]) -> Lineage:
         """What maps a message: the same tokens in the same place."""
@@ -252,12 +253,10 @@ class RequestBuilder:
         """How a decode samples. Derives its seed, so that it must be called once for each that really runs."""
         sampling, model = call.sampling, self._core.model
         seed = self._call_seed(lineage, sampling) if sampling.seed is None else nth_seed(sampling.seed, read.sample)
-        guide: Callable[[], Guide] | None = None
+        guide: Callable[[], Guide] | None = None if read.led is None else read.led.make
         if call.thinking is not None and sampling.forced is None:
             stops = read.stops | frozenset(read.closing[:1])
-            guide = partial(thoughts_guide, model, sampling, call.thinking, stops, read.paths)
-        elif read.paths is not None:
-            guide = partial(answer_guide, model, sampling, read.paths)
+            guide = partial(thoughts_guide, model, sampling, call.thinking, stops, read.led)
         sampler: Sampler
         if model.sampler is None:
             sampler = TokenSampler(sampling, seed, lineage.text(), call.watch, None if guide is None else guide())
@@ -266,6 +265,9 @@ class RequestBuilder:
             sampler = model.sampler(SamplerCall(call.author, view, lineage.tokens, sampling, guide, call.watch))
         stop_text = TextStop(model, sampling.stop).ends_with if sampling.stop and guide is None else None
         return Decoding(sampling, sampler, read.stops, read.closing, stop_text, read.left_out)
+
+    def _compile(self, grammar: Grammar) -> MakeGuide:
+        return self._core.model.grammars.compile(grammar)
 
     def _thoughts(self, call: Decode) -> int:
         """Tokens that a call's thoughts and what closes them can take."""
@@ -358,6 +360,7 @@ def _require_labels(call: Prefill | Decode) -> None:
 def canonical(sampling: Sampling) -> str:
     """What it says, in JSON. Without fields of later releases that it does not use: calls keep the seeds they had."""
     unused = set() if sampling.choices else {"choices", "lead"}
+    unused |= set() if sampling.guide is not None else {"guide"}
     unused |= {name for name in ("presence_penalty", "frequency_penalty") if not getattr(sampling, name)}
     return sampling.model_dump_json(exclude=unused)
 

@@ -14,6 +14,7 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.audit.guard import Guard
 from choreo_agents.graph.engines import own_or_named
+from choreo_agents.graph.outputs import output_of, require_writer
 from choreo_agents.graph.quorum.board import Reporting, reported
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.tenancy import TenantPrompts, tenant_in
@@ -51,6 +52,10 @@ class Agent(Runnable[Any, dict[str, Any]]):
         choices: The answers that it may give, or a function that makes them of the graph's state: its message is, or
             ends with, exactly one of them, so that a vote or a stop can always be read. None or none of them: anything.
         lead: What comes before the answer, behind whatever else it says: "I vote for". Without one the answer is all.
+        output: What each of its messages is: a pydantic model, or any type that pydantic knows; a JSON schema; a
+            `re.compile(...)`; or `{"regex": ...}`, `{"grammar": ...}`. Needs the extra `guided`.
+        writes: The channel of the graph's state that gets what it says: JSON as plain values, anything else as words;
+            a list of these from a `Worker`.
         adapter: The name of an adapter of its engine, which encodes what is its own: its system prompt, what it is
             asked, what it says, and words that are encoded again for it, but no modules. None: the engine's; `"base"`:
             the model alone.
@@ -73,7 +78,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
             one offset, and what follows starts after the longest of them. By default the graph's.
 
     Raises:
-        InvalidRequestError: The prompt is none, or a prompt of a schema beside a system prompt.
+        InvalidRequestError: The prompt is none, or a prompt of a schema beside a system prompt; `output` and `choices`.
+        GrammarError: No message can be led by its output; names what is in the way, as a keyword of the schema.
         PMLError: With an engine: the prompt's schema is longer than the model's context, or an argument than its slot.
     """
 
@@ -88,6 +94,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
         header: str | None = None,
         choices: Choices | None = None,
         lead: str = "",
+        output: Any = None,
+        writes: str | None = None,
         adapter: str | None = None,
         thinking: Thinks = None,
         sampling: Sampling | None = None,
@@ -107,7 +115,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.system = required_words(name, "system", system)
         self.persona = persona
         self.prompt, self.schema_prompt = _told_apart(name, prompt)
-        self._require_one_system()
+        _require_one_system(self)
         self.confidential = confidential
         self.header = header
         self.choices = choices
@@ -115,6 +123,9 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.adapter = adapter
         self.thinking = required_thinking(name, thinking)
         self.sampling = _required_sampling(name, sampling)
+        self.output, self.writes = output_of(name, output), writes
+        self.writes_list = False
+        require_writer(self)
         self.update = _required_update(name, update)
         self.history = required_history(name, history)
         self.tags: Sequence[str] = [tags] if isinstance(tags, str) else list(tags)
@@ -123,7 +134,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.rules: Mapping[str, Rule] = rules_of(reads or {})
         self.public = public
         self.positions = positions
-        self.imported = self._imported(self.engine, public)
+        self.imported = _imported(self, self.engine, public)
         """Its prompt of a schema, once it has an engine."""
         self.n = 1
         """Messages that it says at a time."""
@@ -144,7 +155,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         agent.rules = rules.sources
         agent.public = rules.public
         agent._reader_rules = rules
-        agent.imported = agent._imported(agent.engine, rules.public)
+        agent.imported = _imported(agent, agent.engine, rules.public)
         return agent
 
     def reporting(self, reporting: Reporting) -> Self:
@@ -161,20 +172,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
         """
         agent = copy.copy(self)
         agent.system = text
-        agent._require_one_system()
+        _require_one_system(agent)
         return agent
-
-    def _imported(self, engine: Engine | None, public: str | None) -> ImportedPrompt | None:
-        if engine is None or self.schema_prompt is None:
-            return None
-        return ImportedPrompt(engine, self.schema_prompt, public)
-
-    def _require_one_system(self) -> None:
-        if self.schema_prompt is not None and self.system is not None:
-            raise InvalidRequestError(
-                f"agent {self.name!r} has a prompt of schema {self.schema_prompt.schema.name!r} and a system prompt, "
-                "and both stand in one place: write the system prompt into the prompt, as <system>...</system>"
-            )
 
     def reader_rules(self) -> ReaderRules:
         """How its views are made: as its graph says, or, in a stock `StateGraph`, as it says itself."""
@@ -236,6 +235,20 @@ def serving(agent: A, config: RunnableConfig) -> tuple[A, Engine]:
         prompts = engine.kv.keeper(TenantPrompts)
         served.imported = prompts.of(agent, lambda: ImportedPrompt(engine, prompt, agent.public))
     return served, engine
+
+
+def _imported(agent: Agent, engine: Engine | None, public: str | None) -> ImportedPrompt | None:
+    if engine is None or agent.schema_prompt is None:
+        return None
+    return ImportedPrompt(engine, agent.schema_prompt, public)
+
+
+def _require_one_system(agent: Agent) -> None:
+    if agent.schema_prompt is not None and agent.system is not None:
+        raise InvalidRequestError(
+            f"agent {agent.name!r} has a prompt of schema {agent.schema_prompt.schema.name!r} and a system prompt, "
+            "and both stand in one place: write the system prompt into the prompt, as <system>...</system>"
+        )
 
 
 def _told_apart(name: str, prompt: Any) -> tuple[Prompt | None, SchemaPrompt | None]:

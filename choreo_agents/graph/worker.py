@@ -52,6 +52,7 @@ class Worker(Agent):
 
         self.prompt = asked
         self.n = n
+        self.writes_list = True
         self._speaker = speaker or name
 
     def speaker(self, state: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -18,6 +19,7 @@ from choreo_agents.models.discovery import discover_attention
 from choreo_agents.models.dtypes import require_served
 from choreo_agents.models.embedded import WEIGHTS, vocabulary
 from choreo_agents.models.framed import FramedText
+from choreo_agents.models.guides import Grammars
 from choreo_agents.models.lines import first_line
 from choreo_agents.models.located import located
 from choreo_agents.models.prepacked import prepack
@@ -83,6 +85,15 @@ class LoadedModel:
     def speaks_embedded(self) -> bool:
         """Whether its words are those of the embedded language: the model that ships, or one that replaces it."""
         return bool(self.tokenizer.get_vocab() == vocabulary())
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Guides over its tokens: made when the first is asked for.
+
+        Raises:
+            InvalidRequestError: The extra `guided` is not installed, or its tokens cannot be guided; says why.
+        """
+        return Grammars(self.tokenizer, self.adapter.vocabulary_size, self.adapter.end_tokens)
 
     def encode(self, text: str | FramedText) -> list[int]:
         """Token ids of a text; none are added. In a `str` control tokens count wherever they stand."""

@@ -65,7 +65,7 @@ class RustSpelling:
         from tokenizers import Tokenizer  # noqa: PLC0415
 
         written = json.loads(tokenizer.to_str())
-        controls = [token for token in written["added_tokens"] if _controls(token["content"])]
+        controls = [token for token in written["added_tokens"] if is_control_text(token["content"])]
         self._controls = _any_of({token["content"]: token["single_word"] for token in controls})
         secret = "".join(secrets.choice(string.ascii_lowercase) for _ in range(32))
         self._names = {token["content"]: f"{secret}{_letters(at)}" for at, token in enumerate(controls)}
@@ -105,9 +105,9 @@ class PythonSpelling:
     def __init__(self, tokenizer: PreTrainedTokenizer) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.values()
-        self._added = {token.content: token for token in added if _controls(token.content)}
+        self._added = {token.content: token for token in added if is_control_text(token.content)}
         self._controls = _any_of({text: token.single_word for text, token in self._added.items()})
-        self._blanks = _any_of({token.content: False for token in added if not _controls(token.content)})
+        self._blanks = _any_of({token.content: False for token in added if not is_control_text(token.content)})
 
     def encode(self, text: FramedText) -> list[int]:
         """See `Spelling`."""
@@ -147,7 +147,7 @@ def _at(runs: list[tuple[str, bool]], at: int) -> str:
     return runs[at][0] if 0 <= at < len(runs) and runs[at][1] else ""
 
 
-def _controls(content: str) -> bool:
+def is_control_text(content: str) -> bool:
     """Whether an added token can tell a model anything: runs of blanks are text like any other."""
     return bool(content.strip().strip("▁"))
 

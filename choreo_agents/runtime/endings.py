@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from choreo_agents.errors import CapacityError, ChoreoError, EngineFailedError, KVMemoryError, told
+from choreo_agents.errors import CapacityError, ChoreoError, EngineFailedError, GuideError, KVMemoryError, told
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.request import Request
@@ -85,7 +85,7 @@ def _done(work: Callable[[], object]) -> None:
 
 def failed(cause: BaseException) -> ChoreoError:
     """What a call that fails for this reason raises."""
-    if isinstance(cause, KVMemoryError | CapacityError):
+    if isinstance(cause, KVMemoryError | CapacityError | GuideError):
         return cause
     error = EngineFailedError(f"a step of the engine failed: {told(cause)}")
     error.__cause__ = cause

@@ -16,7 +16,7 @@ from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.models.lora import Adapted, LoraAdapter
 from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.step import Row, Step
-from choreo_agents.sampling import BatchSampler, Chosen, Sampler, choose_tokens
+from choreo_agents.sampling import BatchSampler, Chosen, Sampler, StepMasks, choose_tokens
 from choreo_agents.synthesis.mapper import CacheMapper
 from choreo_agents.tracing import Ledger
 
@@ -46,6 +46,7 @@ class Executor:
         self.backend = backend
         self.counters = counters
         self._batch = BatchSampler()
+        self._masks = StepMasks(adapter.device)
         self._loras = {} if loras is None else loras
         self._mappers = {} if mappers is None else mappers
 
@@ -69,10 +70,11 @@ class Executor:
         for tenant, (shared, alone) in attention.kv_bytes_read(readers).items():
             self.counters.add(tenant, "kv_bytes_read", shared)
             self.counters.add(tenant, "kv_bytes_read_alone", alone)
-        logits = self.adapter.logits(step.tokens, step.layout.positions, attention, step.wanted, self._adapted(step))
         numbers = [row.number for row in step.rows if row.samples]
-        chosen = choose_tokens([samplers[number] for number in numbers], logits, self._batch)
-        return dict(zip(numbers, chosen, strict=True))
+        asked, adapted = [samplers[number] for number in numbers], self._adapted(step)
+        with self._masks.filling(sampler.guide for sampler in asked):
+            logits = self.adapter.logits(step.tokens, step.layout.positions, attention, step.wanted, adapted)
+        return dict(zip(numbers, choose_tokens(asked, logits, self._batch), strict=True))
 
     def answers(self) -> bool:
         """Whether the device still computes; asked after a failure."""

@@ -1,27 +1,35 @@
 """How the next token is chosen."""
 
-from choreo_agents.sampling.answers import AnswerGuide, AnswerPaths
 from choreo_agents.sampling.batch import BatchSampler
 from choreo_agents.sampling.defaults import checkpoint_sampling
 from choreo_agents.sampling.draw import Draw
+from choreo_agents.sampling.guiding.answers import AnswerGuide, AnswerPaths
+from choreo_agents.sampling.guiding.grammar import Grammar
+from choreo_agents.sampling.guiding.guides import Allowed, FreeAnswer, Guide, GuidedAnswer, TokenGuide
+from choreo_agents.sampling.guiding.masks import StepMasks
+from choreo_agents.sampling.guiding.thoughts import BLANK_LINES, Phase, ThoughtsGuide
 from choreo_agents.sampling.parameters import Sampling
 from choreo_agents.sampling.sampler import Chosen, Sampler, SamplerCall, TokenSampler, choose_tokens, nth_seed
-from choreo_agents.sampling.thoughts import BLANK_LINES, AnswerEnds, Guide, Phase, ThoughtsGuide
 
 __all__ = [
     "BLANK_LINES",
-    "AnswerEnds",
+    "Allowed",
     "AnswerGuide",
     "AnswerPaths",
     "BatchSampler",
     "Chosen",
     "Draw",
+    "FreeAnswer",
+    "Grammar",
     "Guide",
+    "GuidedAnswer",
     "Phase",
     "Sampler",
     "SamplerCall",
     "Sampling",
+    "StepMasks",
     "ThoughtsGuide",
+    "TokenGuide",
     "TokenSampler",
     "checkpoint_sampling",
     "choose_tokens",

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from choreo_agents.sampling.guiding.grammar import Grammar
+
 MOST_LOGPROBS = 64
 
 
@@ -64,8 +66,17 @@ class Sampling(BaseModel):
     it would stop before, or has just enough tokens left, the lead is forced. Empty: the answer is all that is
     sampled."""
 
+    guide: Grammar | None = None
+    """What all of the answer must be: `{"json_schema": {...}}`, `{"regex": "..."}` or `{"grammar": "..."}`, in Lark's
+    notation. It may start with a space, as headers end without one, unless a grammar says how it starts; JSON is
+    written as `json.dumps` writes it. The decode ends with it, and where it may end at a text of `stop`, or at
+    `max_tokens`; cut elsewhere it fails with `GuideError`. Needs the extra `guided`. Whatever is `forced` is taken as
+    it is."""
+
     @model_validator(mode="after")
     def _leads_to_something(self) -> Sampling:
+        if self.choices and self.guide is not None:
+            raise ValueError("choices and a guide both say what the whole answer is: leave one of them out")
         if self.lead and not self.choices:
             raise ValueError(
                 f"lead {self.lead!r} leads to no answer: give the allowed ones as choices, or leave it out"

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from choreo_agents.sampling.batch import BatchSampler
 from choreo_agents.sampling.draw import Draw
+from choreo_agents.sampling.guiding.guides import Guide
 from choreo_agents.sampling.noise import noise_key
 from choreo_agents.sampling.parameters import Sampling
 from choreo_agents.sampling.penalties import CountedTokens
-from choreo_agents.sampling.thoughts import Guide
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,9 @@ class TokenSampler:
     def draw(self, logits: Tensor) -> Draw:
         """What is to be drawn from the [vocabulary] logits. Asked again, it draws from the same random numbers."""
         mask, allowed = None, None if self.guide is None else self.guide.allowed()
-        if allowed is not None:
+        if isinstance(allowed, Tensor):
+            mask = allowed.to(logits.device)
+        elif allowed is not None:
             assert allowed, "a guide must allow a token"
             mask = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
             mask[list(allowed)] = True

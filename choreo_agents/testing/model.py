@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from choreo_agents.attention.kind import AttentionKind
-from choreo_agents.errors import AdapterError
+from choreo_agents.errors import AdapterError, GuideError
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.models import ChatFormat, LoadedModel
 from choreo_agents.models.chat import TurnFormat
@@ -121,10 +121,12 @@ def follows(call: SamplerCall, tokens: Iterable[int]) -> bool:
         return True
     guide = call.guide()
     for token in _ended(tokens):
-        allowed = guide.allowed()
-        if guide.refuses(token) or (allowed is not None and token not in allowed):
+        if guide.refuses(token) or not guide.permits(token):
             return False
-        guide.take(token)
+        try:
+            guide.take(token)
+        except GuideError:
+            return False
         if guide.done:
             break
     return True

@@ -139,8 +139,10 @@ class Script:
                 self._calls.append(said)
                 return ScriptedSampler(call, call.sampling.forced, partial(self._withdraw, said))
             words = self._words(whose, asked)
-            tokens = [*ScriptedTokenizer().spell(f" {words}" if words else "")]
-            if not follows(call, tokens):
+            # A grammar may not know the space that stands before a first word.
+            written = [[*ScriptedTokenizer().spell(space + words if words else "")] for space in (" ", "")]
+            tokens = next((tokens for tokens in written if follows(call, tokens)), None)
+            if tokens is None:
                 raise _not_allowed(whose, words, call.sampling)
             self._asked[whose] = max(self._asked[whose], number + 1)
             self._unsaid[whose].discard(number)
@@ -188,6 +190,9 @@ def _is_line(lines: object) -> TypeIs[Line]:
 
 
 def _not_allowed(whose: str | None, words: str, sampling: Sampling) -> ScriptError:
+    if not sampling.choices:
+        asked = "its guide" if sampling.guide is None else f"the guide {str(sampling.guide.plain())[:120]}"
+        return ScriptError(f"{whose!r} cannot say {words!r} in {sampling.max_tokens} tokens: {asked} does not allow it")
     behind = f" behind {sampling.lead!r}" if sampling.lead else ""
     example = f"{sampling.lead} {sampling.choices[0]}".strip()
     return ScriptError(

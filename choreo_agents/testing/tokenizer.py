@@ -68,6 +68,10 @@ class ScriptedTokenizer:
             errors="replace"
         )
 
+    def bytes_of(self, token: int) -> bytes:
+        """What a token writes; nothing for a special one."""
+        return self._written(token, special=False)
+
     def get_vocab(self) -> dict[str, int]:
         """The tokens that are not made of their own bytes."""
         return {token: i for i, token in enumerate(SPECIAL_TOKENS)}

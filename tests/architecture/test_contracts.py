@@ -24,6 +24,7 @@ PLANTED = {
         "synthesis/mapper.py",
         "transformers",
     ),
+    "Only models.guides knows llguidance": ("engine/decoding/leading.py", "llguidance"),
     "Only graph and lab.rivals know langgraph": ("lab/playing/many_items.py", "langgraph.graph"),
     "Only testing.plugin knows pytest": ("testing/conformance.py", "pytest"),
     "What decides touches no tensors": ("runtime/scheduler.py", "torch"),

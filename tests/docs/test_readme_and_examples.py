@@ -202,6 +202,15 @@ def test_the_page_on_merging_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert since[:2] == [0, 0] and since[2] > 0 and len(since) == 3
 
 
+def test_the_page_on_structured_output_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "how-to" / "structured-output.md").read_text()
+    names: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(code, "structured-output.md", "exec", dont_inherit=True), names)
+    both, voted, word = capsys.readouterr().out.splitlines()
+    assert both == "True True" and re.search(r"(yes|no), [0-9]{1,2}$", voted) and re.search(r" \S+$", word)
+
+
 def test_the_page_on_who_sees_what_runs() -> None:
     page = (ROOT / "docs" / "explanation" / "visibility.md").read_text()
     names: dict[str, Any] = {}

@@ -6,7 +6,7 @@ from choreo_agents.engine.decoding.detokenizer import TextEnd, TextStop
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import FramedText, LoadedModel
 from choreo_agents.sampling import AnswerGuide, AnswerPaths, Sampling
-from choreo_agents.sampling.answers import Path
+from choreo_agents.sampling.guiding.answers import Path
 
 
 def answer_paths(model: LoadedModel, sampling: Sampling, ends: frozenset[int]) -> AnswerPaths | None:

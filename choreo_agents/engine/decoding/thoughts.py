@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from choreo_agents.engine.calls import Thinking
-from choreo_agents.engine.decoding.allowed import answer_guide
 from choreo_agents.engine.decoding.detokenizer import Detokenizer, TextEnd, TextStop
+from choreo_agents.engine.decoding.leading import LedAnswer
 from choreo_agents.models import FramedText, LoadedModel
-from choreo_agents.sampling import (
-    BLANK_LINES,
-    AnswerEnds,
-    AnswerGuide,
-    AnswerPaths,
-    Phase,
-    Sampling,
-    ThoughtsGuide,
-)
+from choreo_agents.sampling import BLANK_LINES, FreeAnswer, Guide, Phase, Sampling, ThoughtsGuide
 
 _LINE_ENDS = ("\n", "\n\n", "\r\n", "\n\n\n")
 
@@ -79,7 +71,7 @@ def longest_thoughts(model: LoadedModel, thinking: Thinking) -> int:
 
 
 def thoughts_guide(
-    model: LoadedModel, sampling: Sampling, thinking: Thinking, stops: frozenset[int], paths: AnswerPaths | None
+    model: LoadedModel, sampling: Sampling, thinking: Thinking, stops: frozenset[int], led: LedAnswer | None
 ) -> ThoughtsGuide:
     """Leads one decode through its thoughts to an answer.
 
@@ -88,14 +80,13 @@ def thoughts_guide(
         sampling: Of the answer.
         thinking: How it thinks.
         stops: Tokens that end a message.
-        paths: To the answers that are allowed; None: any is.
+        led: What leads the answer; None: nothing.
     """
-    answer: AnswerEnds | AnswerGuide
-    if paths is None:
+    if led is None:
         stop = TextStop(model, sampling.stop).ends_with if sampling.stop else None
-        answer = AnswerEnds(sampling.max_tokens, stops, stop)
+        answer: Guide = FreeAnswer(sampling.max_tokens, stops, stop)
     else:
-        answer = answer_guide(model, sampling, paths)
+        answer = led.make()
     return ThoughtsGuide(thinking.budget, close_of(model, thinking), stops, ThoughtsReader(model, thinking), answer)
 
 

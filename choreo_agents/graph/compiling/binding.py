@@ -11,6 +11,7 @@ from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import Declared, Policy
 from choreo_agents.graph.compiling.promises import guard_of
 from choreo_agents.graph.engines import Engines
+from choreo_agents.graph.outputs import require_served
 from choreo_agents.graph.turn.reader_rules import ReaderRules
 from choreo_agents.graph.visibility import Positions, Rule
 
@@ -21,6 +22,7 @@ class DeclaringGraph(Protocol):
     system: str | None
     policy: Policy
     positions: Positions
+    channels: dict[str, Any]
 
     def reads_of(self, name: str, agent: Agent) -> Mapping[str, Rule]: ...
 
@@ -79,7 +81,8 @@ def bound_agent(
         strict: Whether what other models have encoded is an error where it is shared.
 
     Raises:
-        InvalidRequestError: It has no engine, or names none of the graph's.
+        InvalidRequestError: It has no engine, or names none of the graph's; its model cannot be led to its output, or it
+            writes a channel that the graph's state has not.
     """
     spec = nodes[name]
     engine = engines.of(spec.runnable)
@@ -87,6 +90,7 @@ def bound_agent(
         raise InvalidRequestError(
             f"agent {name!r} has no engine: compile(engine=Engine.load(...)), or give the agent one"
         )
+    require_served(name, spec.runnable, engine.model, graph.channels)
     rules = replace(_reader_rules(graph, nodes, name, spec.runnable, declared), by_tenant=by_tenant, strict=strict)
     choreo = {"reads": {source: rule.mode.name for source, rule in rules.sources.items()}}
     metadata = {**(spec.metadata or {}), "choreo": choreo}

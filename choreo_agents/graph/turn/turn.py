@@ -15,8 +15,9 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
 from choreo_agents.engine import Engine, Joining
-from choreo_agents.errors import ContextLengthError, HandleError, InvalidRequestError
+from choreo_agents.errors import ContextLengthError, GuideError, HandleError
 from choreo_agents.graph.engines import engines_of
+from choreo_agents.graph.outputs import Writer, sampling_of, written
 from choreo_agents.graph.provenance.proven import ProvenState
 from choreo_agents.graph.sending import sent_at
 from choreo_agents.graph.turn.entries import entry_of
@@ -40,21 +41,17 @@ Choices = Sequence[str] | Callable[[Any], Sequence[str]]
 """The answers that an agent may give: always the same, or made of the graph's state."""
 
 
-class Speaker(Protocol):
+class Speaker(Writer, Protocol):
     """What a turn needs of its agent."""
 
-    name: str
     persona: str | None
     system: Prompt | None
     imported: ImportedPrompt | None
     prompt: Prompt | None
     header: str | None
-    choices: Choices | None
-    lead: str
     adapter: str | None
     merging: MergeSpec | None
     confidential: bool
-    sampling: Sampling
     thinking: Thinks
     history: Keep | None
     tags: Sequence[str]
@@ -151,7 +148,7 @@ class AgentTurn:
                 await self._told("prompt", self.agent.prompt),
             )
             view = await reading.view(system, closed=self._late is not None, summary=self._summary)
-            sampling = self._chosen()
+            sampling = sampling_of(self.agent, self.state)
             if self._late is not None:
                 self._joining = self.engine.branches.joining()
                 self._late.make_room(reading, view, self._left_over(view, prompt, sampling))
@@ -185,7 +182,8 @@ class AgentTurn:
             for place, message, handle, thought in told
         ]
         entries = [self.sealing.sealed_entry(entry) for entry in (*reading.inputs, *entries)]
-        return {"handles": entries, "messages": [said.message for said in told]}
+        messages = [said.message for said in told]
+        return {"handles": entries, "messages": messages, **written(self.agent, messages)}
 
     async def _told(self, what: str, words: Any) -> str | None:
         return await words_of(self.agent.name, what, words, self.state, self.config)
@@ -262,10 +260,16 @@ class AgentTurn:
         if said.startswith(shown) and said != shown:
             await run.token(said.removeprefix(shown))  # a character that was never completed
         words = engine.model.decode(_without_end(spoken, engine.model), special=False).strip()
+        try:
+            beside = {} if self.agent.output is None else self.agent.output.noted(words)
+        except GuideError as error:
+            engine.release(handle)  # nobody will ever name it
+            await run.fail(error)
+            raise
         thought = next(iter(engine.inspect.thoughts(handle, place.author, memo=memo)), None)
         joined = self._joined(thought or handle, len(view.handles))
         seen = sum(each.length for each in (*view.handles, *(late for late, _ in joined)))
-        message = _message(self, words, handle, thought, message_id, seen, len(header))
+        message = _message(self, words, handle, thought, message_id, seen, len(header), beside)
         if self._late is not None:
             message.response_metadata["choreo"]["branches"] = self._late.said_of(self.reading, joined)
         await run.end(message)
@@ -299,19 +303,6 @@ class AgentTurn:
         needed += sum(len(engine.model.encode(text)) for text in own)
         return engine.model.adapter.max_positions - needed
 
-    def _chosen(self) -> Sampling:
-        """The agent's sampling, with the answers that it may give now."""
-        choices = self.agent.choices(self.state) if callable(self.agent.choices) else self.agent.choices
-        if not choices:
-            return self.agent.sampling
-        if isinstance(choices, str) or not all(isinstance(choice, str) and choice.strip() for choice in choices):
-            raise InvalidRequestError(
-                f"the choices of {self.agent.name!r} must be texts that say something, in a list, not {choices!r}"
-            )
-        # Words in graph state have no spaces around them: what is chosen is compared with what is said.
-        stripped = tuple(dict.fromkeys(choice.strip() for choice in choices))
-        return self.agent.sampling.model_copy(update={"choices": stripped, "lead": self.agent.lead})
-
     def _sampling(self, sampling: Sampling, place: RunPlace, superstep: int) -> Sampling:
         """With a seed of this very call, or with the tokens that the run replays."""
         at = (place.author, superstep, place.branch, place.call)
@@ -331,6 +322,7 @@ def _message(
     message_id: str,
     seen: int,
     header: int,
+    beside: dict[str, Any],
 ) -> AIMessage:
     """What was said, as it stands in the graph's state, sealed."""
     usage, (thoughts, thought) = turn.engine.usage(handle), thought_text(turn.engine, decoded, handle)
@@ -352,6 +344,7 @@ def _message(
         content=content,
         name=turn.place.node,
         id=message_id,
+        additional_kwargs=beside,
         response_metadata={"model_name": turn.engine.model.name, "choreo": noted},
         usage_metadata=UsageMetadata(
             input_tokens=seen + header,

@@ -226,8 +226,8 @@ def test_calls_without_choices_keep_their_seeds(engine: Engine) -> None:
     named = free.model_dump(mode="json")
     from choreo_agents.engine.request_builder import canonical
 
-    assert list(named)[-2:] == ["choices", "lead"]
-    later = (',"choices":[],"lead":""', ',"presence_penalty":0.0,"frequency_penalty":0.0')
+    assert list(named)[-3:] == ["choices", "lead", "guide"]
+    later = (',"choices":[],"lead":"","guide":null', ',"presence_penalty":0.0,"frequency_penalty":0.0')
     assert canonical(free) == free.model_dump_json().replace(later[0], "").replace(later[1], "")
     assert canonical(with_(free, presence_penalty=1.0)) != canonical(with_(free, frequency_penalty=1.0))
     assert canonical(with_(free, choices=("a",))) != canonical(with_(free, choices=("b",)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from choreo_agents.sampling import BLANK_LINES, AnswerEnds, AnswerGuide, AnswerPaths, Phase, ThoughtsGuide
+from choreo_agents.sampling import BLANK_LINES, AnswerGuide, AnswerPaths, FreeAnswer, Phase, ThoughtsGuide
 
 CLOSE, AFTER, END, BLANK = 7, 8, 9, 0
 
@@ -27,7 +27,7 @@ class ClosedBy:
 
 
 def guide_of(budget: int = 5, close: tuple[int, ...] = (6, CLOSE, AFTER), max_tokens: int = 3) -> ThoughtsGuide:
-    return ThoughtsGuide(budget, close, frozenset({END}), ClosedBy(), AnswerEnds(max_tokens, frozenset({END})))
+    return ThoughtsGuide(budget, close, frozenset({END}), ClosedBy(), FreeAnswer(max_tokens, frozenset({END})))
 
 
 def walk(guide: ThoughtsGuide, *tokens: int) -> tuple[int, ...] | None:
@@ -81,7 +81,7 @@ def test_empty_lines_before_an_answer_are_no_part_of_it_and_end_nothing() -> Non
         told.append(token)
         return token == BLANK
 
-    guide = ThoughtsGuide(5, (CLOSE, AFTER), frozenset({END}), ClosedBy(), AnswerEnds(2, frozenset({BLANK}), stops))
+    guide = ThoughtsGuide(5, (CLOSE, AFTER), frozenset({END}), ClosedBy(), FreeAnswer(2, frozenset({BLANK}), stops))
     walk(guide, 1, CLOSE, AFTER, BLANK, BLANK, 3)
     assert not guide.done and told == [3]
     walk(guide, BLANK)

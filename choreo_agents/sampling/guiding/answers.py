@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from choreo_agents.sampling.guiding.guides import TokenGuide
+
 Path = tuple[int, ...]
 """The tokens of a text: not empty."""
 Watcher = Callable[[int], bool]
@@ -74,6 +76,16 @@ class AnswerGuide:
     def longest(self) -> int:
         """Tokens that are sampled at most."""
         return self.paths.longest
+
+    @property
+    def leader(self) -> TokenGuide:
+        """See `Guide`."""
+        return self
+
+    def permits(self, token: int) -> bool:
+        """See `Guide`."""
+        allowed = self.allowed()
+        return allowed is None or token in allowed
 
     def allowed(self) -> tuple[int, ...] | None:
         """The tokens that may come next, in ascending order; None: any."""

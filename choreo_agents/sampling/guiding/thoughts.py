@@ -2,39 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from choreo_agents.sampling.answers import AnswerGuide
+from choreo_agents.sampling.guiding.guides import Allowed, FreeAnswer, Guide, TokenGuide
 
 Phase = Literal["thoughts", "close", "answer"]
 BLANK_LINES = 2
 """Tokens of empty lines that may stand before an answer's first word and are no part of it."""
-
-
-class Guide(Protocol):
-    """Leads one decode, token by token."""
-
-    done: bool
-    """Whether the answer is complete and nothing may follow it."""
-
-    @property
-    def longest(self) -> int:
-        """Tokens that are sampled at most."""
-        ...
-
-    def allowed(self) -> tuple[int, ...] | None:
-        """The tokens that may come next, in ascending order; None: any."""
-        ...
-
-    def refuses(self, token: int) -> bool:
-        """Whether another token must be chosen in the place of this one; asked once for each place."""
-        ...
-
-    def take(self, token: int) -> None:
-        """Go on with this token, which must be allowed."""
-        ...
 
 
 class Phases(Protocol):
@@ -50,16 +24,6 @@ class Phases(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class AnswerEnds:
-    """When an answer that nothing leads is complete."""
-
-    max_tokens: int
-    stops: frozenset[int]
-    stop_complete: Callable[[int], bool] | None = None
-    """Told every token of the answer: whether a text to stop at is complete with it."""
-
-
 class ThoughtsGuide:
     """Lets a model think for so many tokens, has it close its thoughts, and lets it answer.
 
@@ -73,7 +37,7 @@ class ThoughtsGuide:
         close: What stands between thoughts and answer.
         ends: Tokens that end a message.
         phases: Watches the tokens.
-        answer: When the answer is complete, or what leads it.
+        answer: Leads the answer.
     """
 
     def __init__(
@@ -82,7 +46,7 @@ class ThoughtsGuide:
         close: tuple[int, ...],
         ends: frozenset[int],
         phases: Phases,
-        answer: AnswerEnds | AnswerGuide,
+        answer: Guide,
     ) -> None:
         self.done = False
         self._budget, self._close, self._ends = budget, close, ends
@@ -91,34 +55,33 @@ class ThoughtsGuide:
         self._forced = close if budget == 0 else ()
         """What is left of what must come next."""
         self._phase: Phase = "thoughts"
-        self._thought = self._answered = 0
+        self._thought = 0
 
     @property
     def longest(self) -> int:
         """Tokens that are sampled at most."""
-        answer = self._answer
-        return (
-            self._budget
-            + len(self._close)
-            + BLANK_LINES
-            + (answer.max_tokens if isinstance(answer, AnswerEnds) else answer.longest)
-        )
+        return self._budget + len(self._close) + BLANK_LINES + self._answer.longest
 
-    def allowed(self) -> tuple[int, ...] | None:
-        """The tokens that may come next, in ascending order; None: any."""
-        if self._forced:
-            return self._forced[:1]
-        if self._phase == "answer" and isinstance(self._answer, AnswerGuide):
+    @property
+    def leader(self) -> TokenGuide:
+        """See `Guide`."""
+        return self._answer.leader if self._phase == "answer" else self
+
+    def allowed(self) -> Allowed:
+        """What may come next."""
+        if self._phase == "answer":
             return self._answer.allowed()
-        return None
+        return self._forced[:1] or None
+
+    def permits(self, token: int) -> bool:
+        """See `Guide`."""
+        return self._answer.permits(token) if self._phase == "answer" else token in (self._forced[:1] or (token,))
 
     def refuses(self, token: int) -> bool:
         """Whether the model wanted to end before it has answered, or as the answer's own guide has it."""
-        if self._forced:
-            return False
         if self._phase == "answer":
-            return isinstance(self._answer, AnswerGuide) and self._answer.refuses(token)
-        if token not in self._ends or token == self._close[0]:
+            return self._answer.refuses(token)
+        if self._forced or token not in self._ends or token == self._close[0]:
             return False
         self._forced = self._close
         return True
@@ -128,8 +91,9 @@ class ThoughtsGuide:
         assert not self.done, "the answer is complete"
         phase = self._phases.add(token)
         if self._phase == "answer":
-            if phase == "answer" or self.allowed() is not None:
-                self._take_answer(token)
+            if phase == "answer" or not isinstance(self._answer, FreeAnswer):
+                self._answer.take(token)
+                self.done = self._answer.done
             return
         was_forced = bool(self._forced)
         self._forced = self._forced[1:]
@@ -143,13 +107,3 @@ class ThoughtsGuide:
             self._forced = self._close
         if (over or was_forced) and not self._forced:
             self._phase = "answer"
-
-    def _take_answer(self, token: int) -> None:
-        answer = self._answer
-        if isinstance(answer, AnswerGuide):
-            answer.take(token)
-            self.done = answer.done
-            return
-        self._answered += 1
-        stopped = answer.stop_complete is not None and answer.stop_complete(token)
-        self.done = stopped or token in answer.stops or self._answered == answer.max_tokens

@@ -1,0 +1,150 @@
+"""Grammars over one model's tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from choreo_agents.errors import GrammarError, InvalidRequestError
+from choreo_agents.models.guides.matching import ByteGuide, GrammarGuide
+from choreo_agents.models.guides.sources import limits, llguidance, source_of
+from choreo_agents.models.spelling import is_control_text
+from choreo_agents.sampling import Grammar, TokenGuide
+from choreo_agents.sampling.guiding.masks import Bits, words_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MakeGuide = Callable[[frozenset[int]], TokenGuide]
+"""A new guide to one answer, which these tokens may end; those of them that are words are the grammar's."""
+
+
+class SpellsBytes(Protocol):
+    """A tokenizer whose tokens nobody can list: each says its own bytes."""
+
+    def bytes_of(self, token: int) -> bytes:
+        """What it writes; nothing for a special token."""
+        ...
+
+
+class Grammars:
+    """Makes guides over the tokens of one model.
+
+    Args:
+        tokenizer: The model's.
+        vocabulary: Words of its logits.
+        ends: Its end tokens.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: Iterable[int]) -> None:
+        self._ends = frozenset(ends)
+        self._bytes_of: Callable[[int], bytes] | None = getattr(tokenizer, "bytes_of", None)
+        self._tokens: Any = _byte_tokens() if self._bytes_of else _tokens_of(tokenizer, vocabulary, self._ends)
+        self._filler = None if self._bytes_of else GrammarMasks(self._tokens, vocabulary, self._ends)
+
+    def compile(self, grammar: Grammar) -> MakeGuide:
+        """What makes guides to answers of this form. Takes milliseconds, and is not remembered here.
+
+        Raises:
+            GrammarError: No answer of this model can be led by it; says why.
+        """
+        made = llguidance().LLMatcher(self._tokens, source_of(grammar), log_level=0, limits=limits())
+        if made.is_error():
+            raise GrammarError(f"no answer of this model can be led by {grammar.plain()!r}: {made.get_error().strip()}")
+        return partial(self._guide, made)
+
+    def guide(self, grammar: Grammar, ends: frozenset[int]) -> TokenGuide:
+        """One guide; see `compile`."""
+        return self.compile(grammar)(ends)
+
+    def _guide(self, compiled: Any, ends: frozenset[int]) -> TokenGuide:
+        matcher = compiled.deep_copy()
+        if self._bytes_of is not None:
+            return ByteGuide(matcher, self._bytes_of, ends)
+        assert self._filler is not None
+        return GrammarGuide(self._filler, matcher, self._filler.that_end(ends))
+
+
+class GrammarMasks:
+    """Fills the masks of all grammars over one vocabulary together (see `MaskFiller`).
+
+    Args:
+        tokens: The library's tokenizer.
+        vocabulary: Words of the logits.
+        ends: Tokens that say that a message ends.
+    """
+
+    def __init__(self, tokens: Any, vocabulary: int, ends: frozenset[int]) -> None:
+        self.vocabulary = vocabulary
+        self._ends = frozenset(token for token in ends if token < vocabulary)
+        flags = np.zeros(words_of(vocabulary) * 32, dtype=np.bool_)
+        flags[:vocabulary] = [not tokens.is_special_token(token) for token in range(vocabulary)]
+        flags[list(self._ends)] = False
+        self._said = flags
+        """Which words say something: no control tokens, and nothing that only fills the vocabulary up."""
+        self._words: NDArray[np.int32] = np.packbits(flags, bitorder="little").view(np.int32)
+        self._executor: Any = None
+
+    def that_end(self, ends: Iterable[int]) -> frozenset[int]:
+        """Those of some tokens that say nothing, and so can end an answer; the model's own, if there are none."""
+        return frozenset(t for t in ends if 0 <= t < self.vocabulary and not self._said[t]) or self._ends
+
+    def fill(self, guides: Sequence[Any], bits: Bits) -> None:
+        """See `MaskFiller`: its guides are `GrammarGuide`."""
+        row_bytes = bits.shape[1] * bits.itemsize
+        if len(guides) == 1:
+            guides[0].matcher.unsafe_compute_mask_ptr(bits.ctypes.data, row_bytes)
+        else:
+            if self._executor is None:
+                self._executor = llguidance().LLExecutor()
+            rows = [(guide.matcher, row) for row, guide in enumerate(guides)]
+            self._executor.unsafe_compute_mask_ptr(rows, bits.ctypes.data, row_bytes, len(guides))
+        bits &= self._words
+        for guide, row in zip(guides, bits, strict=True):
+            guide.filled(row)
+
+
+def _tokens_of(tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: frozenset[int]) -> Any:
+    """The library's view of a Hugging Face tokenizer."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise InvalidRequestError(
+            f"tokenizer {type(tokenizer).__name__} does not say of which bytes its tokens are, so that nothing can be "
+            "guided: save the model with a tokenizer.json"
+        )
+    written = json.loads(backend.to_str())
+    written |= {"truncation": None, "padding": None}
+    for token in written["added_tokens"]:
+        # Also those that a template calls no special ones, as tags of thoughts and tool calls: text never says them.
+        token["special"] = token["special"] or is_control_text(token["content"])
+    known = max((token["id"] for token in written["added_tokens"]), default=0) + 1
+    size = max(vocabulary, known, len(tokenizer))
+    end = sorted(token for token in ends if token < size)
+    try:
+        return llguidance().LLTokenizer(json.dumps(written), n_vocab=size, eos_token=end or None)
+    except ValueError as error:
+        raise InvalidRequestError(
+            f"the tokens of {type(tokenizer).__name__} cannot be guided: {error}; take a model whose tokens are bytes"
+        ) from error
+
+
+def _byte_tokens() -> Any:
+    """A vocabulary of all bytes, and an end."""
+    library = llguidance()
+    return library.LLTokenizer(library._tokenizer.TokenizerWrapper(_Bytes()))
+
+
+class _Bytes:
+    """As the library asks of a tokenizer."""
+
+    eos_token_id, bos_token_id = 256, None
+    special_token_ids = (256,)
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)

@@ -1,0 +1,1 @@
+"""What leads a decode, token by token: a list of answers, a grammar, a guide of your own; and thoughts before them."""

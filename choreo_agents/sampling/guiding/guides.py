@@ -1,0 +1,218 @@
+"""What leads a decode, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from choreo_agents.errors import GuideError
+
+Allowed = Sequence[int] | Tensor | None
+"""Words of the vocabulary that may come next: their ids, or a mask of all of them, bool, [vocabulary]; None: any."""
+
+
+class TokenGuide(Protocol):
+    """Says of one answer, token by token, what may come next. It is asked on the engine's thread: it must be quick.
+
+    Where the answer may end, an end token is among what is allowed, and is taken as any other token. A guide that
+    raises, or allows nothing, fails its own call with `GuideError`, and no other.
+    """
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer is complete and nothing may follow it."""
+        ...
+
+    def allowed(self) -> Allowed:
+        """What may come next; asked again before `take`, it says the same."""
+        ...
+
+    def take(self, token: int) -> None:
+        """Go on with this token, which was allowed."""
+        ...
+
+
+class Guide(TokenGuide, Protocol):
+    """Leads one decode from its first token to its last."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens that are sampled at most."""
+        ...
+
+    @property
+    def leader(self) -> TokenGuide:
+        """Who says what may come next: itself, or whom it has handed over to."""
+        ...
+
+    def refuses(self, token: int) -> bool:
+        """Whether another token must be chosen in the place of this one; asked once for each place."""
+        ...
+
+    def permits(self, token: int) -> bool:
+        """Whether this token may come next: as `allowed` says, also of a vocabulary that nobody can list."""
+        ...
+
+
+class FreeAnswer:
+    """An answer of any words, until it stops.
+
+    Args:
+        max_tokens: At most.
+        stops: Tokens that end it.
+        stop_complete: Told every token: whether a text to stop at is complete with it.
+    """
+
+    def __init__(
+        self, max_tokens: int, stops: frozenset[int], stop_complete: Callable[[int], bool] | None = None
+    ) -> None:
+        self.done = False
+        self.longest = max_tokens
+        self._stops, self._stop_complete = stops, stop_complete
+        self._taken = 0
+
+    @property
+    def leader(self) -> TokenGuide:
+        """See `Guide`."""
+        return self
+
+    def allowed(self) -> Allowed:
+        """Any."""
+        return None
+
+    def permits(self, token: int) -> bool:
+        """See `Guide`."""
+        return True
+
+    def refuses(self, token: int) -> bool:
+        """See `Guide`."""
+        return False
+
+    def take(self, token: int) -> None:
+        """Go on with this token."""
+        self._taken += 1
+        stopped = self._stop_complete is not None and self._stop_complete(token)
+        self.done = stopped or token in self._stops or self._taken == self.longest
+
+
+class GuidedAnswer:
+    """An answer that a `TokenGuide` leads, within so many tokens.
+
+    It is complete where the guide is done; and where it may end, at a text to stop at or after as many tokens as there
+    may be. What goes wrong while the guide is asked is raised by `take`: there it is this call's alone, and no reason
+    to repeat a step that others are in.
+
+    Args:
+        guide: Says what may come next.
+        max_tokens: To sample at most.
+        ends: Tokens that end a message.
+        vocabulary: Words that there are.
+        text: Of tokens, for what an error tells.
+        stop_complete: Told every token: whether a text to stop at is complete with it.
+    """
+
+    def __init__(
+        self,
+        guide: TokenGuide,
+        max_tokens: int,
+        ends: frozenset[int],
+        vocabulary: int,
+        text: Callable[[list[int]], str],
+        stop_complete: Callable[[int], bool] | None = None,
+    ) -> None:
+        self.done = False
+        self.longest = max_tokens
+        self._guide, self._ends, self._vocabulary = guide, ends, vocabulary
+        self._text, self._stop_complete = text, stop_complete
+        self._taken: list[int] = []
+        self._failure: Exception | None = None
+
+    @property
+    def leader(self) -> TokenGuide:
+        """See `Guide`."""
+        return self._guide
+
+    def refuses(self, token: int) -> bool:
+        """See `Guide`: what is drawn was allowed."""
+        return False
+
+    def allowed(self) -> Allowed:
+        """What the guide allows; any, if it cannot say: `take` then raises."""
+        if self._failure is not None:
+            return None
+        try:
+            return _checked(self._guide.allowed(), self._vocabulary)
+        except Exception as error:
+            self._failure = error
+            return None
+
+    def permits(self, token: int) -> bool:
+        """See `Guide`."""
+        known: Callable[[int], bool] | None = getattr(self._guide, "permits", None)
+        if known is not None:
+            return known(token)
+        allowed = self.allowed()
+        if self._failure is not None:
+            return False
+        return allowed is None or (bool(allowed[token]) if isinstance(allowed, Tensor) else token in allowed)
+
+    def take(self, token: int) -> None:
+        """Go on with this token.
+
+        Raises:
+            GuideError: The guide had none to allow, or has failed; or this was the last of as many as there may be, and
+                the answer may not end with it.
+        """
+        assert not self.done, "the answer is complete"
+        before = list(self._taken)
+        self._taken.append(token)
+        if self._failure is None:
+            try:
+                self._guide.take(token)
+                self.done = bool(self._guide.done)
+            except Exception as error:
+                self._failure = error
+        if self._failure is not None:
+            raise self._error(f"its guide cannot go on: {self._failure}", before) from self._failure
+        stopped = self._stop_complete is not None and self._stop_complete(token)
+        if self.done:
+            return
+        is_full = len(self._taken) == self.longest
+        if is_full or stopped or token in self._ends:
+            self.done = self._may_end()
+        if is_full and not self.done:
+            raise self._error(
+                f"it was cut at max_tokens={self.longest}, where its guide does not let it end: raise max_tokens, or "
+                "bound what may be said (maxLength, maxItems, maximum)",
+                self._taken,
+            )
+
+    def _may_end(self) -> bool:
+        return any(map(self.permits, self._ends))
+
+    def _error(self, why: str, tokens: list[int]) -> GuideError:
+        said = self._text(tokens)
+        return GuideError(f"the answer has no end, for {why}; it said {said[-200:]!r}", said)
+
+
+def _checked(allowed: Allowed, vocabulary: int) -> Allowed:
+    """The same, as tokens can be drawn by; raises `ValueError` if none can."""
+    if allowed is None:
+        return None
+    if isinstance(allowed, Tensor):
+        if allowed.dtype != torch.bool or tuple(allowed.shape) != (vocabulary,):
+            raise ValueError(
+                f"a mask must be bool, [{vocabulary}], not {str(allowed.dtype)[6:]}, {list(allowed.shape)}"
+            )
+        if not bool(allowed.any()):
+            raise ValueError("it allows nothing")
+        return allowed
+    ids = tuple(map(int, allowed))
+    if not ids:
+        raise ValueError("it allows nothing")
+    if not (min(ids) >= 0 and max(ids) < vocabulary):
+        raise ValueError(f"it allows {min(ids)} to {max(ids)}, and token ids run from 0 to {vocabulary - 1}")
+    return ids
