@@ -50,6 +50,8 @@ class ReadCall:
     """To the answers that are allowed; None: any is."""
     left_out: frozenset[int] = frozenset()
     """See `Decoding`."""
+    closes: frozenset[int] = frozenset()
+    """See `Decoding`."""
     thoughts: int = 0
     """Tokens that thoughts and what closes them can take."""
 
@@ -121,13 +123,14 @@ class RequestBuilder:
             raise InvalidRequestError("the joining is another engine's or tenant's: make one with joining()")
         self._tokens(call.sampling.forced or (), "sampling.forced")
         closing = self._tokens(() if call.closing is None else call.closing, "closing")
-        stops = frozenset(self._stops(call.sampling, closing))
+        closes = frozenset(self._tokens(call.ends, "ends"))
+        stops = frozenset(self._stops(call.sampling, closing)) | closes
         paths = answer_paths(self._core.model, call.sampling, stops | frozenset(closing[:1]))
         ends = (stops if paths is None else paths.ends) - frozenset(call.sampling.stop_tokens or ())
-        left_out = frozenset[int]() if call.closing is None else ends
+        left_out = frozenset[int]() if call.closing is None else ends - closes
         thoughts = self._thoughts(call)
         return [
-            ReadCall(call, tokens, closing, sample, stops, paths, left_out, thoughts)
+            ReadCall(call, tokens, closing, sample, stops, paths, left_out, closes, thoughts)
             for sample in range(call.sampling.n)
         ]
 
@@ -221,6 +224,7 @@ class RequestBuilder:
             return None
         closing = "" if call.closing is None else f"[{','.join(map(str, read.closing))}]"
         thinking = "" if call.thinking is None else f" {call.thinking!r}"
+        thinking += f" ends {sorted(read.closes)}" if read.closes else ""
         named = self._naming.handle(lineage).id
         return f"{call.memo} {read.sample} {named} {canonical(call.sampling)} {closing}{thinking}"
 
@@ -255,7 +259,7 @@ class RequestBuilder:
             view = tuple((parent.author, parent.tokens) for parent in lineage.parents)
             sampler = model.sampler(SamplerCall(call.author, view, lineage.tokens, sampling, guide, call.watch))
         stop_text = TextStop(model, sampling.stop).ends_with if sampling.stop and guide is None else None
-        return Decoding(sampling, sampler, read.stops, read.closing, stop_text, read.left_out)
+        return Decoding(sampling, sampler, read.stops, read.closing, stop_text, read.left_out, read.closes)
 
     def _thoughts(self, call: Decode) -> int:
         """Tokens that a call's thoughts and what closes them can take."""

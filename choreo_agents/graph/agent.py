@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeVar, get_args
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
 
+from choreo_agents.chat import Described, Tool, ToolChoice, described_tools
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.audit.guard import Guard
@@ -46,6 +47,9 @@ class Agent(Runnable[Any, dict[str, Any]]):
         choices: The answers that it may give, or a function that makes them of the graph's state: its message is, or
             ends with, exactly one of them, so that a vote or a stop can always be read. None or none of them: anything.
         lead: What comes before the answer, behind whatever else it says: "I vote for". Without one the answer is all.
+        tools: What it may call, as `bind_tools` takes it. Its calls are `tool_calls` of its message, left to a
+            `ToolNode`; its turns then start without its name, unless it has a header.
+        tool_choice: `"auto"`: it calls if it wants to; `"none"`: it knows of no tools.
         adapter: The name of an adapter of its engine, which encodes what is its own: its system prompt, what it is
             asked, what it says, and words that are encoded again for it, but no modules. None: the engine's; `"base"`:
             the model alone.
@@ -62,7 +66,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
             one offset, and what follows starts after the longest of them. By default the graph's.
 
     Raises:
-        InvalidRequestError: The prompt is none, or a prompt of a schema beside a system prompt.
+        InvalidRequestError: The prompt is none, or one of a schema beside a system prompt; a tool cannot be had.
         PMLError: With an engine: the prompt's schema is longer than the model's context, or an argument than its slot.
     """
 
@@ -77,6 +81,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
         header: str | None = None,
         choices: Choices | None = None,
         lead: str = "",
+        tools: Sequence[Tool] | None = None,
+        tool_choice: ToolChoice = "auto",
         adapter: str | None = None,
         thinking: Thinks = None,
         sampling: Sampling | None = None,
@@ -92,11 +98,12 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.system = system
         self.persona = persona
         self.prompt, self.schema_prompt = _told_apart(name, prompt)
-        self._require_one_system()
+        _require_one_system(self)
         self.confidential = confidential
         self.header = header
         self.choices = choices
         self.lead = lead
+        self.tools: Described = described_tools(name, tools, tool_choice, is_free=choices is None)
         self.adapter = adapter
         self.thinking = required_thinking(name, thinking)
         self.sampling = sampling or Sampling()
@@ -142,20 +149,13 @@ class Agent(Runnable[Any, dict[str, Any]]):
         """
         agent = copy.copy(self)
         agent.system = text
-        agent._require_one_system()
+        _require_one_system(agent)
         return agent
 
     def _imported(self, engine: Engine | None, public: str | None) -> ImportedPrompt | None:
         if engine is None or self.schema_prompt is None:
             return None
         return ImportedPrompt(engine, self.schema_prompt, public)
-
-    def _require_one_system(self) -> None:
-        if self.schema_prompt is not None and self.system is not None:
-            raise InvalidRequestError(
-                f"agent {self.name!r} has a prompt of schema {self.schema_prompt.schema.name!r} and a system prompt, "
-                "and both stand in one place: write the system prompt into the prompt, as <system>...</system>"
-            )
 
     def reader_rules(self) -> ReaderRules:
         """How its views are made: as its graph says, or, in a stock `StateGraph`, as it says itself."""
@@ -207,6 +207,15 @@ def serving(agent: A, config: RunnableConfig) -> tuple[A, Engine]:
         prompts = engine.kv.keeper(TenantPrompts)
         served.imported = prompts.of(agent, lambda: ImportedPrompt(engine, prompt, agent.public))
     return served, engine
+
+
+def _require_one_system(agent: Agent) -> None:
+    """Raise `InvalidRequestError` if an agent has a prompt of a schema and a system prompt."""
+    if agent.schema_prompt is not None and agent.system is not None:
+        raise InvalidRequestError(
+            f"agent {agent.name!r} has a prompt of schema {agent.schema_prompt.schema.name!r} and a system prompt, "
+            "and both stand in one place: write the system prompt into the prompt, as <system>...</system>"
+        )
 
 
 def _told_apart(name: str, prompt: Any) -> tuple[Prompt | None, SchemaPrompt | None]:

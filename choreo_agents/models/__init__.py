@@ -1,11 +1,28 @@
 """The only room that knows transformers: loading, the attention hook, chat formats, the embedded model."""
 
 from choreo_agents.models.adapter import ModelAdapter
-from choreo_agents.models.chat import ChatFormat, Kind, Said, instructions, question
+from choreo_agents.models.chat import (
+    BrokenCall,
+    CallPart,
+    ChatFormat,
+    Kind,
+    Said,
+    SaidWords,
+    ToolCall,
+    calls_as_words,
+    calls_said,
+    instructions,
+    question,
+    result_said,
+    tools_format,
+    tools_told,
+)
 from choreo_agents.models.framed import FramedText
 from choreo_agents.models.loader import GenerationConfigUse, LoadedModel, load_model
 
 __all__ = [
+    "BrokenCall",
+    "CallPart",
     "ChatFormat",
     "FramedText",
     "GenerationConfigUse",
@@ -13,7 +30,14 @@ __all__ = [
     "LoadedModel",
     "ModelAdapter",
     "Said",
+    "SaidWords",
+    "ToolCall",
+    "calls_as_words",
+    "calls_said",
     "instructions",
     "load_model",
     "question",
+    "result_said",
+    "tools_format",
+    "tools_told",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
@@ -118,7 +118,13 @@ def is_edited(message: BaseMessage) -> bool:
 
 def digest_of(message: BaseMessage) -> str:
     """Tells whether a message's words have changed since they were encoded."""
-    words = json.dumps([message.type, message.name, str(message.text)])
+    said: list[Any] = [message.type, message.name, str(message.text)]
+    if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):
+        said.append([[call["name"], call["args"], call["id"]] for call in message.tool_calls])
+        said.append([[call["name"], call["args"], call["id"]] for call in message.invalid_tool_calls])
+    elif isinstance(message, ToolMessage):
+        said.append(message.tool_call_id)
+    words = json.dumps(said, sort_keys=True, default=str)
     return hashlib.sha256(words.encode()).hexdigest()[:32]
 
 

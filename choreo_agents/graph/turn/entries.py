@@ -10,6 +10,7 @@ from langchain_core.messages import BaseMessage
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import HandleError, UnknownHandleError
+from choreo_agents.graph.provenance.callers import ToolCaller
 from choreo_agents.graph.provenance.notes import are_siblings, digest_of, is_edited, persona_of, unproven_of
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.visibility import START_SOURCE
@@ -54,8 +55,9 @@ def entries_of(
     marks: Sequence[bool],
     before: Mapping[str, HandleEntry],
     superstep: int,
+    callers: Mapping[str, ToolCaller],
 ) -> list[HandleEntry]:
-    """Entries of messages that were encoded just now."""
+    """Entries of messages that were encoded just now; of what `callers` have called, by message."""
     made: list[HandleEntry] = []
     for index, (message, author, handle) in enumerate(zip(new, authors, handles, strict=True)):
         entry = entry_of(handle, author, superstep, message, branch=index, confidential=marks[index])
@@ -63,6 +65,9 @@ def entries_of(
         if persona is not None and author != START_SOURCE:
             # It has an entry of its own where it was said: this one is for where there is none.
             entry |= {"persona": persona, "borrowed": True}
+        if (caller := callers.get(str(message.id))) is not None:
+            entry["via"] = caller.node
+            entry |= {} if caller.persona is None else {"persona": caller.persona}
         if is_edited(message):
             entry["edited"] = True
         claimed = unproven_of(message)

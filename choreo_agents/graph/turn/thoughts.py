@@ -7,10 +7,11 @@ from typing import Any, Protocol
 
 from langchain_core.messages import BaseMessage
 
+from choreo_agents.chat import Described
 from choreo_agents.engine import Engine, Thinking
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import ChatFormat, FramedText
+from choreo_agents.models import ChatFormat, FramedText, tools_format
 
 Thinks = bool | int | None
 """Whether an agent thinks before it speaks, or for how many tokens at most; None: as its model's template has it."""
@@ -21,6 +22,7 @@ class Thinker(Protocol):
 
     name: str
     header: str | None
+    tools: Described
     thinking: Thinks
 
     def speaker(self, state: Any, /) -> str: ...
@@ -62,6 +64,12 @@ def thinking_of(agent: Thinker, state: Any, chat: ChatFormat, room: int) -> Thin
         return None
     asked = agent.thinking if isinstance(agent.thinking, int) and not isinstance(agent.thinking, bool) else None
     budget = asked if asked is not None else max(1, min(Thinking.budget, room))
+    if agent.tools and agent.header is None and chat.thoughts is not None:
+        usual, opening = Thinking.of(chat, None, budget), _calling(chat)
+        # Calls may stand in headers: what follows thoughts is open then.
+        end = chat.thoughts.close.partition(opening)[0].strip()
+        headed = bool(opening) and replace(usual, end=end, before="", after=FramedText.frame(opening))
+        return replace(headed, answer=FramedText.frame(opening)) if headed else usual
     if agent.header is None:
         return Thinking.of(chat, agent.speaker(state), budget)
     lead = FramedText.frame(agent.header)
@@ -73,11 +81,27 @@ def header_of(agent: Thinker, state: Any, chat: ChatFormat) -> FramedText:
     """What a decode of an agent starts with."""
     if thinks(agent, chat):
         return chat.header(None, thinking=True)
+    if agent.tools and agent.header is None:
+        return FramedText.frame(_calling(chat)) if _calling(chat) else chat.header(None)
     if agent.header is None:
         return chat.header(agent.speaker(state), thinking=False)
     opening, bare = chat.assistant.opening(None), chat.header(None)
     # The space before the first word stays before a header of its own.
     return (opening if bare == opening.rstrip(" ") else bare) + FramedText.frame(agent.header)
+
+
+def opening_of(agent: Thinker, state: Any) -> dict[str, str]:
+    """How an agent's turn starts, for whoever encodes its words again."""
+    if agent.header is not None:
+        return {"header": agent.header}
+    # Who may call tools starts without a name: others are told it where its words are a part of a turn.
+    return {"speaker": agent.speaker(state)} | ({"header": ""} if agent.tools else {})
+
+
+def _calling(chat: ChatFormat) -> str:
+    """What a turn starts with where its header says whether it calls; empty where headers say nothing of it."""
+    how = tools_format(chat)
+    return how.opening if how.is_headed else ""
 
 
 def recalled(engine: Engine, handle: MessageHandle, author: str) -> MessageHandle:

@@ -13,6 +13,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 from langchain_core.runnables import RunnableConfig
 
+from choreo_agents.chat import Described, Speaking, Spoken
 from choreo_agents.engine import Engine, Joining
 from choreo_agents.errors import ContextLengthError, HandleError, InvalidRequestError
 from choreo_agents.graph.provenance.proven import ProvenState
@@ -25,9 +26,9 @@ from choreo_agents.graph.turn.reader_rules import CallReader, ReaderRules
 from choreo_agents.graph.turn.reading import Reading
 from choreo_agents.graph.turn.run_place import RunPlace
 from choreo_agents.graph.turn.streaming import DecodeRun, report
-from choreo_agents.graph.turn.thoughts import Thinks, header_of, thinking_of, thought_before
+from choreo_agents.graph.turn.thoughts import Thinks, header_of, opening_of, thinking_of, thought_before
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import FramedText, LoadedModel
+from choreo_agents.models import FramedText
 from choreo_agents.sampling import Sampling
 
 T = TypeVar("T")
@@ -50,6 +51,7 @@ class Speaker(Protocol):
     header: str | None
     choices: Choices | None
     lead: str
+    tools: Described
     adapter: str | None
     merging: MergeSpec | None
     confidential: bool
@@ -130,7 +132,7 @@ class AgentTurn:
         """
         reading = self.reading
         try:
-            view = await reading.view(self.agent.system, closed=self._late is not None)
+            view = await reading.view(self.agent.system, self.agent.tools, closed=self._late is not None)
             prompt: Any = self.agent.prompt(self.state) if callable(self.agent.prompt) else self.agent.prompt
             prompt = await prompt if inspect.isawaitable(prompt) else prompt
             sampling = self._chosen()
@@ -196,6 +198,7 @@ class AgentTurn:
         run = await DecodeRun.start(self.config, engine.model.name, self.reading.seen, message_id, place.node)
         opening = engine.model.encode(header_of(self.agent, self.state, engine.chat))
         thinking = thinking_of(self.agent, self.state, engine.chat, self._room(view, sampling))
+        speaking = Speaking(run, engine.model, self.agent.tools, f"{place.at(superstep)} {view.end}")
         header = opening if thinking is None else engine.model.encode(thinking.answer)
         stream = self.reading.bound.astream(
             opening,
@@ -206,13 +209,14 @@ class AgentTurn:
             author=place.author,
             confidential=self.agent.confidential,
             closing=engine.chat.turn_end,
+            ends=speaking.ends,
             memo=place.call_name(),
             joining=self._joining,
             adapter=self.agent.adapter,
             watch=place.watch and place.watch(place.author, superstep, place.branch, place.call),
             thinking=thinking,
         )
-        handle, shown, first_token_s = None, "", None
+        handle, first_token_s = None, None
         try:
             async with aclosing(stream):
                 async for item in stream:
@@ -220,28 +224,20 @@ class AgentTurn:
                         handle = item
                         continue
                     first_token_s = first_token_s or time.perf_counter()
-                    if item.text and item.phase == "thoughts":
-                        await run.thought(item.text)
-                    elif item.text:
-                        shown += item.text
-                        await run.token(item.text)
+                    await speaking.show(item)
         except BaseException as error:
             await run.fail(error)
             raise
         assert handle is not None
-        spoken = engine.tokens(handle)[len(header) :]
-        said = engine.model.decode(spoken, special=False)
-        if said.startswith(shown) and said != shown:
-            await run.token(said.removeprefix(shown))  # a character that was never completed
-        words = engine.model.decode(_without_end(spoken, engine.model), special=False).strip()
+        said = await speaking.end(engine.tokens(handle)[len(header) :])
         joined = self._joined(handle, len(view.handles))
         seen = sum(each.length for each in (*view.handles, *(late for late, _ in joined)))
-        message = self._message(words, handle, message_id, seen, len(header))
+        message = self._message(said, handle, message_id, seen, len(header))
         if self._late is not None:
             message.response_metadata["choreo"]["branches"] = self._late.said_of(self.reading, joined)
         await run.end(message)
         first = first_token_s or time.perf_counter()
-        report(engine, self.place.node, handle, words, started_s=self.started_s, first_token_s=first)
+        report(engine, self.place.node, handle, said.words, started_s=self.started_s, first_token_s=first)
         return place, message, handle
 
     def _joined(self, handle: MessageHandle, present: int) -> list[tuple[MessageHandle, int]]:
@@ -291,7 +287,7 @@ class AgentTurn:
             return sampling.model_copy(update={"seed": place.call_seed(self.engine.seed, superstep)})
         return sampling
 
-    def _message(self, words: str, handle: MessageHandle, message_id: str, seen: int, header: int) -> AIMessage:
+    def _message(self, spoken: Spoken, handle: MessageHandle, message_id: str, seen: int, header: int) -> AIMessage:
         usage, (thoughts, thought) = self.engine.usage(handle), thought_before(self.engine, handle, self.place.author)
         noted = {
             "handle": handle.id,
@@ -301,18 +297,17 @@ class AgentTurn:
             "persona": self.persona,
             "confidential": self.agent.confidential,
             # With what it would start if its words had to be encoded again.
-            **(
-                {"speaker": self.agent.speaker(self.state)}
-                if self.agent.header is None
-                else {"header": self.agent.header}
-            ),
+            **opening_of(self.agent, self.state),
         }
-        content: Any = words
+        content: Any = spoken.words
         if thoughts:
-            content = [{"type": "reasoning", "reasoning": thoughts}, {"type": "text", "text": words}]
+            content = [{"type": "reasoning", "reasoning": thoughts}]
+            content += [{"type": "text", "text": spoken.words}] if spoken.words or not spoken.calls else []
         output = thought + handle.length - header
         said = AIMessage(
             content=content,
+            tool_calls=spoken.calls,
+            invalid_tool_calls=spoken.broken,
             name=self.place.node,
             id=message_id,
             response_metadata={"model_name": self.engine.model.name, "choreo": noted},
@@ -326,9 +321,3 @@ class AgentTurn:
         if thought and said.usage_metadata is not None:
             said.usage_metadata["output_token_details"] = OutputTokenDetails(reasoning=thought)
         return self.sealing.sealed(said)
-
-
-def _without_end(spoken: list[int], model: LoadedModel) -> list[int]:
-    """A message's tokens before those that end its turn; what only looks like them was said."""
-    ending = model.encode(model.chat.turn_end)
-    return spoken[: -len(ending)] if ending and spoken[-len(ending) :] == ending else spoken
