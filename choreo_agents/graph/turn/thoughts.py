@@ -64,12 +64,8 @@ def thinking_of(agent: Thinker, state: Any, chat: ChatFormat, room: int) -> Thin
         return None
     asked = agent.thinking if isinstance(agent.thinking, int) and not isinstance(agent.thinking, bool) else None
     budget = asked if asked is not None else max(1, min(Thinking.budget, room))
-    if agent.tools and agent.header is None and chat.thoughts is not None:
-        usual, opening = Thinking.of(chat, None, budget), _calling(chat)
-        # Calls may stand in headers: what follows thoughts is open then.
-        end = chat.thoughts.close.partition(opening)[0].strip()
-        headed = bool(opening) and replace(usual, end=end, before="", after=FramedText.frame(opening))
-        return replace(headed, answer=FramedText.frame(opening)) if headed else usual
+    if agent.tools and agent.header is None:
+        return _before_calls(chat, budget)
     if agent.header is None:
         return Thinking.of(chat, agent.speaker(state), budget)
     lead = FramedText.frame(agent.header)
@@ -102,6 +98,15 @@ def _calling(chat: ChatFormat) -> str:
     """What a turn starts with where its header says whether it calls; empty where headers say nothing of it."""
     how = tools_format(chat)
     return how.opening if how.is_headed else ""
+
+
+def _before_calls(chat: ChatFormat, budget: int) -> Thinking:
+    """How thoughts end that a call may follow, or an answer: where a header says which, it is the model's to write."""
+    usual, opening = Thinking.of(chat, None, budget), FramedText.frame(_calling(chat))
+    if not opening or chat.thoughts is None:
+        return usual
+    end = chat.thoughts.close.partition(opening.text)[0].strip()
+    return replace(usual, end=end, before="", after=opening, answer=opening)
 
 
 def recalled(engine: Engine, handle: MessageHandle, author: str) -> MessageHandle:

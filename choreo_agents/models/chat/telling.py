@@ -26,8 +26,7 @@ _OWN_WORDS = """You may call tools. To call one, write a JSON object with its na
 <tool_call>
 {"name": "...", "arguments": {...}}
 </tool_call>
-Several calls follow each other, and nothing follows the last. What a tool returns is told between <tool_response> and
-</tool_response>. The tools:
+Several calls follow each other, and nothing follows the last. What a tool returns is told by its name. The tools:
 """
 
 
@@ -92,5 +91,5 @@ def result_said(words: str, tool: str, call: str, chat: ChatFormat) -> Said:
     """What a tool has returned: a turn of its own, or a user's."""
     result = tools_format(chat).result
     if result is None:
-        return question(f"<tool_response>\n{words}\n</tool_response>", chat)
+        return question(words, chat, tool)
     return Said(result.around(words, tool, call))
