@@ -303,8 +303,11 @@ class _Calling:
         controls = self._template.tokenizer.added_tokens_encoder
         if grammar.is_bare and grammar.kind == "object" and _MAY_OPEN in controls:
             grammar = replace(grammar, may_open=(_MAY_OPEN,))
-        again = f"{call_end}{opening}" if not grammar.is_bare or grammar.kind == "python" else "; "
-        return replace(grammar, between=again + grammar.before if between is None else between)
+        if between is None:
+            after = "" if marks is not None else grammar.after
+            is_listed = grammar.is_bare and grammar.kind == "object"
+            between = "; " if is_listed else f"{after}{call_end}{opening}{grammar.before}"
+        return replace(grammar, between=between)
 
     def _joint(self, opening: str, grammar: CallGrammar) -> str:
         """What stands between words and calls."""

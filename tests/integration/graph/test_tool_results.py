@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
-from langchain_core.tools import tool
+from langchain_core.tools import InjectedToolCallId, tool
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import END, START
+from langgraph.graph import END, START, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
+from langgraph.types import Command
 from support.graphs import words_seen
 
-from choreo_agents import Agent, ChoreoGraph, Engine, Policy, VisibilityMode
+from choreo_agents import Agent, ChoreoGraph, ChoreoState, Engine, Policy, VisibilityMode
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.testing import Script
 
@@ -175,3 +176,31 @@ def test_an_agent_that_must_not_call_knows_of_no_tools() -> None:
         graph = ChoreoGraph().add_node(Agent("ann", tools=[find], tool_choice="none"))
         state = graph.add_edge(START, "ann").compile(engine=engine).invoke({"messages": [HumanMessage("Where?")]})
         assert "find" not in words_seen(engine, state, "ann") and not state["messages"][-1].tool_calls
+
+
+def test_a_stock_graph_signs_nothing_so_that_results_are_input() -> None:
+    graph = StateGraph(ChoreoState)
+    with engine_of() as engine:
+        graph.add_node("ann", Agent("ann", engine=engine, tools=[find]))
+        graph.add_node("tools", ToolNode([find]))
+        graph.add_edge(START, "ann").add_edge("tools", "ann")
+        graph.add_conditional_edges("ann", tools_condition, ["tools", END])
+        state = graph.compile().invoke(QUESTION)
+        assert state["messages"][-1].text == "Box 12." and RESULT in words_seen(engine, state, "ann")
+        assert [entry["author"] for entry in state["handles"]].count("__start__") == 2
+
+
+async def test_a_tool_that_returns_a_command_is_stock_too() -> None:
+    @tool
+    def note(what: str, tool_call_id: Annotated[str, InjectedToolCallId]) -> Command[Any]:
+        """Note something."""
+        return Command(update={"messages": [ToolMessage(f"Noted: {what}.", tool_call_id=tool_call_id)]})
+
+    call = '<tool_call>{"name": "note", "arguments": {"what": "kites"}}</tool_call>'
+    graph = ChoreoGraph().add_node(Agent("ann", tools=[note])).add_node("tools", ToolNode([note]))
+    graph.add_edge(START, "ann").add_edge("tools", "ann")
+    graph.add_conditional_edges("ann", tools_condition, ["tools", END])
+    with engine_of(ann=[call, "So it is."]) as engine:
+        state = await graph.compile(engine=engine).ainvoke(QUESTION)
+        assert [entry["author"] for entry in state["handles"] if entry.get("via") == "tools"] == ["ann"]
+        assert "Noted: kites." in words_seen(engine, state, "ann")

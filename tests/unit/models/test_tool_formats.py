@@ -104,7 +104,8 @@ def test_arguments_may_have_to_be_text() -> None:
 
 NAMED = (
     "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{% if tools and loop.last %}[TOOLS]"
-    "{{ tools | tojson }}[/TOOLS]{% endif %}[INST]{{ m['content'] }}[/INST]{% elif m['tool_calls'] %}{% for c in m['tool_calls'] %}"
+    "{{ tools | tojson }}[/TOOLS]{% endif %}[INST]{{ m['content'] }}[/INST]{% elif m['tool_calls'] %}"
+    "{% for c in m['tool_calls'] %}"
     "[TOOL_CALLS]{{ c['function']['name'] }}[ARGS]{{ c['function']['arguments'] | tojson }}{% endfor %}{{ eos_token }}"
     "{% elif m['role'] == 'tool' %}[RESULT]{{ m['content'] }}[/RESULT]{% else %}{{ m['content'] + eos_token }}"
     "{% endif %}{% endfor %}"
