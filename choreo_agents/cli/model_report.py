@@ -93,6 +93,10 @@ def _lines(found: ModelCheck) -> Iterator[tuple[str, str]]:
         _visible(facts.turn_end) if facts.turn_end else "nothing: the next turn's start ends it",
     )
     yield "thinks", _thinking(found)
+    tools = facts.tools
+    told = "in our words, since its template tells of none; " if tools.own_words else ""
+    result = f", and is told {_visible(tools.result)}" if tools.result else ", and is told results as a user's words"
+    yield "calls tools", f"{told}writes {_visible(tools.call)}{result}"
     if facts.default_instructions:
         yield "without instructions", _visible(facts.default_instructions)
     if facts.writes_date:

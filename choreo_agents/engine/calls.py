@@ -117,6 +117,7 @@ class DecodeOptions(CallOptions, total=False):
 
     sampling: Sampling
     closing: Content | None
+    ends: Sequence[int]
     memo: str | None
     joining: Joining | None
     thinking: Thinking | None
@@ -177,6 +178,9 @@ class Decode:
     not repeated; the first of them also stops the decode, unless `sampling` names its own stop tokens. Where a closing
     is given, be it empty, any other end token of the model's ends the decode and is no part of the message: readers see
     a turn as its format closes it. None: the message is no turn, and keeps the token that ended it."""
+    ends: Sequence[int] = ()
+    """Tokens that end the message besides, as nothing else closes it then: `<|call|>`, where other turns are closed by
+    `<|end|>`. They are part of it."""
     memo: str | None = None
     """Names this very call: the same name and the same call again return the first answer instead of a new one."""
     watch: Callable[[Tensor], None] | None = None

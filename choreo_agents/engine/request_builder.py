@@ -24,10 +24,10 @@ from choreo_agents.engine.pending import Pending
 from choreo_agents.errors import AdapterError, ContextLengthError, InvalidRequestError, KVBudgetError
 from choreo_agents.kv.archive import KVKey
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import FramedText, MakeGuide
+from choreo_agents.models import FramedText
 from choreo_agents.runtime.decoding import Decoding
 from choreo_agents.runtime.request import Request
-from choreo_agents.sampling import Grammar, Guide, Sampler, SamplerCall, Sampling, TokenSampler, nth_seed
+from choreo_agents.sampling import Guide, Sampler, SamplerCall, Sampling, TokenSampler, nth_seed
 
 _REMEMBERED_CALLS = 65_536
 _TEXTS_KEPT = 512
@@ -50,6 +50,8 @@ class ReadCall:
     led: LedAnswer | None = None
     """What leads its answers; None: nothing."""
     left_out: frozenset[int] = frozenset()
+    """See `Decoding`."""
+    closes: frozenset[int] = frozenset()
     """See `Decoding`."""
     thoughts: int = 0
     """Tokens that thoughts and what closes them can take."""
@@ -94,7 +96,7 @@ class RequestBuilder:
         # the time that a text takes would tell whether somebody else has said it.
         # Words that look like a frame are not that frame: what is kept of the one is never found for the other.
         self._encoded = lru_cache(_TEXTS_KEPT)(lambda text: tuple(core.model.encode(text)))
-        self._compiled = lru_cache(_GRAMMARS_KEPT)(self._compile)
+        self._compiled = lru_cache(_GRAMMARS_KEPT)(core.model.grammars.compile)
 
     def read(self, call: Prefill | Decode) -> list[ReadCall]:
         """Check and tokenize a call by itself, once for every answer that it asks for.
@@ -123,13 +125,15 @@ class RequestBuilder:
             raise InvalidRequestError("the joining is another engine's or tenant's: make one with joining()")
         self._tokens(call.sampling.forced or (), "sampling.forced")
         closing = self._tokens(() if call.closing is None else call.closing, "closing")
-        stops = frozenset(self._stops(call.sampling, closing))
+        closes = frozenset(self._tokens(call.ends, "ends"))
+        stops = frozenset(self._stops(call.sampling, closing)) | closes
         led = led_answer(self._core.model, call, stops | frozenset(closing[:1]), self._compiled)
         ends = (stops if led is None else led.ends) - frozenset(call.sampling.stop_tokens or ())
-        left_out = frozenset[int]() if call.closing is None else ends
+        left_out = frozenset[int]() if call.closing is None else ends - closes
         thoughts = self._thoughts(call)
         return [
-            ReadCall(call, tokens, closing, sample, stops, led, left_out, thoughts) for sample in range(call.sampling.n)
+            ReadCall(call, tokens, closing, sample, stops, led, left_out, closes, thoughts)
+            for sample in range(call.sampling.n)
         ]
 
     def place(self, read: ReadCall) -> PlacedCall:
@@ -231,6 +235,7 @@ class RequestBuilder:
             return None
         closing = "" if call.closing is None else f"[{','.join(map(str, read.closing))}]"
         thinking = "" if call.thinking is None else f" {call.thinking!r}"
+        thinking += f" ends {sorted(read.closes)}" if read.closes else ""
         guide = "" if call.guide is None else f" guide {call.guide.key!r}"
         named = self._naming.handle(lineage).id
         return f"{call.memo} {read.sample} {named} {canonical(call.sampling)} {closing}{thinking}{guide}"
@@ -264,10 +269,7 @@ class RequestBuilder:
             view = tuple((parent.author, parent.tokens) for parent in lineage.parents)
             sampler = model.sampler(SamplerCall(call.author, view, lineage.tokens, sampling, guide, call.watch))
         stop_text = TextStop(model, sampling.stop).ends_with if sampling.stop and guide is None else None
-        return Decoding(sampling, sampler, read.stops, read.closing, stop_text, read.left_out)
-
-    def _compile(self, grammar: Grammar) -> MakeGuide:
-        return self._core.model.grammars.compile(grammar)
+        return Decoding(sampling, sampler, read.stops, read.closing, stop_text, read.left_out, read.closes)
 
     def _thoughts(self, call: Decode) -> int:
         """Tokens that a call's thoughts and what closes them can take."""

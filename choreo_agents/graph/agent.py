@@ -10,6 +10,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from pydantic import ValidationError
 
+from choreo_agents.chat import Described, Tool, ToolChoice, described_tools
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.audit.guard import Guard
@@ -56,6 +57,9 @@ class Agent(Runnable[Any, dict[str, Any]]):
             `re.compile(...)`; or `{"regex": ...}`, `{"grammar": ...}`. Needs the extra `guided`.
         writes: The channel of the graph's state that gets what it says: JSON as plain values, anything else as words;
             a list of these from a `Worker`.
+        tools: What it may call, as `bind_tools` takes it. Its calls are `tool_calls` of its message, left to a
+            `ToolNode`; its turns then start without its name, unless it has a header.
+        tool_choice: `"auto"`: it calls if it wants to; `"none"`: it knows of no tools.
         adapter: The name of an adapter of its engine, which encodes what is its own: its system prompt, what it is
             asked, what it says, and words that are encoded again for it, but no modules. None: the engine's; `"base"`:
             the model alone.
@@ -78,8 +82,9 @@ class Agent(Runnable[Any, dict[str, Any]]):
             one offset, and what follows starts after the longest of them. By default the graph's.
 
     Raises:
-        InvalidRequestError: The prompt is none, or a prompt of a schema beside a system prompt; `output` and `choices`.
-        GrammarError: No message can be led by its output; names what is in the way, as a keyword of the schema.
+        InvalidRequestError: The prompt is none, or one of a schema beside a system prompt; a tool cannot be had;
+            `output` stands beside `choices`.
+        GrammarError: No message can be led by its output: names the keyword of the schema that is in the way.
         PMLError: With an engine: the prompt's schema is longer than the model's context, or an argument than its slot.
     """
 
@@ -96,6 +101,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
         lead: str = "",
         output: Any = None,
         writes: str | None = None,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: ToolChoice = "auto",
         adapter: str | None = None,
         thinking: Thinks = None,
         sampling: Sampling | None = None,
@@ -120,6 +127,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.header = header
         self.choices = choices
         self.lead = lead
+        self.tools: Described = described_tools(name, tools, tool_choice, is_free=choices is None)
         self.adapter = adapter
         self.thinking = required_thinking(name, thinking)
         self.sampling = _required_sampling(name, sampling)
@@ -193,18 +201,11 @@ class Agent(Runnable[Any, dict[str, Any]]):
         agent, engine = serving(self, config)
         if self._reporting is None:
             said = await AgentTurn(agent, engine, input, config).speak()
-            return await self.written(said, input, config)
+            return await with_update(self, said, input, config)
         with reported(config, self.name, self._reporting) as report:
             update = await AgentTurn(agent, engine, input, config).speak()
             report(update)
             return update
-
-    async def written(self, said: dict[str, Any], state: Any, config: RunnableConfig) -> dict[str, Any]:
-        """What its node writes when it has spoken; a `Command` of that, where its update says so."""
-        found: Any = said
-        if self.update is not None:
-            found = await with_update(self.name, self.persona, self.update, said, state, config)
-        return found  # type: ignore[no-any-return]
 
 
 A = TypeVar("A", bound=Agent)
@@ -244,6 +245,7 @@ def _imported(agent: Agent, engine: Engine | None, public: str | None) -> Import
 
 
 def _require_one_system(agent: Agent) -> None:
+    """Raise `InvalidRequestError` if an agent has a prompt of a schema and a system prompt."""
     if agent.schema_prompt is not None and agent.system is not None:
         raise InvalidRequestError(
             f"agent {agent.name!r} has a prompt of schema {agent.schema_prompt.schema.name!r} and a system prompt, "

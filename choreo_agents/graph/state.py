@@ -34,6 +34,8 @@ class HandleEntry(TypedDict):
     """Whether the message is a private context of its own: a plan, a chain of thought."""
     persona: NotRequired[str]
     """Whose node its author is, behind the subgraphs: `team|alice`. To one persona all its messages are its own."""
+    via: NotRequired[str]
+    """Of the result of a tool that its author has called: the node that has written it."""
     prompt: NotRequired[dict[str, Any] | None]
     """The handle of what its author was asked, as `plain()` gives it: it stands before the message in the persona's
     own views, and in nobody else's."""

@@ -21,6 +21,7 @@ from choreo_agents.graph.quorum.late_branches import LateBranches
 from choreo_agents.graph.turn.merged_branches import MergeSpec
 from choreo_agents.graph.turn.thoughts import longest_frame
 from choreo_agents.graph.turn.turn import AgentTurn, Speaker
+from choreo_agents.graph.turn.updating import with_update
 from choreo_agents.graph.visibility import REENCODED, SHARED, Mode, Positions, Rule, rules_of
 from choreo_agents.synthesis.strategies import Strategy, require_strategy
 
@@ -120,7 +121,7 @@ async def _early(
         # What it has seen comes with it: a route behind it runs before its superstep ends, and sees this only.
         seen = [branch.update for branch in gathering.taken()]
         before = {name: [each for update in seen for each in update.get(name) or []] for name in said}
-        written = await agent.written(said, state, config)
+        written = await with_update(agent, said, state, config)
         return rewritten(written, {name: partial(add, many) for name, many in before.items()})
 
 

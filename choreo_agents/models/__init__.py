@@ -1,12 +1,29 @@
 """The only room that knows transformers: loading, the attention hook, chat formats, the embedded model."""
 
 from choreo_agents.models.adapter import ModelAdapter
-from choreo_agents.models.chat import ChatFormat, Kind, Said, instructions, question
+from choreo_agents.models.chat import (
+    BrokenCall,
+    CallPart,
+    ChatFormat,
+    Kind,
+    Said,
+    SaidWords,
+    ToolCall,
+    calls_as_words,
+    calls_said,
+    instructions,
+    question,
+    result_said,
+    tools_format,
+    tools_told,
+)
 from choreo_agents.models.framed import FramedText
 from choreo_agents.models.guides import MakeGuide, require_grammar
 from choreo_agents.models.loader import GenerationConfigUse, LoadedModel, load_model
 
 __all__ = [
+    "BrokenCall",
+    "CallPart",
     "ChatFormat",
     "FramedText",
     "GenerationConfigUse",
@@ -15,8 +32,15 @@ __all__ = [
     "MakeGuide",
     "ModelAdapter",
     "Said",
+    "SaidWords",
+    "ToolCall",
+    "calls_as_words",
+    "calls_said",
     "instructions",
     "load_model",
     "question",
     "require_grammar",
+    "result_said",
+    "tools_format",
+    "tools_told",
 ]

@@ -24,7 +24,7 @@ from choreo_agents.models.lines import first_line
 from choreo_agents.models.located import located
 from choreo_agents.models.prepacked import prepack
 from choreo_agents.models.quantized import require_loadable
-from choreo_agents.models.spelling import Spelling, spelling_of
+from choreo_agents.models.spelling import Spelling, control_tokens, spelling_of
 from choreo_agents.models.support import (
     MovedLogits,
     ProbePrompt,
@@ -80,6 +80,17 @@ class LoadedModel:
             require_movable(self.adapter, self.prompt, made)
             self.exact_with[key] = made
         return self.exact_with[key]
+
+    @cached_property
+    def controls(self) -> Mapping[int, str]:
+        """Its control tokens as they are written, by id."""
+        return control_tokens(self.tokenizer)
+
+    @cached_property
+    def shown(self) -> frozenset[str]:
+        """Those of them that are read like words."""
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        return frozenset(text for number, text in self.controls.items() if not added[number].special)
 
     @property
     def speaks_embedded(self) -> bool:

@@ -54,6 +54,12 @@ def spelling_of(tokenizer: PreTrainedTokenizerBase) -> Spelling:
     )
 
 
+def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """The tokens of a tokenizer that come of frames alone, by id."""
+    added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+    return {number: token.content for number, token in added.items() if is_control_text(token.content)}
+
+
 class RustSpelling:
     """Of a tokenizer of the `tokenizers` library, also of one whose model knows control tokens as words.
 

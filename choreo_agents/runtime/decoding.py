@@ -21,6 +21,8 @@ class Decoding:
     """Told every sampled token, in order: whether a text to stop at is complete with it."""
     left_out: frozenset[int] = frozenset()
     """Tokens that end the decode and are no part of the message, unless they begin what closes it."""
+    closes: frozenset[int] = frozenset()
+    """Tokens that close the message in the place of the usual."""
 
     @property
     def longest(self) -> int:
@@ -50,6 +52,8 @@ class Decoding:
 
     def missing_end(self, sampled: list[int]) -> tuple[int, ...]:
         """The closing tokens that the model has not produced itself."""
+        if sampled and sampled[-1] in self.closes:
+            return ()
         for have in range(min(len(self.closing), len(sampled)), 0, -1):
             if tuple(sampled[-have:]) == self.closing[:have]:
                 return self.closing[have:]

@@ -60,6 +60,8 @@ class Family:
     spelling: Spelling = "bytes"
     writes_bos: bool = False
     """Whether the tokenizer puts the first token before every text."""
+    read: tuple[str, ...] = ()
+    """Tokens that are written whole, and read like words."""
 
 
 def turns(
@@ -349,9 +351,9 @@ FAMILIES: Mapping[str, Family] = {
 """Of 2023 to 2026, by what people call them."""
 
 
-def save_checkpoint(folder: Path, name: str, *, seed: int = 3) -> Path:
+def save_checkpoint(folder: Path, name: str | Family, *, seed: int = 3) -> Path:
     """A family's checkpoint: two shards of bf16, configuration, tokenizer and template."""
-    family = FAMILIES[name]
+    family = FAMILIES[name] if isinstance(name, str) else name
     tokenizer = checkpoint_tokenizer(family)
     model = checkpoint_model(family, tokenizer, seed=seed).bfloat16()
     model.save_pretrained(folder, max_shard_size=max(1, sum(weight.nbytes for weight in model.parameters()) * 2 // 3))
@@ -396,7 +398,9 @@ def checkpoint_tokenizer(family: Family) -> PreTrainedTokenizerFast:
         family.specials
     )
     made = Tokenizer.from_str(json.dumps(said))
-    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in family.specials])
+    added = [AddedToken(token, special=token not in family.read, normalized=False) for token in family.specials]
+    made.add_special_tokens([token for token in added if token.special])
+    made.add_tokens([token for token in added if not token.special])
     if family.writes_bos and family.bos is not None:
         before = (family.bos, family.specials[family.bos])
         made.post_processor = processors.TemplateProcessing(single=f"{family.bos} $A", special_tokens=[before])

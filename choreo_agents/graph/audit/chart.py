@@ -33,6 +33,8 @@ class ChartNode:
     confidential: bool = False
     thinks: bool = False
     """It may think before it speaks: what it says is made of that."""
+    calls: bool = False
+    """It may call tools: what functions of the graph return is its own, and read by whoever reads it."""
     recalls: bool = False
     """Its model's template shows it what it has thought in earlier turns."""
     schema: str | None = None
@@ -97,7 +99,7 @@ class Chart:
 
     def inside(self, source: str) -> Iterator[ChartNode]:
         """The nodes whose messages a reader knows under this name."""
-        return (node for node in self.nodes if node.name == source or node.name.startswith(f"{source}|"))
+        return (node for node in self.nodes if _is_inside(node.name, source))
 
     def contexts(self) -> tuple[PrivateContext, ...]:
         """All private contexts: what only a persona is told, confidential messages and thoughts by node, and
@@ -131,6 +133,7 @@ class Chart:
         """Every way on which something that was said can reach a reader."""
         found: list[Edge] = []
         for reader in self.nodes:
+            found += self._results(reader)
             for source, rule in reader.rules.items():
                 if source == START_SOURCE:
                     continue
@@ -147,6 +150,25 @@ class Chart:
                     mode, label = _between(node, reader, SHARED, "own")
                     found.append(Edge(node.name, reader.name, mode, None, label, reader.may_be_sent))
         return found
+
+    def _results(self, reader: ChartNode) -> Iterator[Edge]:
+        """How what tools return reaches a reader: as what their callers say does."""
+        functions = [node for node in self.nodes if node.is_function]
+        kept = [source for source, rule in reader.rules.items() if not rule.mode.shows]
+        shown = [node for node in functions if not any(_is_inside(node.name, source) for source in kept)]
+        for caller in self.nodes:
+            if not caller.calls or reader.is_function:
+                continue
+            if caller.persona == reader.persona:
+                yield from (Edge(node.name, reader.name, SHARED, None, "called") for node in shown)
+                continue
+            for source, rule in reader.rules.items():
+                if rule.mode.shows and _is_inside(caller.name, source):
+                    where = (source, reader.name)
+                    yield from (
+                        Edge(node.name, reader.name, rule.mode, where, rule.words(), reader.may_be_sent)
+                        for node in shown
+                    )
 
     def scopes(self) -> Iterator[tuple[str, str, Rule]]:
         """Every (source, reader, rule) whose fresh encodings attend to contexts by name."""
@@ -183,3 +205,8 @@ def _between(source: ChartNode, reader: ChartNode, mode: VisibilityMode, label: 
     if not mode.hands_on_encodings or source.speaks_to(reader):
         return mode, label
     return REENCODED, f"{label} {ACROSS}"
+
+
+def _is_inside(name: str, source: str) -> bool:
+    """Whether a node is what a reader knows under a name."""
+    return name == source or name.startswith(f"{source}|")

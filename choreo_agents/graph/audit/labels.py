@@ -290,6 +290,8 @@ class Labels:
     def _authors(self, number: int) -> Iterator[str]:
         """Whose the message of an entry is, and whose it says that it is, if no seal proves that."""
         yield self._author(number)
+        if via := self._entries[number].get("via"):
+            yield self._local(via)
         if claimed := self._entries[number].get("unproven"):
             yield self._local(str(claimed["author"]))
 

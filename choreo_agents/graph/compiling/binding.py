@@ -81,7 +81,7 @@ def bound_agent(
         strict: Whether what other models have encoded is an error where it is shared.
 
     Raises:
-        InvalidRequestError: It has no engine, or names none of the graph's; its model cannot be led to its output, or it
+        InvalidRequestError: It has no engine, or names none of the graph's; its model cannot be led to its output; it
             writes a channel that the graph's state has not.
     """
     spec = nodes[name]

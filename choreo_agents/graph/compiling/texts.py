@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from choreo_agents.chat import own_turns
 from choreo_agents.engine import Engine
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import OwnTexts
@@ -34,10 +35,15 @@ def texts_of(builder: StateGraph[Any, Any, Any, Any], engine: Engine, prefix: st
             persona = prefix + (agent.persona or name)
             own = made.setdefault(persona, {})
             told = {} if agent.imported is None else agent.imported.texts(f"{persona}.system")
-            if isinstance(agent.system, str):
+            fixed = agent.system if isinstance(agent.system, str) else None
+            if fixed is not None or agent.tools:
                 # Behind a public root they come later; behind private contexts, too, where there is none.
-                forms = [instructions(agent.system, engine.chat, later=later) for later in {True, bool(agent.public)}]
-                told = {f"{persona}.system": {tuple(engine.model.encode(form.text)) for form in forms}}
+                orders = {True, bool(agent.public) or agent.imported is not None}
+                forms = [form for later in orders for form in own_turns(fixed, agent.tools, engine.chat, later=later)]
+                if fixed is not None:
+                    forms.append(instructions(fixed, engine.chat, later=True))
+                encoded = {tuple(engine.model.encode(form.text)) for form in forms}
+                told = {**told, f"{persona}.system": {*told.get(f"{persona}.system", ()), *encoded}}
             for context, texts in told.items():
                 own[context] = own.get(context, frozenset()) | texts
     return made

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
@@ -119,8 +119,14 @@ def is_edited(message: BaseMessage) -> bool:
 
 
 def digest_of(message: BaseMessage) -> str:
-    """Tells whether a message's words, or the thoughts that stand with them, have changed since they were encoded."""
-    words, thoughts = _digest([message.type, message.name, str(message.text)]), thoughts_in(message)
+    """Tells whether a message's words, calls or the thoughts beside them have changed since they were encoded."""
+    said: list[Any] = [message.type, message.name, str(message.text)]
+    if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):
+        said.append([[call["name"], call["args"], call["id"]] for call in message.tool_calls])
+        said.append([[call["name"], call["args"], call["id"]] for call in message.invalid_tool_calls])
+    elif isinstance(message, ToolMessage):
+        said.append(message.tool_call_id)
+    words, thoughts = _digest(said), thoughts_in(message)
     return f"{words}.{_digest(thoughts)}" if thoughts else words
 
 
@@ -138,7 +144,7 @@ def thoughts_in(message: BaseMessage) -> str:
 
 
 def _digest(said: Any) -> str:
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def _mapping(found: Any) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from langchain_core.messages import BaseMessage
 from choreo_agents.engine import Engine
 from choreo_agents.errors import ForeignHandleError, HandleError, UnknownHandleError
 from choreo_agents.graph.by_model import put_in, reworded
+from choreo_agents.graph.provenance.callers import ToolCaller
 from choreo_agents.graph.provenance.notes import (
     are_siblings,
     digest_of,
@@ -67,8 +68,9 @@ def entries_of(
     marks: Sequence[bool],
     before: Mapping[str, HandleEntry],
     superstep: int,
+    callers: Mapping[str, ToolCaller],
 ) -> list[HandleEntry]:
-    """Entries of messages that were encoded just now."""
+    """Entries of messages that were encoded just now; of what `callers` have called, by message."""
     made: list[HandleEntry] = []
     for index, (message, author, handle) in enumerate(zip(new, authors, handles, strict=True)):
         entry = entry_of(handle, author, superstep, message, branch=index, confidential=marks[index])
@@ -78,6 +80,9 @@ def entries_of(
             entry |= {"persona": persona, "borrowed": True}
             if thoughts_in(message):
                 entry["thoughts"] = None
+        if (caller := callers.get(str(message.id))) is not None:
+            entry["via"] = caller.node
+            entry |= {} if caller.persona is None else {"persona": caller.persona}
         if is_edited(message):
             entry["edited"] = True
         claimed = unproven_of(message)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
+from collections.abc import Mapping
 
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage
+
+from choreo_agents.chat import calls_in, result_turn
 from choreo_agents.engine import Thinking
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.provenance.notes import REASONING, opening_of, thoughts_in
-from choreo_agents.models import ChatFormat, FramedText, Said, instructions, question
+from choreo_agents.models import ChatFormat, FramedText, Said, calls_as_words, calls_said, instructions, question
 
 
-def message_as(message: BaseMessage, chat: ChatFormat, *, later: bool = True, told: bool = False) -> Said:
+def message_as(
+    message: BaseMessage,
+    chat: ChatFormat,
+    *,
+    later: bool = True,
+    told: bool = False,
+    called: Mapping[str, str] | None = None,
+) -> Said:
     """A chat message as its reader gets it: whatever it says, only its frame has control tokens.
 
     How an agent's starts is taken from its notes, which must be proven. What it thought before it spoke is left out.
@@ -20,6 +30,7 @@ def message_as(message: BaseMessage, chat: ChatFormat, *, later: bool = True, to
         chat: The model's.
         later: Whether it comes after anything else, if it gives instructions.
         told: Whether somebody else's answer is told to the reader, and is none of the model's own turns.
+        called: Which tool each call of the conversation names, by its id.
 
     Raises:
         InvalidRequestError: It holds anything but text.
@@ -30,15 +41,27 @@ def message_as(message: BaseMessage, chat: ChatFormat, *, later: bool = True, to
     words = str(message.text)
     if isinstance(message, SystemMessage):
         return instructions(words, chat, later=later)
+    if isinstance(message, ToolMessage):
+        return result_turn(message, called or {}, chat)
     if not isinstance(message, AIMessage):
         return question(words, chat, message.name)
-    is_part = told and chat.merges is not None
+    return _answer(message, words, chat, is_part=told and chat.merges is not None)
+
+
+def _answer(message: AIMessage, words: str, chat: ChatFormat, *, is_part: bool) -> Said:
+    """What a model has said: its turn, or a part of a user's."""
     opening = opening_of(message)
-    header = opening.get("header")
-    if header is None:
-        name = opening.get("speaker") or message.name
+    header, name = opening.get("header"), opening.get("speaker") or message.name
+    for broken in message.invalid_tool_calls:
+        words = f"{words}\n{broken['args']}".strip()  # what could not be read as a call was said all the same
+    if calls := calls_in(message):
+        words = f"{header} {words}".strip() if header else words
+        if is_part:
+            return Said(chat.part(f"{words}\n{calls_as_words(calls, chat)}".strip(), name), "part")
+        return Said(calls_said(words, calls, chat))
+    if header is None or (is_part and not header):
         return Said(chat.part(words, name), "part") if is_part else Said(chat.turn("assistant", words, name))
-    start = FramedText.frame(f"{header}{'' if str(header)[-1:].isspace() else ' '}")
+    start = FramedText.frame(f"{header}{'' if not header or str(header)[-1:].isspace() else ' '}")
     if is_part:
         return Said(start + chat.part(words), "part")
     said = start + FramedText.words(words)

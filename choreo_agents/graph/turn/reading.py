@@ -9,10 +9,12 @@ from typing import Any, Protocol
 
 from langchain_core.messages import BaseMessage
 
+from choreo_agents.chat import Described, own_turns, tools_called
 from choreo_agents.engine import Engine, Prefill
 from choreo_agents.engine.kv_transfer import Leases
 from choreo_agents.errors import ContextLengthError, HandleError
 from choreo_agents.graph.by_model import handle_for
+from choreo_agents.graph.provenance.callers import callers_of
 from choreo_agents.graph.provenance.notes import digest_of, handle_of, is_confidential, persona_of, writer_of
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.turn.bound_engine import BoundEngine, SharedPrefills
@@ -30,7 +32,6 @@ from choreo_agents.graph.turn.user_turns import UserTurns
 from choreo_agents.graph.turn.view import SeenEntry, visible
 from choreo_agents.graph.visibility import START_SOURCE, source_of_author
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import instructions
 
 
 class OffsetOf(Protocol):
@@ -88,18 +89,27 @@ class Reading:
         )
 
     async def view(
-        self, system: str | None, *, closed: bool = False, summary: Callable[[Sequence[BaseMessage]], Awaitable[Any]]
+        self,
+        system: str | None,
+        tools: Described = (),
+        *,
+        closed: bool = False,
+        summary: Callable[[Sequence[BaseMessage]], Awaitable[Any]],
     ) -> PlacedView:
         """Encode what nobody has yet, and put together all that the reader may see.
 
         Args:
-            system: The agent's own system prompt.
+            system: The agent's own system prompt, and the `tools` that it may call.
             closed: Whether nobody goes on speaking at its end: what may come late stands there.
             summary: Makes what is told in place of messages that the reader does not keep.
         """
         await self._turns.begin(self._rules.public)
         view, imported = await self._start(), self._reader.imported
-        await self._prefill_turns(system, view)
+        later = bool(self._rules.public) or imported is not None
+        own = own_turns(system, tools, self._engine.chat, later=later)
+        if imported is None:
+            await self._turns.tell(view, own, self._reader.system, self._reader.adapter)
+        await self._prefill_turns()
         self.entries = list({entry["message_id"]: entry for entry in [*self.entries, *self.inputs]}.values())
         self.superstep = self._next_superstep(self.entries)
         if imported is not None:
@@ -107,8 +117,9 @@ class Reading:
             modules = [self.bound.grant(handle) for handle in self._modules.handles]
             self.showing.modules = modules
             await imported.place(view, modules, self._reader.system, self._shared.ask_for_own)
+            await self._turns.tell(view, own, self._reader.system, self._reader.adapter)
         shown, left = self._kept(await self._visible())
-        told = system is not None or bool(self._rules.public) or imported is not None
+        told = bool(own) or bool(self._rules.public) or imported is not None
         if not told and not (shown and self._words.instructs(shown[0].entry)):
             for handle in await self._turns.default_instructions():
                 view.add(handle)
@@ -221,28 +232,32 @@ class Reading:
             view.add(handle)
         return view
 
-    async def _prefill_turns(self, system: str | None, view: PlacedView) -> None:
-        """Append the agent's own system prompt; make entries for messages that no node has encoded as they now are."""
+    async def _prefill_turns(self) -> None:
+        """Make entries for messages that no node has encoded as they now are."""
         chat = self._engine.chat
         before = {entry["message_id"]: entry for entry in self.entries}
         new = [m for m in self._messages if not is_encoded(m, before) or self._is_forgotten(before[str(m.id)])]
         calls: list[Prefill] = []
-        if system is not None:
-            told = instructions(system, chat, later=bool(self._rules.public))
-            await self._turns.lead_to(view, told.kind)
-            parents, author, adapter = [*view.handles], self._reader.system, self._reader.adapter
-            calls.append(Prefill(told.text, parents, author=author, role="system", adapter=adapter))
-        authors = [_author(m, before.get(str(m.id))) or _writer(m, self._rules, self._place.author) for m in new]
+        callers, called = callers_of(self._messages), tools_called(self._messages)
+        authors = [
+            callers[str(m.id)].author
+            if str(m.id) in callers
+            else _author(m, before.get(str(m.id))) or _writer(m, self._rules, self._place.author)
+            for m in new
+        ]
         edited = [known_handle(self._engine, handle_of(m, self.bound.model)) for m in new]
-        marks = [before[m.id]["confidential"] if m.id in before else is_confidential(m) for m in new]
+        marks = [
+            before[str(m.id)]["confidential"]
+            if m.id in before
+            else (callers[str(m.id)].confidential if str(m.id) in callers else is_confidential(m))
+            for m in new
+        ]
         for m, author, mark, source in zip(new, authors, marks, edited, strict=True):
-            text, kind = message_as(m, chat)
+            text, kind = message_as(m, chat, called=called)
             root = await self._turns.behind_root(kind)
             calls.append(Prefill(text, root, author=author, confidential=mark, source=source))
         handles = await self._shared.ask_for(calls)
-        for own in handles[: len(calls) - len(new)]:
-            view.add(own)
-        self.inputs += entries_of(new, authors, handles[len(calls) - len(new) :], marks, before, self.superstep)
+        self.inputs += entries_of(new, authors, handles, marks, before, self.superstep, callers)
 
     async def _show(self, view: PlacedView, group: Sequence[Sequence[SeenEntry]]) -> None:
         """Append a group of siblings, which start where the view ends; or where they left it, if they are merged."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage
 
+from choreo_agents.chat import tools_called
 from choreo_agents.engine import Prefill
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.by_model import length_for
@@ -61,6 +63,8 @@ class ReaderWords:
     def kind(self, entry: HandleEntry) -> Kind:
         """As what the encoding of a message stands in a view."""
         said, chat = self._said.get(entry["message_id"]), self._bound.engine.chat
+        if chat.merges is not None and isinstance(said, ToolMessage):
+            return message_as(said, chat).kind
         if chat.merges is None or isinstance(said, AIMessage) or (said is None and "persona" in entry):
             return "turn"
         return instructions("", chat, later=True).kind if isinstance(said, SystemMessage) else "part"
@@ -130,8 +134,11 @@ class ReaderWords:
             )
         if name not in self._reworded:
             said = self._said[name]
-            self._reworded[name] = said.model_copy(update={"content": mode.says(str(said.text))})
-        text, kind = message_as(self._reworded[name], engine.chat, later=later, told=told)
+            # Of calls it says nothing: what they were called with is part of what it re-words.
+            calls: dict[str, Any] = {"tool_calls": [], "invalid_tool_calls": []} if isinstance(said, AIMessage) else {}
+            self._reworded[name] = said.model_copy(update={"content": mode.says(str(said.text)), **calls})
+        called = tools_called(self._said.values())
+        text, kind = message_as(self._reworded[name], engine.chat, later=later, told=told, called=called)
         return list(engine.model.encode(text)), kind
 
 

@@ -60,6 +60,10 @@ class RunPlace:
         """The node's own name."""
         return self.author.split("|")[-1]
 
+    def at(self, superstep: int) -> str:
+        """Names the call within its thread: the same in every run of the same graph."""
+        return f"{self.author} {superstep} {self.branch} {self.call}"
+
     def call_seed(self, engine_seed: int, superstep: int) -> int:
         """Seed of the call: the same in every run of the same graph with the same run seed.
 

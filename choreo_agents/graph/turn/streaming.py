@@ -7,6 +7,7 @@ from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages.tool import ToolCallChunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_async_callback_manager_for_config
@@ -46,6 +47,11 @@ class DecodeRun:
         """Show a piece of what is thought before: as reasoning, and as no text."""
         self._thinks = True
         await self._show("", [{"type": "reasoning", "reasoning": text, "index": 0}])
+
+    async def call(self, piece: ToolCallChunk) -> None:
+        """Show a piece of a call."""
+        chunk = AIMessageChunk(content="", tool_call_chunks=[piece], id=self._message_id, name=self._name)
+        await self._run.on_llm_new_token("", chunk=ChatGenerationChunk(message=chunk))
 
     async def _show(self, token: str, content: Any) -> None:
         chunk = AIMessageChunk(content=content, id=self._message_id, name=self._name)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from langchain_core.messages import BaseMessage
 
+from choreo_agents.chat import Described
 from choreo_agents.engine import Engine, Thinking
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.provenance.notes import REASONING
@@ -15,7 +16,7 @@ from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.turn.entries import known_handle
 from choreo_agents.graph.turn.inputs import thought_out
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import ChatFormat, FramedText
+from choreo_agents.models import ChatFormat, FramedText, tools_format
 
 Thinks = bool | int | None
 """Whether an agent thinks before it speaks, or for how many tokens at most; None: as its model's template has it."""
@@ -26,6 +27,7 @@ class Thinker(Protocol):
 
     name: str
     header: str | None
+    tools: Described
     thinking: Thinks
 
     def speaker(self, state: Any, /) -> str: ...
@@ -67,6 +69,8 @@ def thinking_of(agent: Thinker, state: Any, chat: ChatFormat, room: int) -> Thin
         return None
     asked = agent.thinking if isinstance(agent.thinking, int) and not isinstance(agent.thinking, bool) else None
     budget = asked if asked is not None else max(1, min(Thinking.budget, room))
+    if agent.tools and agent.header is None:
+        return _before_calls(chat, budget)
     if agent.header is None:
         return Thinking.of(chat, agent.speaker(state), budget)
     lead = FramedText.frame(agent.header)
@@ -78,6 +82,8 @@ def header_of(agent: Thinker, state: Any, chat: ChatFormat) -> FramedText:
     """What a decode of an agent starts with."""
     if thinks(agent, chat):
         return chat.header(None, thinking=True)
+    if agent.tools and agent.header is None:
+        return FramedText.frame(_calling(chat)) if _calling(chat) else chat.header(None)
     if agent.header is None:
         return chat.header(agent.speaker(state), thinking=False)
     opening, bare = chat.assistant.opening(None), chat.header(None)
@@ -127,6 +133,29 @@ def recalled(engine: Engine, entry: HandleEntry, words: BaseMessage | None) -> M
         if (shown := found or said) is not None:
             return shown
     return MessageHandle.model_validate(entry["handle"])
+
+
+def opening_of(agent: Thinker, state: Any) -> dict[str, str]:
+    """How an agent's turn starts, for whoever encodes its words again."""
+    if agent.header is not None:
+        return {"header": agent.header}
+    # Who may call tools starts without a name: others are told it where its words are a part of a turn.
+    return {"speaker": agent.speaker(state)} | ({"header": ""} if agent.tools else {})
+
+
+def _calling(chat: ChatFormat) -> str:
+    """What a turn starts with where its header says whether it calls; empty where headers say nothing of it."""
+    how = tools_format(chat)
+    return how.opening if how.is_headed else ""
+
+
+def _before_calls(chat: ChatFormat, budget: int) -> Thinking:
+    """How thoughts end that a call may follow, or an answer: where a header says which, it is the model's to write."""
+    usual, opening = Thinking.of(chat, None, budget), FramedText.frame(_calling(chat))
+    if not opening or chat.thoughts is None:
+        return usual
+    end = chat.thoughts.close.partition(opening.text)[0].strip()
+    return replace(usual, end=end, before="", after=opening, answer=opening)
 
 
 def without_thoughts(message: BaseMessage) -> BaseMessage:

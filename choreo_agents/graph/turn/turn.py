@@ -14,6 +14,7 @@ from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, Us
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
+from choreo_agents.chat import Described, Speaking, Spoken
 from choreo_agents.engine import Engine, Joining
 from choreo_agents.errors import ContextLengthError, GuideError, HandleError
 from choreo_agents.graph.engines import engines_of
@@ -29,10 +30,10 @@ from choreo_agents.graph.turn.reader_rules import CallReader, ReaderRules
 from choreo_agents.graph.turn.reading import Reading
 from choreo_agents.graph.turn.run_place import RunPlace
 from choreo_agents.graph.turn.streaming import DecodeRun, report
-from choreo_agents.graph.turn.thoughts import Thinks, header_of, thinking_of, thought_text
+from choreo_agents.graph.turn.thoughts import Thinks, header_of, opening_of, thinking_of, thought_text
 from choreo_agents.graph.turn.told import Prompt, called, text_of, words_of
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import FramedText, LoadedModel
+from choreo_agents.models import FramedText
 from choreo_agents.sampling import BLANK_LINES, Sampling
 
 T = TypeVar("T")
@@ -49,6 +50,7 @@ class Speaker(Writer, Protocol):
     imported: ImportedPrompt | None
     prompt: Prompt | None
     header: str | None
+    tools: Described
     adapter: str | None
     merging: MergeSpec | None
     confidential: bool
@@ -147,7 +149,7 @@ class AgentTurn:
                 await self._told("system", self.agent.system),
                 await self._told("prompt", self.agent.prompt),
             )
-            view = await reading.view(system, closed=self._late is not None, summary=self._summary)
+            view = await reading.view(system, self.agent.tools, closed=self._late is not None, summary=self._summary)
             sampling = sampling_of(self.agent, self.state)
             if self._late is not None:
                 self._joining = self.engine.branches.joining()
@@ -222,6 +224,7 @@ class AgentTurn:
         run = await DecodeRun.start(config, engine.model.name, self.reading.seen, message_id, place.node)
         opening = engine.model.encode(header_of(self.agent, self.state, engine.chat))
         thinking = thinking_of(self.agent, self.state, engine.chat, self._room(view, sampling))
+        speaking = Speaking(run, engine.model, self.agent.tools, f"{place.at(superstep)} {view.end}")
         header = opening if thinking is None else engine.model.encode(thinking.answer)
         stream = self.reading.bound.astream(
             opening,
@@ -232,13 +235,14 @@ class AgentTurn:
             author=place.author,
             confidential=self.agent.confidential,
             closing=engine.chat.turn_end,
+            ends=speaking.ends,
             memo=memo,
             joining=self._joining,
             adapter=self.agent.adapter,
             watch=place.watch and place.watch(place.author, superstep, place.branch, place.call),
             thinking=thinking,
         )
-        handle, shown, first_token_s = None, "", None
+        handle, first_token_s = None, None
         try:
             async with aclosing(stream):
                 async for item in stream:
@@ -246,22 +250,14 @@ class AgentTurn:
                         handle = item
                         continue
                     first_token_s = first_token_s or time.perf_counter()
-                    if item.text and item.phase == "thoughts":
-                        await run.thought(item.text)
-                    elif item.text:
-                        shown += item.text
-                        await run.token(item.text)
+                    await speaking.show(item)
         except BaseException as error:
             await run.fail(error)
             raise
         assert handle is not None
-        spoken = engine.tokens(handle)[len(header) :]
-        said = engine.model.decode(spoken, special=False)
-        if said.startswith(shown) and said != shown:
-            await run.token(said.removeprefix(shown))  # a character that was never completed
-        words = engine.model.decode(_without_end(spoken, engine.model), special=False).strip()
+        said = await speaking.end(engine.tokens(handle)[len(header) :])
         try:
-            beside = {} if self.agent.output is None else self.agent.output.noted(words)
+            beside = {} if self.agent.output is None else self.agent.output.noted(said.words)
         except GuideError as error:
             engine.release(handle)  # nobody will ever name it
             await run.fail(error)
@@ -269,12 +265,12 @@ class AgentTurn:
         thought = next(iter(engine.inspect.thoughts(handle, place.author, memo=memo)), None)
         joined = self._joined(thought or handle, len(view.handles))
         seen = sum(each.length for each in (*view.handles, *(late for late, _ in joined)))
-        message = _message(self, words, handle, thought, message_id, seen, len(header), beside)
+        message = _message(self, said, handle, thought, message_id, seen, len(header), beside)
         if self._late is not None:
             message.response_metadata["choreo"]["branches"] = self._late.said_of(self.reading, joined)
         await run.end(message)
         first = first_token_s or time.perf_counter()
-        report(engine, self.place.node, handle, words, started_s=self.started_s, first_token_s=first)
+        report(engine, self.place.node, handle, said.words, started_s=self.started_s, first_token_s=first)
         return _Told(place, message, handle, thought)
 
     def _joined(self, decoded: MessageHandle, present: int) -> list[tuple[MessageHandle, int]]:
@@ -316,7 +312,7 @@ class AgentTurn:
 
 def _message(
     turn: AgentTurn,
-    words: str,
+    spoken: Spoken,
     handle: MessageHandle,
     decoded: MessageHandle | None,
     message_id: str,
@@ -334,14 +330,17 @@ def _message(
         "persona": turn.persona,
         "confidential": turn.agent.confidential,
         # With what it would start if its words had to be encoded again.
-        **({"speaker": turn.agent.speaker(turn.state)} if turn.agent.header is None else {"header": turn.agent.header}),
+        **opening_of(turn.agent, turn.state),
     }
-    content: Any = words
+    content: Any = spoken.words
     if thoughts:
-        content = [{"type": "reasoning", "reasoning": thoughts}, {"type": "text", "text": words}]
+        content = [{"type": "reasoning", "reasoning": thoughts}]
+        content += [{"type": "text", "text": spoken.words}] if spoken.words or not spoken.calls else []
     output = thought + handle.length - header
     said = AIMessage(
         content=content,
+        tool_calls=spoken.calls,
+        invalid_tool_calls=spoken.broken,
         name=turn.place.node,
         id=message_id,
         additional_kwargs=beside,
@@ -356,9 +355,3 @@ def _message(
     if thought and said.usage_metadata is not None:
         said.usage_metadata["output_token_details"] = OutputTokenDetails(reasoning=thought)
     return turn.sealing.sealed(said)
-
-
-def _without_end(spoken: list[int], model: LoadedModel) -> list[int]:
-    """A message's tokens before those that end its turn; what only looks like them was said."""
-    ending = model.encode(model.chat.turn_end)
-    return spoken[: -len(ending)] if ending and spoken[-len(ending) :] == ending else spoken

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
@@ -20,31 +20,40 @@ Update = Callable[..., Any]
 that in it; of `runtime` and `config`, too, by name. Makes an update of the state, a `Command`, or None."""
 
 
-async def with_update(
-    name: str, persona: str | None, update: Update, said: Mapping[str, Any], state: Any, config: RunnableConfig
-) -> Any:
-    """What a node writes when its agent has spoken: what was said, and what the function makes of it.
+class Updating(Protocol):
+    """What is asked of an agent."""
+
+    name: str
+    persona: str | None
+    update: Update | None
+
+
+async def with_update(agent: Updating, said: dict[str, Any], state: Any, config: RunnableConfig) -> Any:
+    """What a node writes when its agent has spoken: what was said, and what its function makes of that, if it has one.
 
     Args:
-        name: The agent's, and its `persona`.
-        update: The function.
-        said: What the agent writes by itself.
+        agent: Who has spoken.
+        said: What it writes by itself.
         state: The graph's, as it was before.
         config: The node's.
 
     Raises:
         InvalidRequestError: It makes of it what is no update, or writes handles, which are the agents' to write.
     """
+    if agent.update is None:
+        return said
     messages: Sequence[AIMessage] = said["messages"]
     words = messages[0] if len(messages) == 1 else list(messages)
-    found = await called(update, [words, _after(state, said)], config)
+    found = await called(agent.update, [words, _after(state, said)], config)
     command = found if isinstance(found, Command) else None
     written = found if command is None else command.update
     added = dict(written) if isinstance(written, Mapping) else {} if written is None else None
     if added is None or "handles" in added:
         what = "handles, which only agents write" if added else f"a {type(written).__name__}"
-        raise InvalidRequestError(f"the update of {name!r} must be a dict of channels or a Command of one, not {what}")
-    signed = sign(added, config, persona)
+        raise InvalidRequestError(
+            f"the update of {agent.name!r} must be a dict of channels or a Command of one, not {what}"
+        )
+    signed = sign(added, config, agent.persona)
     whole = {**said, **signed}
     if (more := signed.get("messages")) is not None:
         whole["messages"] = [*messages, *(more if isinstance(more, list) else [more])]

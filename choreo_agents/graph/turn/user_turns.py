@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from choreo_agents.engine import Prefill
 from choreo_agents.graph.turn.placed_view import PlacedView
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import FramedText, Kind, LoadedModel
+from choreo_agents.models import FramedText, Kind, LoadedModel, Said
 
 AskFor = Callable[[Sequence[Prefill]], Awaitable[list[MessageHandle]]]
 _PUBLIC_ROOT = "public root"
@@ -72,6 +72,14 @@ class UserTurns:
         elif view.turn == "open":
             await self._join(view, self.chat.merges)
         view.turn = "open" if kind == "part" else "begun"
+
+    async def tell(self, view: PlacedView, told: Sequence[Said], author: str, adapter: str | None) -> None:
+        """Append what one agent alone is told."""
+        for text, kind in told:
+            await self.lead_to(view, kind)
+            call = Prefill(text, [*view.handles], [*view.offsets], view.end, author, role="system", adapter=adapter)
+            [made] = await self.ask_for([call])
+            view.add(made)
 
     async def close(self, view: PlacedView) -> None:
         """Append what closes a user's turn, if one is open."""

@@ -51,6 +51,8 @@ def visible(
         says = entry.get("unproven")
         if says is not None and (START_SOURCE not in rules or not rules[START_SOURCE].mode.shows):
             continue  # it is input, whatever it says
+        if (via := _rule_of(entry.get("via"), reader, rules)) is not None and not via.mode.shows:
+            continue  # nobody who must not read the node that wrote it reads it
         own = is_own(entry, reader, persona or reader)
         source = _OWN if own else source_of_author(says["author"] if says else entry["author"], reader)
         by_source.setdefault(source, []).append(entry)
@@ -65,9 +67,17 @@ def visible(
             if id(entry) in shown or entry.get("select"):
                 narrowed = _narrowed(entry, rule if id(entry) in shown else None, source, reader)
                 narrowed = _narrowest(narrowed, rules) if entry.get("unproven") else narrowed
+                via = _rule_of(entry.get("via"), reader, rules)
+                if via is not None and narrowed.mode.hands_on_encodings:
+                    narrowed = replace(narrowed, mode=via.mode)
                 seen.append((rank.get(source, 0), SeenEntry(entry, narrowed)))
     seen.sort(key=_place)
     return [item for _, item in seen]
+
+
+def _rule_of(node: str | None, reader: str, rules: Mapping[str, Rule]) -> Rule | None:
+    """What is declared of the node that has written a tool's result; None: nothing."""
+    return None if node is None else rules.get(source_of_author(node, reader) or "")
 
 
 def is_own(entry: HandleEntry, reader: str, persona: str) -> bool:

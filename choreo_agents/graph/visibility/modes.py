@@ -17,7 +17,7 @@ Presence = Literal["text"] | Channel
 """How a node has a context: it says the very text; it attends to KV of it, or that attended to it; it has words that
 may have been decoded from it."""
 
-_HOPS = ("own", "state")
+_HOPS = ("own", "state", "called")
 """What stands in an audit's paths where no rule led on."""
 
 

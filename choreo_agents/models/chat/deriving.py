@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from choreo_agents.models.chat.calling import tools_of
 from choreo_agents.models.chat.format import NAME, ChatFormat, TurnFormat
 from choreo_agents.models.chat.template import Template, Turn
 from choreo_agents.models.chat.thinking import thoughts_of
@@ -87,7 +88,8 @@ class _Derivation:
             merges=_SEPARATOR if leads or not self.has_pairs else None,
             leads=leads,
         )
-        return replace(made, thoughts=thoughts_of(self.template, made))
+        made = replace(made, thoughts=thoughts_of(self.template, made))
+        return replace(made, tools=tools_of(self.template, made))
 
     def _cut(self) -> None:
         """Find where the user's turns end and begin, and the assistant's end."""

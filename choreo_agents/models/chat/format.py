@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from choreo_agents.models.chat.tools.format import ToolsFormat
 from choreo_agents.models.framed import FramedText
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ class ChatFormat:
     """Whether instructions stand in the first user's turn, before its words."""
     thoughts: ThoughtsFormat | None = None
     """None: the template knows of no thoughts."""
+    tools: ToolsFormat | None = None
+    """None: the template knows of no tools."""
 
     def root(self, system: str | None) -> FramedText:
         """The public root: begin of sequence, and the public system turn if there is one."""

@@ -18,7 +18,9 @@ DATE = "date"
 """The option that is ours: all others are the template's own variables."""
 _CALLS = re.compile(r"""strftime_now\(\s*["']([^"']*)["']\s*\)""")
 _LLAMA_DATE = "%d %b %Y"
-_OURS = frozenset({"messages", "add_generation_prompt", "tokenize", "return_dict", "strftime_now", "chat_template"})
+_OURS = frozenset(
+    {"messages", "add_generation_prompt", "tokenize", "return_dict", "strftime_now", "chat_template", "tools"}
+)
 
 
 class Template:
@@ -66,15 +68,16 @@ class Template:
         # Templates are given plain data, no functions: so it is one of theirs.
         return f"{{% macro strftime_now(format) %}}{{{{ {days!r}[format] }}}}{{% endmacro %}}{{{{ '' }}}}{source}"
 
-    def render(self, turns: Sequence[Turn], *, answer: bool = False) -> str | None:
+    def render(self, turns: Sequence[Turn], *, answer: bool = False, tools: Sequence[Turn] | None = None) -> str | None:
         """A conversation as text; None if the template raises.
 
         Args:
             turns: Role, content and what else the template may look at.
             answer: Whether the model is to speak next.
+            tools: Descriptions of those that it may call; None: none.
         """
         turns = [*self._told, *turns]
-        return self._written([_parted(turn) for turn in turns] if self._reads_parts else turns, answer)
+        return self._written([_parted(turn) for turn in turns] if self._reads_parts else turns, answer, tools)
 
     @cached_property
     def _reads_parts(self) -> bool:
@@ -87,11 +90,12 @@ class Template:
         self._failure = failure
         return found
 
-    def _written(self, turns: Sequence[Turn], answer: bool) -> str | None:
+    def _written(self, turns: Sequence[Turn], answer: bool, tools: Sequence[Turn] | None = None) -> str | None:
         try:
             return str(
                 self.tokenizer.apply_chat_template(
                     [*turns],
+                    tools=None if tools is None else [*tools],
                     chat_template=self.source,
                     tokenize=False,
                     add_generation_prompt=answer,

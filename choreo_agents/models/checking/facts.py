@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from choreo_agents.models.adapter import max_positions
+from choreo_agents.models.chat.telling import tools_format
 from choreo_agents.models.chat.template import DATE, Template
 from choreo_agents.models.chat.thinking import switched
+from choreo_agents.models.chat.tools import ToolCall
 from choreo_agents.sampling.defaults import checkpoint_sampling
 
 if TYPE_CHECKING:
@@ -53,6 +55,18 @@ class ThoughtFacts:
 
 
 @dataclass(frozen=True)
+class ToolFacts:
+    """How a model is told of tools, and calls them."""
+
+    own_words: bool
+    """Whether the template knows nothing of tools: instructions tell of them in our words."""
+    call: str
+    """How a call is written."""
+    result: str
+    """How a result is; empty: as what a user says."""
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """What a model's small files tell of it."""
 
@@ -65,6 +79,7 @@ class ModelFacts:
     turn_end: str
     """What closes an answer."""
     thinking: ThoughtFacts | None
+    tools: ToolFacts
     default_instructions: str
     """What stands where nobody gives any."""
     writes_date: bool
@@ -94,6 +109,7 @@ def facts_of(checkpoint: Checkpoint, template: Template, chat: ChatFormat) -> Mo
         stop_tokens=_stop_tokens(tokenizer, text, generation, chat),
         turn_end=chat.turn_end,
         thinking=_thinking(template, chat),
+        tools=_tools(chat),
         default_instructions=chat.default_system.strip(),
         writes_date=_writes_date(template),
         takes_turns=chat.merges is not None,
@@ -135,6 +151,13 @@ def _thinking(template: Template, chat: ChatFormat) -> ThoughtFacts | None:
         return None
     switch, _, _ = switched(template)
     return ThoughtFacts(how.header, how.close, how.usual, switch, how.unthinking, how.kept, how.elsewhere)
+
+
+def _tools(chat: ChatFormat) -> ToolFacts:
+    how = tools_format(chat)
+    call = how.grammar.write([ToolCall("find", {"thing": "kites"}, "abcdefgh1")]).text + how.call_end
+    result = "" if how.result is None else how.result.around("In box 12.", "find", "abcdefgh1").text
+    return ToolFacts(how.is_own, call, result)
 
 
 def _writes_date(template: Template) -> bool:

@@ -1,0 +1,22 @@
+"""Chat messages in, chat messages out: what stands between LangChain's messages and the turns of a model.
+
+Read `tools` (what an agent may call), `speech` (what its tokens say), `speaking` (the same as it comes), `history`
+(what was called, as it is told again).
+"""
+
+from choreo_agents.chat.history import calls_in, result_turn, tools_called
+from choreo_agents.chat.speaking import Speaking, Spoken
+from choreo_agents.chat.tools import Described, Tool, ToolChoice, described_tools, own_turns
+
+__all__ = [
+    "Described",
+    "Speaking",
+    "Spoken",
+    "Tool",
+    "ToolChoice",
+    "calls_in",
+    "described_tools",
+    "own_turns",
+    "result_turn",
+    "tools_called",
+]

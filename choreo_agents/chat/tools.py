@@ -1,0 +1,80 @@
+"""What an agent may call, in all forms that LangChain takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.models import ChatFormat, Said, instructions, tools_told
+
+Tool = BaseTool | Callable[..., Any] | type | Mapping[str, Any]
+"""As `bind_tools` takes it: a tool, a function with a docstring, a pydantic model or TypedDict, or a description as
+OpenAI, Anthropic or JSON schema have it."""
+Described = tuple[Mapping[str, Any], ...]
+"""Descriptions of tools as OpenAI has them."""
+ToolChoice = str
+"""`"auto"`: it calls if it wants to; `"none"`: it cannot."""
+
+
+def described_tools(agent: str, tools: Sequence[Tool] | None, choice: Any, *, is_free: bool) -> Described:
+    """What an agent is told of its tools.
+
+    Args:
+        agent: Whose they are.
+        tools: What it may call; None: nothing.
+        choice: Whether it must.
+        is_free: Whether it may say anything.
+
+    Raises:
+        InvalidRequestError: One cannot be described, two have one name, a choice cannot be kept, or only certain
+            answers are allowed.
+    """
+    if tools and not is_free:
+        raise InvalidRequestError(
+            f"{agent!r} has tools, and choices for all that it may say: no call is among them. Leave one of them out"
+        )
+    if tools is None:
+        tools = ()
+    if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
+        raise InvalidRequestError(f"the tools of {agent!r} must be in a list, not {type(tools).__name__}")
+    described = [_described(agent, tool) for tool in tools]
+    names = [each["function"]["name"] for each in described]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise InvalidRequestError(f"{agent!r} has several tools named {twice[0]!r}: nobody could tell which is called")
+    if choice not in ("auto", "none"):
+        raise InvalidRequestError(
+            f"tool_choice={choice!r} of {agent!r} cannot be kept: nothing makes a model call a tool. Say in its system "
+            'prompt when it is to, and leave "auto"; or "none", with which it knows of no tools'
+        )
+    return tuple(described) if choice == "auto" else ()
+
+
+def _described(agent: str, tool: Tool) -> Mapping[str, Any]:
+    try:
+        found = convert_to_openai_tool(tool)
+    except Exception as error:  # whatever a tool's own code, or pydantic, raises
+        raise InvalidRequestError(f"{tool!r}, a tool of {agent!r}, cannot be described: {error}") from error
+    function = found.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise InvalidRequestError(
+            f"{tool!r}, a tool of {agent!r}, is no function: tools that a provider runs itself cannot be called here"
+        )
+    return found
+
+
+def own_turns(system: str | None, tools: Described, chat: ChatFormat, *, later: bool) -> list[Said]:
+    """The turns that tell an agent what it is told alone.
+
+    Args:
+        system: Its system prompt, if it has one.
+        tools: What it may call.
+        chat: Its model's.
+        later: Whether anything stands before.
+    """
+    if tools:
+        return tools_told(tools, system, chat, later=later)
+    return [] if system is None else [instructions(system, chat, later=later)]

@@ -1,0 +1,95 @@
+"""What a model is told of tools: by its own template, or in our words where that knows nothing of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from choreo_agents.models.chat.format import ChatFormat
+from choreo_agents.models.chat.told import Said, instructions, question
+from choreo_agents.models.chat.tools.calls import ToolCall
+from choreo_agents.models.chat.tools.format import ToolsFormat, function_of
+from choreo_agents.models.chat.tools.grammar import CallGrammar
+from choreo_agents.models.framed import FramedText
+
+OWN_GRAMMAR = CallGrammar(
+    "object",
+    before="<tool_call>\n",
+    between="\n</tool_call>\n<tool_call>\n",
+    after="\n</tool_call>",
+    before_name='{"name": "',
+    before_arguments='", "arguments": ',
+    end="}",
+)
+_OWN_WORDS = """You may call tools. To call one, write a JSON object with its name and its arguments in tags:
+<tool_call>
+{"name": "...", "arguments": {...}}
+</tool_call>
+Several calls follow each other, and nothing follows the last. What a tool returns is told by its name. The tools:
+"""
+
+
+def tools_format(chat: ChatFormat) -> ToolsFormat:
+    """How a model calls tools: as its template has it, or in our own form."""
+    if chat.tools is not None:
+        return chat.tools
+    opening, end = chat.assistant.plain, chat.assistant.after
+    return ToolsFormat(OWN_GRAMMAR, opening, words_end=end, call_end=end)
+
+
+def tools_told(tools: Sequence[Mapping[str, Any]], system: str | None, chat: ChatFormat, *, later: bool) -> list[Said]:
+    """What tells of tools, and the instructions of who may call them.
+
+    Args:
+        tools: Their descriptions, as OpenAI has them.
+        system: The instructions, if there are any.
+        chat: The model's.
+        later: Whether anything comes before.
+    """
+    tell = tools_format(chat).tell
+    told = None if tell is None else tell(tools, None if chat.leads else system)
+    if told is None:
+        words = _OWN_WORDS + "\n".join(json.dumps(function_of(tool), ensure_ascii=False) for tool in tools)
+        return [instructions(words if system is None else f"{system}\n\n{words}", chat, later=later)]
+    own = [instructions(system, chat, later=later)] if chat.leads and system is not None else []
+    return [Said(_later(told, chat) if later else told), *own]
+
+
+def _later(told: FramedText, chat: ChatFormat) -> FramedText:
+    """The same behind other turns, in the form that instructions have there."""
+    opening, closing, form = chat.system.plain, chat.system.after, chat.later
+    inner = _inner(told, opening, closing)
+    if form is None or inner is None:
+        return told
+    return FramedText.frame(form.plain) + inner + FramedText.frame(form.after)
+
+
+def _inner(text: FramedText, opening: str, closing: str) -> FramedText | None:
+    """What stands between two frames, if a text begins and ends with them."""
+    parts = [*text.parts]
+    if not parts or not (parts[0][1] and parts[-1][1] and parts[0][0].startswith(opening)):
+        return None
+    parts[0] = (parts[0][0].removeprefix(opening), True)
+    if not parts[-1][0].endswith(closing):
+        return None
+    parts[-1] = (parts[-1][0].removesuffix(closing), True)
+    return FramedText(tuple(part for part in parts if part[0]))
+
+
+def calls_said(words: str, calls: Sequence[ToolCall], chat: ChatFormat) -> FramedText:
+    """The turn of a model that calls tools."""
+    return tools_format(chat).turn(words, calls)
+
+
+def calls_as_words(calls: Sequence[ToolCall], chat: ChatFormat) -> str:
+    """Calls that somebody else has made, as words."""
+    return tools_format(chat).grammar.write(calls).text.strip()
+
+
+def result_said(words: str, tool: str, call: str, chat: ChatFormat) -> Said:
+    """What a tool has returned: a turn of its own, or a user's."""
+    result = tools_format(chat).result
+    if result is None:
+        return question(words, chat, tool)
+    return Said(result.around(words, tool, call))

@@ -1,0 +1,105 @@
+"""Calls and their results as turns of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from choreo_agents.models.chat.tools.calls import ToolCall
+from choreo_agents.models.chat.tools.grammar import ID, CallGrammar
+from choreo_agents.models.chat.tools.literals import to_json
+from choreo_agents.models.chat.tools.reading import ToolCallReader
+from choreo_agents.models.framed import FramedText
+
+TOOL = "\u241ftool\u241f"
+"""Stands for the name of the tool in what a template writes."""
+Tell = Callable[[Sequence[Mapping[str, Any]], str | None], FramedText | None]
+"""What a template writes of tools, with instructions if there are any, before anything else; None: it raises."""
+
+
+@dataclass(frozen=True)
+class ResultFormat:
+    """A turn with what a tool has returned: `TOOL` stands for its name, `ID` for the call's."""
+
+    before: str
+    after: str
+    quotes: bool = False
+    """Whether the words stand as a JSON string."""
+
+    def around(self, words: str, tool: str, call: str) -> FramedText:
+        """The whole turn."""
+        said = to_json(words) if self.quotes else words
+        return _filled(self.before, tool, call) + FramedText.words(said) + _filled(self.after, tool, call)
+
+
+@dataclass(frozen=True)
+class ToolsFormat:
+    """How a model is told of tools, calls them, and is told what they return."""
+
+    grammar: CallGrammar
+    opening: str
+    """What a turn starts with that may call."""
+    lead: str = ""
+    """What stands between that and words."""
+    joint: str = "\n"
+    """What stands between words and calls."""
+    words_end: str = ""
+    """What closes a turn that calls nothing."""
+    call_end: str = ""
+    """What closes one that does."""
+    result: ResultFormat | None = None
+    """None: a user tells it."""
+    tell: Tell | None = field(default=None, repr=False, compare=False)
+    """None: instructions tell of tools, in our own words."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether tools are told in our words, and not in the template's."""
+        return self.tell is None
+
+    @property
+    def is_headed(self) -> bool:
+        """Whether the header of a turn says what it calls."""
+        return self.grammar.kind == "headed"
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """What ends a turn that calls by itself, in the place of what closes other turns."""
+        return (self.call_end,) if self.call_end != self.words_end else ()
+
+    def turn(self, words: str, calls: Sequence[ToolCall]) -> FramedText:
+        """A turn that calls tools, of someone who may have said something before."""
+        frame, opening = FramedText.frame, FramedText.frame(self.opening)
+        said = opening + frame(self.lead) + FramedText.words(words) if words else opening
+        if self.grammar.kind != "headed":
+            return said + frame(self.joint if words else "") + self.grammar.write(calls) + frame(self.call_end)
+        made = said + frame(self.words_end) if words else FramedText()
+        for call in calls:
+            made += opening + self.grammar.write([call]) + frame(self.call_end)
+        return made
+
+    def reader(
+        self, tools: Sequence[Mapping[str, Any]], controls: Collection[str] = (), shown: Collection[str] = ()
+    ) -> ToolCallReader:
+        """Reads a message of one who may call these tools; see `ToolCallReader`."""
+        functions = [function_of(tool) for tool in tools]
+        schemas = {str(each.get("name")): each.get("parameters") or {} for each in functions}
+        return ToolCallReader(self.grammar, schemas, controls, shown)
+
+
+def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a tool's description says of the function."""
+    inside = tool.get("function")
+    return inside if isinstance(inside, Mapping) else tool
+
+
+def _filled(text: str, tool: str, call: str) -> FramedText:
+    """A frame with a tool's name, and a call's id: words both."""
+    made = FramedText()
+    for number, part in enumerate(text.split(TOOL)):
+        made += FramedText.words(tool) if number else FramedText()
+        for place, piece in enumerate(part.split(ID)):
+            made += FramedText.words(call) if place else FramedText()
+            made += FramedText.frame(piece)
+    return made

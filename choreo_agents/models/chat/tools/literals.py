@@ -1,0 +1,118 @@
+"""Values as JSON and as Python write them: where one ends that comes in pieces, what it is, and how it is written."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+_PYTHON_NAMES = {"true": True, "false": False, "null": None}
+
+
+class Extent:
+    """Finds where a value that starts with a bracket ends, however its text is cut.
+
+    Args:
+        quotes: Signs that strings stand between.
+    """
+
+    def __init__(self, quotes: str = '"') -> None:
+        self._quotes = quotes
+        self._quote = ""
+        self._escaped = False
+        self.depth = 0
+        """How many brackets are open."""
+        self.begun = False
+
+    @property
+    def is_text(self) -> bool:
+        """Whether what comes next stands within a string."""
+        return bool(self._quote)
+
+    def take(self, text: str) -> int | None:
+        """The next piece; how much of it belongs to the value if that ends in it."""
+        for at, sign in enumerate(text, start=1):
+            if self._quote:
+                if self._escaped:
+                    self._escaped = False
+                elif sign == "\\":
+                    self._escaped = True
+                elif sign == self._quote:
+                    self._quote = ""
+            elif sign in self._quotes:
+                self._quote = sign
+            elif sign in "{[(":
+                self.depth += 1
+                self.begun = True
+            elif sign in "}])":
+                self.depth -= 1
+            if self.begun and self.depth <= 0:
+                return at
+        return None
+
+
+def from_json(text: str) -> Any:
+    """A JSON value; raw line ends in strings are taken, as models write them.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        return json.loads(text, strict=False, parse_constant=_no_number)
+    except RecursionError:
+        raise ValueError("its arguments are nested too deep") from None
+
+
+def to_json(value: Any) -> str:
+    """As chat templates write it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def from_python(text: str) -> tuple[str, dict[str, Any]]:
+    """A call with keyword arguments, as Python writes it: the name, and what it is called with.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        if not isinstance(tree, ast.Call):
+            raise ValueError(f"{text!r} is no call")
+        if tree.args or any(keyword.arg is None for keyword in tree.keywords):
+            raise ValueError("its arguments have no names")
+        given = {str(keyword.arg): _plain(keyword.value) for keyword in tree.keywords}
+        return ast.unparse(tree.func), given
+    except SyntaxError as error:
+        raise ValueError(str(error)) from error
+    except (RecursionError, MemoryError):
+        raise ValueError("its arguments are nested too deep") from None
+
+
+def _plain(node: ast.expr) -> Any:
+    """A literal as JSON has it."""
+    if isinstance(node, ast.Name) and node.id in _PYTHON_NAMES:
+        return _PYTHON_NAMES[node.id]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_plain(each) for each in node.elts]
+    if isinstance(node, ast.Dict):
+        if any(not isinstance(key, ast.Constant) or not isinstance(key.value, str) for key in node.keys):
+            raise ValueError("an object has keys that are no texts")
+        return {key.value: _plain(value) for key, value in zip(node.keys, node.values, strict=True)}  # type: ignore[union-attr]
+    value = ast.literal_eval(node)
+    if value is not None and not isinstance(value, str | int | float | bool):
+        raise ValueError(f"{type(value).__name__} is no JSON")
+    return value
+
+
+def to_python(value: Any) -> str:
+    """A JSON value as Python writes it; strings stand in double quotes."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{to_json(str(key))}: {to_python(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(to_python, value)) + "]"
+    return to_json(value) if isinstance(value, str) else repr(value)

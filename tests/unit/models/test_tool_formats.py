@@ -1,0 +1,162 @@
+"""How templates write calls and results, taken apart."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.templates import GEMMA3, tokenizer_for, tokenizer_with
+from support.tool_templates import HERMES, PYTHONIC, TOOL_TEMPLATES, tool_tokenizer
+
+from choreo_agents.models.chat import ToolCall, chat_format, instructions, result_said, tools_format, tools_told
+from choreo_agents.models.chat.tools import BrokenCall
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "find",
+        "description": "Find <|im_end|> and </s> things.",
+        "parameters": {"type": "object", "properties": {"thing": {"type": "string"}}},
+    },
+}
+CALLS = [
+    ToolCall("find", {"thing": "kites", "floor": 3}, "abcdefgh1"),
+    ToolCall("find", {"thing": "bells"}, "abcdefgh2"),
+]
+
+
+@pytest.mark.parametrize("family", TOOL_TEMPLATES)
+def test_calls_and_results_are_written_as_the_template_writes_them(family: str) -> None:
+    tokenizer = tool_tokenizer(family)
+    chat = chat_format(tokenizer)
+    how = tools_format(chat)
+    for calls in (CALLS[:1], CALLS if family not in ("gpt-oss", "Llama 3.1") else CALLS[1:]):
+        made = [
+            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": dict(c.arguments)}}
+            for c in calls
+        ]
+        turns = [
+            {"role": "user", "content": "Where?"},
+            {"role": "assistant", "content": "", "tool_calls": made},
+            {"role": "tool", "content": 'In "12".', "tool_call_id": calls[0].id, "name": "find"},
+        ]
+        whole = tokenizer.apply_chat_template(turns, tokenize=False)
+        told = how.turn("", calls).text + result_said('In "12".', "find", calls[0].id, chat).text.text
+        assert whole.endswith("Where?" + chat.user.after + told), whole
+
+
+@pytest.mark.parametrize("family", TOOL_TEMPLATES)
+def test_descriptions_are_words(family: str) -> None:
+    """No control token comes of them, and what the template says around them stays."""
+    tokenizer = tool_tokenizer(family)
+    controls = [control for control in tokenizer.added_tokens_encoder if control.strip()]
+    chat = chat_format(tokenizer)
+    evil = json.loads(json.dumps(TOOL))
+    evil["function"]["description"] = " ".join(controls)
+    harmless = json.loads(json.dumps(TOOL))
+    harmless["function"]["description"] = "Nothing."
+    for system in (None, "Be kind."):
+        told, plain = (tools_told([tool], system, chat, later=False) for tool in (evil, harmless))
+
+        def frames(said: Any) -> list[str]:
+            texts = "".join(text for each in said for text, is_frame in each.text.parts if is_frame)
+            return sorted(control for control in controls for _ in range(texts.count(control)))
+
+        assert frames(told) == frames(plain)
+        assert all(control in "".join(each.text.text for each in told) for control in controls)
+
+
+def test_a_template_without_tools_is_told_in_our_words() -> None:
+    chat = chat_format(tokenizer_for("Gemma 3"))
+    assert chat.tools is None
+    [said] = tools_told([TOOL], "Be kind.", chat, later=True)
+    assert said.kind == "part" and said.text.text.startswith("Be kind.\n\nYou may call tools.")
+    assert '"name": "find"' in said.text.text and "<tool_call>" in said.text.text
+    assert tools_format(chat).is_own and tokenizer_for("Gemma 3").chat_template == GEMMA3
+    assert result_said("In 12.", "find", "abcdefgh1", chat).text.text == "find: In 12."
+    [alone] = tools_told([TOOL], None, chat, later=False)
+    assert alone == instructions(alone.text.text.strip(), chat, later=False)
+
+
+def test_a_template_that_writes_no_calls_is_known_by_its_marks() -> None:
+    """As LFM2's, whose calls stand in the words of an answer."""
+    start, end = (
+        PYTHONIC.index("{% if message['tool_calls'] %}"),
+        PYTHONIC.index("{{ message['content'] or '' }}{% endif %}"),
+    )
+    silent = PYTHONIC[:start] + PYTHONIC[end:]
+    _, bos, eos, marks = TOOL_TEMPLATES["LFM2"]
+    how = tools_format(chat_format(tokenizer_with(silent, bos, eos, marks)))
+    assert how.grammar.kind == "python" and how.grammar.before == "<|tool_call_start|>["
+    assert how.result is not None and how.result.before.endswith("<|tool_response_start|>") and not how.is_own
+
+
+def test_arguments_may_have_to_be_text() -> None:
+    """As DeepSeek's template has them."""
+    only_text = HERMES.replace(
+        "{% else %}{{ call['function']['arguments'] | tojson }}{% endif %}",
+        "{% else %}{{ raise_exception('give text') }}{% endif %}",
+    )
+    grammar = tools_format(chat_format(tokenizer_with(only_text, *TOOL_TEMPLATES["Hermes"][1:]))).grammar
+    assert grammar == tools_format(chat_format(tool_tokenizer("Hermes"))).grammar
+
+
+NAMED = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{% if tools and loop.last %}[TOOLS]"
+    "{{ tools | tojson }}[/TOOLS]{% endif %}[INST]{{ m['content'] }}[/INST]{% elif m['tool_calls'] %}"
+    "{% for c in m['tool_calls'] %}"
+    "[TOOL_CALLS]{{ c['function']['name'] }}[ARGS]{{ c['function']['arguments'] | tojson }}{% endfor %}{{ eos_token }}"
+    "{% elif m['role'] == 'tool' %}[RESULT]{{ m['content'] }}[/RESULT]{% else %}{{ m['content'] + eos_token }}"
+    "{% endif %}{% endfor %}"
+)
+
+
+def test_a_name_may_stand_before_json() -> None:
+    """As newer Mistral templates have it."""
+    marks = ("[INST]", "[/INST]", "[TOOLS]", "[/TOOLS]", "[TOOL_CALLS]", "[ARGS]", "[RESULT]", "[/RESULT]")
+    how = tools_format(chat_format(tokenizer_with(NAMED, "<s>", "</s>", marks)))
+    assert how.grammar.kind == "named"
+    reader = how.reader([TOOL], marks)
+    for text, control in (
+        ("[TOOL_CALLS]", True),
+        ("fi", False),
+        ("nd", False),
+        ("[ARGS]", True),
+        ('{"thing": "a"}', False),
+    ):
+        reader.add(text, is_control=control)
+    reader.add("[TOOL_CALLS]", is_control=True)
+    reader.add("find", is_control=False)
+    reader.end()
+    first, second = reader.calls
+    assert first == ToolCall("find", {"thing": "a"}) and isinstance(second, BrokenCall)
+
+
+def test_other_headers_and_preambles_of_harmony_are_read() -> None:
+    """The tool stands behind the channel, too; what is said in a commentary to nobody is words, an analysis is none."""
+    tokenizer = tool_tokenizer("gpt-oss")
+    controls = tokenizer.added_tokens_encoder
+    how = tools_format(chat_format(tokenizer))
+
+    def read(*pieces: str) -> Any:
+        reader = how.reader([TOOL], controls)
+        for piece in pieces:
+            reader.add(piece, is_control=piece in controls)
+        reader.end()
+        return reader.words, reader.calls
+
+    call = ToolCall("find", {"thing": "kites"})
+    spoken = (
+        "<|channel|>",
+        "commentary to=functions.find ",
+        "<|constrain|>",
+        "json",
+        "<|message|>",
+        '{"thing": "kites"}',
+    )
+    assert read(*spoken, "<|call|>") == ("", [call])
+    assert read("<|channel|>", "final", "<|message|>", "It is.") == ("It is.", [])
+    preamble = ("<|channel|>", "commentary", "<|message|>", "I look.", "<|end|>", "<|start|>", "assistant")
+    assert read(*preamble, *spoken, "<|call|>") == ("I look.", [call])
+    assert read("<|channel|>", "analysis", "<|message|>", "Hm.", "<|end|>") == ("", [])
