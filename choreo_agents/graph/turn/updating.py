@@ -28,7 +28,7 @@ class Updating(Protocol):
     update: Update | None
 
 
-async def with_update(agent: Updating, said: dict[str, Any], state: Any, config: RunnableConfig) -> Any:
+async def with_update(agent: Updating, said: dict[str, Any], state: Any, config: RunnableConfig) -> dict[str, Any]:
     """What a node writes when its agent has spoken: what was said, and what its function makes of that, if it has one.
 
     Args:
@@ -59,7 +59,8 @@ async def with_update(agent: Updating, said: dict[str, Any], state: Any, config:
         whole["messages"] = [*messages, *(more if isinstance(more, list) else [more])]
     if command is None:
         return whole
-    return Command(graph=command.graph, update=whole, resume=command.resume, goto=command.goto)
+    routed: Any = Command(graph=command.graph, update=whole, resume=command.resume, goto=command.goto)
+    return routed  # type: ignore[no-any-return]
 
 
 def _after(state: Any, said: Mapping[str, Any]) -> Any:
