@@ -173,6 +173,7 @@ class RequestBuilder:
             role,
             adapter=lineage.adapter,
             mapper=lineage.mapper,
+            again=isinstance(call, Prefill) and call.again,
             is_foreign=placed.said.foreign is not None,
             label=label,
             tenant=lineage.tenant,
@@ -342,7 +343,9 @@ def _require_labels(call: Prefill | Decode) -> None:
     texts: tuple[str, ...] = (
         ("author", "adapter", "role") if isinstance(call, Prefill) else ("author", "adapter", "memo")
     )
-    flags: tuple[str, ...] = ("confidential", "lazy", "maps") if isinstance(call, Prefill) else ("confidential",)
+    flags: tuple[str, ...] = (
+        ("confidential", "lazy", "maps", "again") if isinstance(call, Prefill) else ("confidential",)
+    )
     for name in texts:
         said = getattr(call, name)
         if said is not None and not isinstance(said, str):

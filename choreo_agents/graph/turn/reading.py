@@ -238,8 +238,8 @@ class Reading:
         marks = [before[m.id]["confidential"] if m.id in before else is_confidential(m) for m in new]
         for m, author, mark, source in zip(new, authors, marks, edited, strict=True):
             text, kind = message_as(m, chat)
-            root = await self._turns.behind_root(kind)
-            calls.append(Prefill(text, root, author=author, confidential=mark, source=source))
+            root, again = await self._turns.behind_root(kind), is_encoded(m, before)
+            calls.append(Prefill(text, root, author=author, confidential=mark, source=source, again=again))
         handles = await self._shared.ask_for(calls)
         for own in handles[: len(calls) - len(new)]:
             view.add(own)

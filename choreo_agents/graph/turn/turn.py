@@ -16,6 +16,7 @@ from langchain_core.runnables.config import merge_configs
 from choreo_agents.engine import Engine, Joining
 from choreo_agents.errors import ContextLengthError, HandleError, InvalidRequestError
 from choreo_agents.graph.engines import engines_of
+from choreo_agents.graph.keeping import speaking
 from choreo_agents.graph.provenance.proven import ProvenState
 from choreo_agents.graph.sending import sent_at
 from choreo_agents.graph.turn.entries import entry_of
@@ -133,6 +134,10 @@ class AgentTurn:
 
         When all is said, `behind` is asked for the earliest superstep that it can have been said in.
         """
+        with speaking(self.engine, self.config, self.reading.entries):
+            return await self._spoken(behind)
+
+    async def _spoken(self, behind: Callable[[], int]) -> dict[str, Any]:
         reading = self.reading
         try:
             system, prompt = (
