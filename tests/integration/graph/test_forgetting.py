@@ -80,17 +80,17 @@ def scripted() -> Iterator[Any]:
 # A service that never releases
 
 
-@pytest.mark.parametrize("runs", [60, pytest.param(1600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runs", [30, pytest.param(1600, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_service_that_never_releases_holds_no_more_and_no_more(scripted: Any, runs: int, kept: bool) -> None:
-    engine = scripted(idle_runs=8, idle_messages=60)
+    engine = scripted(idle_runs=4, idle_messages=30)
     app = pair_graph().compile(InMemorySaver() if kept else None, engine=engine)
     seen = []
     for run in range(runs):
         app.invoke(asked(f"What does {run:04} have?"), config(str(run)) if kept else None)
         seen.append(held(engine))
-    assert seen[25] == seen[-1] and max(seen) == seen[-1]
-    assert engine.stats().threads <= 60 // 5 if kept else engine.stats().threads == 8
+    assert seen[15] == seen[-1] and max(seen) == seen[-1]
+    assert engine.stats().threads <= 30 // 5 if kept else engine.stats().threads == 4
 
 
 def test_equal_runs_leave_nothing_on_the_messages_that_they_share(scripted: Any) -> None:
@@ -130,10 +130,10 @@ async def test_stock_graphs_are_bounded_too(scripted: Any) -> None:
     stock: Any = StateGraph(ChoreoState).add_node("ann", Agent("ann", engine=engine, sampling=SHORT))
     stock.add_edge(START, "ann")
     app, seen = stock.compile(), []
-    for run in range(30):
+    for run in range(18):
         await app.ainvoke(asked(f"What does {run:04} have?"))
         seen.append(held(engine))
-    assert seen[-1] == seen[20]
+    assert seen[-1] == seen[14]
     kept = stock.compile(InMemorySaver())
     await kept.ainvoke(asked(), config("stock"))
     before = engine.stats().threads
