@@ -18,6 +18,7 @@
     ├── PMLError (ValueError)                 a schema or prompt that is not right, with every problem and its place
     ├── CapacityError                         KV memory is full for now; may be retried after a release
     │   └── QuotaError                        a tenant has taken what it may take for now; may be retried
+    ├── ThreadBusyError                       a thread is under way, and cannot be forgotten now; may be tried again
     ├── RequestTimeoutError (TimeoutError)    a call was not done in the time that it was given
     ├── EngineClosedError (RuntimeError)      the engine was closed
     │   └── EngineForkedError                 it is the parent process's, which goes on with it
@@ -161,6 +162,10 @@ class CapacityError(ChoreoError):
 
 class QuotaError(CapacityError):
     """A tenant's quota is used up for now; the same call may succeed when others of its calls are done."""
+
+
+class ThreadBusyError(ChoreoError):
+    """A thread that is to be forgotten is under way, or one that is to run is being forgotten: try again later."""
 
 
 class RequestTimeoutError(ChoreoError, TimeoutError):

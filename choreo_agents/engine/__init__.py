@@ -2,6 +2,7 @@
 
 from choreo_agents.engine.calls import Decode, Guided, Prefill, StreamedToken, Thinking
 from choreo_agents.engine.engine import Engine
+from choreo_agents.engine.messages.holdings import UnkeptRun
 from choreo_agents.engine.messages.joining import Joining
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.quota import Quota
@@ -20,5 +21,6 @@ __all__ = [
     "Scheduling",
     "StreamedToken",
     "Thinking",
+    "UnkeptRun",
     "Usage",
 ]

@@ -150,6 +150,8 @@ class Prefill:
     and if there is no room for it, its reader fails. Ignored for mapped copies."""
     maps: bool = False
     """Whether the KV is what the adapter's cache mapper makes of its one parent's (see `Branches.map`)."""
+    again: bool = False
+    """Whether these words were encoded before, and are lost: what they cost is counted as recomputed."""
     priority: int = 0
     """Calls with a higher one come first; within one, first come first served."""
     timeout_s: float | None = None

@@ -15,6 +15,7 @@ from choreo_agents.engine.adapters import AdapterRegistry, Loaded
 from choreo_agents.engine.memory_map import MemoryMap, leased_memory
 from choreo_agents.engine.messages.from_cache import ChoreoMethod, FromCache
 from choreo_agents.engine.messages.from_text import TextMethod
+from choreo_agents.engine.messages.holdings import Holdings
 from choreo_agents.engine.messages.method import Method
 from choreo_agents.engine.messages.recompute import Recomputer
 from choreo_agents.engine.messages.scope import Scope
@@ -69,6 +70,7 @@ class EngineCore:
         served, budget = model.adapter, settings.memory.kv_budget_bytes
         self._kv_budget_bytes = budget or pool_bytes(served.geometry, served.device, served.max_positions)
         self._start(None)
+        self.holdings = Holdings(self.table, settings.memory)
 
     def _start(self, table: MessageTable | None) -> None:
         """Set up memory and thread; a table of before keeps its messages, whose KV is computed again when read."""
@@ -129,6 +131,7 @@ class EngineCore:
         with self.lock:
             scope.closed = True
             self.table.close(scope)
+            self.holdings.close_inside(scope)
 
     def close(self) -> None:
         """Fail what is unfinished, and end the engine's threads; for good. A forked process leaves its parent's."""
@@ -179,6 +182,7 @@ class EngineCore:
                 unfinished=self.loop.unfinished() if tenant is None else len(self.loop.requests_of(tenant)),
                 messages=len(messages),
                 leases=sum(message.leases for message in messages),
+                threads=self.holdings.names(tenant),
                 **asdict(movements),
                 kv_bytes=tiers["device"],
                 host_bytes=tiers["host"],
@@ -208,6 +212,7 @@ class EngineCore:
         with self.lock:
             self.pool.check()
             self.table.check()
+            self.holdings.check()
             self.method.check()
             if not self.loop.unfinished() and self.method.keeps_kv:
                 entries = [message.entry for message in self.table.messages()]

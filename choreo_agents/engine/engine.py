@@ -33,6 +33,7 @@ from choreo_agents.engine.quota import Quota
 from choreo_agents.engine.settings import Memory, MethodName, Scheduling, Settings
 from choreo_agents.engine.stats import EngineStats
 from choreo_agents.engine.tenants import Tenants
+from choreo_agents.engine.threads import Threads
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, GenerationConfigUse, LoadedModel, load_model
@@ -57,8 +58,8 @@ class Engine:
         """Maps and merges what parallel calls have said."""
         self.kv = KVTransfer(self._caller)
         """Keys and values themselves: to read, take in, pin, and move about."""
-        self.inspect = Inspection(self._tenant)
-        """How messages came about."""
+        self.inspect, self.threads = Inspection(self._tenant), Threads(self._caller)
+        """How messages came about; and what threads of graphs hold between their calls."""
         self.seals = self._tenant.naming.seals
         """What tells whether something that comes back is what the tenant gave out."""
 

@@ -86,12 +86,12 @@ class Pending:
         with entering(core.table, made, request.hand_over()) as message:
             for label in self.labels:
                 label.put_on(message)
-            for answer in request.futures:
-                scope = self.scopes[answer]
-                if scope is None or not scope.closed:
-                    core.table.lease(message, scope)
+            scopes = [self.scopes[answer] for answer in request.futures]
+            open_scopes = [scope for scope in scopes if scope is None or not scope.closed]
+            for scope in open_scopes:
+                core.table.lease(message, scope)
             if self.memo is not None and message.leases:
-                core.table.memoise(self.memo, message)
+                core.table.memoise(self.memo, message, next(iter(open_scopes), None))
             found = max(0, len(self.prefills.intersection(request.futures)) - 1)
             core.count_found(self.lineage.prompt_tokens() * found, self.lineage.tenant)
         return message.handle

@@ -62,9 +62,8 @@ class ReadCall:
         if isinstance(self.call, Prefill):
             return 0
         sampled = self.call.sampling.longest if self.led is None else self.led.longest
-        if self.call.sampling.forced is None:
-            sampled += self.thoughts
-        return sampled + len(self.closing)
+        thought = self.thoughts if self.call.sampling.forced is None else 0
+        return sampled + thought + len(self.closing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,8 +88,7 @@ class RequestBuilder:
     """
 
     def __init__(self, core: EngineCore, naming: Naming) -> None:
-        self._core = core
-        self._naming = naming
+        self._core, self._naming = core, naming
         self._repeats: OrderedDict[str, int] = OrderedDict()
         # Agents say the same headers, system prompts and messages of the input in every call. A tenant's own, since
         # the time that a text takes would tell whether somebody else has said it.
@@ -148,8 +146,8 @@ class RequestBuilder:
             adapter = self._core.adapters.lora_key(call.adapter, self._naming.tenant)
             lineage = Lineage(read.tokens, parents, placement, self._naming.tenant, adapter)
         self._require_fit(lineage, read.longest, thinks=bool(read.thoughts))
-        source = call.source if isinstance(call, Prefill) else None
-        said = Label(call.author, call.confidential, *self._sources(source), is_thought=bool(read.thoughts))
+        sources = self._sources(call.source if isinstance(call, Prefill) else None)
+        said = Label(call.author, call.confidential, *sources, is_thought=bool(read.thoughts))
         return PlacedCall(read, lineage, said, self._name(read, lineage))
 
     def request(self, placed: PlacedCall, running: dict[str, Request]) -> Request:
@@ -178,6 +176,7 @@ class RequestBuilder:
             role,
             adapter=lineage.adapter,
             mapper=lineage.mapper,
+            again=isinstance(call, Prefill) and call.again,
             is_foreign=placed.said.foreign is not None,
             label=label,
             tenant=lineage.tenant,
@@ -346,7 +345,9 @@ def _require_labels(call: Prefill | Decode) -> None:
     texts: tuple[str, ...] = (
         ("author", "adapter", "role") if isinstance(call, Prefill) else ("author", "adapter", "memo")
     )
-    flags: tuple[str, ...] = ("confidential", "lazy", "maps") if isinstance(call, Prefill) else ("confidential",)
+    flags: tuple[str, ...] = (
+        ("confidential", "lazy", "maps", "again") if isinstance(call, Prefill) else ("confidential",)
+    )
     for name in texts:
         said = getattr(call, name)
         if said is not None and not isinstance(said, str):

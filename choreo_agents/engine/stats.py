@@ -65,6 +65,8 @@ class EngineStats:
     """Of those encoded: in words that another model had said, encoded here for its readers."""
     adopted: int = 0
     """Messages whose KV was encoded elsewhere and taken in (see `KVTransfer.adopt`)."""
+    threads: int = 0
+    """Threads of graphs, and runs that no checkpointer keeps, that lease something or are under way now."""
 
     @property
     def rows_per_step(self) -> float:

@@ -107,6 +107,7 @@ class Tenant:
         with core.lock:
             self._kept.clear()
             core.table.drop_tenant(self.name)
+            core.holdings.drop_tenant(self.name)
             core.method.drop_tenant(self.name)
             core.adapters.drop_tenant(self.name)
             core.counters.forget(self.name)
@@ -325,4 +326,5 @@ def _unencoded(tenant: Tenant, placed: PlacedCall, call: Prefill) -> Message:
         lineage.label(call.author, call.role, placed.said.source) if keeps else "",
         header=len(lineage.tokens) if keeps else 0,
         promise=core.next_number() if keeps else None,
+        again=call.again,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import Any, Protocol, cast
 
 from langchain_core.runnables import RunnableConfig
@@ -16,7 +16,15 @@ from choreo_agents.graph.compiling.charting import agents_of
 from choreo_agents.graph.compiling.texts import TextsByModel
 from choreo_agents.graph.edge_labels import labelled
 from choreo_agents.graph.engines import EngineChoice, Engines, with_engines
-from choreo_agents.graph.langgraph_internals import called_with, saved_state_of
+from choreo_agents.graph.keeping import akept, forgetting, kept, with_thread
+from choreo_agents.graph.langgraph_internals import (
+    adelete_thread,
+    at_thread,
+    called_with,
+    delete_thread,
+    saved_state_of,
+    saver_of,
+)
 from choreo_agents.graph.provenance.door import Door
 from choreo_agents.graph.provenance.notary import notary_of, with_notary
 from choreo_agents.graph.quorum.board import with_board
@@ -51,17 +59,20 @@ class CompiledChoreoGraph(TenantThreads):
         return self._labelled(await super().aget_graph(config, xray=xray))
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
-        door, run = self._opened(config)
+        door, run, engines = self._opened(config)
         saved = door.asks(input)
         held = None if saved is None else self.get_state(saved)
-        return super().stream(door.admitted(input, held), run, **options)
+        return kept(super().stream(door.admitted(input, held), run, **options), engines, run)
 
     def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
-        door, run = self._opened(config)
+        door, run, engines = self._opened(config)
         saved = door.asks(input)
-        if saved is None:
-            return super().astream(door.admitted(input), run, **options)
-        return self._astream_after(saved, door, input, run, options)
+        parts = (
+            super().astream(door.admitted(input), run, **options)
+            if saved is None
+            else self._astream_after(saved, door, input, run, options)
+        )
+        return akept(parts, engines, run)
 
     async def _astream_after(
         self, saved: RunnableConfig, door: Door, given: Any, run: RunnableConfig, options: Mapping[str, Any]
@@ -71,14 +82,49 @@ class CompiledChoreoGraph(TenantThreads):
             async for part in parts:
                 yield part
 
-    def _opened(self, config: RunnableConfig | None) -> tuple[Door, RunnableConfig]:
-        """The door through which input comes, and the config of the run behind it."""
+    def _opened(self, config: RunnableConfig | None) -> tuple[Door, RunnableConfig, Sequence[Engine]]:
+        """The door through which input comes, the config of the run behind it, and who serves that."""
         called, engine, engines = called_with(self, config), self._built.engine, self._built.engines
         if engine is not None and (tenant := self.tenant_of(called)) is not None:
             engine, engines = tenant.engine(engine), tuple(map(tenant.engine, engines))
         run = with_notary(config, called, None if engine is None else engine.seals, self.name)
-        run = with_engines(with_board(run), called, engines)
-        return Door(notary_of(run) or notary_of(called), called, saved_state_of(self, called)), run
+        run = with_thread(with_engines(with_board(run), called, engines), called, self)
+        return Door(notary_of(run) or notary_of(called), called, saved_state_of(self, called)), run, engines
+
+    def forget(self, thread_id: str, config: RunnableConfig | None = None) -> None:
+        """Drop all that there is of a thread: its checkpoints, and its leases on every engine of the graph.
+
+        What other threads hold, as forks do, stays with them, and so does what was leased otherwise. Nothing happens
+        if there is no such thread.
+
+        Args:
+            thread_id: Which.
+            config: From which the resolver tells the tenant, if it needs one.
+
+        Raises:
+            ThreadBusyError: The thread is under way: forget it when that has ended.
+            ForeignThreadError: It is another tenant's.
+            InvalidRequestError: The checkpointer does not say how a thread is deleted.
+        """
+        with self._leaving(thread_id, config) as called:
+            self._own(called)
+            if (saver := saver_of(self, called)) is not None:
+                delete_thread(saver, thread_id)
+
+    async def aforget(self, thread_id: str, config: RunnableConfig | None = None) -> None:
+        """See `forget`."""
+        with self._leaving(thread_id, config) as called:
+            await self._aown(called)
+            if (saver := saver_of(self, called)) is not None:
+                await adelete_thread(saver, thread_id)
+
+    @contextmanager
+    def _leaving(self, thread_id: str, config: RunnableConfig | None) -> Iterator[RunnableConfig]:
+        """The config for a thread that nobody can use meanwhile, and that is forgotten then."""
+        with self._owned(at_thread(config, thread_id)) as called:
+            *_, engines = self._opened(called)
+            with forgetting(engines, str(thread_id)):
+                yield called
 
     def agents(self) -> Iterator[Agent]:
         """All agents, those of subgraphs included."""

@@ -20,16 +20,21 @@ from langgraph.graph import StateGraph
 from langgraph.graph._branch import BranchSpec
 from langgraph.types import RetryPolicy, TimeoutPolicy
 
+from choreo_agents.errors import InvalidRequestError
+
 __all__ = [
     "SENDS",
     "BranchSpec",
     "NodePolicies",
+    "adelete_thread",
     "asaved_metadata",
+    "at_thread",
     "attempt_of",
     "author_of",
     "branch_of",
     "called_with",
     "channel_values",
+    "delete_thread",
     "hidden_in",
     "is_joined",
     "is_nested",
@@ -39,6 +44,7 @@ __all__ = [
     "relabelled",
     "run_start_of",
     "run_step_of",
+    "running_saver_of",
     "saved_metadata",
     "saved_state_of",
     "saver_of",
@@ -195,10 +201,22 @@ def thread_of(config: RunnableConfig) -> str | None:
     return None if thread is None else str(thread)
 
 
+def at_thread(config: RunnableConfig | None, thread: str) -> RunnableConfig:
+    """A config that names a thread, and nothing in it."""
+    given: RunnableConfig = config or {}
+    kept = {name: value for name, value in _configurable(given).items() if not name.startswith("checkpoint_")}
+    return {**given, "configurable": {**kept, "thread_id": thread}}
+
+
 def saver_of(compiled: Any, config: RunnableConfig) -> Any:
     """What keeps the states of a compiled graph's threads; None: nothing does."""
     found = _configurable(config).get("__pregel_checkpointer") or compiled.checkpointer
     return found if hasattr(found, "get_tuple") else None
+
+
+def running_saver_of(config: RunnableConfig) -> Any:
+    """What keeps the state of the run that a node stands in; None: nothing does."""
+    return _configurable(config).get("__pregel_checkpointer")
 
 
 def saved_metadata(saver: Any, thread: str | None) -> dict[str, Any] | None:
@@ -218,6 +236,28 @@ async def asaved_metadata(saver: Any, thread: str | None) -> dict[str, Any] | No
     except NotImplementedError:  # a saver that is sync only
         return await asyncio.to_thread(saved_metadata, saver, thread)
     return None if saved is None else dict(saved.metadata or {})
+
+
+def delete_thread(saver: Any, thread: str) -> None:
+    """Delete all checkpoints of a thread, those of subgraphs included.
+
+    Raises:
+        InvalidRequestError: The checkpointer cannot.
+    """
+    try:
+        saver.delete_thread(thread)
+    except NotImplementedError:
+        raise InvalidRequestError(
+            f"the checkpointer {type(saver).__name__} does not say how a thread is deleted: nothing was forgotten"
+        ) from None
+
+
+async def adelete_thread(saver: Any, thread: str) -> None:
+    """The same."""
+    try:
+        await saver.adelete_thread(thread)
+    except NotImplementedError:  # a saver that is sync only
+        await asyncio.to_thread(delete_thread, saver, thread)
 
 
 def with_hidden(config: RunnableConfig | None, name: str, value: Any) -> RunnableConfig:

@@ -7,7 +7,7 @@ import hmac
 import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -210,6 +210,18 @@ class TenantThreads(CompiledStateGraph[Any, Any, Any, Any]):
 
     async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
         return await super().abulk_update_state(await self._aown(config), supersteps)
+
+    @contextmanager
+    def _owned(self, config: RunnableConfig) -> Iterator[RunnableConfig]:
+        """The config for a thread that is the tenant's, for as long as nobody else can begin it.
+
+        Raises:
+            ForeignThreadError: It is another tenant's.
+        """
+        merged = self._merged(config)
+        tenant, thread = self.tenant_of(merged), thread_of(merged)
+        with nullcontext() if self.tenancy is None or tenant is None else self.tenancy.claimed(tenant, thread):
+            yield merged
 
     def _is_open(self, config: RunnableConfig | None) -> bool:
         """Whether nobody has to be asked for: there is one tenant, or the graph around has asked."""

@@ -83,13 +83,18 @@ class Message:
     """How many of its tokens came before these."""
     promise: int | None = None
     """As long as nobody has encoded it: the number of the request that will, for whoever reads it first."""
+    again: bool = False
+    """Whether its words were encoded before, and are lost."""
     entry: CacheEntry | None = None
     """Where its KV is while it is leased or a request wants it; None else, and always under a method that keeps text
     only."""
     leases: int = 0
     scoped: Counter[Scope] = field(default_factory=Counter)
     """Which of the leases end with a scope."""
-    memos: set[str] = field(default_factory=set)
+    forgotten: bool = False
+    """Whether its last lease went with the thread that had it: whoever has its words may encode them again."""
+    memos: dict[str, Scope | None] = field(default_factory=dict)
+    """The calls that it answers, and which thread's they are."""
     authors: set[str] = field(default_factory=set)
     """All who said it: equal words in an equal place are one message."""
     marked: bool = False
@@ -109,7 +114,7 @@ class Message:
         """All that may change of it, as it is now."""
         return vars(self) | {
             "scoped": self.scoped.copy(),
-            "memos": set(self.memos),
+            "memos": dict(self.memos),
             "authors": set(self.authors),
             "sources": list(self.sources),
             "foreign": list(self.foreign),
@@ -150,7 +155,12 @@ class Message:
         return self.lineage.tenant
 
     def leases_within(self, scope: Scope | None) -> int:
-        """Leases that last as long as a scope does: its own, those of scopes around it, and those of none."""
+        """Leases that last as long as a scope does: its own, those of scopes around it, and those of none.
+
+        On those of others a thread does not rely.
+        """
+        if scope is not None and scope.is_threads:
+            return self.scoped[scope]
         around = set() if scope is None else set(scope.chain())
         return self.leases - sum(count for held, count in self.scoped.items() if held not in around)
 
@@ -174,6 +184,23 @@ class Message:
             (forgotten if left[thought.scope] < 0 else kept).append(thought)
         self.thoughts = kept
         return forgotten
+
+    def forget(self, scope: Scope) -> list[str]:
+        """Leave out what it has answered in a scope. Returns the calls."""
+        memos = [memo for memo, whose in self.memos.items() if whose is scope]
+        for memo in memos:
+            del self.memos[memo]
+        self.sources = [each for each in self.sources if not each.forgotten]
+        return memos
+
+    def check(self) -> None:
+        """Assert that a leased message's leases, and what it keeps, agree."""
+        assert self.leases > 0 and not self.forgotten and self.handle.length == len(self.tokens)
+        assert self.scoped.total() <= self.leases and not any(scope.closed for scope in self.scoped)
+        assert all(copy.parents == (self,) and copy.leases > 0 for copy in self.copies)
+        assert len(set(self.copies)) == len(self.copies) and len(self.thoughts) <= self.leases
+        if self.entry is not None:
+            assert self.entry.key == self.handle.id and self.entry.tokens == len(self.tokens)
 
     def ancestors(self) -> Iterator[Message]:
         """All that its encoding has ever attended to, nearest first, each once."""

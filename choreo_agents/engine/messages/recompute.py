@@ -59,7 +59,7 @@ class Recomputer:
             is_foreign=bool(message.foreign),
             tenant=lineage.tenant,
             label=message.label,
-            again=not first,
+            again=message.again or not first,
             futures=[done],
             readers=[] if reader is None else [reader],
         )

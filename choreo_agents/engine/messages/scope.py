@@ -17,6 +17,8 @@ class Scope:
 
     outer: Scope | None
     closed: bool = False
+    is_threads: bool = False
+    """Whether it is a thread's (see `Holdings`), which has a lease of its own of all that it reads."""
 
     def chain(self) -> Iterator[Scope]:
         """This scope and those around it, innermost first."""
@@ -39,7 +41,13 @@ def current(whose: object) -> Scope | None:
 @contextmanager
 def entered(whose: object) -> Iterator[Scope]:
     """Make a new scope the innermost one."""
-    scope = Scope(current(whose))
+    with inside(whose, Scope(current(whose))) as scope:
+        yield scope
+
+
+@contextmanager
+def inside(whose: object, scope: Scope) -> Iterator[Scope]:
+    """Make a scope the innermost one."""
     token = _innermost.set({**_innermost.get({}), whose: scope})
     try:
         yield scope

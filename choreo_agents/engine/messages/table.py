@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -11,6 +12,7 @@ from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.errors import (
     ForeignHandleError,
+    HandleError,
     InvalidRequestError,
     KVMemoryError,
     ReleasedHandleError,
@@ -83,20 +85,8 @@ class MessageTable:
                 f"handle {handle.id!r} was made by model {handle.base_model!r}, this engine runs "
                 f"{self._fingerprint!r}: pass the words instead and prefill them here"
             )
-        if self._released.get(handle.id) == tenant or self._descended(handle.id, tenant):
-            raise ReleasedHandleError(
-                f"handle {handle.id!r} was released: its last lease was dropped by release() or the end of a scope. "
-                "Prefill or decode it again"
-            )
-        if message is not None and message.tenant == tenant:
-            raise UnknownHandleError(
-                f"handle {handle.id!r} says length={handle.length} and model={handle.model!r}, but was made with "
-                f"length={message.handle.length} and model={message.handle.model!r}: use it as the engine gave it out"
-            )
-        raise UnknownHandleError(
-            f"handle {handle.id!r} is unknown: this engine never made it. Handles live in the engine that made them, "
-            "under the salt it was loaded with"
-        )
+        released = self._released.get(handle.id) == tenant or self._descended(handle.id, tenant)
+        raise _refusal(handle, message if message is not None and message.tenant == tenant else None, released)
 
     def get(self, message_id: str) -> Message | None:
         """The leased message with this id, if there is one."""
@@ -159,16 +149,17 @@ class MessageTable:
     def lease(self, message: Message, scope: Scope | None) -> None:
         """Add a lease, counted by the scope it was taken in."""
         message.leases += 1
+        message.forgotten = False
         self._leased[message.handle.id] = message
         self._released.pop(message.handle.id, None)
         if scope is not None:
             message.scoped[scope] += 1
             self._in_scope.setdefault(scope, {})[message] = None
 
-    def release(self, message: Message, scope: Scope | None) -> None:
+    def release(self, message: Message, scope: Scope | None, *, forgotten: bool = False) -> None:
         """Drop a lease: one of the caller's scope or those around it, else one of no scope, else any.
 
-        The last one frees the message's KV as soon as no request wants it.
+        The last one frees the message's KV as soon as no request wants it. For `forgotten` see `close`.
         """
         if not message.leases:
             raise KVMemoryError(f"message {message.handle.id!r} is released more often than leased")
@@ -181,15 +172,29 @@ class MessageTable:
                 # Nothing of a scope that counts nothing any more may keep the message alive, nor what is said of it.
                 del message.scoped[mine], self._in_scope[mine][message]
         message.leases -= 1
-        self.drop_if_unleased(message)
+        self.drop_if_unleased(message, forgotten=forgotten)
 
-    def close(self, scope: Scope) -> None:
-        """Drop all leases that a scope counts."""
-        for message in self._in_scope.pop(scope, ()):
+    def close(self, scope: Scope, *, forgotten: bool = False) -> None:
+        """Drop all leases that a scope counts.
+
+        Args:
+            scope: Which.
+            forgotten: Whether handles that nobody leases then are unknown, and not refused as released; and what was
+                said in the scope of messages that others lease is forgotten, too.
+        """
+        held = self._in_scope.pop(scope, {})
+        for message in held:
             count = message.scoped.pop(scope, 0)
             message.leases -= count
             if count:
-                self.drop_if_unleased(message)
+                self.drop_if_unleased(message, forgotten=forgotten)
+        for message in held if forgotten else ():
+            for memo in message.forget(scope):
+                del self._memos[memo]
+
+    def held_in(self, scope: Scope) -> Collection[Message]:
+        """What has leases that a scope counts."""
+        return self._in_scope.get(scope, {}).keys()
 
     def drop_tenant(self, tenant: str) -> None:
         """Drop all leases and pins of a tenant's messages."""
@@ -200,13 +205,14 @@ class MessageTable:
                 while message.leases:
                     self.release(message, None)
 
-    def drop_if_unleased(self, message: Message) -> None:
-        """Free a message that nobody leases, and what was thought by calls that do not."""
+    def drop_if_unleased(self, message: Message, *, forgotten: bool = False) -> None:
+        """Free a message that nobody leases, and what was thought by calls that do not. For `forgotten` see `close`."""
         for thought in message.forget_thoughts():
             if thought.message.leases:  # of a tenant that goes all leases are dropped, in any order
-                self.release(thought.message, None)
+                self.release(thought.message, None, forgotten=forgotten)
         if message.leases:
             return
+        message.forgotten = forgotten
         self._leased.pop(message.handle.id, None)
         for memo in message.memos:
             self._memos.pop(memo, None)
@@ -215,8 +221,9 @@ class MessageTable:
             message.parents[0].copies.remove(message)
         copies, message.copies = message.copies, []
         for each in copies:
-            self.release(each, None)
-        self._released[message.handle.id] = message.tenant
+            self.release(each, None, forgotten=forgotten)
+        if not forgotten:
+            self._released[message.handle.id] = message.tenant
         while len(self._released) > _REMEMBERED_RELEASES:
             self._released.popitem(last=False)
         self._free_if_unneeded(message)
@@ -244,10 +251,10 @@ class MessageTable:
             self.cache.drop(message.entry)
             message.entry = None
 
-    def memoise(self, memo: str, message: Message) -> None:
-        """Remember the answer to a call for as long as it is leased."""
+    def memoise(self, memo: str, message: Message, scope: Scope | None) -> None:
+        """Remember the answer to a call while it is leased; where its scope is a thread's, until that is forgotten."""
         self._memos[memo] = message
-        message.memos.add(memo)
+        message.memos[memo] = scope
 
     def recall(self, memo: str) -> Message | None:
         """The answer to a call that was made before."""
@@ -256,7 +263,7 @@ class MessageTable:
     def _descended(self, message_id: str, tenant: str) -> bool:
         """Whether a tenant's message is known still, though nobody leases it: it has descendants."""
         known = self._known.get(message_id)
-        return known is not None and known.tenant == tenant and not known.leases
+        return known is not None and known.tenant == tenant and not known.leases and not known.forgotten
 
     def messages(self) -> list[Message]:
         return list(self._leased.values())
@@ -264,16 +271,28 @@ class MessageTable:
     def check(self) -> None:
         """Assert that leases, segments and memos agree."""
         for message_id, message in self._leased.items():
-            assert message.handle.id == message_id and message.leases > 0
-            assert message.scoped.total() <= message.leases and not any(scope.closed for scope in message.scoped)
-            assert message.handle.length == len(message.tokens)
-            assert all(copy.parents == (message,) and copy.handle.id in self._leased for copy in message.copies)
-            assert len(set(message.copies)) == len(message.copies)
-            assert len(message.thoughts) <= message.leases
-            if message.entry is not None:
-                assert message.entry.key == message_id and message.entry.tokens == len(message.tokens)
+            assert message.handle.id == message_id
+            message.check()
         for memo, message in self._memos.items():
             assert message.leases > 0 and memo in message.memos
+
+
+def _refusal(handle: MessageHandle, message: Message | None, released: bool) -> HandleError:
+    """Why a handle of this model's is no good: what it names is another message, was released, or is unknown."""
+    if released:
+        return ReleasedHandleError(
+            f"handle {handle.id!r} was released: its last lease was dropped by release() or the end of a scope. "
+            "Prefill or decode it again"
+        )
+    if message is not None:
+        return UnknownHandleError(
+            f"handle {handle.id!r} says length={handle.length} and model={handle.model!r}, but was made with "
+            f"length={message.handle.length} and model={message.handle.model!r}: use it as the engine gave it out"
+        )
+    return UnknownHandleError(
+        f"handle {handle.id!r} is unknown: this engine never made it, or has forgotten it with its thread. Handles "
+        "live in the engine that made them, under the salt it was loaded with: encode the words again"
+    )
 
 
 def require_handle(handle: object) -> MessageHandle:

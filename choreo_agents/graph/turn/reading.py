@@ -254,8 +254,8 @@ class Reading:
         ]
         for m, author, mark, source in zip(new, authors, marks, edited, strict=True):
             text, kind = message_as(m, chat, called=called)
-            root = await self._turns.behind_root(kind)
-            calls.append(Prefill(text, root, author=author, confidential=mark, source=source))
+            root, again = await self._turns.behind_root(kind), is_encoded(m, before)
+            calls.append(Prefill(text, root, author=author, confidential=mark, source=source, again=again))
         handles = await self._shared.ask_for(calls)
         self.inputs += entries_of(new, authors, handles, marks, before, self.superstep, callers)
 

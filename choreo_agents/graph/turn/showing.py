@@ -72,11 +72,11 @@ class ShownMessages:
         await self._turns.close(view)
         return self._prompt
 
-    async def _asked(self, view: PlacedView, prompt: str) -> MessageHandle:
+    async def _asked(self, view: PlacedView, prompt: str, *, again: bool = False) -> MessageHandle:
         said = question(prompt, self._engine.chat)
         await self._turns.lead_to(view, said.kind)
         author = self._reader.system
-        [handle] = await self._bound.aprefill([self._own(said.text, view, author=author, role="user")])
+        [handle] = await self._bound.aprefill([self._own(said.text, view, author=author, role="user", again=again)])
         return handle
 
     async def summarise(self, view: PlacedView, text: str | None) -> None:
@@ -165,7 +165,7 @@ class ShownMessages:
             self._lasting.add(handle.id)
         elif asked is not None:
             lasts = self._lasts(view)
-            made = await self._asked(view, asked)
+            made = await self._asked(view, asked, again=True)
             if made.id != handle.id:
                 # Else it is what it was, and stays with what was said. Behind what lasts the next call finds it again.
                 (self._shared.handles if lasts else self.copies).append(made)

@@ -18,6 +18,7 @@ from choreo_agents.chat import Described, Speaking, Spoken
 from choreo_agents.engine import Engine, Joining
 from choreo_agents.errors import ContextLengthError, GuideError, HandleError
 from choreo_agents.graph.engines import engines_of
+from choreo_agents.graph.keeping import speaking
 from choreo_agents.graph.outputs import Writer, sampling_of, written
 from choreo_agents.graph.provenance.proven import ProvenState
 from choreo_agents.graph.sending import sent_at
@@ -143,6 +144,10 @@ class AgentTurn:
 
         When all is said, `behind` is asked for the earliest superstep that it can have been said in.
         """
+        with speaking(self.engine, self.config, self.reading.entries):
+            return await self._spoken(behind)
+
+    async def _spoken(self, behind: Callable[[], int]) -> dict[str, Any]:
         reading = self.reading
         try:
             system, prompt = (

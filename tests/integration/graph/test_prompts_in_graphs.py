@@ -220,10 +220,14 @@ def test_a_scope_ends_leases_of_the_run_and_none_of_the_modules(engine: Engine) 
 
 def test_runs_give_all_leases_back_but_one_of_each(engine: Engine) -> None:
     app = one(told=prompt(TOLD)).compile(engine=engine)
-    app.invoke(QUESTION)
-    leases = engine.stats().leases
-    app.invoke(QUESTION)
-    assert engine.stats().leases == leases + 1, "of what it has said"
+    leases = []
+    for _ in range(3):
+        app.invoke(QUESTION)
+        leases.append(engine.stats().leases)
+    assert leases[1] - leases[0] == leases[2] - leases[1] == leases[0] - 6, (
+        "each run has its own, and none of the modules"
+    )
+    assert {count for each in engine._core.table.messages() for count in each.scoped.values()} == {1}
 
 
 def test_many_agents_at_once_encode_each_module_once(engine: Engine) -> None:

@@ -1,0 +1,95 @@
+"""Which thread keeps what a call of a graph encodes: until it is forgotten, or has not been used for long."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, aclosing, contextmanager
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+
+from choreo_agents.engine import Engine, UnkeptRun
+from choreo_agents.graph.by_model import handles_of
+from choreo_agents.graph.langgraph_internals import hidden_in, running_saver_of, saver_of, thread_of, with_hidden
+from choreo_agents.graph.state import HandleEntry
+from choreo_agents.kv.handle import MessageHandle
+
+_THREAD = "thread"
+
+
+def with_thread(config: RunnableConfig, called: RunnableConfig, graph: Any) -> RunnableConfig:
+    """The config of a run whose nodes know which thread keeps what they encode: that of the graph around, if any.
+
+    Args:
+        config: As the graph was given it, and `called` as it runs with it.
+        graph: Compiled: with what keeps the states of its threads.
+    """
+    if hidden_in(called, _THREAD) is not None:
+        return config
+    thread = thread_of(called)
+    return with_hidden(config, _THREAD, UnkeptRun() if thread is None or saver_of(graph, called) is None else thread)
+
+
+def thread_in(config: RunnableConfig) -> str | UnkeptRun:
+    """The thread that keeps what is encoded with this config.
+
+    In a graph of LangGraph's own nobody says when a run ends: without a checkpointer each call is kept by itself.
+    """
+    known, thread = hidden_in(config, _THREAD), thread_of(config)
+    if isinstance(known, str | UnkeptRun):
+        return known
+    return UnkeptRun(is_whole=False) if thread is None or running_saver_of(config) is None else thread
+
+
+@contextmanager
+def speaking(engine: Engine, config: RunnableConfig, entries: Iterable[HandleEntry]) -> Iterator[None]:
+    """A block whose calls lease what they make for the thread of a node's run, and all that is left of these entries: a
+    fork holds what it has from where it was forked, and another model what is its own."""
+    with engine.threads.speaking(thread_in(config)) as scope:
+        engine.threads.hold(_named(entries), scope)
+        yield
+
+
+def _named(entries: Iterable[HandleEntry]) -> Iterator[MessageHandle]:
+    """All handles in entries, of whatever model."""
+    for entry in entries:
+        yield from handles_of(entry)
+        for noted in (entry.get("prompt"), entry.get("thoughts")):
+            if noted is not None:
+                yield MessageHandle.model_validate(noted)
+
+
+@contextmanager
+def _used(engines: Sequence[Engine], config: RunnableConfig) -> Iterator[None]:
+    """A block in which nothing of a run's thread is forgotten."""
+    with ExitStack() as all_of_them:
+        for engine in engines:
+            all_of_them.enter_context(engine.threads.used(thread_in(config)))
+        yield
+
+
+def kept(parts: Any, engines: Sequence[Engine], config: RunnableConfig) -> Generator[Any]:
+    """What a run gives, while nothing of its thread is forgotten."""
+    with _used(engines, config):
+        yield from parts
+
+
+async def akept(parts: Any, engines: Sequence[Engine], config: RunnableConfig) -> AsyncGenerator[Any]:
+    """The same."""
+    with _used(engines, config):
+        async with aclosing(parts):
+            async for part in parts:
+                yield part
+
+
+@contextmanager
+def forgetting(engines: Sequence[Engine], thread: str) -> Iterator[None]:
+    """A block in which a thread cannot be used, and after which its leases are given back, unless the block fails.
+
+    Raises:
+        ThreadBusyError: It is under way.
+    """
+    with ExitStack() as all_of_them:
+        for engine in engines:
+            all_of_them.enter_context(engine.threads.forgetting(thread))
+        yield

@@ -1,0 +1,465 @@
+"""What threads and runs hold, how it is given back, and how a thread goes on that was forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+from conftest import MakeEngine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import StateGraph
+from support.two_models import ASKED, chain, speaker
+
+from choreo_agents import START, Agent, ChoreoGraph, ChoreoState, Engine, Memory, Sampling
+from choreo_agents.errors import (
+    ForeignThreadError,
+    InvalidRequestError,
+    ReleasedHandleError,
+    ThreadBusyError,
+    UnknownHandleError,
+)
+from choreo_agents.graph.by_model import handles_of
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.models import LoadedModel
+from choreo_agents.testing import Script
+
+SHORT = Sampling(max_tokens=4, temperature=0.0)
+
+
+def config(thread: str = "1") -> Any:
+    return {"configurable": {"thread_id": thread}}
+
+
+def asked(words: str = "What does Ann have?") -> Any:
+    return {"messages": [("user", words)]}
+
+
+def pair_graph(**options: Any) -> ChoreoGraph:
+    """Ann answers, Bob reads her."""
+    graph = ChoreoGraph(system="Be brief.")
+    graph.add_node(Agent("ann", system="You are Ann.", prompt="Say it.", sampling=SHORT))
+    graph.add_node(Agent("bob", sampling=SHORT)).add_edge(START, "ann").add_edge("ann", "bob", **options)
+    return graph
+
+
+def handles(state: Any) -> list[MessageHandle]:
+    return [handle for entry in state["handles"] for handle in handles_of(entry)]
+
+
+def held(engine: Engine) -> tuple[int, ...]:
+    """All that grows if anything does: leases, messages, what is known, memos, and who holds them."""
+    table, stats = engine._core.table, engine.stats()
+    sizes = (table._leased, table._known, table._memos, table._in_scope, engine._core.cache._entries)
+    return (stats.leases, stats.threads, stats.kv_bytes, *map(len, sizes))
+
+
+class Clock:
+    def __init__(self, engine: Engine) -> None:
+        self.now = 0.0
+        engine._core.holdings.clock = lambda: self.now  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def scripted() -> Iterator[Any]:
+    made: list[Engine] = []
+
+    def make(**memory: Any) -> Engine:
+        made.append(Script(default="Fine.").load(memory=Memory(kv_budget_bytes=1 << 22, **memory), salt="s"))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.check()
+        engine.close()
+
+
+# A service that never releases
+
+
+@pytest.mark.parametrize("runs", [30, pytest.param(1600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_service_that_never_releases_holds_no_more_and_no_more(scripted: Any, runs: int, kept: bool) -> None:
+    engine = scripted(idle_runs=4, idle_messages=30)
+    app = pair_graph().compile(InMemorySaver() if kept else None, engine=engine)
+    seen = []
+    for run in range(runs):
+        app.invoke(asked(f"What does {run:04} have?"), config(str(run)) if kept else None)
+        seen.append(held(engine))
+    assert seen[15] == seen[-1] and max(seen) == seen[-1]
+    assert engine.stats().threads <= 30 // 5 if kept else engine.stats().threads == 4
+
+
+def test_equal_runs_leave_nothing_on_the_messages_that_they_share(scripted: Any) -> None:
+    """Its answer is the same message each time, and never without a lease: what is noted on it must not grow."""
+    engine = scripted(idle_runs=2)
+    app = pair_graph().compile(engine=engine)
+    for _ in range(10):
+        app.invoke(asked())
+    for message in engine._core.table.messages():
+        assert len(message.memos) <= 2 and len(message.scoped) <= 2 and message.leases <= 2
+
+
+def test_the_last_runs_can_be_looked_at_and_gone_on_with(scripted: Any) -> None:
+    engine = scripted(idle_runs=1)
+    app = pair_graph().compile(engine=engine)
+    first = app.invoke(asked())
+    second = app.invoke(asked("And Bob?"))
+    assert engine.text(handles(second)[-1])
+    for handle in handles(first)[1:]:
+        with pytest.raises(UnknownHandleError, match="forgotten it with its thread"):
+            engine.text(handle)
+    third = app.invoke({**second, "messages": [*second["messages"], ("user", "And Carl?")]})
+    assert engine.text(handles(second)[-1]) == engine.text(handles(third)[2]), "what it was handed, it holds"
+    assert (
+        app.invoke({**first, "messages": [*first["messages"], ("user", "And Carl?")]})["messages"][-1].text == "Fine."
+    )
+
+
+def test_no_runs_at_all_may_be_kept(scripted: Any) -> None:
+    engine = scripted(idle_runs=0)
+    pair_graph().compile(engine=engine).invoke(asked())
+    assert engine.stats().leases == engine.stats().threads == 0
+
+
+async def test_stock_graphs_are_bounded_too(scripted: Any) -> None:
+    engine = scripted(idle_messages=40)
+    stock: Any = StateGraph(ChoreoState).add_node("ann", Agent("ann", engine=engine, sampling=SHORT))
+    stock.add_edge(START, "ann")
+    app, seen = stock.compile(), []
+    for run in range(18):
+        await app.ainvoke(asked(f"What does {run:04} have?"))
+        seen.append(held(engine))
+    assert seen[-1] == seen[14]
+    kept = stock.compile(InMemorySaver())
+    await kept.ainvoke(asked(), config("stock"))
+    before = engine.stats().threads
+    engine.threads.forget("stock")
+    assert engine.stats().threads == before - 1
+
+
+# Forgetting a thread
+
+
+def test_nothing_is_left_of_a_thread_that_is_forgotten(scripted: Any) -> None:
+    engine, saver = scripted(), InMemorySaver()
+    app = pair_graph().compile(saver, engine=engine)
+    state = app.invoke(asked(), config())
+    app.invoke(asked("And Bob?"), config())
+    assert engine.stats().leases and engine.stats().threads == 1
+    app.forget("1")
+    assert not any(held(engine)), "leases, memos, messages and KV"
+    assert not saver.storage and not app.get_state(config()).values
+    with pytest.raises(UnknownHandleError):
+        engine.tokens(handles(state)[0])
+    app.forget("1")
+    app.forget("never there")
+    pair_graph().compile(engine=engine).forget("of none")
+    assert app.invoke(asked(), config())["messages"][-1].text == "Fine."
+
+
+async def test_the_async_form_does_the_same(scripted: Any) -> None:
+    engine = scripted()
+    app = pair_graph().compile(InMemorySaver(), engine=engine)
+    await app.ainvoke(asked(), config())
+    await app.aforget("1")
+    assert not any(held(engine)) and not (await app.aget_state(config())).values
+
+
+def test_subgraphs_and_interrupted_runs_are_their_threads(scripted: Any) -> None:
+    engine = scripted()
+    outer = ChoreoGraph().add_node("team", pair_graph().compile(engine=engine)).add_node(Agent("judge", sampling=SHORT))
+    outer.add_edge(START, "team").add_edge("team", "judge")
+    app = outer.compile(InMemorySaver(), engine=engine, interrupt_before=["judge"])
+    app.invoke(asked(), config())
+    assert engine.stats().threads == 1 and engine.stats().leases
+    app.forget("1")
+    assert not any(held(engine))
+
+
+def test_every_engine_of_the_graph_forgets(make_engine: MakeEngine) -> None:
+    engines = {"small": make_engine(salt="s"), "large": Script(default="Fine.").load(salt="s")}
+    graph = chain([speaker("ann", "small"), speaker("bob", "large")])
+    app = graph.compile(InMemorySaver(), engine=engines)
+    app.invoke(ASKED, config())
+    assert all(engine.stats().leases for engine in engines.values())
+    app.forget("1")
+    assert not any(engine.stats().leases or engine.stats().threads for engine in engines.values())
+    engines["large"].close()
+
+
+def test_a_thread_under_way_is_not_forgotten(scripted: Any) -> None:
+    engine, refused = scripted(), []
+    graph = pair_graph()
+
+    def forget(_: Any) -> dict[str, Any]:
+        with pytest.raises(ThreadBusyError, match="'1' is under way") as error:
+            app.forget("1")
+        refused.append(error)
+        return {}
+
+    graph.add_node("between", forget).add_edge("ann", "between").add_edge("between", "bob", visibility={})
+    app = graph.compile(InMemorySaver(), engine=engine)
+    other = app.invoke(asked(), config("2"), interrupt_before=["between"])
+    state = app.invoke(asked(), config())
+    assert refused and engine.text(handles(state)[0]) and engine.text(handles(other)[0])
+    stream = app.stream(asked("More."), config())
+    next(stream)
+    with pytest.raises(ThreadBusyError):
+        app.forget("1")
+    stream.close()
+    app.forget("1")
+    assert engine.stats().threads == 1, "the other's"
+
+
+def test_a_thread_does_not_run_while_it_is_forgotten(scripted: Any) -> None:
+    class Saver(InMemorySaver):
+        def delete_thread(self, thread_id: str) -> None:
+            with pytest.raises(ThreadBusyError, match="is being forgotten"):
+                app.invoke(asked(), config(thread_id))
+            with pytest.raises(ThreadBusyError):
+                app.forget(thread_id)
+            super().delete_thread(thread_id)
+
+    engine = scripted()
+    app = pair_graph().compile(Saver(), engine=engine)
+    app.invoke(asked(), config())
+    app.forget("1")
+    assert not any(held(engine))
+
+
+def test_if_the_state_cannot_be_deleted_nothing_is_forgotten(scripted: Any) -> None:
+    class Saver(InMemorySaver):
+        def delete_thread(self, thread_id: str) -> None:
+            raise NotImplementedError
+
+    engine = scripted()
+    app = pair_graph().compile(Saver(), engine=engine)
+    app.invoke(asked(), config())
+    before = held(engine)
+    with pytest.raises(InvalidRequestError, match="does not say how a thread is deleted"):
+        app.forget("1")
+    assert held(engine) == before
+    app.invoke(asked("And Bob?"), config())
+
+
+def test_a_fork_keeps_what_it_has(scripted: Any) -> None:
+    engine = scripted()
+    app = pair_graph().compile(InMemorySaver(), engine=engine)
+    first = app.invoke(asked(), config())
+    app.update_state(config("fork"), {name: first[name] for name in ("messages", "handles")}, as_node="bob")
+    app.invoke(asked("And Bob?"), config("fork"))
+    app.forget("1")
+    assert [engine.text(handle) for handle in handles(first)]
+    before = engine.stats()
+    state = app.invoke(asked("And Carl?"), config("fork"))
+    assert handles(state)[: len(handles(first))] == handles(first)
+    assert engine.stats().tokens_recomputed == before.tokens_recomputed == 0
+    app.forget("fork")
+    assert not any(held(engine))
+
+
+def test_what_somebody_holds_or_has_pinned_stays(scripted: Any) -> None:
+    engine = scripted(idle_runs=0, idle_s=10.0)
+    clock = Clock(engine)
+    app = pair_graph().compile(InMemorySaver(), engine=engine)
+    root = engine.prefill(engine.chat.root("Be brief."))
+    state = app.invoke(asked(), config())
+    engine.kv.pin(handles(state)[-1])
+    clock.now = 20.0
+    engine.threads.expire()
+    assert engine.text(handles(state)[0]), "it has a pinned message"
+    engine.kv.unpin(handles(state)[-1])
+    engine.threads.expire()
+    assert engine.stats().leases == 1 and engine.text(root)
+    app.forget("1")
+    assert engine.stats().leases == 1
+    engine.release(root)
+
+
+def test_a_scope_around_a_run_ends_what_its_threads_hold(scripted: Any) -> None:
+    engine = scripted()
+    app = pair_graph().compile(InMemorySaver(), engine=engine)
+    app.invoke(asked(), config("before"))
+    before = held(engine)
+    with engine.scope():
+        state = app.invoke(asked("And Bob?"), config())
+        app.invoke(asked("And Carl?"), config("before"))
+        assert engine.text(handles(state)[-1])
+    assert held(engine) == before
+    with pytest.raises(ReleasedHandleError):
+        engine.text(handles(state)[-1])
+    with engine.scope():
+        app.invoke(asked("And Dora?"), config("short"))
+        app.forget("short")
+        assert held(engine) == before
+
+
+# Tenants
+
+_salt: ContextVar[str] = ContextVar("_salt")
+
+
+def test_a_thread_is_forgotten_by_its_tenant_alone(scripted: Any) -> None:
+    engine = scripted()
+    app = pair_graph().compile(InMemorySaver(), engine=engine, tenant=lambda _: _salt.get())
+    _salt.set("acme")
+    app.invoke(asked(), config())
+    acme, other = engine.tenant("acme"), engine.tenant("other")
+    before = acme.stats().leases
+    _salt.set("other")
+    with pytest.raises(ForeignThreadError):
+        app.forget("1")
+    app.invoke(asked(), config("2"))
+    other.threads.forget("1")
+    assert acme.stats().leases == before and acme.stats().threads == other.stats().threads == 1
+    _salt.set("acme")
+    app.forget("1")
+    assert acme.stats().leases == acme.stats().threads == 0 and other.stats().leases
+    _salt.set("other")
+    app.invoke(asked(), config())
+    assert app.get_state(config()).values, "the name is free again"
+    other.close()
+    assert engine.owner.stats().leases == engine.owner.stats().threads == 0
+
+
+def test_too_much_of_one_tenants_costs_no_other_its_threads(scripted: Any) -> None:
+    engine = scripted(idle_messages=40)
+    app = pair_graph().compile(InMemorySaver(), engine=engine, tenant=lambda _: _salt.get())
+    _salt.set("quiet")
+    app.invoke(asked(), config("quiet"))
+    _salt.set("busy")
+    for run in range(12):
+        app.invoke(asked(), config(str(run)))
+    assert engine.tenant("quiet").stats().threads == 1
+    assert 1 < engine.tenant("busy").stats().threads < 12
+
+
+# Going on with what was forgotten
+
+
+@pytest.mark.parametrize("mode", ["shared", "reencoded"])
+def test_a_thread_that_was_idle_goes_on_as_after_a_restart(make_engine: MakeEngine, mode: Any) -> None:
+    answers, recomputed, ids = [], [], []
+    for restarts in (False, True):
+        saver, engine = InMemorySaver(), make_engine(salt="s", idle_s=60.0)
+        clock = Clock(engine)
+        app = pair_graph(visibility=mode).compile(saver, engine=engine)
+        app.invoke(asked(), config())
+        clock.now = 59.0
+        engine.threads.expire()
+        assert engine.stats().threads == 1
+        clock.now = 61.0
+        engine.threads.expire()
+        assert not any(held(engine))
+        if restarts:
+            engine = make_engine(salt="s")
+            app = pair_graph(visibility=mode).compile(saver, engine=engine)
+        state = app.invoke(asked("And Bob?"), config())
+        answers.append([message.text for message in state["messages"]])
+        recomputed.append(engine.stats().tokens_recomputed)
+        ids.append([handle.id for handle in handles(state)])
+    assert answers[0] == answers[1] and ids[0] == ids[1]
+    assert recomputed[0] == recomputed[1] > 0, "what was known before is counted by itself"
+
+
+def test_where_the_words_are_all_that_was_read_the_greedy_answer_is_the_same(embedded: LoadedModel) -> None:
+    graph = ChoreoGraph(system="Answer from the notes.")
+    for name in ("ann", "bob"):
+        graph.add_node(Agent(name, sampling=Sampling(max_tokens=12, temperature=0.0)))
+    graph.add_edge(START, "ann").add_edge("ann", "bob", visibility="private")
+    said, ids = [], []
+    for forgets in (False, True):
+        with Engine.load(embedded, memory=Memory(kv_budget_bytes=1 << 24), salt="s") as engine:
+            app = graph.compile(InMemorySaver(), engine=engine, interrupt_before=["bob"])
+            app.invoke(asked("Ann has 3 red kites. What does Ann have?"), config())
+            if forgets:
+                engine.threads.forget("1")
+                assert not any(held(engine))
+            state = app.invoke(None, config())
+            said.append(state["messages"][-1].text)
+            ids.append(handles(state)[0])
+            assert bool(engine.stats().tokens_recomputed) == forgets
+    assert said[0] == said[1] and ids[0] == ids[1]
+
+
+def test_words_of_forgotten_messages_are_counted_once_as_recomputed(make_engine: MakeEngine) -> None:
+    engine = make_engine(salt="s")
+    app = pair_graph().compile(InMemorySaver(), engine=engine)
+    first = app.invoke(asked(), config())
+    engine.threads.forget("1")
+    before = engine.stats()
+    state = app.invoke(asked("And Bob?"), config())
+    known = {message.id for message in first["messages"]}
+    entries = [entry for entry in state["handles"] if entry["message_id"] in known]
+    lengths = sum(entry["handle"]["length"] for entry in entries)
+    prompt = MessageHandle.model_validate(first["handles"][1]["prompt"]).length
+    counted = engine.stats().tokens_recomputed - before.tokens_recomputed
+    assert counted == lengths + prompt
+    app.invoke(asked("And Carl?"), config())
+    assert engine.stats().tokens_recomputed - before.tokens_recomputed == counted
+
+
+# All together
+
+
+class Service:
+    """Threads that run, fork, expire and are forgotten in any order, beside what a person holds."""
+
+    def __init__(self) -> None:
+        self.engine = Script(default="Fine.").load(
+            memory=Memory(kv_budget_bytes=1 << 22, idle_s=100.0, idle_runs=2, idle_messages=30), salt="s"
+        )
+        self.clock, self.mine = Clock(self.engine), 0
+        saver = InMemorySaver()
+        self.app = pair_graph().compile(saver, engine=self.engine)
+        self.halting = pair_graph().compile(saver, engine=self.engine, interrupt_before=["bob"])
+        self.bare = pair_graph().compile(engine=self.engine)
+
+    def step(self, what: str, thread: str) -> None:
+        self.clock.now += 7.0
+        if what == "run":
+            self.app.invoke(asked(), config(thread))
+        elif what == "halt":
+            self.halting.invoke(asked(), config(thread))
+        elif what == "go on":
+            self.app.invoke(None if self.app.get_state(config(thread)).next else asked(), config(thread))
+        elif what == "fork":
+            values = self.app.get_state(config(thread)).values
+            if values:
+                self.app.update_state(config("fork"), values, as_node="bob")
+                self.app.invoke(asked(), config("fork"))
+        elif what == "forget":
+            self.app.forget(thread)
+        elif what == "lose":
+            self.engine.threads.forget(thread)
+        elif what == "bare":
+            self.bare.invoke(asked(thread))
+        elif what == "hold":
+            self.engine.prefill(self.engine.chat.root("Be brief."))
+            self.mine += 1
+        elif what == "wait":
+            self.clock.now += 90.0
+            self.engine.threads.expire()
+        elif what == "restart":
+            self.engine.owner.restart()
+        self.engine.check()
+
+
+STEPS = ["run", "halt", "go on", "fork", "forget", "lose", "bare", "hold", "wait", "restart"]
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.sampled_from(["a", "b"])), max_size=10))
+def test_leases_are_accounted_for_whatever_happens(steps: list[tuple[str, str]]) -> None:
+    service = Service()
+    with service.engine as engine:
+        for what, thread in steps:
+            service.step(what, thread)
+        service.clock.now += 200.0
+        engine.threads.expire()
+        assert (engine.stats().leases, engine.stats().threads) == (service.mine, 0)
+        engine.check()
