@@ -186,6 +186,7 @@ def test_the_page_on_training_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "The result is right." in out and "tokens were sampled" in out
 
 
+@pytest.mark.slow
 def test_swapping_the_synthesizer_says_the_same_and_encodes_less(capsys: pytest.CaptureFixture[str]) -> None:
     before, before_cost, after, after_cost = run_example("12", capsys)
     assert before.removeprefix("text: ") == after.removeprefix("sequential: ") and "Finn has black hats." in after

@@ -10,9 +10,11 @@ from typing import Any
 from choreo_agents import Engine, Memory, MessageHandle, Policy, RunOptions, Scheduling
 from choreo_agents.graph.audit import AuditReport
 from choreo_agents.models import LoadedModel
+from choreo_agents.runtime import timetable as timetables
 from choreo_agents.runtime.timetable import Timetable
 from support.visible_graphs import BOX, CELLAR, Forced, Spec, heard, key_of
 
+timetables.PATIENCE_S = 300.0  # these programs make the calls that were written down, on however loaded a machine
 QUESTION = {"messages": [("user", "What does Ann have?")]}
 WARN = Policy(on_violation="warn")
 models: dict[str, LoadedModel] = {}

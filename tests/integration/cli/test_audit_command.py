@@ -95,6 +95,7 @@ def test_edges_are_measured_from_the_command_line(tmp_path: Path) -> None:
     assert len(found) == 6 and all(each["tokens_saved"] > 0 for each in found)
 
 
+@pytest.mark.slow
 def test_the_dilemma_is_run_and_counted(tmp_path: Path) -> None:
     out = run("run", "prisoners-dilemma", "--method", "reencoded", "--alice", "cooperate", "--seed", "3")
     assert "prisoners dilemma on embedded, reencoded" in out and "bob.plan" in out and "Bob cooperates" in out

@@ -91,7 +91,7 @@ def require_same(engine: Engine, view: View, state: Mapping[str, Any], node: str
     assert said[: len(start)] == start
 
 
-@pytest.mark.parametrize("mode", ["shared", "reencoded"])
+@pytest.mark.parametrize("mode", ["shared", pytest.param("reencoded", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_what_is_compared_is_what_a_graph_shows_its_agents(
     models: Callable[[str], LoadedModel], family: str, mode: str

@@ -206,6 +206,7 @@ def test_attack_a_sampler_that_cannot_be_withdrawn_keeps_no_memory(
     engine.check()
 
 
+@pytest.mark.slow
 def test_attack_what_was_freed_is_never_read_though_asserts_are_off(tiny_path: Path) -> None:
     """A segment is freed behind the engine's back: under `python -O`, too, its reader fails, and nobody else."""
     program = """

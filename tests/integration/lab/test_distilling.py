@@ -481,6 +481,7 @@ def test_workflows_bring_the_single_calls_that_they_are_set_against() -> None:
     assert tuned.trials_of(None) == tuned.TRIALS and tuned.trials_of({"prisoners_dilemma"}) == ()
 
 
+@pytest.mark.slow
 def test_tables_started_again_are_the_same_and_cost_nothing(
     embedded: LoadedModel, tables: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,7 +44,9 @@ def lines_in(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-@pytest.mark.parametrize("kills", [(30,), (2, 45, 100)], ids=["once", "several times"])
+@pytest.mark.parametrize(
+    "kills", [(30,), pytest.param((2, 45, 100), marks=pytest.mark.slow)], ids=["once", "several times"]
+)
 def test_a_killed_run_goes_on_where_it_stopped(
     choreo: Choreo, uninterrupted: dict[tuple[str, str], Any], tmp_path: Path, kills: tuple[int, ...]
 ) -> None:

@@ -70,6 +70,7 @@ def checkpoints(run: Path, least: int) -> bool:
     return bool(found) and max(found) >= least
 
 
+@pytest.mark.slow
 def test_a_distillation_that_is_killed_ends_with_the_same_bits(choreo: Choreo, tmp_path: Path) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
     finished(choreo, *DISTIL, "--run", str(whole))
@@ -85,6 +86,7 @@ def test_a_distillation_that_is_killed_ends_with_the_same_bits(choreo: Choreo, t
     assert {path: path.read_bytes() for path in before} == before, "there is nothing left to do"
 
 
+@pytest.mark.slow
 def test_a_synthesizer_that_is_killed_ends_with_the_same_bits(choreo: Choreo, tmp_path: Path) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
     finished(choreo, *SYNTHESIZER, "--run", str(whole))
@@ -276,6 +278,7 @@ def test_the_usual_variant_is_the_one_that_loses_most() -> None:
     assert usual["multi_qa"] == usual["branch_solve_merge"] == "parallel" and usual["debate"] == "choreo"
 
 
+@pytest.mark.slow
 def test_all_tables_as_text_as_json_and_again(
     loaded_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,6 +224,7 @@ def test_a_teacher_that_is_never_right_does_not_keep_it_waiting(tiny: LoadedMode
         trained(tiny, tmp_path, replace(only, judged=1))
 
 
+@pytest.mark.slow
 def test_a_killed_training_ends_with_the_same_bits(embedded: LoadedModel, tmp_path: Path) -> None:
     few = DrawnCurriculum(layouts=("sequential",), examples=10, judged=1, ramp=1, hardness=0.2)
     settings = SMALL.model_copy(update={"epochs": 2, "dropout": 0.1, "imitation": 0.5, "batch_tokens": 512})

@@ -194,6 +194,7 @@ def test_items_may_hold_any_mark(tmp_path: Path) -> None:
     assert not any("error" in record for record in results(out))
 
 
+@pytest.mark.slow
 @EVERY
 def test_all_methods_are_scored_on_the_same_items(workflow: str, tmp_path: Path) -> None:
     case = CASES[workflow.replace("-", "_")]
@@ -358,6 +359,7 @@ def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("choreo_agents.lab.experiments.bench_workflows.measure.REST_S", 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_rest")
 def test_workflows_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, page = tmp_path / "runs.jsonl", tmp_path / "page.md"
@@ -382,6 +384,7 @@ def test_workflows_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(whole.splitlines()) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_rest")
 def test_lengths_and_methods_are_chosen(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
@@ -431,6 +434,7 @@ def test_what_cannot_be_measured_is_one_line(
     assert message in refused(*BENCH, *arguments)
 
 
+@pytest.mark.slow
 def test_the_untuned_tables(tmp_path: Path) -> None:
     folder, page = tmp_path / "untuned", tmp_path / "page.md"
     command = ["eval", "untuned", "--n", "2", "--out", str(folder), "--report", str(page)]

@@ -104,6 +104,7 @@ def test_a_message_brings_all_that_it_descends_from(engine: Engine) -> None:
         record(engine, "gone", [middle])
 
 
+@pytest.mark.slow
 def test_a_long_chain_is_recorded(engine: Engine) -> None:
     handle = engine.prefill([5])
     for _ in range(1200):

@@ -70,6 +70,7 @@ def test_traces_are_on_disk_as_soon_as_they_are_added(tmp_path: Path, traces: li
             TraceStore(tmp_path, SETTINGS)
 
 
+@pytest.mark.slow
 def test_wherever_the_lines_are_cut_a_recording_goes_on(tmp_path: Path, traces: list[Trace]) -> None:
     traces = traces[1:]
     write(tmp_path, traces)
