@@ -20,10 +20,11 @@ _TURN = re.compile(r"<\|(system|user|assistant)\|> (.*?)<\|end\|>", re.DOTALL)
 _TOLD = "\n\nYou may call tools."
 _TOOL = re.compile(r'^\{"name": "(\w+)"', re.MULTILINE)
 
-Difference = Literal["own", "role"]
+Difference = Literal["own", "role", "name"]
 ROWS: Mapping[Difference, str] = {
     "own": "An agent's own messages",
     "role": "Whose turn words stand in",
+    "name": "Whose name stands before words",
 }
 """Of the porting table, those by which views may differ."""
 
@@ -41,10 +42,12 @@ class Heard:
     """Of tools, as JSON."""
     tools: tuple[str, ...] = ()
     """That it tells of."""
+    is_named: bool = False
+    """Whether the speaker's name can be read."""
 
     @property
     def key(self) -> tuple[object, ...]:
-        """All but whether it stands in a user's turn or an assistant's."""
+        """All but whether it stands in a user's turn or an assistant's, and whether its speaker is named."""
         role = self.role if self.role in ("system", "tool") else "said"
         return role, self.speaker, self.words, self.calls, self.tools
 
@@ -80,7 +83,8 @@ def _sent(
     calls = message.tool_calls if isinstance(message, AIMessage) else []
     speaker = message.name or speakers.get(str(message.id)) or by_words.get(words)
     role = "assistant" if isinstance(message, AIMessage) else "user"
-    return Heard(role, speaker, words, tuple(_written(each["name"], each["args"]) for each in calls))
+    written = tuple(_written(each["name"], each["args"]) for each in calls)
+    return Heard(role, speaker, words, written, is_named=message.name is not None)
 
 
 def seen_view(call: SamplerCall, said: str, decode: Any, speakers: Collection[str]) -> View:
@@ -111,9 +115,10 @@ def _seen(author: str | None, text: str, speakers: Collection[str]) -> Heard | N
         return Heard("tool", name, rest)
     if speaker is None and name in speakers:
         speaker = name  # what a function has handed on as input, under a name
-    words = rest if name == speaker else words
+    is_named = name == speaker
+    words = rest if is_named else words
     calls = tuple(_written(**json.loads(each)) for each in CALL.findall(words))
-    return Heard(role, speaker, CALL.sub("", words).strip(), calls)
+    return Heard(role, speaker, CALL.sub("", words).strip(), calls, is_named=is_named)
 
 
 def _written(name: str, args: Any = None, *, arguments: Any = None) -> str:
@@ -143,7 +148,9 @@ def differences(stock: View, ported: View) -> tuple[set[Difference], list[str]]:
     aligned = SequenceMatcher(None, [each.key for each in sent], [each.key for each in seen], autojunk=False)
     for kind, a, b, c, d in aligned.get_opcodes():
         if kind == "equal":
-            rows |= {"role" for one, two in zip(sent[a:b], seen[c:d], strict=True) if one.role != two.role}
+            for one, two in zip(sent[a:b], seen[c:d], strict=True):
+                rows |= {"role"} if one.role != two.role else set()
+                rows |= {"name"} if one.is_named != two.is_named else set()
             continue
         other += [f"{stock.agent} does not see {each}" for each in sent[a:b]]
         for each in seen[c:d]:

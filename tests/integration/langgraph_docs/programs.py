@@ -14,6 +14,8 @@ from choreo_agents.testing.script import Lines
 
 OWN: Difference = "own"
 ROLES: Difference = "role"
+NAMES: Difference = "name"
+UNNAMED = {NAMES: "What agents say stands under their name, and the stock program sets none."}
 
 
 class Run(Protocol):
@@ -84,10 +86,12 @@ PROGRAMS: Mapping[str, Program] = {
     "map_reduce": Program(
         once("Toys."),
         {"finder": '{"subjects": ["kites", "boats"]}', "joker": _joke, "judge": "The one about kites."},
+        UNNAMED,
     ),
     "orchestrator_worker": Program(
         once("Ann has 3 red kites. Bob has 5 blue boats. Report."),
         {"orchestrator": '{"sections": ["kites", "boats"]}', "writer": _section, "joiner": "Kites, boats."},
+        UNNAMED,
     ),
     "evaluator_optimizer": Program(
         once("A joke about kites."),
@@ -95,6 +99,7 @@ PROGRAMS: Mapping[str, Program] = {
             "writer": ["A kite walks in.", "A kite flies in."],
             "grader": ['{"grade": "dull", "advice": "Let it fly."}', '{"grade": "funny", "advice": ""}'],
         },
+        UNNAMED,
     ),
     "supervisor": Program(
         once("How many toys have Ann and Bob?"),
@@ -130,7 +135,7 @@ PROGRAMS: Mapping[str, Program] = {
     "reflection": Program(
         once("An essay about kites."),
         {"writer": ["Kites fly.", "Red kites fly.", "Red kites fly high."], "critic": ["Which kites?", "Where?"]},
-        {ROLES: "What the other one says stands in an assistant's turn under its name, and not in a user's."},
+        UNNAMED | {ROLES: "What the other one says stands in an assistant's turn under its name, and not in a user's."},
     ),
     "plan_and_execute": Program(
         once("How many toys have Ann and Bob?"),
@@ -139,9 +144,11 @@ PROGRAMS: Mapping[str, Program] = {
             "executor": ["Ann has 3.", "Bob has 5."],
             "replanner": ['{"steps": ["Count Bob\'s."], "answer": ""}', '{"steps": [], "answer": "8"}'],
         },
-        {OWN: "The replanner sees what it has planned before."},
+        UNNAMED | {OWN: "The replanner sees what it has planned before."},
     ),
-    "human_in_the_loop": Program(_review, {"drafter": "Come on Monday.", "sender": "Dear Bob, come on Tuesday."}),
+    "human_in_the_loop": Program(
+        _review, {"drafter": "Come on Monday.", "sender": "Dear Bob, come on Tuesday."}, UNNAMED
+    ),
     "long_term_memory": Program(_tell, {"assistant": ["Noted.", "Red kites.", "I do not know."]}),
     "agentic_rag": Program(
         once("Where are they that fly?"),
