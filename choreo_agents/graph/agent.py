@@ -70,7 +70,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
             and the branch.
         update: What becomes of what it said: a function of it, and of the state with it, that makes an update of any
             channel, or a `Command`.
-        history: How many messages it sees at most, its own among them, or a `Keep`. By default all.
+        history: How many messages it sees at most, its own among them, or a `Keep`; 0: none. By default all.
         tags: Of its runs in traces and streams, as `nostream`; and `metadata`.
         metadata: Of its runs, beside the graph's.
         engine: The name of one of its graph's, if that has several; in a stock `StateGraph`, the engine itself.

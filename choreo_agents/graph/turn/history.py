@@ -23,17 +23,17 @@ class Keep:
     """
 
     last: int | None = None
-    """So many messages."""
+    """So many messages. 0: none, its own among them; what it is asked says all that it is to know."""
     tokens: int | None = None
     """As many messages as take so many positions."""
     summary: Summary | None = None
     """What is told in place of the others, made anew for each call; a private context of the agent's."""
 
     def __post_init__(self) -> None:
-        for name in ("last", "tokens"):
+        for name, least in (("last", 0), ("tokens", 1)):
             bound = getattr(self, name)
-            if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 1):
-                raise InvalidRequestError(f"a history keeps {name} from 1 on, not {bound!r}")
+            if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < least):
+                raise InvalidRequestError(f"a history keeps {name} from {least} on, not {bound!r}")
         if self.last is None and self.tokens is None:
             raise InvalidRequestError("a history says what it keeps: Keep(last=...) or Keep(tokens=...)")
 

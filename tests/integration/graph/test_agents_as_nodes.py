@@ -196,6 +196,13 @@ def test_a_history_bounds_an_agents_own_messages_too(engine: Engine) -> None:
     assert len(seen_by(engine, whole, "bob")) == 9
 
 
+def test_without_a_history_an_agent_knows_what_it_is_told_and_asked_alone(engine: Engine) -> None:
+    """As a node that makes one prompt of the state: neither its own earlier words nor what it was asked before."""
+    state = said_by_turns(engine, history=0, prompt=lambda state: f"{len(state['messages'])} messages.")
+    seen = seen_by(engine, state, "bob")
+    assert [name for name, _ in seen] == ["bob.system", "bob.system"] and "8 messages." in seen[1][1]
+
+
 def test_a_history_keeps_as_many_as_its_tokens_allow(engine: Engine) -> None:
     state = said_by_turns(engine)
     lengths = [entry["handle"]["length"] for entry in state["handles"]][:-1]
@@ -227,12 +234,14 @@ def test_instructions_are_kept_in_any_case(engine: Engine) -> None:
     assert len(seen_by(engine, state, "bob")) == 2
 
 
-@pytest.mark.parametrize("history", ["last", 0, True, Keep])
+@pytest.mark.parametrize("history", ["last", -1, True, Keep])
 def test_a_history_that_says_no_bound_is_refused(history: Any) -> None:
     with pytest.raises(InvalidRequestError, match="history"):
         agent("ann", history=history)
     with pytest.raises(InvalidRequestError, match="history"):
         Keep()
+    with pytest.raises(InvalidRequestError, match="tokens from 1 on"):
+        Keep(tokens=0)
 
 
 def test_nostream_keeps_an_agent_out_of_the_stream(engine: Engine) -> None:

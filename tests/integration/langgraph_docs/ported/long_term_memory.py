@@ -1,0 +1,33 @@
+"""Long-term memory: what a user has told in one thread is kept in a store, and is known in the next."""
+
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.runtime import Runtime
+from langgraph.store.memory import InMemoryStore
+from typing_extensions import TypedDict
+
+from choreo_agents import END, START, Agent, ChoreoGraph
+
+
+class Context(TypedDict):
+    user: str
+
+
+def known(state, runtime: Runtime[Context]):
+    memories = runtime.store.search(("memories", runtime.context["user"]))
+    return f"You are talking to {runtime.context['user']}. " + " ".join(memory.value["told"] for memory in memories)
+
+
+def remember(state, runtime: Runtime[Context]):
+    told = [message.text for message in state["messages"] if message.type == "human"]
+    runtime.store.put(("memories", runtime.context["user"]), str(len(told)), {"told": told[-1]})
+    return {}
+
+
+def program(engine):
+    graph = ChoreoGraph(visibility="shared", context_schema=Context)
+    graph.add_node(Agent("assistant", system=known))
+    graph.add_node("remember", remember)
+    graph.add_edge(START, "assistant")
+    graph.add_edge("assistant", "remember")
+    graph.add_edge("remember", END)
+    return graph.compile(checkpointer=InMemorySaver(), store=InMemoryStore(), engine=engine)
