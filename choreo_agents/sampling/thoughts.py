@@ -18,6 +18,11 @@ class Guide(Protocol):
     """Whether the answer is complete and nothing may follow it."""
 
     @property
+    def cut(self) -> bool:
+        """Whether it is complete only since no more tokens may be sampled."""
+        ...
+
+    @property
     def longest(self) -> int:
         """Tokens that are sampled at most."""
         ...
@@ -82,7 +87,7 @@ class ThoughtsGuide:
         phases: Phases,
         answer: AnswerEnds | AnswerGuide,
     ) -> None:
-        self.done = False
+        self.done = self.cut = False
         self._budget, self._close, self._ends = budget, close, ends
         self._phases = phases
         self._answer = answer
@@ -145,4 +150,6 @@ class ThoughtsGuide:
             return
         self._answered += 1
         stopped = answer.stop_complete is not None and answer.stop_complete(token)
-        self.done = stopped or token in answer.stops or self._answered == answer.max_tokens
+        stopped = stopped or token in answer.stops
+        self.cut = self._answered == answer.max_tokens and not stopped
+        self.done = stopped or self.cut

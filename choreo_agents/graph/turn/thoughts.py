@@ -8,7 +8,9 @@ from typing import Any, Protocol
 from langchain_core.messages import BaseMessage
 
 from choreo_agents.engine import Engine, Thinking
+from choreo_agents.engine.decoding.thoughts import PhaseTexts
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.graph.turn.streaming import shown_thoughts
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, FramedText
 
@@ -95,16 +97,19 @@ def without_thoughts(message: BaseMessage) -> BaseMessage:
     return message.model_copy(update={"content": str(message.text)})
 
 
-def thought_before(engine: Engine, handle: MessageHandle, author: str) -> tuple[str, int]:
+def thought_before(engine: Engine, handle: MessageHandle, author: str, thinking: Thinking | None) -> tuple[str, int]:
     """What an author thought before a message, and in how many tokens: nothing, if it was said without thinking.
+
+    In the words that a stream of them adds up to.
 
     Others may have come to the same words in the same place: what they thought is theirs.
     """
     found = engine.inspect.thoughts(handle, author)
-    if not found or engine.chat.thoughts is None:
+    if not found or thinking is None:
         return "", 0
     *_, made = engine.inspect.records([found[-1]])
     assert made.sampled is not None
     sampled = list(made.tokens[slice(*made.sampled)])
-    text = engine.model.decode(sampled, special=True).partition(engine.chat.thoughts.end)[0].strip()
-    return text, len(sampled) - len(engine.logprobs(handle))
+    texts, shown = PhaseTexts(engine.model, thinking), shown_thoughts(thinking)
+    said = (text for phase, text in map(texts.add, sampled) if phase == "thoughts")
+    return "".join(map(shown.add, said)), len(sampled) - len(engine.logprobs(handle))

@@ -13,7 +13,7 @@ from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, Us
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
-from choreo_agents.engine import Engine, Joining
+from choreo_agents.engine import Engine, Joining, Thinking
 from choreo_agents.errors import ContextLengthError, HandleError, InvalidRequestError
 from choreo_agents.graph.engines import engines_of
 from choreo_agents.graph.provenance.proven import ProvenState
@@ -26,7 +26,7 @@ from choreo_agents.graph.turn.placed_view import PlacedView
 from choreo_agents.graph.turn.reader_rules import CallReader, ReaderRules
 from choreo_agents.graph.turn.reading import Reading
 from choreo_agents.graph.turn.run_place import RunPlace
-from choreo_agents.graph.turn.streaming import DecodeRun, report
+from choreo_agents.graph.turn.streaming import DecodeRun, decode_run, report
 from choreo_agents.graph.turn.thoughts import Thinks, header_of, thinking_of, thought_before
 from choreo_agents.graph.turn.told import Prompt, called, text_of, words_of
 from choreo_agents.kv.handle import MessageHandle
@@ -122,6 +122,7 @@ class AgentTurn:
             imported=agent.imported,
             others=tuple(engines_of(config).values()),
             merging=agent.merging,
+            confidential=agent.confidential,
             keep=agent.history,
         )
         self.reading = Reading(engine, reader, proven.messages, proven.entries, sent_at(state))
@@ -145,6 +146,7 @@ class AgentTurn:
                 self._joining = self.engine.branches.joining()
                 self._late.make_room(reading, view, self._left_over(view, prompt, sampling))
             asked = await reading.showing.ask(view, prompt)
+            reading.rendered.ask(prompt)
             decode = self._decode_all(view, sampling)
             if self._late is None or self._joining is None:
                 told = await decode
@@ -210,18 +212,31 @@ class AgentTurn:
         self, view: PlacedView, sampling: Sampling, place: RunPlace
     ) -> tuple[RunPlace, AIMessage, MessageHandle]:
         engine, superstep = self.engine, self.reading.superstep
-        message_id = place.message_id(superstep)
+        call, message_id = self._sampling(sampling, place, superstep), place.message_id(superstep)
         config = merge_configs(self.config, {"tags": [*self.agent.tags], "metadata": {**self.agent.metadata}})
-        run = await DecodeRun.start(config, engine.model.name, self.reading.seen, message_id, place.node)
-        opening = engine.model.encode(header_of(self.agent, self.state, engine.chat))
         thinking = thinking_of(self.agent, self.state, engine.chat, self._room(view, sampling))
+        read = self.reading.rendered.messages
+        async with decode_run(config, place.node, message_id, engine.model, call, read, thinking) as run:
+            return await self._decode_in(run, view, call, place, message_id, thinking)
+
+    async def _decode_in(
+        self,
+        run: DecodeRun,
+        view: PlacedView,
+        sampling: Sampling,
+        place: RunPlace,
+        message_id: str,
+        thinking: Thinking | None,
+    ) -> tuple[RunPlace, AIMessage, MessageHandle]:
+        engine, superstep = self.engine, self.reading.superstep
+        opening = engine.model.encode(header_of(self.agent, self.state, engine.chat))
         header = opening if thinking is None else engine.model.encode(thinking.answer)
         stream = self.reading.bound.astream(
             opening,
             view.handles,
             offsets=view.offsets,
             new_offset=view.end,
-            sampling=self._sampling(sampling, place, superstep),
+            sampling=sampling,
             author=place.author,
             confidential=self.agent.confidential,
             closing=engine.chat.turn_end,
@@ -231,31 +246,21 @@ class AgentTurn:
             watch=place.watch and place.watch(place.author, superstep, place.branch, place.call),
             thinking=thinking,
         )
-        handle, shown, first_token_s = None, "", None
-        try:
-            async with aclosing(stream):
-                async for item in stream:
-                    if isinstance(item, MessageHandle):
-                        handle = item
-                        continue
-                    first_token_s = first_token_s or time.perf_counter()
-                    if item.text and item.phase == "thoughts":
-                        await run.thought(item.text)
-                    elif item.text:
-                        shown += item.text
-                        await run.token(item.text)
-        except BaseException as error:
-            await run.fail(error)
-            raise
+        handle, first_token_s = None, None
+        async with aclosing(stream):
+            async for item in stream:
+                if isinstance(item, MessageHandle):
+                    handle = item
+                    continue
+                first_token_s = first_token_s or time.perf_counter()
+                if item.text:
+                    await (run.thought if item.phase == "thoughts" else run.token)(item.text)
         assert handle is not None
         spoken = engine.tokens(handle)[len(header) :]
-        said = engine.model.decode(spoken, special=False)
-        if said.startswith(shown) and said != shown:
-            await run.token(said.removeprefix(shown))  # a character that was never completed
         words = engine.model.decode(_without_end(spoken, engine.model), special=False).strip()
         joined = self._joined(handle, len(view.handles))
         seen = sum(each.length for each in (*view.handles, *(late for late, _ in joined)))
-        message = _message(self, words, handle, message_id, seen, len(header))
+        message = _message(self, words, handle, message_id, seen, len(header), thinking)
         if self._late is not None:
             message.response_metadata["choreo"]["branches"] = self._late.said_of(self.reading, joined)
         await run.end(message)
@@ -311,9 +316,18 @@ class AgentTurn:
         return sampling
 
 
-def _message(turn: AgentTurn, words: str, handle: MessageHandle, message_id: str, seen: int, header: int) -> AIMessage:
+def _message(
+    turn: AgentTurn,
+    words: str,
+    handle: MessageHandle,
+    message_id: str,
+    seen: int,
+    header: int,
+    thinking: Thinking | None,
+) -> AIMessage:
     """What was said, as it stands in the graph's state, sealed."""
-    usage, (thoughts, thought) = turn.engine.usage(handle), thought_before(turn.engine, handle, turn.place.author)
+    usage = turn.engine.usage(handle)
+    thoughts, thought = thought_before(turn.engine, handle, turn.place.author, thinking)
     noted = {
         "handle": handle.id,
         "model": handle.model,
@@ -332,7 +346,11 @@ def _message(turn: AgentTurn, words: str, handle: MessageHandle, message_id: str
         content=content,
         name=turn.place.node,
         id=message_id,
-        response_metadata={"model_name": turn.engine.model.name, "choreo": noted},
+        response_metadata={
+            "model_name": turn.engine.model.name,
+            "finish_reason": turn.engine.inspect.finish_reason(handle) or "stop",
+            "choreo": noted,
+        },
         usage_metadata=UsageMetadata(
             input_tokens=seen + header,
             output_tokens=output,
