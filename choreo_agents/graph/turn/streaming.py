@@ -126,8 +126,12 @@ async def decode_run(
     if sampling.stop:
         usual["ls_stop"] = asked["stop"] = list(sampling.stop)
     manager = get_async_callback_manager_for_config(merge_configs(config, {"metadata": usual}))
+    # OpenLLMetry takes the model from what the model was made with, whatever the run says.
     [run] = await manager.on_chat_model_start(
-        {"name": PROVIDER}, [list(messages)], name=name, invocation_params=asked | {"_type": PROVIDER}
+        {"name": PROVIDER, "kwargs": asked},
+        [list(messages)],
+        name=name,
+        invocation_params=asked | {"_type": PROVIDER},
     )
     decode = DecodeRun(run, message_id, name, model, thinking)
     try:
