@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
@@ -19,6 +20,8 @@ from choreo_agents.graph.turn.traces.shown_text import ShownText
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText, LoadedModel
 from choreo_agents.sampling import Sampling
+
+T = TypeVar("T")
 
 _COUNTS = ("tokens_encoded", "tokens_reused", "tokens_recomputed", "tokens_beyond", "tokens_of_other_models")
 """Of a call's usage, in `stream_mode="custom"`."""
@@ -90,13 +93,16 @@ class DecodeRun:
         )
         said = ChatGeneration(message=message, generation_info={"finish_reason": finish_reason})
         self._is_over = True
-        await self._run.on_llm_end(LLMResult(generations=[[said]], llm_output={"model_name": noted["model_name"]}))
+        told = LLMResult(generations=[[said]], llm_output={"model_name": noted["model_name"]})
+        _, cancelled = await _whole(self._run.on_llm_end(told))
+        if cancelled is not None:
+            raise cancelled
 
     async def fail(self, error: BaseException) -> None:
         """Say that it has failed, or was cancelled, unless it has ended."""
         if not self._is_over:
             self._is_over = True
-            await self._run.on_llm_error(error)
+            await _whole(self._run.on_llm_error(error))
 
 
 @asynccontextmanager
@@ -127,19 +133,33 @@ async def decode_run(
         usual["ls_stop"] = asked["stop"] = list(sampling.stop)
     manager = get_async_callback_manager_for_config(merge_configs(config, {"metadata": usual}))
     # OpenLLMetry takes the model from what the model was made with, whatever the run says.
-    [run] = await manager.on_chat_model_start(
+    announced = manager.on_chat_model_start(
         {"name": PROVIDER, "kwargs": asked},
         [list(messages)],
         name=name,
         invocation_params=asked | {"_type": PROVIDER},
     )
+    [run], cancelled = await _whole(announced)
     decode = DecodeRun(run, message_id, name, model, thinking)
     try:
+        if cancelled is not None:
+            raise cancelled
         yield decode
     except BaseException as error:
         await decode.fail(error)
         raise
     assert decode._is_over, "its message is there"
+
+
+async def _whole(telling: Coroutine[Any, Any, T]) -> tuple[T, asyncio.CancelledError | None]:
+    """Tell callbacks all of it; and whether the caller was cancelled meanwhile: a run is never half begun or ended."""
+    task, cancelled = asyncio.ensure_future(telling), None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    return task.result(), cancelled
 
 
 def shown_thoughts(thinking: Thinking | None) -> ShownText:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -460,6 +462,43 @@ def test_what_fails_behind_the_last_token_ends_its_run(scripted: Engine, monkeyp
     with pytest.raises(ZeroDivisionError):
         app.invoke(QUESTION, config(runs))
     assert runs.failed.keys() == runs.started.keys() and len(runs.started) == 1
+
+
+class Slow(Runs):
+    """Takes its time with what it is told: longer than whoever cancels waits."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self.at, self.begun = at, threading.Event()
+
+    def _slowly(self, at: str) -> None:
+        if at == self.at:
+            self.begun.set()
+            time.sleep(0.05)
+
+    def on_chat_model_start(self, *told: Any, **named: Any) -> None:
+        self._slowly("start")
+        super().on_chat_model_start(*told, **named)
+
+    def on_llm_end(self, *told: Any, **named: Any) -> None:
+        self._slowly("end")
+        super().on_llm_end(*told, **named)
+
+
+@pytest.mark.parametrize("at", ["start", "end"])
+def test_a_run_that_is_cancelled_while_it_is_told_of_ends(scripted: Engine, at: str) -> None:
+    runs = Slow(at)
+    app = chain(Agent("ann")).compile(engine=scripted)
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(app.ainvoke(QUESTION, config(runs)))
+        await asyncio.to_thread(runs.begun.wait, 20)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    assert len(runs.started) == 1 and (runs.failed if at == "start" else runs.ended).keys() == runs.started.keys()
 
 
 async def test_cancelled_runs_end(engine: Engine) -> None:
