@@ -56,7 +56,6 @@ class Speaking:
         self._tools = tools
         self._place = place
         self._speech = Speech(model, tools, place) if tools else None
-        self._shown = ""
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -72,7 +71,6 @@ class Speaking:
         elif self._speech is not None and item.phase == "answer":
             await self._show(self._speech.add(item.token, item.text))
         elif item.text:
-            self._shown += item.text
             await self._run.token(item.text)
 
     async def _show(self, pieces: Sequence[str | ToolCallChunk]) -> None:
@@ -85,9 +83,6 @@ class Speaking:
             await self._show(self._speech.end())
             said = Speech.of(self._model, self._tools, self._place, _without_end(tokens, self._model))
             return Spoken(said.words, said.calls, said.broken)
-        whole = self._model.decode(tokens, special=False)
-        if whole.startswith(self._shown) and whole != self._shown:
-            await self._run.token(whole.removeprefix(self._shown))  # a character that was never completed
         return Spoken(self._model.decode(_without_end(tokens, self._model), special=False).strip())
 
 

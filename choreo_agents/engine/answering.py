@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from choreo_agents.engine.calls import Decode, Prefill, Thinking
-from choreo_agents.engine.decoding.thoughts import ThoughtsReader
+from choreo_agents.engine.decoding.thoughts import thoughts_in
 from choreo_agents.engine.messages.message import Message, Thought, thinker
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
@@ -86,6 +86,7 @@ def join(
     core = tenant.core
     with core.lock:
         message, source = tenant.find(answer), tenant.find(thought)
+        message.finish_reason = source.finish_reason
         if message.chosen is None and source.chosen is not None:
             message.header = len(core.model.encode(call.thinking.answer))
             message.chosen = source.chosen[_answer_at(core.model, call.thinking, source) :]
@@ -102,8 +103,7 @@ def join(
 
 def _answer_at(model: LoadedModel, thinking: Thinking, message: Message) -> int:
     """Where among the sampled tokens of thoughts and answer the answer starts."""
-    sampled = [each.token for each in message.chosen or ()]
-    return ThoughtsReader(model, thinking).answer_in(sampled) or 0
+    return thoughts_in(model, thinking, [each.token for each in message.chosen or ()])
 
 
 def _both(thought: Usage, encoded: Usage) -> Usage:

@@ -124,6 +124,7 @@ class Pending:
             request.label,
             None if request.decoding is None else tuple(request.chosen),
             header=len(self.lineage.tokens),
+            finish_reason=None if request.decoding is None else request.decoding.finish_reason,
         )
 
     def _forget(self) -> None:

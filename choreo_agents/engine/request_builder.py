@@ -14,7 +14,7 @@ from choreo_agents.engine.calls import Content, Decode, Prefill, Thinking
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.decoding.detokenizer import TextStop
 from choreo_agents.engine.decoding.leading import LedAnswer, led_answer
-from choreo_agents.engine.decoding.thoughts import longest_thoughts, thoughts_guide
+from choreo_agents.engine.decoding.thoughts import longest_thoughts, thoughts_guide, thoughts_in
 from choreo_agents.engine.messages.labels import Label
 from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.engine.messages.naming import Naming
@@ -268,12 +268,12 @@ class RequestBuilder:
             view = tuple((parent.author, parent.tokens) for parent in lineage.parents)
             sampler = model.sampler(SamplerCall(call.author, view, lineage.tokens, sampling, guide, call.watch))
         stop_text = TextStop(model, sampling.stop).ends_with if sampling.stop and guide is None else None
-        return Decoding(sampling, sampler, read.stops, read.closing, stop_text, read.left_out, read.closes)
+        ends = (read.stops, read.closing, stop_text, read.left_out, read.closes)
+        return Decoding(sampling, sampler, *ends, thoughts_in(model, call.thinking, sampling.forced or ()))
 
     def _thoughts(self, call: Decode) -> int:
         """Tokens that a call's thoughts and what closes them can take."""
-        thinking = call.thinking
-        if thinking is None:
+        if (thinking := call.thinking) is None:
             return 0
         if not isinstance(thinking, Thinking):
             raise InvalidRequestError(f"thinking must be a Thinking, not {thinking!r}")

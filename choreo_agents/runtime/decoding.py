@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from choreo_agents.sampling import Sampler, Sampling
+
+FinishReason = Literal["stop", "length"]
+"""Why a decode has ended: by itself, with an end token, a text to stop at or an answer from a list; or cut, since it
+might sample no more tokens."""
 
 
 @dataclass
@@ -23,6 +28,10 @@ class Decoding:
     """Tokens that end the decode and are no part of the message, unless they begin what closes it."""
     closes: frozenset[int] = frozenset()
     """Tokens that close the message in the place of the usual."""
+    thoughts: int = 0
+    """How many of tokens that are forced come before the answer."""
+    cut: bool = False
+    """Whether it has ended since it may sample no more tokens, and not by itself."""
 
     @property
     def longest(self) -> int:
@@ -32,12 +41,21 @@ class Decoding:
 
     def ends(self, sampled: list[int]) -> bool:
         """Whether these are all the tokens to sample; asked once after each."""
-        if self.sampling.forced is not None:
-            return len(sampled) == len(self.sampling.forced)
-        if self.sampler.guide is not None:
-            return self.sampler.guide.done
+        forced, guide = self.sampling.forced, self.sampler.guide
+        if forced is None and guide is not None:
+            self.cut = guide.cut
+            return guide.done
         stopped = self.stop_text is not None and self.stop_text(sampled[-1])
-        return stopped or sampled[-1] in self.stop_tokens or len(sampled) == self.sampling.max_tokens
+        stopped = stopped or sampled[-1] in self.stop_tokens
+        is_full = len(sampled) - self.thoughts >= self.sampling.max_tokens
+        # What is chosen from a list is never cut.
+        self.cut = is_full and not stopped and not self.sampling.choices
+        return len(sampled) == len(forced) if forced is not None else stopped or is_full
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why it has ended, once it has."""
+        return "length" if self.cut else "stop"
 
     @property
     def is_silent(self) -> bool:

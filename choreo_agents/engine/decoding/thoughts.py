@@ -59,6 +59,11 @@ class ThoughtsReader:
         return phases.index("answer") if "answer" in phases else len(phases)
 
 
+def thoughts_in(model: LoadedModel, thinking: Thinking | None, sampled: Sequence[int]) -> int:
+    """How many of these tokens come before an answer; none, if the thoughts never end."""
+    return 0 if thinking is None else ThoughtsReader(model, thinking).answer_in(sampled) or 0
+
+
 def close_of(model: LoadedModel, thinking: Thinking) -> tuple[int, ...]:
     """All that a model that has thought for long enough is made to say before it answers."""
     # In two parts, as a model that ends its thoughts by itself is made to say the second of them.

@@ -10,6 +10,7 @@ from choreo_agents.engine.inspect.records import MessageRecord, records_of
 from choreo_agents.engine.messages.message import thinker
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.runtime.decoding import FinishReason
 
 
 class Inspection:
@@ -34,6 +35,13 @@ class Inspection:
         message = self._tenant.find(handle)
         late = zip(message.parents, message.since, strict=True)
         return {parent.handle: since for parent, since in late if since}
+
+    def finish_reason(self, handle: MessageHandle) -> FinishReason | None:
+        """Why a message ended: `"stop"`, by itself; `"length"`, cut at `max_tokens`; None: it was not decoded.
+
+        Of equal words in an equal place, why those ended that were decoded last.
+        """
+        return self._tenant.find(handle).finish_reason
 
     def thoughts(
         self, handle: MessageHandle, author: str | None = None, *, memo: str | None = None

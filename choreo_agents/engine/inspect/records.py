@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.runtime.decoding import FinishReason
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class MessageRecord:
     role: str | None
     foreign: tuple[MessageHandle, ...] = ()
     """The messages of other models whose words it has."""
+    finish_reason: FinishReason | None = None
+    """Why it ended, as the call that decoded it last has it; None: it was prefilled."""
 
 
 def records_of(tenant: Tenant, handles: Sequence[MessageHandle]) -> tuple[MessageRecord, ...]:
@@ -73,4 +76,5 @@ def _record(tenant: Tenant, message: Message) -> MessageRecord:
         message.author,
         message.role,
         tuple(message.foreign),
+        message.finish_reason,
     )

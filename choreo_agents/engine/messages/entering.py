@@ -33,6 +33,7 @@ def entering(table: MessageTable, made: Message, segment: Segment | None = None)
         table.fill(message, segment if lost else None)
         if segment is not None or lost:
             message.usage, message.promise, message.again = made.usage, made.promise, made.again
+        message.finish_reason = made.finish_reason or message.finish_reason
         if made.chosen is not None and not (message.chosen and _tells_more(message.chosen, made.chosen)):
             message.chosen, message.header = made.chosen, made.header
         yield message

@@ -13,6 +13,7 @@ from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.kv.cache import CacheEntry
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.runtime.decoding import FinishReason
 from choreo_agents.sampling import Chosen
 
 
@@ -81,6 +82,8 @@ class Message:
     """What was sampled, if it was decoded: less than all tokens by the header and what closed it. None: prefilled."""
     header: int = 0
     """How many of its tokens came before these."""
+    finish_reason: FinishReason | None = None
+    """Why the decode that made it last has ended; None: prefilled."""
     promise: int | None = None
     """As long as nobody has encoded it: the number of the request that will, for whoever reads it first."""
     again: bool = False

@@ -49,6 +49,11 @@ class Declared:
         return frozenset([START_SOURCE, *self.nodes, *(context.name for context in self.chart.contexts())])
 
     @cached_property
+    def guarded(self) -> frozenset[str]:
+        """The private contexts that policies name."""
+        return frozenset(name for _, policy in self.chart.policies for name in policy.confidential)
+
+    @cached_property
     def modules(self) -> frozenset[str]:
         """The confidential ones of `names`: a module is called the same in all graphs."""
         return frozenset(context.name for context in self.chart.contexts() if context.kind == "module")

@@ -9,6 +9,8 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
 
 from choreo_agents.engine import Engine, Prefill
 from choreo_agents.engine.kv_transfer import Leases
@@ -21,6 +23,19 @@ from choreo_agents.pml.shelf import Budgets, Shelf
 from choreo_agents.pml.slots import Recipe
 
 AskFor = Callable[[Sequence[Prefill]], Awaitable[list[MessageHandle]]]
+
+
+@dataclass(frozen=True)
+class ToldText:
+    """A part of a prompt in words."""
+
+    text: str
+    role: str | None
+    """Of a turn; None: it is an instruction."""
+    is_own: bool
+    """Whether no module holds it: it is an argument, or the prompt's own."""
+    confidential: bool
+    """Whether its module is."""
 
 
 class ImportedPrompt:
@@ -41,6 +56,7 @@ class ImportedPrompt:
         self._schema = prompt.schema.name
         number, schema = self._modules.known(prompt.schema)
         self._assembly = compile_prompt(schema, prompt, engine.model)
+        self._decode = engine.model.decode
         pieces = {piece.key: piece for piece in schema.cached_pieces()}
         self._pieces = [pieces[placed.key] for placed in self._assembly.cached]
         self._keys = [_key(number, placed.key) for placed in self._assembly.cached]
@@ -53,6 +69,24 @@ class ImportedPrompt:
                 f"the public root takes {root} positions and the prompt of schema {self._schema!r} "
                 f"{self._assembly.end}, the model's context has {most}: import less, or say less to everybody"
             )
+
+    @cached_property
+    def told(self) -> Sequence[ToldText]:
+        """What it says, in the order of positions; nothing where a slot has no argument."""
+        placed: list[tuple[int, Sequence[int], str | None, bool, bool]] = [
+            (at.offset, piece.tokens, None, False, piece.confidential)
+            for at, piece in zip(self._assembly.cached, self._pieces, strict=True)
+            if piece.slot is None
+        ]
+        placed += [
+            (text.offset, text.tokens, text.role, text.kind != "module", text.confidential)
+            for text in self._assembly.fresh
+        ]
+        told: list[ToldText] = []
+        for _, tokens, role, is_own, confidential in sorted(placed, key=lambda each: each[0]):
+            if words := self._decode(list(tokens), special=False).strip():
+                told.append(ToldText(words, role, is_own, confidential))
+        return told
 
     def behind(self, root: Sequence[MessageHandle]) -> Sequence[MessageHandle]:
         """What comes before it in a view: the public root, if that says anything."""

@@ -42,6 +42,8 @@ class MergedBranches:
         self._adapter = adapter
         self.stands_for: dict[str, MessageHandle] = {}
         """What stands in the view for merged messages, by their handles' ids."""
+        self.shorter: dict[str, str] = {}
+        """What their speakers say of those that are summed up, by the same."""
         self._fans: list[int | None] = []
         """For each place of the view, which branches it came together with; None: it is no branch."""
         self._fan = 0
@@ -71,6 +73,9 @@ class MergedBranches:
             return []
         engine, summary = self._engine.engine, self._merging.summary
         made = [] if summary is None else await engine.branches.asummaries(merged, summary)
+        for handle, short in zip(merged, made, strict=False):
+            sampled = [each.token for each in engine.logprobs(short)]
+            self.shorter[handle.id] = engine.model.decode(sampled, special=False).strip()
         shown = made or list(merged)
         try:
             if engine.branches.maps(self._adapter):

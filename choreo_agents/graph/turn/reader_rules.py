@@ -55,6 +55,8 @@ class CallReader:
     """Who else serves the graph: they know from what words were made that another model has said."""
     merging: MergeSpec | None = None
     """Whose messages are merged."""
+    confidential: bool = False
+    """Whether what it says is a private context."""
     keep: Keep | None = None
     """How much it sees of what it may."""
 

@@ -28,6 +28,7 @@ from choreo_agents.graph.turn.reader_rules import CallReader, ReaderRules
 from choreo_agents.graph.turn.reencoding import ReaderWords, confidential_of, context_path
 from choreo_agents.graph.turn.showing import ShownMessages
 from choreo_agents.graph.turn.thoughts import recalls, without_thoughts
+from choreo_agents.graph.turn.traces.rendered_view import RenderedView
 from choreo_agents.graph.turn.user_turns import UserTurns
 from choreo_agents.graph.turn.view import SeenEntry, visible
 from choreo_agents.graph.visibility import START_SOURCE, source_of_author
@@ -75,8 +76,8 @@ class Reading:
         self._branches = MergedBranches(self.bound, reader.place.author, reader.merging, reader.adapter)
         self._earliest = earliest
         self.superstep = self._next_superstep(entries)
-        self.seen: list[BaseMessage] = []
-        """The messages of the view, as chat messages."""
+        self.rendered = RenderedView(reader)
+        """What is read, as chat messages."""
         self.summary: str | None = None
         """What the reader is told in place of what it does not keep."""
         self._shared = SharedPrefills(self.bound, reader.adapter)
@@ -105,6 +106,7 @@ class Reading:
         """
         await self._turns.begin(self._rules.public)
         view, imported = await self._start(), self._reader.imported
+        self.rendered.begin(self._rules.public, system, () if imported is None else imported.told)
         later = bool(self._rules.public) or imported is not None
         own = own_turns(system, tools, self._engine.chat, later=later)
         if imported is None:
@@ -127,13 +129,16 @@ class Reading:
             unkept = [self._words.of(entry) for entry, _ in left]
             self.summary = await summary([words for words in unkept if words is not None])
             await self.showing.summarise(view, self.summary)
+            self.rendered.ask(self.summary, confidential=any(entry["confidential"] for entry, _ in left))
         self.showing.copies += await self._branches.stand_in(shown)
         self._branches.appended(view)
         for group in _groups(shown, parallel=self.is_parallel):
             await self._show(view, group)
             said = list(chain(*group))
             self._branches.appended(view, said, ends=any(is_input(e) or self._reader.has_said(e) for e, _ in said))
-            self.seen += [self._as_seen(entry, words) for entry, _ in said if (words := self._words.of(entry))]
+            for entry, _ in said:
+                if (words := self._words.of(entry)) is not None:
+                    self.rendered.say(entry, self._as_seen(entry, words))
         self.showing.copies += await self._branches.read_behind(view)
         if closed:
             await self._turns.close(view)
@@ -141,6 +146,8 @@ class Reading:
 
     def _as_seen(self, entry: HandleEntry, words: BaseMessage) -> BaseMessage:
         """A message with the thoughts before it only if its reader's view has them: its own, as far as it recalls."""
+        if (shorter := self._branches.shorter.get(self.bound.handle(entry).id)) is not None:
+            return words.model_copy(update={"content": shorter})
         own = self._reader.has_said(entry) and recalls(self._engine.chat, entry)
         return words if own else without_thoughts(words)
 

@@ -18,7 +18,7 @@ Watch = Callable[[str, int, int, int], Callable[[Any], None] | None]
 """For (author, superstep, branch, call), what is shown the logits before each of its tokens (see `Decode`)."""
 
 _PLACE = "choreo"
-_PLAIN = ("seed", "replay", "watch")
+_PLAIN = ("seed", "replay", "watch", "trace_confidential")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class RunOptions:
     """Tokens to force."""
     watch: Watch | None = None
     """Who is shown the logits of each call."""
+    trace_confidential: bool = False
+    """Whether callbacks are shown what agents read in all its words, those included that are confidential."""
 
     def __post_init__(self) -> None:
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
@@ -53,6 +55,6 @@ def options_of(config: RunnableConfig) -> RunOptions:
         given = {name: configurable[name] for name in plain} or {_PLACE: found}
         raise InvalidRequestError(
             f"configurable has {given!r}: options of a run are taken from one object only, which clients cannot write: "
-            f'give {{"configurable": {{"{_PLACE}": choreo_agents.RunOptions(seed=..., replay=..., watch=...)}}}}'
+            f'give {{"configurable": {{"{_PLACE}": choreo_agents.RunOptions(seed=..., replay=..., ...)}}}}'
         )
     return found

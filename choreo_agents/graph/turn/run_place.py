@@ -38,6 +38,7 @@ class RunPlace:
     """Of the run; this and what follows as in `RunOptions`."""
     replay: Replay | None
     watch: Watch | None = None
+    trace_confidential: bool = False
 
     @classmethod
     def of(cls, config: RunnableConfig, agent: str) -> RunPlace:
@@ -53,6 +54,7 @@ class RunPlace:
             seed=options.seed,
             replay=options.replay,
             watch=options.watch,
+            trace_confidential=options.trace_confidential,
         )
 
     @property

@@ -1,67 +1,180 @@
-"""Shows a decode to LangChain's callbacks, which feed LangGraph's `stream_mode="messages"`."""
+"""Shows a decode to LangChain's callbacks, which feed LangGraph's streams and whatever traces runs."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import Any
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.tool import ToolCallChunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, LLMResult
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import get_async_callback_manager_for_config
+from langchain_core.runnables.config import get_async_callback_manager_for_config, merge_configs
 from langgraph.config import get_stream_writer
 
-from choreo_agents.engine import Engine
+from choreo_agents.engine import Engine, Thinking
+from choreo_agents.graph.turn.traces.shown_text import ShownText
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.models import FramedText, LoadedModel
+from choreo_agents.sampling import Sampling
+
+T = TypeVar("T")
 
 _COUNTS = ("tokens_encoded", "tokens_reused", "tokens_recomputed", "tokens_beyond", "tokens_of_other_models")
 """Of a call's usage, in `stream_mode="custom"`."""
+PROVIDER = "choreo"
+"""What traces know the engine as."""
 
 
 class DecodeRun:
-    """One decode as a chat-model run: tokens under one message id, then the whole message."""
+    """One decode as a chat-model run: pieces under one message id, which add up to the whole message that ends it.
 
-    def __init__(self, run: AsyncCallbackManagerForLLMRun, message_id: str, name: str) -> None:
+    Args:
+        run: Whose callbacks are told.
+        message_id: Of the message, and the `name` of who says it.
+        model: Which says it.
+        thinking: How it thinks before.
+    """
+
+    def __init__(
+        self,
+        run: AsyncCallbackManagerForLLMRun,
+        message_id: str,
+        name: str,
+        model: LoadedModel,
+        thinking: Thinking | None,
+    ) -> None:
         self._run = run
         self._message_id = message_id
         self._name = name
-        self._thinks = False
-
-    @classmethod
-    async def start(
-        cls, config: RunnableConfig, model: str, seen: list[BaseMessage], message_id: str, name: str
-    ) -> DecodeRun:
-        """Announce a decode over the messages `seen`."""
-        manager = get_async_callback_manager_for_config(config)
-        serialized: dict[str, Any] = {"name": "choreo"}
-        [run] = await manager.on_chat_model_start(serialized, [seen], invocation_params={"model": model})
-        return cls(run, message_id, name)
+        self._words = ShownText(model.decode(model.encode(FramedText.frame(model.chat.turn_end)), special=False))
+        self._thoughts = shown_thoughts(thinking)
+        self._is_over = False
 
     async def token(self, text: str) -> None:
         """Show a piece of the message's text."""
-        await self._show(text, [{"type": "text", "text": text, "index": 1}] if self._thinks else text)
+        if piece := self._words.add(text):
+            await self._show(piece, self._text(piece))
 
     async def thought(self, text: str) -> None:
         """Show a piece of what is thought before: as reasoning, and as no text."""
-        self._thinks = True
-        await self._show("", [{"type": "reasoning", "reasoning": text, "index": 0}])
+        if piece := self._thoughts.add(text):
+            await self._show("", _reasoning(piece))
 
     async def call(self, piece: ToolCallChunk) -> None:
         """Show a piece of a call."""
         chunk = AIMessageChunk(content="", tool_call_chunks=[piece], id=self._message_id, name=self._name)
         await self._run.on_llm_new_token("", chunk=ChatGenerationChunk(message=chunk))
 
-    async def _show(self, token: str, content: Any) -> None:
-        chunk = AIMessageChunk(content=content, id=self._message_id, name=self._name)
-        await self._run.on_llm_new_token(token, chunk=ChatGenerationChunk(message=chunk))
+    def _text(self, piece: str) -> Any:
+        return [{"type": "text", "text": piece, "index": 1}] if self._thoughts else piece
+
+    async def _show(self, token: str, content: Any, finish_reason: str | None = None, **last: Any) -> None:
+        chunk = AIMessageChunk(content=content, id=self._message_id, name=self._name, **last)
+        ended = None if finish_reason is None else {"finish_reason": finish_reason}
+        await self._run.on_llm_new_token(token, chunk=ChatGenerationChunk(message=chunk, generation_info=ended))
 
     async def end(self, message: AIMessage) -> None:
-        await self._run.on_llm_end(LLMResult(generations=[[ChatGeneration(message=message)]]))
+        """Show what is left of the message, what it cost and how it ended; then the whole of it."""
+        thoughts = "".join(
+            str(block["reasoning"])
+            for block in (message.content if isinstance(message.content, list) else [])
+            if isinstance(block, dict) and block.get("type") == "reasoning"
+        )
+        if rest := self._thoughts.rest(thoughts):
+            await self._show("", _reasoning(rest))
+        rest, noted = self._words.rest(str(message.text)), message.response_metadata
+        finish_reason = noted["finish_reason"]
+        await self._show(
+            rest,
+            self._text(rest),
+            finish_reason,
+            response_metadata=dict(noted),
+            usage_metadata=message.usage_metadata,
+            chunk_position="last",
+        )
+        said = ChatGeneration(message=message, generation_info={"finish_reason": finish_reason})
+        self._is_over = True
+        told = LLMResult(generations=[[said]], llm_output={"model_name": noted["model_name"]})
+        _, cancelled = await _whole(self._run.on_llm_end(told))
+        if cancelled is not None:
+            raise cancelled
 
     async def fail(self, error: BaseException) -> None:
-        await self._run.on_llm_error(error)
+        """Say that it has failed, or was cancelled, unless it has ended."""
+        if not self._is_over:
+            self._is_over = True
+            await _whole(self._run.on_llm_error(error))
+
+
+@asynccontextmanager
+async def decode_run(
+    config: RunnableConfig,
+    name: str,
+    message_id: str,
+    model: LoadedModel,
+    sampling: Sampling,
+    messages: Sequence[BaseMessage],
+    thinking: Thinking | None,
+) -> AsyncGenerator[DecodeRun]:
+    """A run that is over when the block is left, however it is left.
+
+    Args:
+        config: Of whose callbacks, tags and metadata it is.
+        name: Of the node that speaks.
+        message_id: Of what it says.
+        model: Which says it, by this `sampling`.
+        messages: What it reads.
+        thinking: How it thinks before.
+    """
+    sampling = sampling.with_defaults(model.sampling_defaults)
+    usual: dict[str, Any] = {"ls_provider": PROVIDER, "ls_model_name": model.name, "ls_model_type": "chat"}
+    usual |= {"ls_temperature": sampling.temperature, "ls_max_tokens": sampling.max_tokens}
+    asked = {"model": model.name, **sampling.model_dump(include={"temperature", "top_p", "max_tokens", "seed"})}
+    if sampling.stop:
+        usual["ls_stop"] = asked["stop"] = list(sampling.stop)
+    manager = get_async_callback_manager_for_config(merge_configs(config, {"metadata": usual}))
+    # OpenLLMetry takes the model from what the model was made with, whatever the run says.
+    announced = manager.on_chat_model_start(
+        {"name": PROVIDER, "kwargs": asked},
+        [list(messages)],
+        name=name,
+        invocation_params=asked | {"_type": PROVIDER},
+    )
+    [run], cancelled = await _whole(announced)
+    decode = DecodeRun(run, message_id, name, model, thinking)
+    try:
+        if cancelled is not None:
+            raise cancelled
+        yield decode
+    except BaseException as error:
+        await decode.fail(error)
+        raise
+    assert decode._is_over, "its message is there"
+
+
+async def _whole(telling: Coroutine[Any, Any, T]) -> tuple[T, asyncio.CancelledError | None]:
+    """Tell callbacks all of it; and whether the caller was cancelled meanwhile: a run is never half begun or ended."""
+    task, cancelled = asyncio.ensure_future(telling), None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    return task.result(), cancelled
+
+
+def shown_thoughts(thinking: Thinking | None) -> ShownText:
+    """Thoughts as they are shown: without what ends them."""
+    return ShownText("" if thinking is None else thinking.end)
+
+
+def _reasoning(piece: str) -> Any:
+    return [{"type": "reasoning", "reasoning": piece, "index": 0}]
 
 
 def report(

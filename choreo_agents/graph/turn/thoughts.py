@@ -10,11 +10,13 @@ from langchain_core.messages import BaseMessage
 
 from choreo_agents.chat import Described
 from choreo_agents.engine import Engine, Thinking
+from choreo_agents.engine.decoding.thoughts import PhaseTexts
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.provenance.notes import REASONING
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.turn.entries import known_handle
 from choreo_agents.graph.turn.inputs import thought_out
+from choreo_agents.graph.turn.streaming import shown_thoughts
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, FramedText, tools_format
 
@@ -166,18 +168,22 @@ def without_thoughts(message: BaseMessage) -> BaseMessage:
     return message.model_copy(update={"content": str(message.text)})
 
 
-def thought_text(engine: Engine, thought: MessageHandle | None, handle: MessageHandle) -> tuple[str, int]:
-    """What was thought before a message, and in how many tokens.
+def thought_text(
+    engine: Engine, thought: MessageHandle | None, handle: MessageHandle, thinking: Thinking | None
+) -> tuple[str, int]:
+    """What was thought before a message, in the words that a stream of them adds up to, and in how many tokens.
 
     Args:
         engine: Knows both.
         thought: What was decoded, thoughts and answer; None: it was said without thinking.
         handle: Of the message.
+        thinking: How its speaker thought.
     """
-    if thought is None:
+    if thought is None or thinking is None:
         return "", 0
     *_, made = engine.inspect.records([thought])
-    assert made.sampled is not None and engine.chat.thoughts is not None
+    assert made.sampled is not None
     sampled = list(made.tokens[slice(*made.sampled)])
-    text = engine.model.decode(sampled, special=True).partition(engine.chat.thoughts.end)[0].strip()
-    return text, len(sampled) - len(engine.logprobs(handle))
+    texts, shown = PhaseTexts(engine.model, thinking), shown_thoughts(thinking)
+    said = (text for phase, text in map(texts.add, sampled) if phase == "thoughts")
+    return "".join(map(shown.add, said)), len(sampled) - len(engine.logprobs(handle))

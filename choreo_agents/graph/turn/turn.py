@@ -15,7 +15,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
 from choreo_agents.chat import Described, Speaking, Spoken
-from choreo_agents.engine import Engine, Joining
+from choreo_agents.engine import Engine, Joining, Thinking
 from choreo_agents.errors import ContextLengthError, GuideError, HandleError
 from choreo_agents.graph.engines import engines_of
 from choreo_agents.graph.keeping import speaking
@@ -30,7 +30,7 @@ from choreo_agents.graph.turn.placed_view import PlacedView
 from choreo_agents.graph.turn.reader_rules import CallReader, ReaderRules
 from choreo_agents.graph.turn.reading import Reading
 from choreo_agents.graph.turn.run_place import RunPlace
-from choreo_agents.graph.turn.streaming import DecodeRun, report
+from choreo_agents.graph.turn.streaming import DecodeRun, decode_run, report
 from choreo_agents.graph.turn.thoughts import Thinks, header_of, opening_of, thinking_of, thought_text
 from choreo_agents.graph.turn.told import Prompt, called, text_of, words_of
 from choreo_agents.kv.handle import MessageHandle
@@ -133,6 +133,7 @@ class AgentTurn:
             imported=agent.imported,
             others=tuple(engines_of(config).values()),
             merging=agent.merging,
+            confidential=agent.confidential,
             keep=agent.history,
         )
         self.reading = Reading(engine, reader, proven.messages, proven.entries, sent_at(state))
@@ -160,6 +161,7 @@ class AgentTurn:
                 self._joining = self.engine.branches.joining()
                 self._late.make_room(reading, view, self._left_over(view, prompt, sampling))
             asked = await reading.showing.ask(view, prompt)
+            reading.rendered.ask(prompt)
             decode = self._decode_all(view, sampling)
             if self._late is None or self._joining is None:
                 told = await decode
@@ -224,11 +226,25 @@ class AgentTurn:
     async def _decode(self, view: PlacedView, sampling: Sampling, place: RunPlace) -> _Told:
         engine, superstep = self.engine, self.reading.superstep
         memo = place.call_name() or str(uuid.uuid4())
-        message_id = place.message_id(superstep)
+        call, message_id = self._sampling(sampling, place, superstep), place.message_id(superstep)
         config = merge_configs(self.config, {"tags": [*self.agent.tags], "metadata": {**self.agent.metadata}})
-        run = await DecodeRun.start(config, engine.model.name, self.reading.seen, message_id, place.node)
-        opening = engine.model.encode(header_of(self.agent, self.state, engine.chat))
         thinking = thinking_of(self.agent, self.state, engine.chat, self._room(view, sampling))
+        read = self.reading.rendered.messages
+        async with decode_run(config, place.node, message_id, engine.model, call, read, thinking) as run:
+            return await self._decode_in(run, view, call, place, message_id, memo, thinking)
+
+    async def _decode_in(
+        self,
+        run: DecodeRun,
+        view: PlacedView,
+        sampling: Sampling,
+        place: RunPlace,
+        message_id: str,
+        memo: str,
+        thinking: Thinking | None,
+    ) -> _Told:
+        engine, superstep = self.engine, self.reading.superstep
+        opening = engine.model.encode(header_of(self.agent, self.state, engine.chat))
         speaking = Speaking(run, engine.model, self.agent.tools, f"{place.at(superstep)} {view.end}")
         header = opening if thinking is None else engine.model.encode(thinking.answer)
         stream = self.reading.bound.astream(
@@ -236,7 +252,7 @@ class AgentTurn:
             view.handles,
             offsets=view.offsets,
             new_offset=view.end,
-            sampling=self._sampling(sampling, place, superstep),
+            sampling=sampling,
             author=place.author,
             confidential=self.agent.confidential,
             closing=engine.chat.turn_end,
@@ -248,29 +264,25 @@ class AgentTurn:
             thinking=thinking,
         )
         handle, first_token_s = None, None
-        try:
-            async with aclosing(stream):
-                async for item in stream:
-                    if isinstance(item, MessageHandle):
-                        handle = item
-                        continue
-                    first_token_s = first_token_s or time.perf_counter()
-                    await speaking.show(item)
-        except BaseException as error:
-            await run.fail(error)
-            raise
+        async with aclosing(stream):
+            async for item in stream:
+                if isinstance(item, MessageHandle):
+                    handle = item
+                    continue
+                first_token_s = first_token_s or time.perf_counter()
+                await speaking.show(item)
         assert handle is not None
         said = await speaking.end(engine.tokens(handle)[len(header) :])
         try:
             beside = {} if self.agent.output is None else self.agent.output.noted(said.words)
-        except GuideError as error:
+        except GuideError:
             engine.release(handle)  # nobody will ever name it
-            await run.fail(error)
             raise
         thought = next(iter(engine.inspect.thoughts(handle, place.author, memo=memo)), None)
         joined = self._joined(thought or handle, len(view.handles))
         seen = sum(each.length for each in (*view.handles, *(late for late, _ in joined)))
-        message = _message(self, said, handle, thought, message_id, seen, len(header), beside)
+        reasoned = thought_text(engine, thought, handle, thinking)
+        message = _message(self, said, handle, reasoned, message_id, seen, len(header), beside)
         if self._late is not None:
             message.response_metadata["choreo"]["branches"] = self._late.said_of(self.reading, joined)
         await run.end(message)
@@ -319,14 +331,14 @@ def _message(
     turn: AgentTurn,
     spoken: Spoken,
     handle: MessageHandle,
-    decoded: MessageHandle | None,
+    reasoned: tuple[str, int],
     message_id: str,
     seen: int,
     header: int,
     beside: dict[str, Any],
 ) -> AIMessage:
     """What was said, as it stands in the graph's state, sealed."""
-    usage, (thoughts, thought) = turn.engine.usage(handle), thought_text(turn.engine, decoded, handle)
+    usage, (thoughts, thought) = turn.engine.usage(handle), reasoned
     noted = {
         "handle": handle.id,
         "model": handle.model,
@@ -349,7 +361,11 @@ def _message(
         name=turn.place.node,
         id=message_id,
         additional_kwargs=beside,
-        response_metadata={"model_name": turn.engine.model.name, "choreo": noted},
+        response_metadata={
+            "model_name": turn.engine.model.name,
+            "finish_reason": turn.engine.inspect.finish_reason(handle) or "stop",
+            "choreo": noted,
+        },
         usage_metadata=UsageMetadata(
             input_tokens=seen + header,
             output_tokens=output,

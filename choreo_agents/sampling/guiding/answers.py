@@ -61,6 +61,8 @@ class AnswerGuide:
         self.paths = paths
         self.done = False
         """Whether the answer is complete and nothing may follow it."""
+        self.cut = False
+        """See `Guide`: it always comes to an answer."""
         self._lead_complete = lead_complete or (lambda token: False)
         self._stop_complete = stop_complete or (lambda token: False)
         self._written: list[int] = []

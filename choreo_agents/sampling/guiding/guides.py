@@ -39,6 +39,11 @@ class Guide(TokenGuide, Protocol):
     """Leads one decode from its first token to its last."""
 
     @property
+    def cut(self) -> bool:
+        """Whether the answer is complete only since no more tokens may be sampled."""
+        ...
+
+    @property
     def longest(self) -> int:
         """Tokens that are sampled at most."""
         ...
@@ -69,7 +74,7 @@ class FreeAnswer:
     def __init__(
         self, max_tokens: int, stops: frozenset[int], stop_complete: Callable[[int], bool] | None = None
     ) -> None:
-        self.done = False
+        self.done = self.cut = False
         self.longest = max_tokens
         self._stops, self._stop_complete = stops, stop_complete
         self._taken = 0
@@ -95,7 +100,9 @@ class FreeAnswer:
         """Go on with this token."""
         self._taken += 1
         stopped = self._stop_complete is not None and self._stop_complete(token)
-        self.done = stopped or token in self._stops or self._taken == self.longest
+        stopped = stopped or token in self._stops
+        self.cut = self._taken == self.longest and not stopped
+        self.done = stopped or self.cut
 
 
 class GuidedAnswer:
@@ -123,7 +130,7 @@ class GuidedAnswer:
         text: Callable[[list[int]], str],
         stop_complete: Callable[[int], bool] | None = None,
     ) -> None:
-        self.done = False
+        self.done = self.cut = False
         self.longest = max_tokens
         self._guide, self._ends, self._vocabulary = guide, ends, vocabulary
         self._text, self._stop_complete = text, stop_complete
@@ -183,6 +190,7 @@ class GuidedAnswer:
         is_full = len(self._taken) == self.longest
         if is_full or stopped or token in self._ends:
             self.done = self._may_end()
+            self.cut = self.done and not stopped and token not in self._ends
         if is_full and not self.done:
             raise self._error(
                 f"it was cut at max_tokens={self.longest}, where its guide does not let it end: raise max_tokens, or "

@@ -48,7 +48,7 @@ class ThoughtsGuide:
         phases: Phases,
         answer: Guide,
     ) -> None:
-        self.done = False
+        self.done = self.cut = False
         self._budget, self._close, self._ends = budget, close, ends
         self._phases = phases
         self._answer = answer
@@ -93,7 +93,7 @@ class ThoughtsGuide:
         if self._phase == "answer":
             if phase == "answer" or not isinstance(self._answer, FreeAnswer):
                 self._answer.take(token)
-                self.done = self._answer.done
+                self.done, self.cut = self._answer.done, self._answer.cut
             return
         was_forced = bool(self._forced)
         self._forced = self._forced[1:]

@@ -100,10 +100,11 @@ def run(graph: ChoreoGraph, engine: Engine, **options: Any) -> tuple[dict[str, A
 
 @pytest.mark.parametrize("mode", SHOWN, ids=repr)
 def test_its_reader_gets_what_it_makes_of_the_words(engine: Engine, mode: VisibilityMode) -> None:
-    state, heard = run(pair(engine, mode), engine)
+    state, heard = run(pair(engine, mode), engine, trace_confidential=True)
     [text] = heard.texts("bob")
     assert text == engine.chat.header("ann").text + f" {SHOWN[mode]}{engine.chat.turn_end}"
-    assert heard.shown[-1] == ["Ann has 3 kites.", SHOWN[mode]], "what is traced is what was shown"
+    read = ["Root.", "Listen.", "Ann has 3 kites.", SHOWN[mode]]
+    assert heard.shown[-1] == read, "what is traced is what was shown"
     assert [message.text for message in state["messages"]][1:] == [PLAN, "Well."], "who said it said it so"
 
 

@@ -384,7 +384,7 @@ def test_callbacks_are_told_what_an_agent_reads_and_no_thoughts_of_others(engine
     state = chain().compile(engine=engine).invoke(QUESTION, {"callbacks": [Listener()]})
     [ann, _] = [message for message in state["messages"] if isinstance(message, AIMessage)]
     assert ann.content != str(ann.text), "she has thought"
-    assert read == [["Why?"], ["Why?", str(ann.text)]]
+    assert read == [["Be brief.", "Why?"], ["Be brief.", "Why?", str(ann.text)]]
 
 
 def test_what_others_thought_before_the_same_words_is_theirs(engine: Engine) -> None:
