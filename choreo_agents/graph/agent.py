@@ -19,15 +19,15 @@ from choreo_agents.graph.outputs import output_of, require_writer
 from choreo_agents.graph.quorum.board import Reporting, reported
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.tenancy import TenantPrompts, tenant_in
-from choreo_agents.graph.turn.history import Keep, required_history
-from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
-from choreo_agents.graph.turn.merged_branches import MergeSpec
-from choreo_agents.graph.turn.reader_rules import ReaderRules
-from choreo_agents.graph.turn.thoughts import Thinks, required_thinking
-from choreo_agents.graph.turn.told import Prompt, required_arguments, required_words
 from choreo_agents.graph.turn.turn import AgentTurn, Choices
 from choreo_agents.graph.turn.updating import Update, with_update
+from choreo_agents.graph.view.history import Keep, required_history
+from choreo_agents.graph.view.imported_prompt import ImportedPrompt
+from choreo_agents.graph.view.merged_branches import MergeSpec
+from choreo_agents.graph.view.reader_rules import ReaderRules
 from choreo_agents.graph.visibility import EVERYONE, Positions, Reads, Rule, hidden_sources, rules_of, with_input
+from choreo_agents.graph.words.thoughts import Thinks, required_thinking
+from choreo_agents.graph.words.told import Prompt, required_arguments, required_words
 from choreo_agents.pml import Prompt as SchemaPrompt
 from choreo_agents.pml import Schema
 from choreo_agents.sampling import Sampling

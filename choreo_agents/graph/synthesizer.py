@@ -18,11 +18,11 @@ from choreo_agents.graph.agent import Agent, serving
 from choreo_agents.graph.provenance.updates import rewritten
 from choreo_agents.graph.quorum.gathering import Gathering, QuorumPlan, state_before, with_branches
 from choreo_agents.graph.quorum.late_branches import LateBranches
-from choreo_agents.graph.turn.merged_branches import MergeSpec
-from choreo_agents.graph.turn.thoughts import longest_frame
 from choreo_agents.graph.turn.turn import AgentTurn, Speaker
 from choreo_agents.graph.turn.updating import with_update
+from choreo_agents.graph.view.merged_branches import MergeSpec
 from choreo_agents.graph.visibility import REENCODED, SHARED, Mode, Positions, Rule, rules_of
+from choreo_agents.graph.words.thoughts import longest_frame
 from choreo_agents.synthesis.strategies import Strategy, require_strategy
 
 

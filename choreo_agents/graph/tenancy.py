@@ -28,8 +28,8 @@ from choreo_agents.graph.langgraph_internals import (
     thread_of,
     with_hidden,
 )
-from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
-from choreo_agents.graph.turn.reader_rules import ReaderRules
+from choreo_agents.graph.view.imported_prompt import ImportedPrompt
+from choreo_agents.graph.view.reader_rules import ReaderRules
 
 Resolver = Callable[[RunnableConfig], str]
 """The salt of the tenant that a run is for: of what the service has authenticated, and never of a `configurable` value

@@ -11,7 +11,7 @@ from langgraph.types import Send
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.sending import Selected, send, sent_instruction, sent_speaker, told
-from choreo_agents.graph.turn.told import Prompt, words_of
+from choreo_agents.graph.words.told import Prompt, words_of
 from choreo_agents.pml import Prompt as SchemaPrompt
 
 

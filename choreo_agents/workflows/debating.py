@@ -13,7 +13,7 @@ from choreo_agents.engine import Engine, Memory
 from choreo_agents.engine.memory_map import MemoryMap
 from choreo_agents.engine.settings import MethodName
 from choreo_agents.graph.sync_bridge import run_coroutine
-from choreo_agents.graph.turn.run_options import Replay
+from choreo_agents.graph.view.run_options import Replay
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling

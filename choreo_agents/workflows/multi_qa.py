@@ -12,7 +12,7 @@ from typing import Any, Literal
 from langchain_core.messages import HumanMessage
 
 from choreo_agents.graph import END, START, Agent, ChoreoGraph, Rule
-from choreo_agents.graph.turn.told import Prompt
+from choreo_agents.graph.words.told import Prompt
 from choreo_agents.sampling import Sampling
 
 Layout = Literal["serial", "parallel"]

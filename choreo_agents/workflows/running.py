@@ -9,7 +9,7 @@ from typing import Any
 
 from choreo_agents.engine import Engine
 from choreo_agents.graph import ChoreoGraph
-from choreo_agents.graph.turn.run_options import Replay, RunOptions
+from choreo_agents.graph.view.run_options import Replay, RunOptions
 
 OnToken = Callable[[str, str, str], None]
 """Called with agent, message id and text for every piece of text as it is decoded."""

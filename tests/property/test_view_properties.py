@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from choreo_agents.graph.state import HandleEntry, merge_entries
-from choreo_agents.graph.turn.view import visible
+from choreo_agents.graph.view.view import visible
 from choreo_agents.graph.visibility import EVERYONE, START_SOURCE, Rule, VisibilityTable
 
 AUTHORS = ("a", "b", "c", "me", START_SOURCE)

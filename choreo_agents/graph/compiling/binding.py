@@ -12,7 +12,7 @@ from choreo_agents.graph.audit import Declared, Policy
 from choreo_agents.graph.compiling.promises import guard_of
 from choreo_agents.graph.engines import Engines
 from choreo_agents.graph.outputs import require_served
-from choreo_agents.graph.turn.reader_rules import ReaderRules
+from choreo_agents.graph.view.reader_rules import ReaderRules
 from choreo_agents.graph.visibility import Positions, Rule
 
 

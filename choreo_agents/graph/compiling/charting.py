@@ -15,9 +15,9 @@ from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit.chart import Chart, ChartNode
 from choreo_agents.graph.audit.policy import Policy
 from choreo_agents.graph.engines import Engines
-from choreo_agents.graph.turn.imported_prompt import confidential_modules, has_own_words
-from choreo_agents.graph.turn.thoughts import thinks
+from choreo_agents.graph.view.imported_prompt import confidential_modules, has_own_words
 from choreo_agents.graph.visibility import START_SOURCE, Rule, VisibilityTable
+from choreo_agents.graph.words.thoughts import thinks
 
 
 @runtime_checkable

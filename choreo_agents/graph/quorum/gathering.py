@@ -20,8 +20,8 @@ from choreo_agents.errors import InvalidRequestError, QuorumError
 from choreo_agents.graph import langgraph_internals
 from choreo_agents.graph.quorum.board import Board, BranchUpdate, board_of
 from choreo_agents.graph.state import merge_entries
-from choreo_agents.graph.turn.entries import said_in
 from choreo_agents.graph.turn.turn import Speaker
+from choreo_agents.graph.words.entries import said_in
 
 _EXPECTED, _SPEAKERS = "choreo_expected", "choreo_speakers"
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from choreo_agents.engine import Joining
 from choreo_agents.graph.quorum.board import BranchUpdate
 from choreo_agents.graph.quorum.gathering import Gathering
-from choreo_agents.graph.turn.entries import said_in
-from choreo_agents.graph.turn.placed_view import PlacedView
-from choreo_agents.graph.turn.reading import Reading
+from choreo_agents.graph.view.placed_view import PlacedView
+from choreo_agents.graph.view.reading import Reading
+from choreo_agents.graph.words.entries import said_in
 from choreo_agents.kv.handle import MessageHandle
 
 T = TypeVar("T")

@@ -20,9 +20,9 @@ from choreo_agents.graph.langgraph_internals import BranchSpec, policies_of
 from choreo_agents.graph.quorum.board import Reporting
 from choreo_agents.graph.quorum.gathering import QuorumPlan, expecting
 from choreo_agents.graph.sending import sent_speaker
-from choreo_agents.graph.turn.merged_branches import MergeSpec
 from choreo_agents.graph.turn.turn import Speaker
 from choreo_agents.graph.turn.updating import Update
+from choreo_agents.graph.view.merged_branches import MergeSpec
 
 Builder = StateGraph[Any, Any, Any, Any]
 

@@ -17,7 +17,7 @@ from langchain_core.runnables.config import get_async_callback_manager_for_confi
 from langgraph.config import get_stream_writer
 
 from choreo_agents.engine import Engine, Thinking
-from choreo_agents.graph.turn.traces.shown_text import ShownText
+from choreo_agents.graph.words.shown_text import ShownText, shown_thoughts
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText, LoadedModel
 from choreo_agents.sampling import Sampling
@@ -166,11 +166,6 @@ async def _whole(telling: Coroutine[Any, Any, T]) -> tuple[T, asyncio.CancelledE
         except asyncio.CancelledError as error:
             cancelled = error
     return task.result(), cancelled
-
-
-def shown_thoughts(thinking: Thinking | None) -> ShownText:
-    """Thoughts as they are shown: without what ends them."""
-    return ShownText("" if thinking is None else thinking.end)
 
 
 def _reasoning(piece: str) -> Any:

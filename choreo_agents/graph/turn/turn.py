@@ -22,17 +22,17 @@ from choreo_agents.graph.keeping import speaking
 from choreo_agents.graph.outputs import Writer, sampling_of, written
 from choreo_agents.graph.provenance.proven import ProvenState
 from choreo_agents.graph.sending import sent_at
-from choreo_agents.graph.turn.entries import entry_of
-from choreo_agents.graph.turn.history import Keep
-from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
-from choreo_agents.graph.turn.merged_branches import MergeSpec
-from choreo_agents.graph.turn.placed_view import PlacedView
-from choreo_agents.graph.turn.reader_rules import CallReader, ReaderRules
-from choreo_agents.graph.turn.reading import Reading
-from choreo_agents.graph.turn.run_place import RunPlace
 from choreo_agents.graph.turn.streaming import DecodeRun, decode_run, report
-from choreo_agents.graph.turn.thoughts import Thinks, header_of, opening_of, thinking_of, thought_text
-from choreo_agents.graph.turn.told import Prompt, called, text_of, words_of
+from choreo_agents.graph.view.history import Keep
+from choreo_agents.graph.view.imported_prompt import ImportedPrompt
+from choreo_agents.graph.view.merged_branches import MergeSpec
+from choreo_agents.graph.view.placed_view import PlacedView
+from choreo_agents.graph.view.reader_rules import CallReader, ReaderRules
+from choreo_agents.graph.view.reading import Reading
+from choreo_agents.graph.view.run_place import RunPlace
+from choreo_agents.graph.words.entries import entry_of
+from choreo_agents.graph.words.thoughts import Thinks, header_of, opening_of, thinking_of, thought_text
+from choreo_agents.graph.words.told import Prompt, called, text_of, words_of
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText
 from choreo_agents.sampling import BLANK_LINES, Sampling

@@ -13,7 +13,7 @@ from langgraph.types import Command
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.provenance.signing import sign
 from choreo_agents.graph.state import merge_entries
-from choreo_agents.graph.turn.told import called
+from choreo_agents.graph.words.told import called
 
 Update = Callable[..., Any]
 """Of what an agent has said (a list, if it says several messages at a time) and, if it likes, of the graph's state with

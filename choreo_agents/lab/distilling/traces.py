@@ -18,7 +18,7 @@ from typing import Any
 
 from choreo_agents.engine import Engine, Memory
 from choreo_agents.errors import InvalidRequestError, KVBudgetError
-from choreo_agents.graph.turn.run_options import Replay
+from choreo_agents.graph.view.run_options import Replay
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.lab.cases.answers import read_answer
 from choreo_agents.lab.evaluation.evaluate import at_once, room

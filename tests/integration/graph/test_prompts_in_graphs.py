@@ -35,7 +35,7 @@ from choreo_agents import (
 )
 from choreo_agents.errors import ContextLengthError, InvalidRequestError, PMLError, VisibilityError
 from choreo_agents.graph.provenance.conversation import Conversation
-from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
+from choreo_agents.graph.view.imported_prompt import ImportedPrompt
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.timetable import Timetable
 

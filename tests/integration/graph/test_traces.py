@@ -35,7 +35,7 @@ from choreo_agents import (
     Worker,
 )
 from choreo_agents.errors import AdapterError, InvalidRequestError, ScriptError
-from choreo_agents.graph.turn.traces.rendered_view import MASK
+from choreo_agents.graph.view.rendered_view import MASK
 from choreo_agents.models import load_model
 from choreo_agents.testing import Script
 

@@ -20,7 +20,7 @@ from choreo_agents.errors import (
     VisibilityError,
     VisibilityWarning,
 )
-from choreo_agents.graph.turn.bound_engine import BoundEngine
+from choreo_agents.graph.view.bound_engine import BoundEngine
 from choreo_agents.workflows.prisoners_dilemma import prisoners_dilemma
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.turn.imported_prompt import ToldText
-from choreo_agents.graph.turn.reader_rules import CallReader
+from choreo_agents.graph.view.imported_prompt import ToldText
+from choreo_agents.graph.view.reader_rules import CallReader
 
 MASK = "[confidential]"
 """What stands in a trace for words that are confidential."""

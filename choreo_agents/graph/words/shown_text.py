@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from choreo_agents.engine import Thinking
+
 
 class ShownText:
     """Of one message: holds back what may turn out to be no part of it, and nothing else.
@@ -53,3 +55,8 @@ class ShownText:
             if text.endswith(self._ending[:have]):
                 return self._ending[:have]
         return ""
+
+
+def shown_thoughts(thinking: Thinking | None) -> ShownText:
+    """Thoughts as they are shown: without what ends them."""
+    return ShownText("" if thinking is None else thinking.end)

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from langchain_core.runnables import RunnableConfig
 
 from choreo_agents.graph.langgraph_internals import author_of, branch_of, task_path_of, task_token_of
-from choreo_agents.graph.turn.run_options import Replay, Watch, options_of
+from choreo_agents.graph.view.run_options import Replay, Watch, options_of
 
 _counts: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()
 """The calls of each task so far, by an object that LangGraph makes anew whenever it runs a task."""

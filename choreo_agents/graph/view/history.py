@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.turn.told import required_arguments
-from choreo_agents.graph.turn.view import SeenEntry
+from choreo_agents.graph.view.view import SeenEntry
+from choreo_agents.graph.words.told import required_arguments
 
 Summary = Callable[..., str | Awaitable[str | None] | None]
 """Of the messages that an agent no longer sees: text that it is told in their place; None: nothing."""

@@ -12,14 +12,14 @@ from choreo_agents.engine import Prefill
 from choreo_agents.errors import VisibilityError
 from choreo_agents.graph.by_model import length_for
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.turn.bound_engine import BoundEngine
-from choreo_agents.graph.turn.entries import is_input
-from choreo_agents.graph.turn.inputs import message_as
-from choreo_agents.graph.turn.placed_view import PlacedView
-from choreo_agents.graph.turn.reader_rules import ReaderRules
-from choreo_agents.graph.turn.run_place import RunPlace
-from choreo_agents.graph.turn.user_turns import UserTurns
+from choreo_agents.graph.view.bound_engine import BoundEngine
+from choreo_agents.graph.view.placed_view import PlacedView
+from choreo_agents.graph.view.reader_rules import ReaderRules
+from choreo_agents.graph.view.run_place import RunPlace
+from choreo_agents.graph.view.user_turns import UserTurns
 from choreo_agents.graph.visibility import REENCODED, VisibilityMode
+from choreo_agents.graph.words.entries import is_input
+from choreo_agents.graph.words.inputs import message_as
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText, Kind, instructions
 

@@ -3,7 +3,7 @@
 import pytest
 
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.turn.view import visible
+from choreo_agents.graph.view.view import visible
 from choreo_agents.graph.visibility import START_SOURCE, Rule
 
 

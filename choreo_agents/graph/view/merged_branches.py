@@ -9,9 +9,9 @@ from itertools import groupby
 
 from choreo_agents.engine import Prefill
 from choreo_agents.errors import HandleError
-from choreo_agents.graph.turn.bound_engine import BoundEngine
-from choreo_agents.graph.turn.placed_view import PlacedView
-from choreo_agents.graph.turn.view import SeenEntry
+from choreo_agents.graph.view.bound_engine import BoundEngine
+from choreo_agents.graph.view.placed_view import PlacedView
+from choreo_agents.graph.view.view import SeenEntry
 from choreo_agents.graph.visibility import source_of_author
 from choreo_agents.kv.handle import MessageHandle
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from choreo_agents.engine import Engine
 from choreo_agents.graph.audit.guard import Guard
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.turn.history import Keep
-from choreo_agents.graph.turn.imported_prompt import ImportedPrompt
-from choreo_agents.graph.turn.merged_branches import MergeSpec
-from choreo_agents.graph.turn.run_place import RunPlace
-from choreo_agents.graph.turn.view import is_own
+from choreo_agents.graph.view.history import Keep
+from choreo_agents.graph.view.imported_prompt import ImportedPrompt
+from choreo_agents.graph.view.merged_branches import MergeSpec
+from choreo_agents.graph.view.run_place import RunPlace
+from choreo_agents.graph.view.view import is_own
 from choreo_agents.graph.visibility import Positions, Rule
 
 

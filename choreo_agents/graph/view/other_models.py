@@ -10,11 +10,11 @@ from choreo_agents.engine import Engine, Prefill
 from choreo_agents.errors import ForeignHandleError
 from choreo_agents.graph.by_model import handle_for, is_of_agent, put_in
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.turn.bound_engine import SharedPrefills
-from choreo_agents.graph.turn.inputs import message_as
-from choreo_agents.graph.turn.reencoding import ReaderWords
-from choreo_agents.graph.turn.user_turns import UserTurns
-from choreo_agents.graph.turn.view import SeenEntry
+from choreo_agents.graph.view.bound_engine import SharedPrefills
+from choreo_agents.graph.view.reencoding import ReaderWords
+from choreo_agents.graph.view.user_turns import UserTurns
+from choreo_agents.graph.view.view import SeenEntry
+from choreo_agents.graph.words.inputs import message_as
 from choreo_agents.kv.handle import MessageHandle
 
 

@@ -14,9 +14,9 @@ from choreo_agents.engine.decoding.thoughts import PhaseTexts
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.provenance.notes import REASONING
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.turn.entries import known_handle
-from choreo_agents.graph.turn.inputs import thought_out
-from choreo_agents.graph.turn.streaming import shown_thoughts
+from choreo_agents.graph.words.entries import known_handle
+from choreo_agents.graph.words.inputs import thought_out
+from choreo_agents.graph.words.shown_text import shown_thoughts
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, FramedText, tools_format
 

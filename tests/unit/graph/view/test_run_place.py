@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from choreo_agents import RunOptions
-from choreo_agents.graph.turn.run_place import RunPlace
+from choreo_agents.graph.view.run_place import RunPlace
 
 
 def place(agent: str = "pro", **metadata: object) -> RunPlace:

@@ -17,21 +17,21 @@ from choreo_agents.graph.by_model import handle_for
 from choreo_agents.graph.provenance.callers import callers_of
 from choreo_agents.graph.provenance.notes import digest_of, handle_of, is_confidential, persona_of, writer_of
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.turn.bound_engine import BoundEngine, SharedPrefills
-from choreo_agents.graph.turn.context_overflow import advised
-from choreo_agents.graph.turn.entries import entries_of, is_encoded, is_forgotten, is_input, known_handle, said_in
-from choreo_agents.graph.turn.inputs import message_as
-from choreo_agents.graph.turn.merged_branches import MergedBranches
-from choreo_agents.graph.turn.other_models import OtherModels
-from choreo_agents.graph.turn.placed_view import PlacedView
-from choreo_agents.graph.turn.reader_rules import CallReader, ReaderRules
-from choreo_agents.graph.turn.reencoding import ReaderWords, confidential_of, context_path
-from choreo_agents.graph.turn.showing import ShownMessages
-from choreo_agents.graph.turn.thoughts import recalls, without_thoughts
-from choreo_agents.graph.turn.traces.rendered_view import RenderedView
-from choreo_agents.graph.turn.user_turns import UserTurns
-from choreo_agents.graph.turn.view import SeenEntry, visible
+from choreo_agents.graph.view.bound_engine import BoundEngine, SharedPrefills
+from choreo_agents.graph.view.context_overflow import advised
+from choreo_agents.graph.view.merged_branches import MergedBranches
+from choreo_agents.graph.view.other_models import OtherModels
+from choreo_agents.graph.view.placed_view import PlacedView
+from choreo_agents.graph.view.reader_rules import CallReader, ReaderRules
+from choreo_agents.graph.view.reencoding import ReaderWords, confidential_of, context_path
+from choreo_agents.graph.view.rendered_view import RenderedView
+from choreo_agents.graph.view.showing import ShownMessages
+from choreo_agents.graph.view.user_turns import UserTurns
+from choreo_agents.graph.view.view import SeenEntry, visible
 from choreo_agents.graph.visibility import START_SOURCE, source_of_author
+from choreo_agents.graph.words.entries import entries_of, is_encoded, is_forgotten, is_input, known_handle, said_in
+from choreo_agents.graph.words.inputs import message_as
+from choreo_agents.graph.words.thoughts import recalls, without_thoughts
 from choreo_agents.kv.handle import MessageHandle
 
 

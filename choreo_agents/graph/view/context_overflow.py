@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from choreo_agents.errors import ContextLengthError
 from choreo_agents.graph.by_model import length_for
-from choreo_agents.graph.turn.view import SeenEntry, is_own
+from choreo_agents.graph.view.view import SeenEntry, is_own
 from choreo_agents.graph.visibility import START_SOURCE, source_of_author
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from choreo_agents.engine import Prefill
-from choreo_agents.graph.turn.placed_view import PlacedView
+from choreo_agents.graph.view.placed_view import PlacedView
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText, Kind, LoadedModel, Said
 

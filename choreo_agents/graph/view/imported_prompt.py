@@ -15,7 +15,7 @@ from functools import cached_property
 from choreo_agents.engine import Engine, Prefill
 from choreo_agents.engine.kv_transfer import Leases
 from choreo_agents.errors import ContextLengthError
-from choreo_agents.graph.turn.placed_view import PlacedView
+from choreo_agents.graph.view.placed_view import PlacedView
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.pml import CompiledSchema, FreshText, Prompt, Schema, compile_prompt, compile_schema
 from choreo_agents.pml.markup.syntax import Import, Path, PromptTree, SchemaTree, modules_of

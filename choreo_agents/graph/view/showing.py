@@ -9,14 +9,14 @@ from choreo_agents.engine import Prefill
 from choreo_agents.engine.calls import Content
 from choreo_agents.engine.messages.message import thinker
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.turn.bound_engine import BoundEngine, SharedPrefills
-from choreo_agents.graph.turn.entries import is_forgotten, is_input
-from choreo_agents.graph.turn.placed_view import PlacedView
-from choreo_agents.graph.turn.reader_rules import CallReader
-from choreo_agents.graph.turn.reencoding import ReaderWords, named_context
-from choreo_agents.graph.turn.thoughts import recalled
-from choreo_agents.graph.turn.user_turns import UserTurns
+from choreo_agents.graph.view.bound_engine import BoundEngine, SharedPrefills
+from choreo_agents.graph.view.placed_view import PlacedView
+from choreo_agents.graph.view.reader_rules import CallReader
+from choreo_agents.graph.view.reencoding import ReaderWords, named_context
+from choreo_agents.graph.view.user_turns import UserTurns
 from choreo_agents.graph.visibility import Rule
+from choreo_agents.graph.words.entries import is_forgotten, is_input
+from choreo_agents.graph.words.thoughts import recalled
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText, instructions, question
 

@@ -1,1 +1,0 @@
-"""What callbacks are told of a call: what it reads, in words, and what it says, as it comes."""
