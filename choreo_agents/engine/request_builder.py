@@ -122,7 +122,7 @@ class RequestBuilder:
         self._tokens(call.sampling.forced or (), "sampling.forced")
         closing = self._tokens(() if call.closing is None else call.closing, "closing")
         stops = frozenset(self._stops(call.sampling, closing))
-        paths = answer_paths(self._core.model, call.sampling, stops | frozenset(closing[:1]))
+        paths = answer_paths(self._core.model, call.sampling, stops | frozenset(self._closer(closing)))
         ends = (stops if paths is None else paths.ends) - frozenset(call.sampling.stop_tokens or ())
         left_out = frozenset[int]() if call.closing is None else ends
         thoughts = self._thoughts(call)
@@ -245,7 +245,7 @@ class RequestBuilder:
         seed = self._call_seed(lineage, sampling) if sampling.seed is None else nth_seed(sampling.seed, read.sample)
         guide: Callable[[], Guide] | None = None
         if call.thinking is not None and sampling.forced is None:
-            stops = read.stops | frozenset(read.closing[:1])
+            stops = read.stops | frozenset(self._closer(read.closing))
             guide = partial(thoughts_guide, model, sampling, call.thinking, stops, read.paths)
         elif read.paths is not None:
             guide = partial(answer_guide, model, sampling, read.paths)
@@ -292,7 +292,12 @@ class RequestBuilder:
     def _stops(self, sampling: Sampling, closing: tuple[int, ...]) -> tuple[int, ...]:
         if sampling.stop_tokens is not None:
             return sampling.stop_tokens
-        return (*self._core.model.adapter.end_tokens, *closing[:1])
+        return (*self._core.model.adapter.end_tokens, *self._closer(closing))
+
+    def _closer(self, closing: tuple[int, ...]) -> tuple[int, ...]:
+        """The token of a closing that tells that the message is over, if there is any."""
+        said = self._core.model.said_of(closing)
+        return closing[max(0, said - 1) : said]
 
     def _require_fit(self, lineage: Lineage, added: int) -> None:
         end, most = self._core.method.reach(lineage, added), self._core.model.adapter.max_positions

@@ -11,6 +11,7 @@ import pytest
 from conftest import MakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.templates import tokenizer_for
 from support.tiny import save_tiny_llama
 
 from choreo_agents.engine import Engine
@@ -224,6 +225,49 @@ def test_an_answer_may_be_given_as_tokens_and_must_start_with_its_header(tiny: L
         fan_of(tiny, problem, id="t", answer=said[1:])
     with pytest.raises(TrainingError, match="do not start with the header of its author 'Bob'"):
         span(tiny, "answer", "assistant", "Yes.", "Bob", learn=True, tokens=said)
+
+
+def family_model(folder: Path, family: str) -> LoadedModel:
+    tokenizer = tokenizer_for(family)
+    ends = [tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(["<|user|>"] * (family == "GLM-4.5"))]
+    save_tiny_llama(folder, tokenizer=tokenizer, vocab_size=len(tokenizer), num_hidden_layers=1, eos_token_id=ends)
+    return load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "end"),
+    [
+        ("Qwen 3", "<|im_end|>"),
+        ("Qwen 3 Thinking", "<|im_end|>"),
+        ("DeepSeek R1 Distill", "<｜end▁of▁sentence｜>"),
+        ("DeepSeek V3.1", "<｜end▁of▁sentence｜>"),
+        ("Nemotron Nano 2", "\n<SPECIAL_12>"),
+        ("GLM-4.5", "<|user|>"),
+    ],
+)
+@pytest.mark.parametrize("author", [None, "Bob"])
+def test_what_a_thinking_model_learns_holds_no_thoughts_and_ends_where_it_stops(
+    tmp_path: Path, family: str, end: str, author: str | None
+) -> None:
+    """As its readers have it, whether it is given as words, or as tokens that an engine has decoded."""
+    model = family_model(tmp_path, family)
+    chat, encode = model.chat, model.encode
+    said = span(model, "answer", "assistant", " Yes.", author, learn=True)
+    assert said.learn is not None
+    start, stop = said.learn
+    assert model.decode([*said.tokens[start:stop]]).lstrip() == f"Yes.{end}"
+    assert [*said.tokens[:start]] == encode(chat.assistant.opening(author).rstrip(" "))
+    shown = chat.turn("assistant", " Yes.", author).text
+    assert model.decode([*said.tokens]) in (shown, f"{shown}{end}"), "nothing but the token that it stops at is added"
+    words = encode(chat.turn("assistant", " Yes.", author))[start:]
+    for header in (chat.header(author, thinking=False), chat.assistant.opening(author).rstrip(" ")):
+        given_ = span(model, "answer", "assistant", "", author, learn=True, tokens=[*encode(header), *words])
+        assert given_ == said
+    assert chat.thoughts is not None
+    half = [*encode(chat.header(None, thinking=True)), *encode("hm"), *words]
+    with pytest.raises(TrainingError, match="do not start with the header"):
+        span(model, "answer", "assistant", "", author, learn=True, tokens=half)
+    assert span(model, "b", "assistant", "Yes.", author).tokens == tuple(encode(chat.turn("assistant", "Yes.", author)))
 
 
 def test_traces_of_one_problem_are_the_same_again(tiny: LoadedModel) -> None:
