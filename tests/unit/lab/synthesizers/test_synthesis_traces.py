@@ -18,8 +18,8 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import TrainingError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.lab.evaluation import play
-from choreo_agents.lab.evaluation.merging import play_synthesis
-from choreo_agents.lab.language import Problem, draw_problem, draw_problems
+from choreo_agents.lab.evaluation.merging import _Play, play_synthesis
+from choreo_agents.lab.language import Problem, ProblemMessage, draw_problem, draw_problems
 from choreo_agents.lab.language.synthesis import SYNTHESIS_TASKS, Parts
 from choreo_agents.lab.synthesizers.fans import fan_of
 from choreo_agents.models import LoadedModel, load_model
@@ -304,3 +304,16 @@ def test_other_branches_are_not_asked_together(tiny: LoadedModel) -> None:
     fans = [fan_of(tiny, draw_problem(SYNTHESIS_TASKS["hops"], "train", seed), id=f"t{seed}") for seed in range(2)]
     with pytest.raises(ValueError, match="not all of what is asked together with 't0' has its branches"):
         asked_together(fans)
+
+
+@pytest.mark.parametrize("family", ["Gemma 3", "Llama 2", "Qwen 2.5"])
+@pytest.mark.parametrize("role", ["system", "user"])
+def test_what_somebody_says_stands_in_a_turn_of_the_template(
+    make_engine: MakeEngine, tmp_path: Path, family: str, role: Any
+) -> None:
+    """Instructions in a user's, where they have no turn of their own."""
+    engine = make_engine(model=family_model(tmp_path, family))
+    message = ProblemMessage("notes", role, "It is so.", "Bob")
+    opening, ending = _Play(engine, SHORT, 0, ["notes"])._around(message)
+    written = f"{opening.text} It is so.{ending}"
+    assert written == engine.chat.turn(role, "It is so.", "Bob").text
