@@ -177,9 +177,9 @@ class Decode:
     """As for `Prefill`."""
     closing: Content | None = None
     """Tokens that the message must end with, such as the end of a chat turn. Those the model has produced itself are
-    not repeated; the first of them also stops the decode, unless `sampling` names its own stop tokens. Where a closing
-    is given, be it empty, any other end token of the model's ends the decode and is no part of the message: readers see
-    a turn as its format closes it. None: the message is no turn, and keeps the token that ended it."""
+    not repeated; the first of them that is no blank also stops the decode, unless `sampling` names its own stop tokens.
+    Where a closing is given, be it empty, any other end token of the model's ends the decode and is no part of the
+    message: readers see a turn as its format closes it. None: the message is no turn, and keeps what ended it."""
     ends: Sequence[int] = ()
     """Tokens that end the message besides, as nothing else closes it then: `<|call|>`, where other turns are closed by
     `<|end|>`. They are part of it."""

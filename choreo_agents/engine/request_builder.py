@@ -24,7 +24,7 @@ from choreo_agents.engine.pending import Pending
 from choreo_agents.errors import AdapterError, ContextLengthError, InvalidRequestError, KVBudgetError
 from choreo_agents.kv.archive import KVKey
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import FramedText
+from choreo_agents.models import FramedText, LoadedModel
 from choreo_agents.runtime.decoding import Decoding
 from choreo_agents.runtime.request import Request
 from choreo_agents.sampling import Guide, Sampler, SamplerCall, Sampling, TokenSampler, nth_seed
@@ -125,7 +125,7 @@ class RequestBuilder:
         closing = self._tokens(() if call.closing is None else call.closing, "closing")
         closes = frozenset(self._tokens(call.ends, "ends"))
         stops = frozenset(self._stops(call.sampling, closing)) | closes
-        led = led_answer(self._core.model, call, stops | frozenset(closing[:1]), self._compiled)
+        led = led_answer(self._core.model, call, stops | frozenset(_closer(self._core.model, closing)), self._compiled)
         ends = (stops if led is None else led.ends) - frozenset(call.sampling.stop_tokens or ())
         left_out = frozenset[int]() if call.closing is None else ends - closes
         thoughts = self._thoughts(call)
@@ -259,7 +259,7 @@ class RequestBuilder:
         seed = self._call_seed(lineage, sampling) if sampling.seed is None else nth_seed(sampling.seed, read.sample)
         guide: Callable[[], Guide] | None = None if read.led is None else read.led.make
         if call.thinking is not None and sampling.forced is None:
-            stops = read.stops | frozenset(read.closing[:1])
+            stops = read.stops | frozenset(_closer(model, read.closing))
             guide = partial(thoughts_guide, model, sampling, call.thinking, stops, read.led)
         sampler: Sampler
         if model.sampler is None:
@@ -302,7 +302,7 @@ class RequestBuilder:
     def _stops(self, sampling: Sampling, closing: tuple[int, ...]) -> tuple[int, ...]:
         if sampling.stop_tokens is not None:
             return sampling.stop_tokens
-        return (*self._core.model.adapter.end_tokens, *closing[:1])
+        return (*self._core.model.adapter.end_tokens, *_closer(self._core.model, closing))
 
     def _require_fit(self, lineage: Lineage, added: int, *, thinks: bool) -> None:
         lower = "lower max_tokens or the budget of its thoughts" if thinks else "lower max_tokens"
@@ -338,6 +338,12 @@ def _require_urgency(call: Prefill | Decode) -> None:
     timeout = call.timeout_s
     if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
         raise InvalidRequestError(f"timeout_s must be a number of seconds, not {timeout!r}")
+
+
+def _closer(model: LoadedModel, closing: tuple[int, ...]) -> tuple[int, ...]:
+    """The token of a closing that tells that the message is over, if there is any."""
+    said = model.said_of(closing)
+    return closing[max(0, said - 1) : said]
 
 
 def _require_labels(call: Prefill | Decode) -> None:

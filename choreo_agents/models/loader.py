@@ -124,6 +124,21 @@ class LoadedModel:
         found = max(begun, key=lambda role: len(starts[role]), default=opened[0] if opened else None)
         return "" if found is None else self.chat.start(found)
 
+    def part_of(self, tokens: Sequence[int]) -> FramedText:
+        """The words of a whole turn, an answer's with its speaker's name, as a part of a user's turn."""
+        for form in (self.chat.assistant, self.chat.user):
+            opening, closing = self.encode(form.plain.rstrip(" ")), self.encode(form.after)
+            if [*tokens[: len(opening)]] == opening:
+                ended = bool(closing) and [*tokens[-len(closing) :]] == closing
+                words = tokens[len(opening) : len(tokens) - len(closing) if ended else None]
+                return self.chat.part(self.decode([*words], special=False))
+        return self.chat.part(self.decode([*tokens], special=False))
+
+    def said_of(self, closing: Sequence[int]) -> int:
+        """How many tokens of what closes a message tell that it is over: up to the first that is no blank, if any."""
+        texts = (self.decode([token]) for token in closing)
+        return next((number for number, text in enumerate(texts, start=1) if text.strip()), min(1, len(closing)))
+
     def decode(self, tokens: list[int], *, special: bool = True) -> str:
         """Text of token ids, with or without special tokens."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=not special, clean_up_tokenization_spaces=False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import FramedText, LoadedModel
@@ -55,6 +55,9 @@ class Assembly:
     """In the order of positions, in which they are encoded: each attends to cached pieces and to those before it."""
     end: int
     """The position after all of them, where an answer starts."""
+    open_end: int | None
+    """Where users and model must take turns, and it ends with a user's: where others go on in that, in the place of
+    what closes it. None: nowhere."""
     cached_tokens: int
     fresh_tokens: int
 
@@ -89,6 +92,8 @@ class _Assembling:
         """The positions that the prompt uses, whole slots among them: start and end of each text, in order."""
         self.filled: dict[int, int] = {}
         """Where texts of the prompt end that start here."""
+        self.user_ends: dict[int, int] = {}
+        """Where the closing of a user's turn starts, by where it ends, if others could go on in that turn."""
 
     def place_imports(self) -> None:
         """Place the pieces and arguments of all modules that the prompt uses."""
@@ -106,25 +111,32 @@ class _Assembling:
                     self.cached.append(PlacedPiece(key, span.start))
                 elif isinstance(span, TextSpan):
                     self._place(span.tokens, span.start, None, "module", module)
+                if isinstance(span, TextSpan) and span.ends:
+                    self.user_ends[span.end] = span.start
+            self.user_ends |= {at: at for at in module.open_ends}
         self.taken.sort()
 
     def place_texts(self) -> None:
         """Place the prompt's own text and turns."""
         marks = list(_marks(self.prompt.tree, ()))
         last = max((number for number, mark in enumerate(marks) if mark.event == "open"), default=-1)
-        at_end: list[tuple[tuple[int, ...], Role | None]] = []
+        at_end: list[Text | ChatTurn] = []
         for number, mark in enumerate(marks):
             if mark.node is None:
                 continue
             role, tokens = self._encoded(mark.node)
             start = self._gap(marks, number, len(tokens)) if number < last and role is None else None
             if start is None:
-                at_end.append((tokens, role))
+                at_end.append(mark.node)
             else:
                 self._place_text(tokens, start, role)
                 self.filled[start] = start + len(tokens)
-        for tokens, role in at_end:
-            self._place_text(tokens, self.taken[-1][1] if self.taken else 0, role)
+        for node in at_end:
+            if not self._is_users(node):
+                role, tokens = self._encoded(node)
+                self._place_text(tokens, self._last, role)
+            else:
+                self._place_users_turn(node)
 
     def done(self) -> Assembly:
         end = max((end for _, end in self.taken), default=0)
@@ -137,6 +149,7 @@ class _Assembling:
             tuple(sorted(self.cached, key=lambda piece: piece.offset)),
             tuple(sorted(self.fresh, key=lambda text: text.offset)),
             end,
+            self.user_ends.get(end),
             sum(len(self.compiled.pieces[piece.key].tokens) for piece in self.cached),
             sum(len(text.tokens) for text in self.fresh),
         )
@@ -172,6 +185,34 @@ class _Assembling:
             return None, tuple(self.model.encode(FramedText.words(node.text)))
         words = "".join(child.text for child in node.children if isinstance(child, Text))
         return node.role, tuple(self.model.encode(self.model.chat.turn(node.role, words)))
+
+    def _is_users(self, node: Text | ChatTurn) -> TypeGuard[ChatTurn]:
+        """Whether it is a turn of a user's, where users and model must take turns."""
+        chat = self.model.chat
+        users = ("user", "system") if chat.leads else ("user",)
+        return chat.merges is not None and isinstance(node, ChatTurn) and node.role in users
+
+    def _place_users_turn(self, turn: ChatTurn) -> None:
+        """Place a turn of a user's at the end: right behind another it goes on in that."""
+        chat, encode, at = self.model.chat, self.model.encode, self._last
+        words = "".join(child.text for child in turn.children if isinstance(child, Text))
+        opened = self.user_ends.pop(at, None)
+        if opened is not None and opened < at:
+            self.taken.remove((opened, at))
+            self.cached = [piece for piece in self.cached if piece.offset != opened]
+            self.fresh = [text for text in self.fresh if text.offset != opened]
+        opening = chat.user.plain if opened is None else str(chat.merges)
+        start = at if opened is None else opened
+        self._place_text(tuple(encode(FramedText.frame(opening) + chat.part(words))), start, turn.role)
+        behind = self._last
+        if chat.user.after:
+            self._place_text(tuple(encode(chat.user.after)), behind, turn.role)
+        self.user_ends[self._last] = behind
+
+    @property
+    def _last(self) -> int:
+        """The position after all that is placed."""
+        return self.taken[-1][1] if self.taken else 0
 
     def _place_text(self, tokens: tuple[int, ...], start: int, role: Role | None) -> None:
         self._place(tokens, start, role, "text", self.compiled.layout)

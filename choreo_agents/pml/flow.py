@@ -23,6 +23,9 @@ class Words:
     """Text that is tokenized as a whole: the schema's are words, the template's frames."""
 
     text: FramedText
+    ends: bool = False
+    """Whether it is what closes a user's turn, if only nothing, where users and model must take turns: then nothing is
+    joined to it."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class _Section:
         text = text if text.text[0].isspace() else FramedText.frame(self.owed) + text
         self.owed = ""
         last = self.items[-1] if self.items else None
-        if isinstance(last, Words):
+        if isinstance(last, Words) and not last.ends:
             self.items.pop()
             text = last.text + text
         self.items.append(Words(text))
@@ -116,12 +119,26 @@ class _Section:
         # Where instructions stand in the first user's turn, a turn of them is a user's.
         system = self.chat.user if self.chat.leads else self.chat.system
         form = {"system": system, "user": self.chat.user, "assistant": self.chat.assistant}[turn.role]
-        bare = form.plain.rstrip(" ")
+        is_users = self.chat.merges is not None and form is self.chat.user
+        opening = self._joint() if is_users else None
+        opening = form.plain if opening is None else opening
+        bare = opening.rstrip(" ")
         self.write(FramedText.frame(bare))
-        self.owed = form.plain[len(bare) :]
+        self.owed = opening[len(bare) :]
         self.add(turn.children)
         self.owed = ""
-        self.write(FramedText.frame(form.after))
+        if not is_users:
+            self.write(FramedText.frame(form.after))
+        else:
+            self.items.append(Words(FramedText.frame(form.after), ends=True))
+
+    def _joint(self) -> str | None:
+        """What is written in the place of a user's turn's opening right behind another, which is opened again."""
+        last = self.items[-1] if self.items else None
+        if not isinstance(last, Words) or not last.ends:
+            return None
+        self.items.pop()
+        return self.chat.merges
 
     def _inner(self, module: Module) -> Section:
         inner = _Section(

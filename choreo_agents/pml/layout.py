@@ -30,6 +30,8 @@ class TextSpan:
     start: int
     text: str
     tokens: tuple[int, ...]
+    ends: bool = False
+    """Whether it closes a user's turn (see `Words`)."""
 
     @property
     def length(self) -> int:
@@ -67,6 +69,8 @@ class ModuleSpan:
     cached: bool
     confidential: bool
     """Both count for all that is inside."""
+    open_ends: tuple[int, ...] = ()
+    """Where users' turns end that nothing closes."""
 
     @property
     def end(self) -> int:
@@ -104,21 +108,31 @@ Span = TextSpan | SlotSpan | ModuleSpan | UnionSpan
 def lay_out(section: Section, encode: Encode, start: int = 0) -> ModuleSpan:
     """Give everything in a section its positions, the first of which is `start`."""
     children: list[Span] = []
+    open_ends: list[int] = []
     at = start
     for item in section.items:
         span = _span(item, encode, at)
         if span.length or isinstance(span, ModuleSpan | UnionSpan):
             children.append(span)
+        elif isinstance(span, TextSpan) and span.ends:
+            open_ends.append(at)
         at = span.end
     return ModuleSpan(
-        section.path, start, at - start, tuple(children), section.place, section.cached, section.confidential
+        section.path,
+        start,
+        at - start,
+        tuple(children),
+        section.place,
+        section.cached,
+        section.confidential,
+        tuple(open_ends),
     )
 
 
 def _span(item: Words | ArgumentSlot | Section | Choice, encode: Encode, at: int) -> Span:
     match item:
         case Words():
-            return TextSpan(at, item.text.text, tuple(encode(item.text)))
+            return TextSpan(at, item.text.text, tuple(encode(item.text)), item.ends)
         case ArgumentSlot():
             return SlotSpan(at, item.length, item.name, item.lead, item.place)
         case Choice():

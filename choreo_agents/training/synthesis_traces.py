@@ -87,18 +87,43 @@ def span(
 ) -> Span:
     """One turn as tokens; of a learnt one, the words and the token that ends a decode are learnt, the rest is given.
 
+    A learnt turn is an answer as its readers get it: without thoughts, and without the empty block of an answer that
+    was decoded without any. Where nothing closes a turn, it ends with the token that the model stops at: then nothing
+    may follow it.
+
     Raises:
         TrainingError: A learnt turn does not start with the header that a decode starts with.
     """
     whole = tuple(model.encode(model.chat.turn(role, text, author)) if tokens is None else tokens)
     if not learn:
         return Span(name, whole, None, author, role)
-    header = tuple(model.encode(model.chat.header(author)))
-    if whole[: len(header)] != header:
-        raise TrainingError(f"the tokens of {name!r} do not start with the header of its author {author!r}")
+    header = tuple(model.encode(model.chat.assistant.opening(author).rstrip(" ")))
+    whole = (*header, *_words(model, name, author, whole, header))
     closing = tuple(model.encode(model.chat.turn_end))
-    unsaid = len(closing[1:]) if whole[-len(closing) :] == closing else 0
+    if not closing:
+        whole += _stop(model) if whole[-1] not in model.adapter.end_tokens else ()
+    unsaid = len(closing) - model.said_of(closing) if closing and whole[-len(closing) :] == closing else 0
     return Span(name, whole, (len(header), len(whole) - unsaid), author, role)
+
+
+def _words(
+    model: LoadedModel, name: str, author: str | None, whole: tuple[int, ...], header: tuple[int, ...]
+) -> tuple[int, ...]:
+    """What follows the header of an answer, which readers have as `header`."""
+    headers = [header, tuple(model.encode(model.chat.header(author)))]
+    begun = max((each for each in headers if whole[: len(each)] == each), key=len, default=None)
+    opened = () if model.chat.thoughts is None else tuple(model.encode(model.chat.header(None, thinking=True)))
+    thinks = begun is not None and begun[: len(opened)] != opened == whole[: len(opened)]
+    if begun is None or thinks:
+        raise TrainingError(f"the tokens of {name!r} do not start with the header of its author {author!r}")
+    return whole[len(begun) :]
+
+
+def _stop(model: LoadedModel) -> tuple[int, ...]:
+    """The token that a model stops at where nothing closes its turn: rather the one that opens the next."""
+    ends = model.adapter.end_tokens
+    opening = tuple(model.encode(model.chat.start("user")))[:1]
+    return opening if opening and opening[0] in ends else ends[:1]
 
 
 def cache_trace(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,7 @@ from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import HandleError, InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.models import ChatFormat, FramedText, LoadedModel
 from choreo_agents.sampling import Sampling
 from choreo_agents.synthesis.strategies import Strategy, anchored, require_strategy
 
@@ -105,8 +106,10 @@ class MergeSteps:
             if strategy == "summary":
                 branches = yield from self._summaries(branches, summary, made)
                 made += branches
-            shown = list(branches)
-            if strategy == "text":
+            shown, merges = list(branches), tenant.core.model.chat.merges is not None
+            if strategy == "text" and merges:
+                shared, shown = yield from self._told(branches, shared, adapter, made)
+            elif strategy == "text":
                 shown = yield from self._again(branches, shared, adapter, made)
             elif lineages.maps(tenant, adapter):
                 shown = yield from self.mapped(branches, adapter)
@@ -121,9 +124,8 @@ class MergeSteps:
                 made += starts
                 handles += starts
                 offsets += [at + branch.length for at, branch in zip(placed.branches, shown, strict=True)]
-            if len(prompt):
-                words = tenant.core.model.chat.turn("user", prompt) if isinstance(prompt, str) else prompt
-                asker = f"{author}.system" if author else None
+            asker = f"{author}.system" if author else None
+            for words in _asked(tenant.core.model.chat, prompt, goes_on=strategy == "text" and merges):
                 [asked] = yield [Prefill(words, handles, offsets, end, asker, "user", adapter=adapter)]
                 made.append(asked)
                 handles, offsets, end = [*handles, asked], [*offsets, end], end + asked.length
@@ -174,6 +176,36 @@ class MergeSteps:
             made.append(copy)
         return copies
 
+    def _told(
+        self,
+        branches: Sequence[MessageHandle],
+        trunk: Sequence[MessageHandle],
+        adapter: str | None,
+        made: list[MessageHandle],
+    ) -> Generator[Calls, list[MessageHandle], tuple[list[MessageHandle], list[MessageHandle]]]:
+        """The same in one user's turn, where users and model take turns: that which the trunk ends with, if it does.
+
+        Returns:
+            The trunk, whose last message is encoded again if its turn goes on, and the branches' words.
+        """
+        model, seen = self._tenant.core.model, list(trunk)
+        opening, copies = FramedText.frame(model.chat.user.plain), list[MessageHandle]()
+        if seen and (asked := _unclosed(model, (last := self._tenant.find(seen[-1])).tokens)) is not None:
+            opening = FramedText.frame(str(model.chat.merges))
+            if len(asked) < len(last.tokens):
+                _, encoder = lineages.speaker(self._tenant, seen[-1])
+                call = Prefill(asked, seen[:-1], author=last.author, role=last.role, source=seen[-1], adapter=encoder)
+                [seen[-1]] = yield [call]
+                made.append(seen[-1])
+        for branch in branches:
+            said = self._tenant.find(branch)
+            words = opening + model.part_of(said.tokens)
+            call = Prefill(words, [*seen, *copies], author=said.author, role="user", source=branch, adapter=adapter)
+            copies += yield [call]
+            made.append(copies[-1])
+            opening = FramedText.frame(str(model.chat.merges))
+        return seen, copies
+
     def _summaries(
         self, branches: Sequence[MessageHandle], ask: str, made: list[MessageHandle]
     ) -> Generator[Calls, list[MessageHandle], list[MessageHandle]]:
@@ -213,6 +245,27 @@ class MergeSteps:
         for handle in handles if self._scope is None or not self._scope.closed else ():
             with suppress(HandleError):
                 self._tenant.release(handle, self._scope, spare_only=False)
+
+
+def _asked(chat: ChatFormat, prompt: Content, *, goes_on: bool) -> Iterator[Content]:
+    """What is to be encoded of what a synthesizer is asked; `goes_on`: in a user's turn, which is open."""
+    if goes_on and isinstance(prompt, str) and prompt:
+        yield FramedText.frame(str(chat.merges)) + chat.part(prompt) + FramedText.frame(chat.user.after)
+        return
+    if goes_on and chat.user.after:
+        yield chat.user.after
+    if len(prompt):
+        yield chat.turn("user", prompt) if isinstance(prompt, str) else prompt
+
+
+def _unclosed(model: LoadedModel, tokens: Sequence[int]) -> Sequence[int] | None:
+    """The tokens of a user's turn without those that close it; None: they are no such turn."""
+    chat, closing = model.chat, model.encode(model.chat.user.after)
+    openings = [model.encode(text) for text in (chat.user.plain, chat.bos + chat.user.plain) if text]
+    if not any([*tokens[: len(opening)]] == opening for opening in openings):
+        return None
+    ended = [*tokens[len(tokens) - len(closing) :]] == closing
+    return tokens[: len(tokens) - len(closing)] if ended else None
 
 
 def listed(handles: Any, what: str) -> list[MessageHandle]:

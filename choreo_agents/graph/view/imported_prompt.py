@@ -128,9 +128,14 @@ class ImportedPrompt:
             owner: The name of the private context that arguments and words of the prompt belong to.
             ask_for: Encodes them.
         """
-        start, before = view.end, view.copy()
-        placed = [(piece.offset, handle) for piece, handle in zip(self._assembly.cached, modules, strict=True)]
+        start, before, open_end = view.end, view.copy(), self._assembly.open_end
+        # A user's turn at its end stays open: others may go on in it.
+        end = self._assembly.end if open_end is None else open_end
+        cached = zip(self._assembly.cached, modules, strict=True)
+        placed = [(piece.offset, handle) for piece, handle in cached if piece.offset < end]
         for text in self._assembly.fresh:
+            if text.offset >= end:
+                continue
             seen = before.copy()
             for offset, handle in placed:
                 if offset < text.offset:
@@ -140,7 +145,8 @@ class ImportedPrompt:
         for offset, handle in placed:
             view.add(handle, start + offset)
         # Where an argument is shorter than its slot, the rest of it stays free.
-        view.resume_at(start + self._assembly.end)
+        view.resume_at(start + end)
+        view.turn = "closed" if open_end is None else "open"
 
 
 def _prefill(text: FreshText, seen: PlacedView, start: int, author: str) -> Prefill:

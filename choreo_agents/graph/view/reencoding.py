@@ -111,17 +111,8 @@ class ReaderWords:
         if isinstance(said, AIMessage):
             text, kind = message_as(said, engine.chat, told=True)
             return list(engine.model.encode(text)), kind
-        return (self._bare(tokens), "part") if said is None else (tokens, kind)
-
-    def _bare(self, tokens: list[int]) -> list[int]:
-        """The words of an answer, with its speaker's name, if nobody has sent them."""
-        model = self._bound.engine.model
-        opening, closing = (model.encode(text) for text in (model.chat.start("assistant"), model.chat.turn_end))
-        if tokens[: len(opening)] == opening:
-            tokens = tokens[len(opening) :]
-        if closing and tokens[-len(closing) :] == closing:
-            tokens = tokens[: -len(closing)]
-        return list(model.encode(model.chat.part(model.decode(tokens, special=False))))
+        # Nobody has sent the words of an answer: they are read off its tokens.
+        return (engine.model.encode(engine.model.part_of(tokens)), "part") if said is None else (tokens, kind)
 
     def _in_other_words(
         self, entry: HandleEntry, mode: VisibilityMode, *, later: bool, told: bool

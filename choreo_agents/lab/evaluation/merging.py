@@ -235,5 +235,6 @@ class _Play:
         chat = self.engine.chat
         if message.role == "assistant":
             return chat.header(message.author), chat.turn_end
-        turn = chat.user if message.role == "user" else chat.system
+        # Where instructions stand in the first user's turn, a turn of them is a user's.
+        turn = chat.user if message.role == "user" or chat.leads else chat.system
         return turn.opening(message.author).rstrip(" "), turn.after

@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import MakeEngine
 from support.speaking import speaking
+from support.templates import tokenizer_for
 from support.tiny import save_tiny_llama
 
 from choreo_agents import Agent, ChoreoGraph, Decode, Engine, MessageHandle, RunOptions, Sampling, StreamedToken
@@ -105,6 +106,25 @@ def test_readers_see_what_a_prefill_of_the_shown_tokens_would_give_them(
     torch.testing.assert_close((kept.keys, kept.values), (fresh.keys, fresh.values), rtol=0, atol=1e-5)
     mine, theirs = _next_logits(spoke, [roots[0], answer]), _next_logits(told, [roots[1], given])
     torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["Nemotron Nano 2", "Llama 2"])
+@pytest.mark.parametrize("blank", [True, False])
+def test_a_blank_that_a_turn_closes_with_ends_nothing(
+    make_engine: MakeEngine, tmp_path: Path, family: str, blank: bool
+) -> None:
+    """Words hold such blanks as well: what follows it tells that the turn is over."""
+    tokenizer = tokenizer_for(family)
+    save_tiny_llama(tmp_path, tokenizer=tokenizer, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    model = load_model(tmp_path)
+    chat, words = model.chat, "One.\nTwo, or \nthree."
+    end = chat.turn_end if blank else chat.turn_end.strip()
+    engine = make_engine(speaking(model, [model.encode(f" {words}{end}"), model.encode(f" {words}{end}")]))
+    header = chat.header("ann", thinking=False)
+    answer = engine.decode(header, closing=chat.turn_end)
+    assert engine.text(answer, special=True).endswith(f" {words}{chat.turn_end}")
+    open_ = engine.decode(header)
+    assert len(engine.tokens(open_)) <= len(engine.tokens(answer)), "without a closing it ends at the model's own token"
 
 
 def test_the_token_that_closes_a_turn_is_kept_as_it_was_sampled(

@@ -31,7 +31,7 @@ from choreo_agents import (
 )
 from choreo_agents.graph.compiling.texts import texts_of
 from choreo_agents.models import FramedText, LoadedModel, load_model
-from choreo_agents.pml import Schema
+from choreo_agents.pml import Schema, SchemaLibrary
 
 DAY = {"date": "2026-11-23"}
 MERGING = ["Gemma 3", "Gemma 2", "Mistral Small 3", "Llama 2"]
@@ -362,6 +362,97 @@ def test_audits_explain_all_that_stands_in_a_view(
     assert found == {(each.context, each.reader, each.channel) for each in app.audit().findings}
     assert ("bob.system", "eve", "encoding") in found
     assert (("ann.system", "bob", "encoding") in found) == (mode == "shared")
+
+
+@pytest.mark.parametrize("family", MERGING)
+@pytest.mark.parametrize("where", ["schema", "module", "prompt", "both"])
+def test_what_follows_a_users_turn_of_a_prompt_stands_in_it(
+    models: Models, make_engine: MakeEngine, family: str, where: str
+) -> None:
+    """Whether the schema ends with it, a module that is imported, or the prompt's own words."""
+    engine = make_engine(model=models(family))
+    turn = "<user>I like it <module name='how'>red.</module></user>"
+    text = {"schema": f"{turn}", "module": f"<module name='like'>{turn}</module>", "both": turn}.get(where, "")
+    schema = Schema.from_text(f'<schema name="ask">{text}</schema>')
+    imports = {"schema": "<how/>", "module": "<like><how/></like>", "both": "<how/>"}.get(where, "")
+    prompt = schema.prompt(f"{imports}{'' if where in ('schema', 'module') else '<user>I like it red.</user>'}")
+    state = run(chain(system=None, prompt=prompt), engine, asked("What is it?"))
+    twice = "I like it red.\n\n" * (2 if where == "both" else 1)
+    wanted = written(engine, ("user", f"{twice}What is it?\n\nann: It is red."))
+    default = engine.model.encode(FramedText.frame(engine.chat.default_system))
+    start = len(engine.model.encode(engine.chat.bos))
+    wanted = wanted[:start] + wanted[start + len(default) :]  # a schema says what there is to say
+    found = seen(engine, state)
+    assert engine.model.decode(found) == engine.model.decode(wanted)
+    library = SchemaLibrary(engine)
+    library.register(schema)
+    answer = library.generate(prompt, Sampling(max_tokens=1), author="bob")
+    made = engine._tenant.find(answer)
+    view = sorted(zip(made.relative_offsets, made.parents, strict=True), key=lambda each: each[0])
+    alone = written(engine, ("user", twice.removesuffix("\n\n")))
+    alone = alone[:start] + alone[start + len(default) :]
+    told = [token for _, parent in view for token in parent.tokens] + engine.model.encode(engine.chat.header("bob"))
+    assert engine.model.decode(told) == engine.model.decode(alone)
+    library.close()
+
+
+@pytest.mark.parametrize("family", ["Gemma 3", "Llama 2"])
+def test_instructions_and_a_question_of_a_schema_are_one_users_turn(
+    models: Models, make_engine: MakeEngine, family: str
+) -> None:
+    engine = make_engine(model=models(family))
+    schema = Schema.from_text('<schema name="ask"><system>Be kind.</system><user>I like it red.</user></schema>')
+    library = SchemaLibrary(engine)
+    library.register(schema)
+    made = engine._tenant.find(library.generate(schema.prompt(""), Sampling(max_tokens=1), author="bob"))
+    view = sorted(zip(made.relative_offsets, made.parents, strict=True), key=lambda each: each[0])
+    told = [token for _, parent in view for token in parent.tokens] + engine.model.encode(engine.chat.header("bob"))
+    wanted = written(engine, ("user", "Be kind.\n\nI like it red."))
+    assert engine.model.decode(told) == engine.model.decode(wanted)
+    library.close()
+
+
+@pytest.mark.parametrize("family", MERGING)
+@pytest.mark.parametrize("trunk", ["question", "start", "answer"])
+@pytest.mark.parametrize("prompt", ["Who is right?", ""])
+def test_branches_merged_as_text_are_told_in_one_users_turn(
+    models: Models, make_engine: MakeEngine, family: str, trunk: str, prompt: str
+) -> None:
+    engine = make_engine(model=models(family))
+    chat = engine.chat
+    seen_ = [engine.prefill(chat.bos)] if chat.bos else []
+    turns: list[tuple[str, str]] = []
+    if trunk != "start":
+        seen_.append(engine.prefill(chat.turn("user", "What is it?"), seen_))
+        turns.append(("user", "What is it?"))
+    if trunk == "answer":
+        seen_.append(engine.prefill(chat.turn("assistant", "What?"), seen_))
+        turns.append(("assistant", "What?"))
+    branches = [
+        engine.decode(
+            chat.header(name), seen_, author=name, closing=chat.turn_end,
+            sampling=Sampling(forced=tuple(engine.model.encode(f" {WORDS[name]}"))),
+        )
+        for name in ("ann", "bob")
+    ]  # fmt: skip
+    leases = engine.stats().leases
+    answer = engine.branches.merge(
+        branches, prompt, strategy="text", author="eve", sampling=Sampling(max_tokens=1), trunk=seen_
+    )
+    told = "\n\n".join(["ann: It is red.", "bob: It is not.", *([prompt] if prompt else [])])
+    if trunk == "question":
+        told = f"{turns.pop()[1]}\n\n{told}"
+    wanted = written(engine, *turns, ("user", told), header="eve:")
+    start = len(engine.model.encode(chat.bos))
+    wanted = wanted[:start] + wanted[start + len(engine.model.encode(FramedText.frame(chat.default_system))) :]
+    made = engine.inspect.records([answer])[-1]
+    known = {each.handle: each.tokens for each in engine.inspect.records([answer])}
+    found = [token for parent in made.parents for token in known[parent]] + engine.model.encode(chat.header("eve"))
+    assert engine.model.decode(found) == engine.model.decode(wanted)
+    assert [*made.offsets[1:], made.new_offset] == [
+        at + len(known[parent]) for at, parent in zip(made.offsets, made.parents, strict=True)
+    ]
+    assert engine.stats().leases == leases + 1
 
 
 @pytest.mark.parametrize("method", ["baseline", "naive"])

@@ -55,11 +55,13 @@ def test_the_embedded_models_placeholder_is_what_it_pads_with(embedded: LoadedMo
     assert embedded.decode(list(found.pieces["plan#0"].tokens)) == " a"
 
 
-def test_instructions_that_have_no_turn_are_a_users() -> None:
+def test_instructions_that_have_no_turn_stand_in_the_users() -> None:
     model = WordModel()
     model.chat = replace(CHAT, system=TurnFormat("", None, "<sep>"), leads=True, merges="<sep>")
-    found = compiled("<system>a</system><user>b</user>", model=model).pieces["#0"].tokens
-    assert model.decode(list(found)) == model.decode(model.encode("<s><|user|> a<|end|><|user|> b<|end|>"))
+    found = compiled("<system>a</system><user>b</user>", model=model).pieces
+    assert model.decode(list(found["#0"].tokens)) == model.decode(model.encode("<s><|user|> a<sep>b"))
+    # What closes it is apart: a prompt may go on in it.
+    assert model.decode(list(found["#1"].tokens)) == model.decode(model.encode("<|end|>"))
 
 
 def test_what_is_not_cached_or_confidential_is_so_with_all_inside_it() -> None:

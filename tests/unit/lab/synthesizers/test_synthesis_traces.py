@@ -11,14 +11,15 @@ import pytest
 from conftest import MakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.templates import tokenizer_for
 from support.tiny import save_tiny_llama
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import TrainingError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.lab.evaluation import play
-from choreo_agents.lab.evaluation.merging import play_synthesis
-from choreo_agents.lab.language import Problem, draw_problem, draw_problems
+from choreo_agents.lab.evaluation.merging import _Play, play_synthesis
+from choreo_agents.lab.language import Problem, ProblemMessage, draw_problem, draw_problems
 from choreo_agents.lab.language.synthesis import SYNTHESIS_TASKS, Parts
 from choreo_agents.lab.synthesizers.fans import fan_of
 from choreo_agents.models import LoadedModel, load_model
@@ -226,6 +227,49 @@ def test_an_answer_may_be_given_as_tokens_and_must_start_with_its_header(tiny: L
         span(tiny, "answer", "assistant", "Yes.", "Bob", learn=True, tokens=said)
 
 
+def family_model(folder: Path, family: str) -> LoadedModel:
+    tokenizer = tokenizer_for(family)
+    ends = [tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(["<|user|>"] * (family == "GLM-4.5"))]
+    save_tiny_llama(folder, tokenizer=tokenizer, vocab_size=len(tokenizer), num_hidden_layers=1, eos_token_id=ends)
+    return load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "end"),
+    [
+        ("Qwen 3", "<|im_end|>"),
+        ("Qwen 3 Thinking", "<|im_end|>"),
+        ("DeepSeek R1 Distill", "<｜end▁of▁sentence｜>"),
+        ("DeepSeek V3.1", "<｜end▁of▁sentence｜>"),
+        ("Nemotron Nano 2", "\n<SPECIAL_12>"),
+        ("GLM-4.5", "<|user|>"),
+    ],
+)
+@pytest.mark.parametrize("author", [None, "Bob"])
+def test_what_a_thinking_model_learns_holds_no_thoughts_and_ends_where_it_stops(
+    tmp_path: Path, family: str, end: str, author: str | None
+) -> None:
+    """As its readers have it, whether it is given as words, or as tokens that an engine has decoded."""
+    model = family_model(tmp_path, family)
+    chat, encode = model.chat, model.encode
+    said = span(model, "answer", "assistant", " Yes.", author, learn=True)
+    assert said.learn is not None
+    start, stop = said.learn
+    assert model.decode([*said.tokens[start:stop]]).lstrip() == f"Yes.{end}"
+    assert [*said.tokens[:start]] == encode(chat.assistant.opening(author).rstrip(" "))
+    shown = chat.turn("assistant", " Yes.", author).text
+    assert model.decode([*said.tokens]) in (shown, f"{shown}{end}"), "nothing but the token that it stops at is added"
+    words = encode(chat.turn("assistant", " Yes.", author))[start:]
+    for header in (chat.header(author, thinking=False), chat.assistant.opening(author).rstrip(" ")):
+        given_ = span(model, "answer", "assistant", "", author, learn=True, tokens=[*encode(header), *words])
+        assert given_ == said
+    assert chat.thoughts is not None
+    half = [*encode(chat.header(None, thinking=True)), *encode("hm"), *words]
+    with pytest.raises(TrainingError, match="do not start with the header"):
+        span(model, "answer", "assistant", "", author, learn=True, tokens=half)
+    assert span(model, "b", "assistant", "Yes.", author).tokens == tuple(encode(chat.turn("assistant", "Yes.", author)))
+
+
 def test_traces_of_one_problem_are_the_same_again(tiny: LoadedModel) -> None:
     problem = draw_problem(SYNTHESIS_TASKS["hops"], "train", Random(0).randrange(100))
     assert cache_trace(fan_of(tiny, problem, id="t"), "native") == cache_trace(fan_of(tiny, problem, id="t"), "native")
@@ -260,3 +304,16 @@ def test_other_branches_are_not_asked_together(tiny: LoadedModel) -> None:
     fans = [fan_of(tiny, draw_problem(SYNTHESIS_TASKS["hops"], "train", seed), id=f"t{seed}") for seed in range(2)]
     with pytest.raises(ValueError, match="not all of what is asked together with 't0' has its branches"):
         asked_together(fans)
+
+
+@pytest.mark.parametrize("family", ["Gemma 3", "Llama 2", "Qwen 2.5"])
+@pytest.mark.parametrize("role", ["system", "user"])
+def test_what_somebody_says_stands_in_a_turn_of_the_template(
+    make_engine: MakeEngine, tmp_path: Path, family: str, role: Any
+) -> None:
+    """Instructions in a user's, where they have no turn of their own."""
+    engine = make_engine(model=family_model(tmp_path, family))
+    message = ProblemMessage("notes", role, "It is so.", "Bob")
+    opening, ending = _Play(engine, SHORT, 0, ["notes"])._around(message)
+    written = f"{opening.text} It is so.{ending}"
+    assert written == engine.chat.turn(role, "It is so.", "Bob").text
