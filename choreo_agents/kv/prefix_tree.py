@@ -102,8 +102,14 @@ class PrefixTree:
                 self._remove(node)
 
     def evictable_tokens(self) -> int:
-        """Room that evicting every segment that only the tree pins would give."""
-        return sum(segment.capacity for segment, nodes in self._pins().items() if segment.pins == nodes)
+        """Room that evicting all would give that nobody else pins, and that nothing hangs below which somebody does."""
+        pins, kept = self._pins(), set[Segment]()
+        for node in self._nodes():
+            above: _Node | None = node if node.segment is not None and node.segment.pins != pins[node.segment] else None
+            while above is not None and above.segment is not None:
+                kept.add(above.segment)
+                above = above.parent
+        return sum(segment.capacity for segment in pins if segment not in kept)
 
     def evict(self, tokens: int) -> None:
         """Drop least recently used leaves until the pool has room for `tokens`, or nothing can be dropped."""
