@@ -92,6 +92,11 @@ class ThoughtsGuide:
         self._thought = self._answered = 0
 
     @property
+    def answers(self) -> bool:
+        """Whether the thoughts are over and closed: what comes next is the answer's."""
+        return self._phase == "answer"
+
+    @property
     def longest(self) -> int:
         """Tokens that are sampled at most."""
         answer = self._answer

@@ -15,6 +15,8 @@ from choreo_agents.kv.cache import CacheEntry
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Chosen
 
+_THOUGHTS = ".thoughts"
+
 
 @dataclass(frozen=True, eq=False)
 class Lineage:
@@ -197,4 +199,9 @@ class Thought:
 
 def thinker(author: str) -> str:
     """The author of what somebody thinks before it speaks."""
-    return f"{author}.thoughts"
+    return f"{author}{_THOUGHTS}"
+
+
+def who_thinks(author: str) -> str:
+    """Who it is that thinks what has this author."""
+    return author.removesuffix(_THOUGHTS)
