@@ -16,7 +16,7 @@ from choreo_agents.engine.decoding.detokenizer import TextStop
 from choreo_agents.engine.decoding.leading import LedAnswer, led_answer
 from choreo_agents.engine.decoding.thoughts import longest_thoughts, thoughts_guide, thoughts_in
 from choreo_agents.engine.messages.labels import Label
-from choreo_agents.engine.messages.message import Lineage, Message
+from choreo_agents.engine.messages.message import Lineage, Message, who_thinks
 from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.placement import Placement, place, require_position
 from choreo_agents.engine.messages.table import require_handle
@@ -266,7 +266,8 @@ class RequestBuilder:
             sampler = TokenSampler(sampling, seed, lineage.text(), call.watch, None if guide is None else guide())
         else:
             view = tuple((parent.author, parent.tokens) for parent in lineage.parents)
-            sampler = model.sampler(SamplerCall(call.author, view, lineage.tokens, sampling, guide, call.watch))
+            author = call.author if call.author is None or call.thinking is None else who_thinks(call.author)
+            sampler = model.sampler(SamplerCall(author, view, lineage.tokens, sampling, guide, call.watch))
         stop_text = TextStop(model, sampling.stop).ends_with if sampling.stop and guide is None else None
         ends = (read.stops, read.closing, stop_text, read.left_out, read.closes)
         return Decoding(sampling, sampler, *ends, thoughts_in(model, call.thinking, sampling.forced or ()))

@@ -335,7 +335,8 @@ def _require_names(graph: ChoreoGraph) -> None:
     """Raise `VisibilityError` if a declaration names no node or private context."""
     chart = graph.chart()
     contexts = [context.name for context in chart.contexts()]
-    # Whether they think is their model's to say, which need not be known yet.
+    # Whether agents think may be their model's to say, and this chart is of no engine: a graph is audited, and its
+    # names are looked at, before one is given. So thoughts of any agent may be named.
     thoughts = {f"{name}.thoughts" for name, spec in graph.nodes.items() if isinstance(spec.runnable, Agent)}
     contexts += thoughts & graph.policy.confidential.keys()
     graph._visibility.require_nodes(graph.nodes)

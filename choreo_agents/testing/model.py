@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -15,10 +15,19 @@ from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.errors import AdapterError, GuideError
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.models import ChatFormat, LoadedModel
-from choreo_agents.models.chat import TurnFormat
+from choreo_agents.models.chat import ThoughtsFormat, TurnFormat
 from choreo_agents.models.support import MovedLogits, ProbePrompt
-from choreo_agents.sampling import Chosen, Sampler, SamplerCall
-from choreo_agents.testing.tokenizer import BOS, END, LONGEST, ROLES, ScriptedSpelling, ScriptedTokenizer
+from choreo_agents.sampling import Chosen, Guide, Sampler, SamplerCall, ThoughtsGuide
+from choreo_agents.testing.tokenizer import (
+    BOS,
+    END,
+    LONGEST,
+    ROLES,
+    THINK,
+    THOUGHT,
+    ScriptedSpelling,
+    ScriptedTokenizer,
+)
 
 if TYPE_CHECKING:
     from choreo_agents.attention.step import Attention
@@ -77,12 +86,15 @@ class ScriptedSampler:
         call: The decode that it is for.
         tokens: Which must be allowed (see `follows`).
         unsaid: Called if the decode goes no further before it has said anything.
+        thoughts: The tokens before these, if the decode thinks: as far as it may.
     """
 
-    def __init__(self, call: SamplerCall, tokens: Iterable[int], unsaid: Callable[[], None]) -> None:
+    def __init__(
+        self, call: SamplerCall, tokens: Iterable[int], unsaid: Callable[[], None], thoughts: Iterable[int] = ()
+    ) -> None:
         self.guide = None if call.guide is None else call.guide()
         self._call = call
-        self._tokens = _ended(tokens)
+        self._lines = _Lines(tokens, thoughts)
         self._unsaid: Callable[[], None] | None = unsaid
         self._next: int | None = None
         """What was chosen and is not taken yet."""
@@ -94,7 +106,7 @@ class ScriptedSampler:
             if self._call.watch is not None:
                 self._call.watch(logits)
             self._unsaid = None
-            token = self._next = next(self._tokens)
+            token = self._next = self._lines.next(self.guide)
         most = self._call.sampling.logprobs
         return Chosen(token) if most is None else Chosen(token, 0.0, ((token, 0.0),)[:most])
 
@@ -111,24 +123,34 @@ class ScriptedSampler:
             unsaid()
 
 
-def _ended(tokens: Iterable[int]) -> Iterator[int]:
-    return chain(tokens, repeat(ScriptedTokenizer.end_token_id))
+class _Lines:
+    """What is said, and what is thought before it."""
+
+    def __init__(self, tokens: Iterable[int], thoughts: Iterable[int]) -> None:
+        self._tokens = chain(tokens, repeat(ScriptedTokenizer.end_token_id))
+        self._thoughts = chain(thoughts, repeat(ScriptedTokenizer.thought_token_id))
+
+    def next(self, guide: Guide | None) -> int:
+        """The next token of a decode that is led so."""
+        if not isinstance(guide, ThoughtsGuide) or guide.answers:
+            return next(self._tokens)
+        due = guide.allowed()
+        return next(self._thoughts) if due is None else due[0]
 
 
-def follows(call: SamplerCall, tokens: Iterable[int]) -> bool:
+def follows(call: SamplerCall, tokens: Iterable[int], thoughts: Iterable[int] = ()) -> bool:
     """Whether a decode may say these tokens, as far as its allowed answers go."""
     if call.guide is None:
         return True
-    guide = call.guide()
-    for token in _ended(tokens):
+    guide, lines = call.guide(), _Lines(tokens, thoughts)
+    while not guide.done:
+        token = lines.next(guide)
         if guide.refuses(token) or not guide.permits(token):
             return False
         try:
             guide.take(token)
         except GuideError:
             return False
-        if guide.done:
-            break
     return True
 
 
@@ -140,12 +162,14 @@ def scripted_model(sampler: Callable[[SamplerCall], Sampler], context: int) -> L
         context: The length of its context in tokens.
     """
     system, user, assistant = (TurnFormat(f"<|{role}|> ", None, END) for role in ROLES)
+    # It thinks where it is told to: a script is of what agents say.
+    thoughts = ThoughtsFormat(f"{assistant.plain}{THINK}", THOUGHT, assistant.plain, usual=False, kept=False)
     probed = [*ScriptedTokenizer().spell("no two of these")]
     return LoadedModel(
         NAME,
         cast("ModelAdapter", ScriptedAdapter(context)),
         cast("Any", ScriptedTokenizer()),
-        ChatFormat(BOS, system, user, assistant, later=system),
+        ChatFormat(BOS, system, user, assistant, later=system, thoughts=thoughts),
         ScriptedSpelling(),
         MovedLogits(error=0.0, tolerance=0.0),
         ProbePrompt(probed, torch.zeros(len(probed), 1)),

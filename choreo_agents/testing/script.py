@@ -14,9 +14,9 @@ from typing_extensions import TypeIs
 from choreo_agents.engine import Engine
 from choreo_agents.errors import ScriptError
 from choreo_agents.models import LoadedModel
-from choreo_agents.sampling import Sampler, SamplerCall, Sampling
+from choreo_agents.sampling import Sampler, SamplerCall, Sampling, ThoughtsGuide
 from choreo_agents.testing.model import ScriptedSampler, follows, scripted_model
-from choreo_agents.testing.tokenizer import ScriptedTokenizer
+from choreo_agents.testing.tokenizer import THINK, THOUGHT, ScriptedTokenizer
 
 _CONTEXT = 32_768
 _load = Engine.load  # a test may put `Script.load` in its place
@@ -47,6 +47,8 @@ class ScriptedCall:
     sampling: Sampling
     said: str = ""
     """The words of the script; what the message holds of them is the engine's business, as with any model."""
+    thought: str = ""
+    """What it thinks before, if it does."""
 
     @property
     def text(self) -> str:
@@ -56,7 +58,8 @@ class ScriptedCall:
 
 Line = str | Callable[[ScriptedCall], str]
 """What an agent says once: words, or a function that makes them of what the call sees. The function is called under the
-engine's lock: it must be quick, and must not call the engine."""
+engine's lock: it must be quick, and must not call the engine. What is thought first stands before the words, as in
+`<think>Three and two.</think>Five.`, and is left out where the agent does not think."""
 Lines = Line | Sequence[Line]
 """One line for always, or a list that is used up in the order in which calls are made. Calls of branches that run side
 by side are made in no order: what these should say a function makes of what each of them sees."""
@@ -138,17 +141,19 @@ class Script:
                 said = replace(asked, said=self.model.decode([*call.sampling.forced], special=False))
                 self._calls.append(said)
                 return ScriptedSampler(call, call.sampling.forced, partial(self._withdraw, said))
-            words = self._words(whose, asked)
+            thought, words = _thought_before(self._words(whose, asked))
+            thoughts = [*ScriptedTokenizer().spell(thought)]
             # A grammar may not know the space that stands before a first word.
             written = [[*ScriptedTokenizer().spell(space + words if words else "")] for space in (" ", "")]
-            tokens = next((tokens for tokens in written if follows(call, tokens)), None)
+            tokens = next((tokens for tokens in written if follows(call, tokens, thoughts)), None)
             if tokens is None:
                 raise _not_allowed(whose, words, call.sampling)
             self._asked[whose] = max(self._asked[whose], number + 1)
             self._unsaid[whose].discard(number)
-            said = replace(asked, said=words)
+            thinks = isinstance(call.guide and call.guide(), ThoughtsGuide)
+            said = replace(asked, said=words, thought=thought if thinks else "")
             self._calls.append(said)
-            return ScriptedSampler(call, tokens, partial(self._withdraw, said, whose))
+            return ScriptedSampler(call, tokens, partial(self._withdraw, said, whose), thoughts)
 
     def _withdraw(self, said: ScriptedCall, *used: str | None) -> None:
         """A call that goes no further before it has said anything; `used` is whose line it used up, if it did."""
@@ -183,6 +188,12 @@ class Script:
         except UnicodeEncodeError as error:
             raise ScriptError(f"the script of {whose!r} must say what UTF-8 can write, not {words!r}") from error
         return words
+
+
+def _thought_before(words: str) -> tuple[str, str]:
+    """What is thought before words are said, and these."""
+    thought, closed, said = words.removeprefix(THINK).partition(THOUGHT)
+    return (thought, said.lstrip()) if closed and words.startswith(THINK) else ("", words)
 
 
 def _is_line(lines: object) -> TypeIs[Line]:

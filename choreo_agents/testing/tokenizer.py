@@ -11,7 +11,9 @@ LONGEST = 6
 """Bytes of a piece: most words are one token or two, as with tokenizers that were trained. Their numbers stay exact in
 JSON wherever it is read."""
 BOS, END, ROLES = "<s>", "<|end|>", ("system", "user", "assistant")
-SPECIAL_TOKENS = (BOS, END, *(f"<|{role}|>" for role in ROLES))
+THINK, THOUGHT = "<think>", "</think>"
+"""What thoughts begin and end with."""
+SPECIAL_TOKENS = (BOS, END, *(f"<|{role}|>" for role in ROLES), THINK, THOUGHT)
 _SPECIAL = re.compile("(" + "|".join(map(re.escape, SPECIAL_TOKENS)) + ")")
 _WORDS = re.compile(r" ?\w+|\W")
 
@@ -27,13 +29,13 @@ class ScriptedSpelling:
 class ScriptedTokenizer:
     """As much of a Hugging Face tokenizer as the engine uses. Any text that UTF-8 can write comes back as it was.
 
-    token   0 .. 4           the special tokens
+    token   0 .. 6           the special tokens
             0x01 b1 .. b6    a piece of one to six bytes, behind a byte that tells its length
     """
 
     size = 2 << 8 * LONGEST
     """All token ids are smaller."""
-    bos_token_id, end_token_id = (SPECIAL_TOKENS.index(token) for token in (BOS, END))
+    bos_token_id, end_token_id, thought_token_id = (SPECIAL_TOKENS.index(token) for token in (BOS, END, THOUGHT))
     unk_token_id = pad_token_id = None
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:

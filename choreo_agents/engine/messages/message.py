@@ -16,6 +16,8 @@ from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.runtime.decoding import FinishReason
 from choreo_agents.sampling import Chosen
 
+_THOUGHTS = ".thoughts"
+
 
 @dataclass(frozen=True, eq=False)
 class Lineage:
@@ -230,4 +232,9 @@ class Thought:
 
 def thinker(author: str) -> str:
     """The author of what somebody thinks before it speaks."""
-    return f"{author}.thoughts"
+    return f"{author}{_THOUGHTS}"
+
+
+def who_thinks(author: str) -> str:
+    """Who it is that thinks what has this author."""
+    return author.removesuffix(_THOUGHTS)

@@ -58,6 +58,11 @@ class ThoughtsGuide:
         self._thought = 0
 
     @property
+    def answers(self) -> bool:
+        """Whether the thoughts are over and closed: what comes next is the answer's."""
+        return self._phase == "answer"
+
+    @property
     def longest(self) -> int:
         """Tokens that are sampled at most."""
         return self._budget + len(self._close) + BLANK_LINES + self._answer.longest

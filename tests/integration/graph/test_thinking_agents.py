@@ -374,6 +374,43 @@ def test_what_comes_late_with_its_thoughts_stands_before_the_turn_that_it_joins(
     ]
 
 
+@pytest.mark.parametrize("asked", [None, "Merge."])
+def test_room_for_late_branches_is_what_thoughts_and_answer_leave(engine: Engine, asked: str | None) -> None:
+    """All of the context is used, if the branches that are out may need it, and no more."""
+    opened, chat = threading.Event(), engine.chat
+
+    async def wait(_: Any) -> str:
+        assert await asyncio.to_thread(opened.wait, 20), "nobody let it go"
+        return "Now you."
+
+    def watch(author: str, *_: Any) -> Any:
+        return (lambda _: opened.set()) if author == "eve" else None
+
+    whole = engine.model.adapter.max_positions
+    endless = Sampling(max_tokens=whole // 2, stop_tokens=tuple(range(len(engine.model.tokenizer))))
+    short = Sampling(max_tokens=20, stop_tokens=())
+    graph = ChoreoGraph(system="Be brief.")
+    graph.add_node(Agent("bob", sampling=ANSWER, thinking=False))
+    for name in ("ann", "dan"):
+        graph.add_node(Agent(name, sampling=endless, prompt=wait, thinking=False))
+    eve = Synthesizer(
+        "eve", merges=("ann", "bob", "dan"), quorum=1, strategy="sequential", sampling=short, thinking=40, prompt=asked
+    )
+    graph.add_node(eve)
+    for name in ("ann", "bob", "dan"):
+        graph.add_edge(START, name).add_edge(name, "eve", visibility={})
+    options = {"configurable": {"choreo": RunOptions(seed=1, watch=watch)}}
+    state = graph.compile(engine=engine).invoke(QUESTION, options)
+    [entry] = [entry for entry in state["handles"] if entry["author"] == "eve"]
+    made = engine.inspect.records([MessageHandle.model_validate(entry["thoughts"])])[-1]
+    assert chat.thoughts is not None
+    frame = (chat.header(None, thinking=True), chat.thoughts.close + "eve:", chat.turn_end)
+    needed = 40 + 20 + sum(len(engine.model.encode(text)) for text in frame)
+    assert made.new_offset + needed == whole
+    [message] = [message for message in state["messages"] if message.name == "eve"]
+    assert len(message.response_metadata["choreo"]["branches"]) == 3
+
+
 def test_callbacks_are_told_what_an_agent_reads_and_no_thoughts_of_others(engine: Engine) -> None:
     read: list[list[Any]] = []
 

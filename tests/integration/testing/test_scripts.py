@@ -451,3 +451,49 @@ def test_it_needs_no_transformers_and_no_pytest() -> None:
     )
     out = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "set()"
+
+
+def thinkers(**ann: Any) -> ChoreoGraph:
+    graph = ChoreoGraph(system="Agents agree.")
+    graph.add_node(Agent("ann", **({"thinking": True} | ann))).add_node(Agent("bob"))
+    return graph.add_edge(START, "ann").add_edge("ann", "bob").add_edge("bob", END)
+
+
+def test_agents_think_what_the_script_says_before_their_words() -> None:
+    script = Script({"ann": "<think>Two and three.</think>Five.", "bob": lambda call: f"I heard {call.text[-5:]}"})
+    with script.load() as engine:
+        app = thinkers().compile(engine=engine)
+        state = app.invoke({"messages": [("user", "How many?")]})
+        _, ann, bob = state["messages"]
+        kinds = [(block["type"], block.get("reasoning", block.get("text"))) for block in ann.content_blocks]
+        assert kinds == [("reasoning", "Two and three."), ("text", "Five.")]
+        assert bob.content == "I heard Five."
+        [thought] = [MessageHandle.model_validate(e["thoughts"]) for e in state["handles"] if "thoughts" in e]
+        assert "Two and three." in engine.text(thought)
+        assert ("ann.thoughts", "bob", "words") in {(f.context, f.reader, f.channel) for f in app.audit(state).findings}
+        chunks = [c for c, _ in app.stream({"messages": [("user", "How many?")]}, stream_mode="messages")]
+        assert any(isinstance(c.content, list) and c.content and c.content[0]["type"] == "reasoning" for c in chunks)
+        engine.check()
+    said, heard = script.calls[:2]
+    assert (said.thought, said.said, heard.thought) == ("Two and three.", "Five.", "")
+    assert "Two" not in heard.text, "nobody hears thoughts"
+
+
+@pytest.mark.parametrize("line", ["Five.", "<think></think>Five.", "<think>Two and three, as ever.</think> Five."])
+@pytest.mark.parametrize("thinking", [False, None, True, 1, 3])
+@pytest.mark.parametrize("choices", [None, ["Five.", "Six."]])
+def test_a_line_serves_whoever_thinks_and_for_however_long(line: str, thinking: Any, choices: Any) -> None:
+    script = Script({"ann": [line], "bob": "Yes."})
+    with script.load() as engine:
+        state = (
+            thinkers(thinking=thinking, choices=choices)
+            .compile(engine=engine)
+            .invoke({"messages": [("user", "How many?")]})
+        )
+        _, ann, _ = state["messages"]
+        assert ann.text == "Five." and not script.unsaid
+        found = [block["reasoning"] for block in ann.content_blocks if block["type"] == "reasoning"]
+        whole = "Two and three, as ever." if "Two" in line and thinking else ""
+        assert whole.startswith("".join(found)) and bool(found) is bool(whole)
+        assert found == [whole] or thinking is not True or not whole
+        engine.check()
