@@ -146,7 +146,7 @@ class RequestBuilder:
             adapter = self._core.adapters.lora_key(call.adapter, self._naming.tenant)
             lineage = Lineage(read.tokens, parents, placement, self._naming.tenant, adapter)
         self._require_fit(lineage, read.longest, thinks=bool(read.thoughts))
-        sources = self._sources(call.source if isinstance(call, Prefill) else None)
+        sources = _sources(self, call.source if isinstance(call, Prefill) else None)
         said = Label(call.author, call.confidential, *sources, is_thought=bool(read.thoughts))
         return PlacedCall(read, lineage, said, self._name(read, lineage))
 
@@ -189,14 +189,6 @@ class RequestBuilder:
     def find(self, handle: MessageHandle) -> Message:
         """The leased message that one of the tenant's handles names; raises a `HandleError` otherwise."""
         return self._core.table.find(handle, self._naming.tenant)
-
-    def _sources(self, source: MessageHandle | None) -> tuple[Message | None, MessageHandle | None]:
-        """The message whose words a call encodes, or its handle if another model has said them."""
-        if source is None:
-            return None, None
-        if require_handle(source).base_model != self._core.model.adapter.fingerprint:
-            return None, source
-        return self.find(source), None
 
     def arriving(self, handle: MessageHandle, offset: int) -> Message:
         """The message that is to come into a view at a position; raises what `Joining.add` raises."""
@@ -384,6 +376,15 @@ def _token(item: Any, size: int) -> int:
     if isinstance(item, bool) or not 0 <= token < size:
         raise InvalidRequestError(f"{item!r} is no token: ids run from 0 to {size - 1}")
     return token
+
+
+def _sources(builder: RequestBuilder, source: MessageHandle | None) -> tuple[Message | None, MessageHandle | None]:
+    """The message whose words a call encodes, or its handle if another model has said them."""
+    if source is None:
+        return None, None
+    if require_handle(source).base_model != builder._core.model.adapter.fingerprint:
+        return None, source
+    return builder.find(source), None
 
 
 def _listed(items: Any, what: str) -> list[Any]:

@@ -135,7 +135,7 @@ class _Lines:
         if not isinstance(guide, ThoughtsGuide) or guide.answers:
             return next(self._tokens)
         due = guide.allowed()
-        return next(self._thoughts) if due is None else due[0]
+        return next(self._thoughts) if due is None else int(due[0])
 
 
 def follows(call: SamplerCall, tokens: Iterable[int], thoughts: Iterable[int] = ()) -> bool:
