@@ -352,7 +352,7 @@ def _made(tenant: Tenant, placed: PlacedCall, lineage: Lineage) -> Message:
     known = table.get(handle.id)
     usage = Usage(0, 0, None, 0.0) if known is None else known.usage
     label = lineage.label(call.author, call.role)
-    return Message(handle, lineage, call.author, call.role, usage, label)
+    return Message(handle, lineage, call.author, call.role, usage, label, origin=label)
 
 
 def _require_shapes(tenant: Tenant, kv: HostKV, tokens: int) -> None:

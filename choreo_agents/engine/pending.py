@@ -122,6 +122,7 @@ class Pending:
             request.role,
             Usage.of(request),
             request.label,
+            self.labels[0].origin(request.label),
             None if request.decoding is None else tuple(request.chosen),
             header=len(self.lineage.tokens),
             finish_reason=None if request.decoding is None else request.decoding.finish_reason,

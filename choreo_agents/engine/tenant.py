@@ -317,13 +317,15 @@ def _whole(tenant: Tenant, batch: _Batch) -> Iterator[None]:
 def _unencoded(tenant: Tenant, placed: PlacedCall, call: Prefill) -> Message:
     """A message that stays text, or that whoever reads it first has encoded."""
     core, lineage, keeps = tenant.core, placed.lineage, tenant.core.method.keeps_kv
+    label = lineage.label(call.author, call.role, placed.said.source) if keeps else ""
     return Message(
         tenant.naming.handle(lineage),
         lineage,
         call.author,
         call.role,
         Usage(0, 0, None, 0.0),
-        lineage.label(call.author, call.role, placed.said.source) if keeps else "",
+        label,
+        placed.said.origin(label),
         header=len(lineage.tokens) if keeps else 0,
         promise=core.next_number() if keeps else None,
         again=call.again,

@@ -20,6 +20,10 @@ class Label:
     is_thought: bool = False
     """Whether the call thinks: what it decodes is nobody's answer."""
 
+    def origin(self, label: str) -> str:
+        """See `Message.origin`; `label`: what the request is called."""
+        return label if self.source is None else self.source.origin
+
     def put_on(self, message: Message) -> None:
         """Add it to what others said about the same message."""
         if self.author is not None:

@@ -54,9 +54,12 @@ class Lineage:
         return replace(self, placement=self.placement.moved(new_offset))
 
     def label(self, author: str | None, role: str | None, source: Message | None = None) -> str:
-        """Names the call by who makes it, how long it is, what it sees where and what it encodes again: by no words."""
+        """Names the call by who makes it, how long it is, what it sees where and whose words it encodes again.
+
+        It holds no words. Which encoding they are taken from is left out: calls that ask for the same are one request.
+        """
         seen = [(parent.label, offset) for parent, offset in zip(self.parents, self.placement.relative(), strict=True)]
-        named = (author, role, len(self.tokens), seen, None if source is None else source.label)
+        named = (author, role, len(self.tokens), seen, None if source is None else source.origin)
         return hashlib.blake2b(repr(named).encode(), digest_size=8).hexdigest()
 
     def prompt_tokens(self) -> int:
@@ -80,6 +83,8 @@ class Message:
     usage: Usage
     label: str = ""
     """What the request that made it was called."""
+    origin: str = ""
+    """What the request was called that first made the message whose words these are."""
     chosen: tuple[Chosen, ...] | None = None
     """What was sampled, if it was decoded: less than all tokens by the header and what closed it. None: prefilled."""
     header: int = 0

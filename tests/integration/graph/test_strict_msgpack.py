@@ -11,7 +11,8 @@ import pytest
 
 PROGRAM = """
 import logging, sys
-logging.basicConfig(level=logging.WARNING, stream=sys.stdout)
+told = logging.getLogger("langgraph")
+told.addHandler(logging.StreamHandler(sys.stdout))
 import torch
 torch.set_num_threads(1)
 from langgraph.checkpoint.memory import InMemorySaver

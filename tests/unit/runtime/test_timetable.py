@@ -47,6 +47,23 @@ def test_another_engine_runs_the_same_steps_whoever_comes_first(tiny: LoadedMode
             engine.prefill("Whatever comes after is planned as ever.")
 
 
+def test_labels_do_not_depend_on_which_encoding_words_are_taken_from(tiny: LoadedModel) -> None:
+    """Calls that encode the same words again are one request, whoever comes first: it must have one name."""
+
+    def last_step(taken_from_copy: bool) -> Any:
+        written = Timetable()
+        with Engine.load(tiny, scheduling=Scheduling(timetable=written)) as engine:
+            said = engine.prefill("Ann has 3 red kites.", author="ann")
+            root = engine.prefill("Look around.")
+            [copy] = engine.prefill([Prefill(engine.tokens(said), [root], author="ann", source=said)])
+            own = engine.prefill("Tell.", author="bob")
+            source = copy if taken_from_copy else said
+            engine.prefill([Prefill(engine.tokens(said), [own], author="ann", source=source)])
+        return written.steps[-1]
+
+    assert last_step(taken_from_copy=True) == last_step(taken_from_copy=False)
+
+
 def test_labels_do_not_depend_on_words(tiny: LoadedModel) -> None:
     def steps(word: str) -> Any:
         written = Timetable()
