@@ -24,10 +24,10 @@ from choreo_agents.engine.pending import Pending
 from choreo_agents.errors import AdapterError, ContextLengthError, InvalidRequestError, KVBudgetError
 from choreo_agents.kv.archive import KVKey
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import FramedText, LoadedModel
+from choreo_agents.models import FramedText, LoadedModel, MakeGuide
 from choreo_agents.runtime.decoding import Decoding
 from choreo_agents.runtime.request import Request
-from choreo_agents.sampling import Guide, Sampler, SamplerCall, Sampling, TokenSampler, nth_seed
+from choreo_agents.sampling import Grammar, Guide, Sampler, SamplerCall, Sampling, TokenSampler, nth_seed
 
 _REMEMBERED_CALLS = 65_536
 _TEXTS_KEPT = 512
@@ -94,7 +94,8 @@ class RequestBuilder:
         # the time that a text takes would tell whether somebody else has said it.
         # Words that look like a frame are not that frame: what is kept of the one is never found for the other.
         self._encoded = lru_cache(_TEXTS_KEPT)(lambda text: tuple(core.model.encode(text)))
-        self._compiled = lru_cache(_GRAMMARS_KEPT)(core.model.grammars.compile)
+        # A model whose tokens cannot be guided is told so where a guide is asked for.
+        self._compiled = lru_cache(_GRAMMARS_KEPT)(partial(_compiled, core))
 
     def read(self, call: Prefill | Decode) -> list[ReadCall]:
         """Check and tokenize a call by itself, once for every answer that it asks for.
@@ -376,6 +377,10 @@ def _token(item: Any, size: int) -> int:
     if isinstance(item, bool) or not 0 <= token < size:
         raise InvalidRequestError(f"{item!r} is no token: ids run from 0 to {size - 1}")
     return token
+
+
+def _compiled(core: EngineCore, grammar: Grammar) -> MakeGuide:
+    return core.model.grammars.compile(grammar)
 
 
 def _sources(builder: RequestBuilder, source: MessageHandle | None) -> tuple[Message | None, MessageHandle | None]:

@@ -52,7 +52,7 @@ class DecodeRun:
         self._message_id = message_id
         self._name = name
         self._words = ShownText(model.decode(model.encode(FramedText.frame(model.chat.turn_end)), special=False))
-        self._thoughts = shown_thoughts(thinking)
+        self._thoughts = shown_thoughts(thinking, model)
         self._is_over = False
 
     async def token(self, text: str) -> None:

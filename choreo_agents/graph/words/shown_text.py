@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from choreo_agents.engine import Thinking
+from choreo_agents.models import FramedText, LoadedModel
 
 
 class ShownText:
@@ -57,6 +58,7 @@ class ShownText:
         return ""
 
 
-def shown_thoughts(thinking: Thinking | None) -> ShownText:
-    """Thoughts as they are shown: without what ends them."""
-    return ShownText("" if thinking is None else thinking.end)
+def shown_thoughts(thinking: Thinking | None, model: LoadedModel) -> ShownText:
+    """Thoughts as they are shown: without what ends them, of which control tokens have no text."""
+    end = "" if thinking is None else thinking.end
+    return ShownText(model.decode(model.encode(FramedText.frame(end)), special=False) if end else "")

@@ -12,6 +12,7 @@ from choreo_agents.chat import Described
 from choreo_agents.engine import Engine, Thinking
 from choreo_agents.engine.decoding.thoughts import PhaseTexts
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.graph.by_model import handle_for
 from choreo_agents.graph.provenance.notes import REASONING
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.words.entries import known_handle
@@ -134,7 +135,8 @@ def recalled(engine: Engine, entry: HandleEntry, words: BaseMessage | None) -> M
         said = None if words is None or found is not None else thought_out(words, engine.chat)
         if (shown := found or said) is not None:
             return shown
-    return MessageHandle.model_validate(entry["handle"])
+    own = handle_for(entry, engine.model.adapter.fingerprint)
+    return own or MessageHandle.model_validate(entry["handle"])
 
 
 def opening_of(agent: Thinker, state: Any) -> dict[str, str]:
@@ -184,6 +186,6 @@ def thought_text(
     *_, made = engine.inspect.records([thought])
     assert made.sampled is not None
     sampled = list(made.tokens[slice(*made.sampled)])
-    texts, shown = PhaseTexts(engine.model, thinking), shown_thoughts(thinking)
+    texts, shown = PhaseTexts(engine.model, thinking), shown_thoughts(thinking, engine.model)
     said = (text for phase, text in map(texts.add, sampled) if phase == "thoughts")
     return "".join(map(shown.add, said)), len(sampled) - len(engine.logprobs(handle))

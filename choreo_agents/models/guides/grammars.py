@@ -124,7 +124,8 @@ def _tokens_of(tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: frozen
         token["special"] = token["special"] or is_control_text(token["content"])
     known = max((token["id"] for token in written["added_tokens"]), default=0) + 1
     size = max(vocabulary, known, len(tokenizer))
-    end = sorted(token for token in ends if token < size)
+    # It wants one of the ids without gaps, or finds one itself: guides know the ends of their model.
+    end = sorted(token for token in ends if token < len(tokenizer))
     try:
         return llguidance().LLTokenizer(json.dumps(written), n_vocab=size, eos_token=end or None)
     except ValueError as error:

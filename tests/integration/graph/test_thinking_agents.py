@@ -35,6 +35,7 @@ from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.runtime.timetable import Timetable
+from choreo_agents.sampling import BLANK_LINES
 
 
 class Forced(dict[Any, Any]):
@@ -405,7 +406,7 @@ def test_room_for_late_branches_is_what_thoughts_and_answer_leave(engine: Engine
     made = engine.inspect.records([MessageHandle.model_validate(entry["thoughts"])])[-1]
     assert chat.thoughts is not None
     frame = (chat.header(None, thinking=True), chat.thoughts.close + "eve:", chat.turn_end)
-    needed = 40 + 20 + sum(len(engine.model.encode(text)) for text in frame)
+    needed = 40 + BLANK_LINES + 20 + sum(len(engine.model.encode(text)) for text in frame)
     assert made.new_offset + needed == whole
     [message] = [message for message in state["messages"] if message.name == "eve"]
     assert len(message.response_metadata["choreo"]["branches"]) == 3
@@ -464,7 +465,7 @@ def test_what_one_call_thought_is_not_taken_for_anothers(engine: Engine, many: s
     for message in said:
         [reasoning, _] = message.content_blocks
         thought = MessageHandle.model_validate(entries[str(message.id)]["thoughts"])
-        text = engine.model.decode(list(engine.tokens(thought)), special=True)
+        text = engine.model.decode(list(engine.tokens(thought)), special=False)
         assert str(reasoning["reasoning"]) in text  # type: ignore[typeddict-item]
     engine.check()
 
