@@ -385,7 +385,8 @@ def test_payloads_with_messages_of_any_form_are_told_apart(engine: Engine) -> No
     assert json.loads(json.dumps(state["handles"])) == state["handles"]
 
 
-def test_running_a_graph_again_and_again_holds_a_bounded_number_of_leases(engine: Engine) -> None:
+def test_running_a_graph_again_and_again_holds_a_bounded_number_of_leases(make_engine: MakeEngine) -> None:
+    engine = make_engine(idle_runs=2)
     app = chain("a", "b", visibility="reencoded").compile(engine=engine)
 
     def run() -> tuple[int, int]:
@@ -394,9 +395,8 @@ def test_running_a_graph_again_and_again_holds_a_bounded_number_of_leases(engine
             engine.release(MessageHandle.model_validate(entry["handle"]))
         return engine.stats().messages, engine.stats().leases
 
-    first = run()
-    assert [run() for _ in range(3)] == [first] * 3
-    assert first[0] <= 2, "the root, and nothing that the state does not name"
+    # The root, of the last runs that nobody has gone on with, and nothing that the state does not name.
+    assert [run() for _ in range(5)] == [(1, 1), (1, 2), (1, 2), (1, 2), (1, 2)]
 
 
 def test_a_second_debate_in_one_thread_has_all_its_rounds(engine: Engine) -> None:
@@ -423,10 +423,10 @@ def test_the_final_answer_is_that_of_the_last_round() -> None:
 
 
 def test_wrapped_agents_are_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="'a' is wrapped"):
-        ChoreoGraph().add_node("a", agent("a").with_retry())
-    with pytest.raises(InvalidRequestError, match="'a' is wrapped"):
-        ChoreoGraph().add_node("a", agent("a", reads={"b": "shared"}).with_config(tags=["x"]))
+    with pytest.raises(InvalidRequestError, match="its declarations would bind nobody"):
+        ChoreoGraph().add_node("a", agent("a").with_fallbacks([agent("b")]))
+    with pytest.raises(InvalidRequestError, match="'a' is wrapped with 'configurable'"):
+        ChoreoGraph().add_node("a", agent("a", reads={"b": "shared"}).with_config(configurable={}))
 
 
 def test_targets_of_conditional_edges_see_the_source(engine: Engine) -> None:

@@ -474,9 +474,16 @@ def test_an_unreachable_module_changes_no_bit_of_a_reader(tiny: LoadedModel, rul
 # --- bad input ---
 
 
-@pytest.mark.parametrize("told", [schema(), 5, ["<tools/>"]], ids=["schema", "number", "list"])
-def test_what_is_no_prompt_is_refused(told: Any) -> None:
-    with pytest.raises(InvalidRequestError, match=r"the prompt of 'ann' must be text"):
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        pytest.param(schema(), "is a schema, which says nothing yet", id="schema"),
+        pytest.param(5, "must be text", id="number"),
+        pytest.param(["Tell.", 5], "must be text", id="list"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(told: Any, why: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"the prompt of 'ann' {why}"):
         Agent("ann", prompt=told)
 
 

@@ -86,7 +86,7 @@ PLAYS: dict[str, Callable[[], Play]] = {
         Script({"reader": found, "David": lambda call: re.findall(r"bells: (\d+)", call.text)[-1]}),
         ("reader: Find kites: 12. Find drums: 7.", "David: 31"),
     ),
-    "08": lambda: Play(Script({"solver": [SOLVED], "checker": [RIGHT]}), (f"solver:  {SOLVED}", f"checker:  {RIGHT}")),
+    "08": lambda: Play(Script({"solver": [SOLVED], "checker": [RIGHT]}), (f"solver: {SOLVED}", f"checker: {RIGHT}")),
     "09": lambda: Play(
         Script({"Alice": [SOLVED], "Bruno": [lambda call: f"You said: {call.messages[-2].text}"]}),
         (
