@@ -68,9 +68,9 @@ class UserTurns:
             await self.close(view)
             return
         if view.turn == "closed":
-            await self._join(view, self.chat.user.plain)
+            await self._join(view, self.chat.user.plain, "opens a user's turn")
         elif view.turn == "open":
-            await self._join(view, self.chat.merges)
+            await self._join(view, self.chat.merges, "goes on with a user's turn")
         view.turn = "open" if kind == "part" else "begun"
 
     async def tell(self, view: PlacedView, told: Sequence[Said], author: str, adapter: str | None) -> None:
@@ -85,7 +85,7 @@ class UserTurns:
         """Append what closes a user's turn, if one is open."""
         if view.turn != "closed":
             since = view.end
-            await self._join(view, self.chat.user.after)
+            await self._join(view, self.chat.user.after, "closes a user's turn")
             view.close(since)
 
     def length(self, kind: Kind) -> int:
@@ -94,13 +94,15 @@ class UserTurns:
             return 0
         return sum(len(self._model.encode(text)) for text in (self.chat.user.plain, self.chat.user.after))
 
-    async def _join(self, view: PlacedView, text: str) -> None:
+    async def _join(self, view: PlacedView, text: str, role: str) -> None:
         if not text:
             return
         if text not in self._made:
-            [self._made[text]] = await self._shared(FramedText.frame(text), self.root.handles)
+            [self._made[text]] = await self._shared(FramedText.frame(text), self.root.handles, role)
         view.add_joint(self._made[text])
 
-    async def _shared(self, text: FramedText, parents: Sequence[MessageHandle] = ()) -> list[MessageHandle]:
-        call = Prefill(text, parents, author=_PUBLIC_ROOT, role="system")
+    async def _shared(
+        self, text: FramedText, parents: Sequence[MessageHandle] = (), role: str = "system"
+    ) -> list[MessageHandle]:
+        call = Prefill(text, parents, author=_PUBLIC_ROOT, role=role)
         return await self.ask_for([call] if text else [])

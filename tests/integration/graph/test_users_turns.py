@@ -240,6 +240,19 @@ def test_a_context_is_a_conversation_of_its_own(models: Models, make_engine: Mak
     assert engine.model.decode([*context, *copy.tokens]) == "<bos><start_of_turn>user\nYou are Ann.\n\nann: It is red."
 
 
+def test_what_stands_around_users_turns_says_what_it_is(models: Models, make_engine: MakeEngine) -> None:
+    """Two of as many tokens in the same place would have one name in every run, whichever came first."""
+    engine = make_engine(model=models("Gemma 3"))
+    state = run(chain(), engine, asked("What is it?"))
+    found = engine.inspect.records([MessageHandle.model_validate(entry["handle"]) for entry in state["handles"]])
+    roles = {record.role: engine.model.decode(list(record.tokens)) for record in found if "turn" in str(record.role)}
+    assert roles == {
+        "opens a user's turn": "<start_of_turn>user\n",
+        "goes on with a user's turn": "\n\n",
+        "closes a user's turn": "<end_of_turn>\n",
+    }
+
+
 def test_other_words_and_bare_handles_are_parts_as_well(models: Models, make_engine: MakeEngine) -> None:
     engine = make_engine(model=models("Gemma 3"))
     state = run(chain(None, VisibilityMode("loud", "words", reword=str.upper)), engine, asked("What is it?"))
