@@ -204,7 +204,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
     def with_rule(self: Self, source: str, reader: str, rule: Mode | Rule) -> Self:
         """A copy in which one reader sees one source otherwise, whatever was declared."""
         changed = self._copied()
-        changed._visibility.change(source, reader, rule_of(rule))
+        changed._visibility.change(source, reader, rule_of(rule), explicit=True)
         return changed
 
     def with_policy(self: Self, policy: Policy) -> Self:
