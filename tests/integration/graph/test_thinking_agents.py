@@ -21,6 +21,7 @@ from choreo_agents import (
     Agent,
     ChoreoGraph,
     Engine,
+    Keep,
     Memory,
     Policy,
     Rule,
@@ -105,6 +106,17 @@ def test_thoughts_stand_in_a_reasoning_block_and_not_in_the_text(engine: Engine)
     bob = next(message for message in state["messages"] if message.name == "bob")
     assert isinstance(bob.content, str) and bob.usage_metadata is not None
     assert "output_token_details" not in bob.usage_metadata
+
+
+def test_a_summary_is_told_nobody_elses_thoughts(engine: Engine) -> None:
+    told: list[BaseMessage] = []
+    graph = ChoreoGraph(visibility="shared")
+    graph.add_node(Agent("ann", sampling=ANSWER, thinking=9)).add_edge(START, "ann").add_edge("ann", "bob")
+    graph.add_node(Agent("bob", sampling=ANSWER, thinking=False, history=Keep(last=0, summary=told.extend)))
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    [_, ann] = told
+    assert state["messages"][1].content_blocks[0]["type"] == "reasoning"
+    assert ann.content == state["messages"][1].text and ann.name == "ann"
 
 
 @pytest.mark.parametrize("mode", ["share", "reencode"])
