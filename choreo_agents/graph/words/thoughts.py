@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from choreo_agents.chat import Described
 from choreo_agents.engine import Engine, Thinking
 from choreo_agents.engine.decoding.thoughts import PhaseTexts
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.graph.by_model import handle_for
 from choreo_agents.graph.provenance.notes import REASONING
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.words.entries import known_handle
@@ -128,13 +129,19 @@ def recalled(engine: Engine, entry: HandleEntry, words: BaseMessage | None) -> M
         words: Of it: where what was decoded is no more, or was edited, the thoughts that stand in them are to be
             encoded.
     """
-    if recalls(engine.chat, entry):
+    if recalls(engine.chat, entry) and not _is_anothers(entry.get("thoughts"), engine):
         noted = entry.get("thoughts")
         found = None if noted is None else known_handle(engine, MessageHandle.model_validate(noted))
         said = None if words is None or found is not None else thought_out(words, engine.chat)
         if (shown := found or said) is not None:
             return shown
-    return MessageHandle.model_validate(entry["handle"])
+    own = handle_for(entry, engine.model.adapter.fingerprint)
+    return own or MessageHandle.model_validate(entry["handle"])
+
+
+def _is_anothers(noted: Mapping[str, Any] | None, engine: Engine) -> bool:
+    """Whether thoughts are another model's: they stand in its encodings, and do not go along."""
+    return noted is not None and MessageHandle.model_validate(noted).base_model != engine.model.adapter.fingerprint
 
 
 def opening_of(agent: Thinker, state: Any) -> dict[str, str]:
