@@ -98,8 +98,8 @@ def serving_together(engines: Iterable[Engine]) -> tuple[Engine, ...]:
     if len({engine.model.adapter.fingerprint for engine in different}) < len(different):
         names = ", ".join(repr(engine.model.name) for engine in different)
         raise InvalidRequestError(
-            f"agents of the graph, or of its subgraphs, run on several engines of one model ({names}), and none of these "
-            "knows what another has encoded: load it once, and give all of them the same engine"
+            f"agents of the graph, or of its subgraphs, run on several engines of one model ({names}), and none of "
+            "these knows what another has encoded: load it once, and give all of them the same engine"
         )
     return different
 

@@ -6,6 +6,7 @@ import logging
 from typing import Any, Literal
 
 import pytest
+from langchain_core.messages import HumanMessage
 from langgraph.graph import StateGraph
 from langgraph.types import Command
 from support.graphs import QUESTION, agent, speakers_of
@@ -144,6 +145,26 @@ def test_a_private_everyone_of_a_stock_graph_is_kept_out_through_whomever(engine
         made("shared").invoke(QUESTION)
     state = made("reencoded").invoke(QUESTION)
     assert who_saw(engine, state, "last") == [START, "con", "first"]
+
+
+@pytest.mark.parametrize(("name", "inside"), [(None, False), ("brief", False), (None, True)])
+def test_a_subgraphs_agent_is_told_what_was_said_outside_by_a_function(
+    engine: Engine, name: str | None, inside: bool
+) -> None:
+    """As a person's words, with an id, or by one of its own graph: nothing there could declare another source."""
+
+    def brief(state: Any) -> dict[str, Any]:
+        return {"messages": [HumanMessage(f"Boss said: {state['messages'][1].text}", id=name)]}
+
+    inner, graph = ChoreoGraph(visibility="shared"), ChoreoGraph(visibility="shared")
+    graph.add_node(agent("boss")).add_edge(START, "boss")
+    home, before = (inner, START) if inside else (graph, "boss")
+    home.add_node("brief", brief).add_edge(before, "brief")
+    inner.add_node(agent("ann")).add_edge("brief" if inside else START, "ann")
+    graph.add_node("team", inner.compile(engine=engine)).add_edge("boss" if inside else "brief", "team")
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    heard = ["team|brief"] if inside else [START] if name else []
+    assert who_saw(engine, state, "team|ann") == [START, *heard]
 
 
 def test_a_drawing_has_what_holds_of_each_edge_and_declared_pairs_alone(engine: Engine) -> None:
