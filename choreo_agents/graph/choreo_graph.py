@@ -277,8 +277,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         Raises:
             VisibilityError: A declaration names no node, a path would break a promise, or a view must outgrow the
                 model's context.
-            InvalidRequestError: An agent has no engine, or names none of these; or they are several tenants', or
-                several of one model.
+            InvalidRequestError: An agent has no engine, or names none; or these are several tenants' or one model's.
             PMLError: A prompt's schema is longer than the model's context, or an argument than its slot.
         """
         _require_names(self)
