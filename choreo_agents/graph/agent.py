@@ -187,9 +187,10 @@ class Agent(Runnable[Any, dict[str, Any]]):
         """How its views are made: as its graph says, or, in a stock `StateGraph`, as it says itself."""
         if self._reader_rules is not None:
             return self._reader_rules
-        guard = Guard(hidden=hidden_sources(self.rules))
+        rules = with_input(self.rules)
+        guard = Guard(hidden_sources(self.rules), spared=frozenset([*rules, *filter(None, [self.persona])]))
         undeclared = {EVERYONE} if EVERYONE in self.rules else None
-        return ReaderRules(with_input(self.rules), undeclared, self.public, self.positions or "sequential", guard=guard)
+        return ReaderRules(rules, undeclared, self.public, self.positions or "sequential", guard=guard)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> dict[str, Any]:
         """Speak once. Takes graph state, returns its update."""

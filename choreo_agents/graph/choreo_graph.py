@@ -25,7 +25,7 @@ from choreo_agents.graph.compiling.loops import require_bounded_loops
 from choreo_agents.graph.compiling.promises import kept
 from choreo_agents.graph.compiling.texts import TextsByModel
 from choreo_agents.graph.compiling.unseen import note_unseen
-from choreo_agents.graph.engines import EngineChoice, Engines, engines_among, sealing_of
+from choreo_agents.graph.engines import EngineChoice, Engines, engines_among, sealing_of, serving_together
 from choreo_agents.graph.langgraph_internals import relabelled
 from choreo_agents.graph.provenance.signing import sign
 from choreo_agents.graph.quorum.rewiring import rewire
@@ -204,7 +204,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
     def with_rule(self: Self, source: str, reader: str, rule: Mode | Rule) -> Self:
         """A copy in which one reader sees one source otherwise, whatever was declared."""
         changed = self._copied()
-        changed._visibility.change(source, reader, rule_of(rule))
+        changed._visibility.change(source, reader, rule_of(rule), explicit=True)
         return changed
 
     def with_policy(self: Self, policy: Policy) -> Self:
@@ -277,7 +277,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         Raises:
             VisibilityError: A declaration names no node, a path would break a promise, or a view must outgrow the
                 model's context.
-            InvalidRequestError: An agent has no engine, or names none of these; or they are several tenants'.
+            InvalidRequestError: An agent has no engine, or names none; or these are several tenants' or one model's.
             PMLError: A prompt's schema is longer than the model's context, or an argument than its slot.
         """
         _require_names(self)
@@ -292,7 +292,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         require_bounded_loops(self, whole, self.nodes if "*" in stopped else stopped)
         bound.nodes = _bound_nodes(bound, engines, by_tenant=tenant is not None, strict=strict)
         _rewire(bound, stops)
-        bound.engines = tuple(dict.fromkeys([*engines.given, *engines_among(agents_of(bound))]))
+        bound.engines = serving_together([*engines.given, *engines_among(agents_of(bound))])
         bound.engine = sealing_of(bound.engines)
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
         return relabelled(compiled, CompiledChoreoGraph)

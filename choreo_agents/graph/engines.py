@@ -88,6 +88,22 @@ def engines_among(agents: Iterable[EngineUser]) -> Iterator[Engine]:
     return (agent.engine for agent in agents if agent.engine is not None)
 
 
+def serving_together(engines: Iterable[Engine]) -> tuple[Engine, ...]:
+    """The same, each once.
+
+    Raises:
+        InvalidRequestError: Two of them run one model: each would take what the other has encoded for forgotten.
+    """
+    different = tuple(dict.fromkeys(engines))
+    if len({engine.model.adapter.fingerprint for engine in different}) < len(different):
+        names = ", ".join(repr(engine.model.name) for engine in different)
+        raise InvalidRequestError(
+            f"agents of the graph, or of its subgraphs, run on several engines of one model ({names}), and none of "
+            "these knows what another has encoded: load it once, and give all of them the same engine"
+        )
+    return different
+
+
 def sealing_of(engines: Sequence[Engine]) -> Engine | None:
     """The engine whose tenant's key seals what is said in a graph: all of its nodes seal and check with this one.
 

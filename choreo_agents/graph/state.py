@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, NotRequired
 
 from langchain_core.messages import AnyMessage
 from langgraph.graph.message import add_messages
+from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from choreo_agents.kv.handle import base_model
@@ -108,6 +112,19 @@ def _by_model(entry: HandleEntry) -> dict[str, dict[str, Any]]:
     own, also = entry.get("handle"), entry.get("also")
     named = {base_model(str(own["model"])): own} if isinstance(own, dict) and "model" in own else {}
     return {**(also if isinstance(also, dict) else {}), **named}
+
+
+def with_said(state: Any, update: Mapping[str, Any]) -> Any:
+    """A graph's state, in any form, as it is after an update of what agents say."""
+    before = state.get if isinstance(state, Mapping) else partial(getattr, state)
+    handles = merge_entries(before("handles", None), list(update.get("handles") or []))
+    messages: Any = add_messages(list(before("messages", None) or []), list(update.get("messages") or []))
+    if isinstance(state, Mapping):
+        return {**state, "handles": handles, "messages": messages}
+    if isinstance(state, BaseModel):
+        return state.model_copy(update={"handles": handles, "messages": messages})
+    is_data = dataclasses.is_dataclass(state) and not isinstance(state, type)
+    return dataclasses.replace(state, handles=handles, messages=messages) if is_data else state
 
 
 class ChoreoState(TypedDict, total=False):

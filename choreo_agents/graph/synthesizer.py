@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
-from operator import add
 from typing import Any, Self
 
 from langchain_core.runnables import RunnableConfig
@@ -120,9 +119,15 @@ async def _early(
         said = await AgentTurn(agent, engine, state, config, late).speak(lambda: gathering.next_superstep)
         # What it has seen comes with it: a route behind it runs before its superstep ends, and sees this only.
         seen = [branch.update for branch in gathering.taken()]
-        before = {name: [each for update in seen for each in update.get(name) or []] for name in said}
+        channels = ("handles", "messages")
+        before = {name: [each for update in seen for each in update.get(name) or []] for name in channels}
         written = await with_update(agent, said, state, config)
-        return rewritten(written, {name: partial(add, many) for name, many in before.items()})
+        return rewritten(written, {name: partial(_behind, many) for name, many in before.items()})
+
+
+def _behind(before: Sequence[Any], written: Any) -> Any:
+    """What is written to a channel behind what branches wrote, unless it overwrites all of that."""
+    return [*before, *written] if isinstance(written, list) else written
 
 
 def _longest(home: str, engine: Engine, node: str, agent: Speaker, speakers: frozenset[str]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from choreo_agents.engine import Engine
@@ -11,7 +11,7 @@ from choreo_agents.errors import VisibilityError, VisibilityWarning
 from choreo_agents.graph.audit.labels import Declared, Labels
 from choreo_agents.graph.audit.policy import OnViolation
 from choreo_agents.graph.state import HandleEntry
-from choreo_agents.graph.visibility import REENCODED, Channel, source_of_author
+from choreo_agents.graph.visibility import EVERYONE, REENCODED, Channel, source_of_author
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,14 @@ class Guard:
     """What must not reach one reader. All names are those of its own graph."""
 
     hidden: frozenset[str] = frozenset()
-    """Sources that are declared private to it."""
+    """Sources that are declared private to it; in a stock graph, `EVERYONE` among them."""
     forbidden: Mapping[Channel, frozenset[str]] = field(default_factory=dict)
     """Contexts that a policy keeps from it."""
     on_violation: OnViolation = "raise"
     declared: Declared = field(default_factory=Declared)
     """What its graph declares: by that it is known who said what."""
+    spared: frozenset[str] = frozenset()
+    """If everyone is private to it, who is not: whom it names, and its own persona."""
 
     def watch(self, engine: Engine, reader: str, others: Iterable[Engine] = ()) -> Watch:
         """What looks at one call of the reader: a node, by its path; `others` serve the graph, too."""
@@ -47,6 +49,7 @@ class Watch:
         self._model = engine.model.adapter.fingerprint
         self._reader = reader
         self._entries: Sequence[HandleEntry] = ()
+        self._hidden: frozenset[str] = frozenset()
         self._labels = Labels(self._engines, Declared(), ())
 
     def admits(self, entry: HandleEntry, entries: Sequence[HandleEntry], *, words_only: bool = False) -> bool:
@@ -66,6 +69,7 @@ class Watch:
         if entries is not self._entries:
             home = self._reader.rpartition("|")[0]
             self._entries, self._labels = entries, Labels(self._engines, guard.declared, entries, home)
+            self._hidden = guard.hidden if EVERYONE not in guard.hidden else guard.hidden.union(self._unnamed())
         broken = self._broken(entry, words_only)
         if broken is None:
             return True
@@ -84,13 +88,23 @@ class Watch:
             return True
         raise VisibilityError(message)
 
+    def _unnamed(self) -> Iterator[str]:
+        """Who has said anything, and is neither named to the reader nor of its own."""
+        for entry in self._entries:
+            source, persona = (
+                source_of_author(name, self._reader)
+                for name in (entry["author"], entry.get("persona", entry["author"]))
+            )
+            if source is not None and not {source, persona} & {*self._guard.spared, self._reader.rpartition("|")[2]}:
+                yield source
+
     def _broken(self, entry: HandleEntry, words_only: bool) -> tuple[Channel, str] | None:
         """The first promise that the view would break."""
         guard, node = self._guard, self._reader.rsplit("|", maxsplit=1)[-1]
         reached = sorted(self._labels.of(entry, self._model) or ())
         for name, channel in () if words_only else reached:
             source = name.partition("|")[0]  # what is said in a graph that is a node is that node's
-            if channel == "encoding" and source in guard.hidden:
+            if channel == "encoding" and source in self._hidden:
                 return "encoding", f"{source!r} is declared private to {node!r}"
         for name, channel in reached:
             through: Channel = "words" if words_only else channel

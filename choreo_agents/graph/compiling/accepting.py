@@ -29,7 +29,7 @@ def unwrapped(node: Any) -> tuple[Any, RetryPolicy | None]:
     policy: RetryPolicy | None = None
     wrapped, agent = node, node
     configs: list[Any] = []
-    while isinstance(agent, RunnableBindingBase):
+    while isinstance(agent, RunnableBindingBase) and not agent.config_factories:
         if isinstance(agent, RunnableRetry):
             policy = policy or _policy_of(agent)
         elif type(agent) is not RunnableBinding or agent.kwargs:
@@ -47,16 +47,21 @@ def unwrapped(node: Any) -> tuple[Any, RetryPolicy | None]:
         return agent, policy
     agent = copy.copy(agent)
     for config in reversed(configs):
-        if others := sorted(config.keys() - {"tags", "metadata", "run_name", "callbacks", "recursion_limit"}):
+        if others := sorted(config.keys() - {"tags", "metadata", "run_name", "recursion_limit"}):
             raise InvalidRequestError(f"agent {agent.name!r} is wrapped with {others[0]!r}, which a run says")
         agent.tags = [*agent.tags, *(config.get("tags") or ())]
         agent.metadata = {**agent.metadata, **(config.get("metadata") or {})}
     return agent, policy
 
 
+_WAITS = {"initial": "initial_interval", "max": "max_interval", "exp_base": "backoff_factor"}
+"""What a runnable's retries are told about waiting, as LangGraph calls it."""
+
+
 def _policy_of(retry: Any) -> RetryPolicy:
-    kinds = retry.retry_exception_types
+    kinds, waits = retry.retry_exception_types, retry.exponential_jitter_params or {}
     return RetryPolicy(
+        **{ours: waits[theirs] for theirs, ours in _WAITS.items() if theirs in waits},
         max_attempts=retry.max_attempt_number,
         jitter=retry.wait_exponential_jitter,
         retry_on=kinds if callable(kinds) else tuple(kinds),

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from choreo_agents.engine.messages.seals import Seals
 from choreo_agents.graph.by_model import handles_of, model_of
 from choreo_agents.graph.provenance.notes import (
+    CONFIDENTIAL,
     NOTED,
     SEALS,
     SOURCE,
@@ -126,9 +127,9 @@ class Conversation:
         noted |= {"speaker": claim.author.rpartition("|")[2], "seals": {**claim.seals, "digest": None}}
         return message.model_copy(update={"response_metadata": {**message.response_metadata, NOTED: noted}})
 
-    def signed(self, message: BaseMessage, author: str, step: str) -> BaseMessage:
-        """A message that a plain node wrote in this step of a run."""
-        marks = {SOURCE: author, STEP: step}
+    def signed(self, message: BaseMessage, author: str, step: str, *, confidential: bool = False) -> BaseMessage:
+        """A message that a plain node, or an agent's own function, wrote in this step of a run."""
+        marks = {SOURCE: author, STEP: step} | ({CONFIDENTIAL: True} if confidential else {})
         bare = stripped(message)
         return self.sealed(bare.model_copy(update={"additional_kwargs": {**bare.additional_kwargs, **marks}}))
 

@@ -20,9 +20,7 @@ from choreo_agents.graph.provenance.conversation import Conversation, found_conv
 from choreo_agents.graph.provenance.notary import Notary, warn_unproven
 from choreo_agents.graph.provenance.notes import (
     NOTED,
-    SEALS,
-    SOURCE,
-    STEP,
+    SIGNED,
     claim_of,
     digest_of,
     drops_thoughts,
@@ -273,9 +271,7 @@ def _readable(written: Any) -> Iterator[BaseMessage]:
 
 def _claims(message: BaseMessage) -> bool:
     """Whether anything of ours stands on a message, true or not."""
-    return NOTED in message.response_metadata or any(
-        name in message.additional_kwargs for name in (SOURCE, STEP, SEALS)
-    )
+    return NOTED in message.response_metadata or any(name in message.additional_kwargs for name in SIGNED)
 
 
 def _removal(name: str) -> RemoveMessage:

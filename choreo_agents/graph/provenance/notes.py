@@ -17,6 +17,9 @@ NOTED = "choreo"
 """In `response_metadata`: what an agent notes on its own message."""
 SOURCE, STEP, SEALS = "choreo_source", "choreo_step", "choreo_seals"
 """In `additional_kwargs`: what a plain node's message is signed with."""
+CONFIDENTIAL = "choreo_confidential"
+"""There also, of what the function of a confidential agent has made of its messages."""
+SIGNED = (SOURCE, STEP, SEALS, CONFIDENTIAL)
 UNPROVEN = "unproven"
 """In an agent's notes: whose message it says that it is, where no seal proves it."""
 REASONING = "reasoning"
@@ -54,13 +57,14 @@ def claim_of(message: BaseMessage) -> Claim | None:
     signed = message.additional_kwargs
     if SOURCE not in signed:
         return None
-    return Claim(str(signed[SOURCE]), None, False, _mapping(signed.get(SEALS)), {"step": signed.get(STEP)})
+    is_marked = bool(signed.get(CONFIDENTIAL))
+    return Claim(str(signed[SOURCE]), None, is_marked, _mapping(signed.get(SEALS)), {"step": signed.get(STEP)})
 
 
 def stripped(message: BaseMessage, unproven: Mapping[str, Any] | None = None) -> BaseMessage:
     """A message that says nothing of who said it, but for what nobody could prove."""
     metadata = {name: value for name, value in message.response_metadata.items() if name != NOTED}
-    signed = {name: value for name, value in message.additional_kwargs.items() if name not in (SOURCE, STEP, SEALS)}
+    signed = {name: value for name, value in message.additional_kwargs.items() if name not in SIGNED}
     if unproven is not None:
         metadata[NOTED] = {UNPROVEN: dict(unproven)}
     return message.model_copy(update={"response_metadata": metadata, "additional_kwargs": signed})
@@ -109,7 +113,8 @@ def handle_of(message: BaseMessage, model: str) -> MessageHandle | None:
 
 def is_confidential(message: BaseMessage) -> bool:
     """Whether the agent that said it keeps its messages to itself."""
-    return bool({**said(message), **(unproven_of(message) or {})}.get("confidential"))
+    claim = claim_of(message)
+    return bool((unproven_of(message) or {}).get("confidential")) or (claim is not None and claim.confidential)
 
 
 def is_edited(message: BaseMessage) -> bool:

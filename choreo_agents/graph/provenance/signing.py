@@ -15,11 +15,20 @@ from choreo_agents.graph.langgraph_internals import author_of, channel_values, o
 from choreo_agents.graph.provenance.authorship import Authorship
 from choreo_agents.graph.provenance.conversation import Conversation
 from choreo_agents.graph.provenance.notary import notary_of
-from choreo_agents.graph.provenance.notes import SOURCE, STEP, claim_of, digest_of, drops_thoughts, is_edited, stripped
+from choreo_agents.graph.provenance.notes import (
+    CONFIDENTIAL,
+    SOURCE,
+    STEP,
+    claim_of,
+    digest_of,
+    drops_thoughts,
+    is_edited,
+    stripped,
+)
 from choreo_agents.graph.provenance.updates import listed_messages, rewritten
 
 
-def sign(output: Any, config: RunnableConfig, persona: str | None = None) -> Any:
+def sign(output: Any, config: RunnableConfig, persona: str | None = None, *, confidential: bool = False) -> Any:
     """A plain node's output in any form that LangGraph takes, with the node's name on the messages that it adds.
 
     What it only hands on stays as it is: what stands in the state, people's and instructions with an id, what was said
@@ -30,15 +39,17 @@ def sign(output: Any, config: RunnableConfig, persona: str | None = None) -> Any
         output: What it returned.
         config: Its own.
         persona: Whose node it is declared to be; None: its own.
+        confidential: Whether what it adds of its own is a private context.
     """
-    return rewritten(output, {"messages": _Signature(config, persona).put_on})
+    return rewritten(output, {"messages": _Signature(config, persona, confidential).put_on})
 
 
 class _Signature:
     """Of one execution of one node."""
 
-    def __init__(self, config: RunnableConfig, persona: str | None) -> None:
+    def __init__(self, config: RunnableConfig, persona: str | None, confidential: bool) -> None:
         self._config = config
+        self._is_confidential = confidential
         self._author = author_of(config, "")
         home = self._author.rpartition("|")[0]
         self._authorship = Authorship(self._author, f"{home}|{persona}" if home and persona else persona)
@@ -87,9 +98,10 @@ class _Signature:
     def _own(self, message: BaseMessage) -> BaseMessage:
         named, step = _named(message), run_step_of(self._config)
         if self._conversation is not None:
-            return self._conversation.signed(named, self._author, step)
+            return self._conversation.signed(named, self._author, step, confidential=self._is_confidential)
         bare = stripped(named)
         signed = {**bare.additional_kwargs, SOURCE: self._author, STEP: step}
+        signed |= {CONFIDENTIAL: True} if self._is_confidential else {}
         return bare.model_copy(update={"additional_kwargs": signed})
 
     def _covers(self, message: BaseMessage) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -12,14 +11,12 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphInterrupt
-from langgraph.graph.message import add_messages
-from pydantic import BaseModel
 from typing_extensions import is_typeddict
 
 from choreo_agents.errors import InvalidRequestError, QuorumError
 from choreo_agents.graph import langgraph_internals
 from choreo_agents.graph.quorum.board import Board, BranchUpdate, board_of
-from choreo_agents.graph.state import merge_entries
+from choreo_agents.graph.state import with_said
 from choreo_agents.graph.turn.turn import Speaker
 from choreo_agents.graph.words.entries import said_in
 
@@ -197,19 +194,9 @@ def _place(branch: BranchUpdate) -> tuple[str, int]:
 
 def with_branches(state: Any, branches: Sequence[BranchUpdate]) -> Any:
     """The state as it is after these branches."""
-    channels = {name: _channel(state, name) for name in ("handles", "messages")}
     for branch in branches:
-        channels["handles"] = merge_entries(channels["handles"], list(branch.update.get("handles") or []))
-        channels["messages"] = add_messages(channels["messages"], list(branch.update.get("messages") or []))
-    if isinstance(state, Mapping):
-        return {**state, **channels}
-    if isinstance(state, BaseModel):
-        return state.model_copy(update=channels)
-    return dataclasses.replace(state, **channels)
-
-
-def _channel(state: Any, name: str) -> Any:
-    return (state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)) or []
+        state = with_said(state, branch.update)
+    return state
 
 
 async def _done_before(config: RunnableConfig, authors: frozenset[str]) -> list[BranchUpdate]:

@@ -7,12 +7,11 @@ from typing import Any, Protocol
 
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
-from langgraph.graph.message import add_messages
 from langgraph.types import Command
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.provenance.signing import sign
-from choreo_agents.graph.state import merge_entries
+from choreo_agents.graph.state import with_said
 from choreo_agents.graph.words.told import called
 
 Update = Callable[..., Any]
@@ -25,6 +24,7 @@ class Updating(Protocol):
 
     name: str
     persona: str | None
+    confidential: bool
     update: Update | None
 
 
@@ -44,7 +44,7 @@ async def with_update(agent: Updating, said: dict[str, Any], state: Any, config:
         return said
     messages: Sequence[AIMessage] = said["messages"]
     words = messages[0] if len(messages) == 1 else list(messages)
-    found = await called(agent.update, [words, _after(state, said)], config)
+    found = await called(agent.update, [words, with_said(state, said)], config)
     command = found if isinstance(found, Command) else None
     written = found if command is None else command.update
     added = dict(written) if isinstance(written, Mapping) else {} if written is None else None
@@ -53,19 +53,11 @@ async def with_update(agent: Updating, said: dict[str, Any], state: Any, config:
         raise InvalidRequestError(
             f"the update of {agent.name!r} must be a dict of channels or a Command of one, not {what}"
         )
-    signed = sign(added, config, agent.persona)
-    whole = {**said, **signed}
-    if (more := signed.get("messages")) is not None:
-        whole["messages"] = [*messages, *(more if isinstance(more, list) else [more])]
+    signed = sign(added, config, agent.persona, confidential=agent.confidential)
+    more = signed.pop("messages", None) or []
+    # Else it overwrites the channel.
+    whole = {**said, **signed, "messages": [*messages, *more] if isinstance(more, list) else more}
     if command is None:
         return whole
     routed: Any = Command(graph=command.graph, update=whole, resume=command.resume, goto=command.goto)
     return routed  # type: ignore[no-any-return]
-
-
-def _after(state: Any, said: Mapping[str, Any]) -> Any:
-    """The state with what was said in it: where control is sent, it is passed on."""
-    if not isinstance(state, Mapping):
-        return state
-    messages: Any = add_messages(list(state.get("messages") or []), list(said["messages"]))
-    return {**state, "handles": merge_entries(state.get("handles"), said["handles"]), "messages": messages}

@@ -125,9 +125,8 @@ class Reading:
         if not told and not (shown and self._words.instructs(shown[0].entry)):
             for handle in await self._turns.default_instructions():
                 view.add(handle)
-        if left:
-            unkept = [self._words.of(entry) for entry, _ in left]
-            self.summary = await summary([words for words in unkept if words is not None])
+        if left and self._reader.keep is not None and self._reader.keep.summary is not None:
+            self.summary = await summary(self._unkept(left))
             await self.showing.summarise(view, self.summary)
             self.rendered.ask(self.summary, confidential=any(entry["confidential"] for entry, _ in left))
         self.showing.copies += await self._branches.stand_in(shown)
@@ -143,6 +142,13 @@ class Reading:
         if closed:
             await self._turns.close(view)
         return view
+
+    def _unkept(self, left: Sequence[SeenEntry]) -> list[BaseMessage]:
+        """The words of messages that the reader does not keep, no more of them than it would have had in its view."""
+        for entry, _ in left:
+            self.showing.require_words(entry, self.entries)
+        unkept = [(entry, self._words.seen(entry, rule.mode)) for entry, rule in left]
+        return [self._as_seen(entry, words) for entry, words in unkept if words is not None]
 
     def _as_seen(self, entry: HandleEntry, words: BaseMessage) -> BaseMessage:
         """A message with the thoughts before it only if its reader's view has them: its own, as far as it recalls."""

@@ -46,6 +46,11 @@ class ReaderWords:
         name = entry["message_id"]
         return self._reworded.get(name, self._said.get(name))
 
+    def seen(self, entry: HandleEntry, mode: VisibilityMode) -> BaseMessage | None:
+        """A message in the words that a mode makes of it for the reader; None if nobody sent them."""
+        said = self.in_state(entry)
+        return said if said is None or mode.reword is None else self._in_mode(entry, said, mode)
+
     def handle(self, entry: HandleEntry) -> MessageHandle:
         """What a message is to the reader's model, which has encoded it."""
         return self._bound.handle(entry)
@@ -123,14 +128,17 @@ class ReaderWords:
                 f"what {entry['author']!r} said is to be re-worded ({mode.name}), and its handle was sent without its "
                 f"words: send message {name!r} itself, too, as choreo_agents.send does"
             )
+        called, reworded = tools_called(self._said.values()), self._in_mode(entry, self._said[name], mode)
+        text, kind = message_as(reworded, engine.chat, later=later, told=told, called=called)
+        return list(engine.model.encode(text)), kind
+
+    def _in_mode(self, entry: HandleEntry, said: BaseMessage, mode: VisibilityMode) -> BaseMessage:
+        name = entry["message_id"]
         if name not in self._reworded:
-            said = self._said[name]
             # Of calls it says nothing: what they were called with is part of what it re-words.
             calls: dict[str, Any] = {"tool_calls": [], "invalid_tool_calls": []} if isinstance(said, AIMessage) else {}
             self._reworded[name] = said.model_copy(update={"content": mode.says(str(said.text)), **calls})
-        called = tools_called(self._said.values())
-        text, kind = message_as(self._reworded[name], engine.chat, later=later, told=told, called=called)
-        return list(engine.model.encode(text)), kind
+        return self._reworded[name]
 
 
 def context_path(name: str, place: RunPlace) -> str:

@@ -103,6 +103,11 @@ class ShownMessages:
         length = shown.length if isinstance(shown, MessageHandle) else len(self._engine.model.encode(shown))
         return length + (0 if prompt is None else int(prompt["length"]) + self._turns.length("part"))
 
+    def require_words(self, entry: HandleEntry, entries: Sequence[HandleEntry]) -> None:
+        """Raise `VisibilityError` if a policy keeps from the reader what a message of all `entries` says."""
+        if not self._reader.has_said(entry):
+            self._watch.admits(entry, entries, words_only=True)
+
     async def append(self, view: PlacedView, entry: HandleEntry, rule: Rule, entries: Sequence[HandleEntry]) -> None:
         """Append a message of all `entries` by the rule for its source."""
         handle = self._bound.handle(entry)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from choreo_agents.errors import VisibilityError
@@ -36,23 +36,24 @@ class VisibilityTable:
         if source == reader:
             raise VisibilityError(f"{reader!r} always sees its own messages: leave the rule out")
         if source == EVERYONE:
-            self.others[reader] = rule
+            _require_same(source, reader, self.others.setdefault(reader, rule), rule)
             return
         rules = self.rules.setdefault(reader, {})
         if (source, reader) in self._explicit:
-            if explicit and rules[source] != rule:
-                raise VisibilityError(
-                    f"how {reader!r} sees {source!r} is declared twice: {rules[source]} and {rule}. Keep one of them"
-                )
+            if explicit:
+                _require_same(source, reader, rules[source], rule)
             return
         rules[source] = rule
         if explicit:
             self._explicit.add((source, reader))
 
-    def change(self, source: str, reader: str, rule: Rule) -> None:
-        """Replace a declaration, whoever made it."""
+    def change(self, source: str, reader: str, rule: Rule, *, explicit: bool = False) -> None:
+        """Replace a declaration, whoever made it; `explicit`: by one of this very pair."""
+        if source == EVERYONE:
+            self.others[reader] = rule
+            return
         self.rules.setdefault(reader, {})[source] = rule
-        self._changed.add((source, reader))
+        (self._explicit if explicit else self._changed).add((source, reader))
 
     def everyone(self, reader: str) -> Rule | None:
         """How a reader sees all whom it does not name; None: not at all."""
@@ -91,33 +92,46 @@ class VisibilityTable:
     def require_nodes(self, nodes: Iterable[str]) -> None:
         """Raise `VisibilityError` if a declaration names no node."""
         known = set(nodes)
-        for reader, rules in self.rules.items():
-            for source in rules:
-                for name, allowed in ((reader, known), (source, known | {START_SOURCE})):
-                    if name not in allowed:
-                        raise VisibilityError(
-                            f"the visibility {source!r} to {reader!r} names no node: {name!r}. "
-                            f"Nodes: {', '.join(sorted(known))}"
-                        )
+        for source, reader, _ in self._rules():
+            for name, allowed in ((reader, known), (source, known | {START_SOURCE, EVERYONE})):
+                if name not in allowed:
+                    raise VisibilityError(
+                        f"the visibility {source!r} to {reader!r} names no node: {name!r}. "
+                        f"Nodes: {', '.join(sorted(known))}"
+                    )
 
     def require_contexts(self, contexts: Iterable[str]) -> None:
         """Raise `VisibilityError` if a scope names no private context whose text the graph's own agents have."""
         known = sorted(contexts)
+        everyone = [] if self.default is None else [(EVERYONE, EVERYONE, self.default)]
+        for source, reader, rule in (*self._rules(), *everyone):
+            for name in rule.contexts:
+                if name not in known:
+                    there = f"there are {_quoted(known)}" if known else "the graph has none"
+                    raise VisibilityError(
+                        f"the visibility {source!r} to {reader!r} names no private context that words can be "
+                        f"encoded in: {name!r}: {there}"
+                    )
+
+    def _rules(self) -> Iterator[tuple[str, str, Rule]]:
+        """Every (source, reader, rule) that names its reader; of everyone as of `EVERYONE`."""
         for reader, rules in self.rules.items():
-            for source, rule in rules.items():
-                for name in rule.contexts:
-                    if name not in known:
-                        there = f"there are {_quoted(known)}" if known else "the graph has none"
-                        raise VisibilityError(
-                            f"the visibility {source!r} to {reader!r} names no private context that words can be "
-                            f"encoded in: {name!r}: {there}"
-                        )
+            yield from ((source, reader, rule) for source, rule in rules.items())
+        yield from ((EVERYONE, reader, rule) for reader, rule in self.others.items())
 
 
 def rule_between(table: Mapping[str, Mapping[str, Rule]], source: str, reader: str) -> Rule | None:
     """What a table of declarations says of a pair of nodes; None: nothing."""
     rules = table.get(reader, {})
     return rules.get(source, None if source == START_SOURCE else rules.get(EVERYONE))
+
+
+def _require_same(source: str, reader: str, declared: Rule, rule: Rule) -> None:
+    """Raise `VisibilityError` if how a reader sees a source is declared in two ways."""
+    if declared != rule:
+        raise VisibilityError(
+            f"how {reader!r} sees {source!r} is declared twice: {declared} and {rule}. Keep one of them"
+        )
 
 
 def _quoted(names: Iterable[str]) -> str:

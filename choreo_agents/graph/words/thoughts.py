@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -129,7 +129,7 @@ def recalled(engine: Engine, entry: HandleEntry, words: BaseMessage | None) -> M
         words: Of it: where what was decoded is no more, or was edited, the thoughts that stand in them are to be
             encoded.
     """
-    if recalls(engine.chat, entry):
+    if recalls(engine.chat, entry) and not _is_anothers(entry.get("thoughts"), engine):
         noted = entry.get("thoughts")
         found = None if noted is None else known_handle(engine, MessageHandle.model_validate(noted))
         said = None if words is None or found is not None else thought_out(words, engine.chat)
@@ -137,6 +137,11 @@ def recalled(engine: Engine, entry: HandleEntry, words: BaseMessage | None) -> M
             return shown
     own = handle_for(entry, engine.model.adapter.fingerprint)
     return own or MessageHandle.model_validate(entry["handle"])
+
+
+def _is_anothers(noted: Mapping[str, Any] | None, engine: Engine) -> bool:
+    """Whether thoughts are another model's: they stand in its encodings, and do not go along."""
+    return noted is not None and MessageHandle.model_validate(noted).base_model != engine.model.adapter.fingerprint
 
 
 def opening_of(agent: Thinker, state: Any) -> dict[str, str]:

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import operator
+import warnings
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
+from langgraph.graph.message import add_messages
 from langgraph.runtime import Runtime
-from langgraph.types import Command
+from langgraph.types import Command, Overwrite
+from pydantic import BaseModel
 from support.graphs import QUESTION, agent, speakers_of, words_seen
 from typing_extensions import TypedDict
 
-from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Engine, Keep, Sampling, Worker
-from choreo_agents.errors import InvalidRequestError
+from choreo_agents import (
+    END,
+    START,
+    Agent,
+    ChoreoGraph,
+    ChoreoState,
+    Engine,
+    Keep,
+    Policy,
+    Sampling,
+    VisibilityMode,
+    Worker,
+)
+from choreo_agents.errors import InvalidRequestError, VisibilityWarning
+from choreo_agents.graph.state import merge_entries
 
 
 class Report(ChoreoState):
@@ -24,6 +42,21 @@ class Report(ChoreoState):
 
     plan: str
     words: Annotated[list[str], operator.add]
+
+
+class Modelled(BaseModel):
+    """The same as pydantic has it."""
+
+    handles: Annotated[list[Any], merge_entries] = []
+    messages: Annotated[list[Any], add_messages] = []
+    plan: str = ""
+
+
+@dataclass
+class Data:
+    handles: Annotated[list[Any], merge_entries] = field(default_factory=list)
+    messages: Annotated[list[Any], add_messages] = field(default_factory=list)
+    plan: str = ""
 
 
 def seen_by(engine: Engine, state: dict[str, Any], author: str) -> list[tuple[str | None, str]]:
@@ -227,6 +260,85 @@ def test_a_summary_stands_for_what_is_not_kept(engine: Engine) -> None:
     assert state["handles"][-1]["told"] == ["Before that, 6 messages were said."]
 
 
+def test_a_summary_is_made_of_what_its_agent_may_see(engine: Engine) -> None:
+    asked: list[BaseMessage] = []
+    redacted = VisibilityMode("redacted", "words", reword=lambda words: "Redacted.")
+    graph = line(agent("ann"), agent("eve"), agent("bob", history=Keep(last=1, summary=asked.extend)))
+    graph.share("ann", "bob", redacted)
+    graph.compile(engine=engine).invoke(QUESTION)
+    assert [message.text for message in asked] == [QUESTION["messages"][0][1], "Redacted."]
+
+
+@pytest.mark.filterwarnings("ignore::choreo_agents.errors.VisibilityWarning")
+def test_what_a_policy_keeps_from_an_agent_is_looked_for_in_what_is_summarised(engine: Engine) -> None:
+    policy = Policy(confidential={"plan": {"ann"}}, channels={"words"}, on_violation="warn")  # type: ignore[arg-type]
+
+    def made(summary: Any) -> Any:
+        bob = agent("bob", history=Keep(last=0, summary=summary))
+        graph = line(agent("plan", confidential=True), agent("ann"), bob, policy=policy)
+        return graph.share("plan", "ann", "reencoded").compile(engine=engine)
+
+    with pytest.warns(VisibilityWarning, match="the words of 'ann' may have been made of it"):
+        made(lambda messages: "Nothing.").invoke(QUESTION)
+    with warnings.catch_warnings(record=True) as told:
+        made(None).invoke(QUESTION)
+    assert not [each for each in told if "the words of 'ann'" in str(each.message)], "nobody was shown them"
+
+
+@pytest.mark.parametrize("schema", [Report, Modelled, Data])
+def test_an_update_is_told_the_state_with_what_was_said_in_any_form(engine: Engine, schema: Any) -> None:
+    told: list[Any] = []
+
+    def note(said: AIMessage, state: Any) -> dict[str, Any]:
+        told.append(state if isinstance(state, dict) else vars(state))
+        return {"plan": "noted", "messages": None}
+
+    graph = ChoreoGraph(schema)
+    graph.add_node(agent("ann", update=note)).add_edge(START, "ann")
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    assert told[0]["messages"] == state["messages"] and len(told[0]["messages"]) == 2
+    assert [entry["author"] for entry in told[0]["handles"]] == [START, "ann"] and state["plan"] == "noted"
+
+
+def test_an_update_may_overwrite_what_was_said(engine: Engine) -> None:
+    def again(said: AIMessage, state: Any) -> dict[str, Any]:
+        return {"messages": Overwrite([state["messages"][0], said])}
+
+    state = line(agent("ann"), agent("bob", update=again), agent("eve")).compile(engine=engine).invoke(QUESTION)
+    assert [message.name for message in state["messages"]] == [None, "bob", "eve"]
+    assert [name for name, _ in seen_by(engine, state, "eve")] == [START, "bob"]
+
+
+@pytest.mark.parametrize("stock", [False, True])
+def test_what_a_confidential_agents_update_says_is_confidential(engine: Engine, stock: bool) -> None:
+    def more(said: AIMessage) -> dict[str, Any]:
+        return {"messages": [AIMessage(f"Secret: {said.text}")]}
+
+    options: Any = {"engine": engine, "reads": {"*": "shared"}} if stock else {}
+    graph: Any = StateGraph(Report) if stock else ChoreoGraph(Report, visibility="shared")
+    names = ("plan", "ann", "bob")
+    for before, name in zip((START, *names), names, strict=False):
+        own: Any = {"update": more, "confidential": True} if name == "plan" else {}
+        reads: Any = {"reads": {"*": "shared", "plan": "reencoded"}} if name == "bob" else {}
+        graph.add_node(name, agent(name, **own, **(options | reads)))
+        graph.add_edge(before, name)
+    app = graph.compile() if stock else graph.compile(engine=engine)
+    state = app.invoke(QUESTION)
+    assert [name for name, _ in seen_by(engine, state, "ann")] == [START]
+    # In a stock graph nobody signs: whose it is, is what it says itself.
+    said_by = START if stock else "plan"
+    assert [name for name, _ in seen_by(engine, state, "bob")] == [START, "plan", said_by, "ann"]
+    assert {(entry["author"], entry["confidential"]) for entry in state["handles"]} == {
+        (START, False),
+        ("plan", True),
+        (said_by, True),
+        ("ann", False),
+        ("bob", False),
+    }
+    if not stock:
+        assert not [found for found in app.audit(state).findings if found.reader == "ann"]
+
+
 def test_instructions_are_kept_in_any_case(engine: Engine) -> None:
     graph = line(agent("ann"), agent("bob", history=1))
     state = graph.compile(engine=engine).invoke({"messages": [("system", "Be brief."), ("user", "What?")]})
@@ -263,18 +375,25 @@ def test_retries_tags_and_metadata_are_taken_over_from_wrappers(engine: Engine) 
 
     wrapped = agent("ann", prompt=prompt).with_config(tags=["nostream"], metadata={"team": "red"})
     wrapped = wrapped.with_retry(
-        retry_if_exception_type=(OSError,), stop_after_attempt=3, wait_exponential_jitter=False
+        retry_if_exception_type=(OSError,),
+        stop_after_attempt=3,
+        wait_exponential_jitter=False,
+        exponential_jitter_params={"initial": 0.01, "max": 0.02},
     )
     graph = ChoreoGraph()
     graph.add_node("ann", wrapped)
     graph.add_edge(START, "ann")
     found: Any = graph.nodes["ann"].runnable
+    policy: Any = graph.nodes["ann"].retry_policy
+    assert (policy.initial_interval, policy.max_interval, policy.max_attempts) == (0.01, 0.02, 3)
     assert found.tags == ["nostream"] and found.metadata == {"team": "red"}
     state = graph.compile(engine=engine).invoke(QUESTION)
     assert len(tried) == 3 and state["messages"][-1].name == "ann"
     for other in (
         agent("bob").bind(stop=["x"]),
         agent("bob").with_config(configurable={"a": 1}),
+        agent("bob").with_config(callbacks=[BaseCallbackHandler()]),
+        agent("bob").with_listeners(on_end=lambda run: None),
         agent("bob").with_fallbacks([agent("eve")]),
     ):
         with pytest.raises(InvalidRequestError, match=r"wrapped|sequence"):

@@ -37,6 +37,7 @@ CLAIMS: dict[str, dict[str, Any]] = {
     "an agent's notes": {"response_metadata": {"choreo": AGENT}},
     "a persona alone": {"response_metadata": {"choreo": {"persona": "bob"}}},
     "a plain node's signature": {"additional_kwargs": {"choreo_source": "bob", "choreo_step": "x 1"}},
+    "a secret's mark": {"additional_kwargs": {"choreo_confidential": True}},
     "made-up seals": {
         "response_metadata": {
             "choreo": {**AGENT, "seals": {"conversation": "c", "scope": "LangGraph", "identity": "i", "words": "w"}}

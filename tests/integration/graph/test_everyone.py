@@ -6,6 +6,7 @@ import logging
 from typing import Any, Literal
 
 import pytest
+from langchain_core.messages import HumanMessage
 from langgraph.graph import StateGraph
 from langgraph.types import Command
 from support.graphs import QUESTION, agent, speakers_of
@@ -89,6 +90,21 @@ def test_what_is_said_confidentially_is_for_those_alone_to_whom_it_is_declared(e
     assert {f.reader for f in reaches} == {"ann", "bob"}
 
 
+def test_a_rule_that_is_changed_for_a_pair_is_declared_for_it(engine: Engine) -> None:
+    graph = ChoreoGraph(visibility="shared")
+    graph.add_node(agent("plan", confidential=True)).add_node(agent("ann"))
+    graph.add_edge(START, "plan").add_edge("plan", "ann")
+    state = graph.with_rule("plan", "ann", "shared").compile(engine=engine).invoke(QUESTION)
+    assert who_saw(engine, state, "ann") == [START, "plan"]
+    state = (
+        graph.with_rule("plan", "ann", "shared")
+        .with_rule("*", "ann", "private")
+        .compile(engine=engine)
+        .invoke(QUESTION)
+    )
+    assert who_saw(engine, state, "ann") == [START, "plan"]
+
+
 def test_policies_hold_of_pairs_that_nobody_declared(engine: Engine) -> None:
     def made(on_violation: Any) -> ChoreoGraph:
         policy = Policy(confidential={"ann.system": ["ann"]}, on_violation=on_violation)
@@ -112,6 +128,43 @@ def test_an_agent_of_a_stock_graph_reads_everyone(engine: Engine) -> None:
     graph.add_edge(START, "ann").add_edge("ann", "plan").add_edge("plan", "eve").add_edge("eve", "bob")
     state: Any = graph.compile().invoke(QUESTION)  # type: ignore[call-overload]
     assert who_saw(engine, state, "bob") == [START, "ann"] and who_saw(engine, state, "eve") == [START]
+
+
+@pytest.mark.parametrize("hidden", ["pro", "*"])
+def test_a_private_everyone_of_a_stock_graph_is_kept_out_through_whomever(engine: Engine, hidden: str) -> None:
+    def made(mode: Any) -> Any:
+        graph = StateGraph(ChoreoState)
+        graph.add_node("pro", agent("pro", engine=engine))
+        graph.add_node("con", agent("con", engine=engine, reads={"pro": "shared"}))
+        graph.add_node("first", agent("first", engine=engine, persona="judge", reads={"con": mode}))
+        graph.add_node("last", agent("last", engine=engine, persona="judge", reads={hidden: "private", "con": mode}))
+        graph.add_edge(START, "pro").add_edge("pro", "con").add_edge("con", "first").add_edge("first", "last")
+        return graph.compile()
+
+    with pytest.raises(VisibilityError, match="'pro' is declared private to 'last'"):
+        made("shared").invoke(QUESTION)
+    state = made("reencoded").invoke(QUESTION)
+    assert who_saw(engine, state, "last") == [START, "con", "first"]
+
+
+@pytest.mark.parametrize(("name", "inside"), [(None, False), ("brief", False), (None, True)])
+def test_a_subgraphs_agent_is_told_what_was_said_outside_by_a_function(
+    engine: Engine, name: str | None, inside: bool
+) -> None:
+    """As a person's words, with an id, or by one of its own graph: nothing there could declare another source."""
+
+    def brief(state: Any) -> dict[str, Any]:
+        return {"messages": [HumanMessage(f"Boss said: {state['messages'][1].text}", id=name)]}
+
+    inner, graph = ChoreoGraph(visibility="shared"), ChoreoGraph(visibility="shared")
+    graph.add_node(agent("boss")).add_edge(START, "boss")
+    home, before = (inner, START) if inside else (graph, "boss")
+    home.add_node("brief", brief).add_edge(before, "brief")
+    inner.add_node(agent("ann")).add_edge("brief" if inside else START, "ann")
+    graph.add_node("team", inner.compile(engine=engine)).add_edge("boss" if inside else "brief", "team")
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    heard = ["team|brief"] if inside else [START] if name else []
+    assert who_saw(engine, state, "team|ann") == [START, *heard]
 
 
 def test_a_drawing_has_what_holds_of_each_edge_and_declared_pairs_alone(engine: Engine) -> None:

@@ -17,7 +17,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 from langgraph.graph.message import add_messages
-from langgraph.types import CachePolicy, RetryPolicy, TimeoutPolicy, interrupt
+from langgraph.types import CachePolicy, Overwrite, RetryPolicy, TimeoutPolicy, interrupt
 from pydantic import BaseModel
 from support.adapters import save_mapper
 from support.graphs import QUESTION
@@ -276,6 +276,22 @@ def test_with_all_branches_in_nothing_is_different(make_engine: MakeEngine) -> N
         else:
             assert "branches" not in state["messages"][-1].response_metadata["choreo"]
     assert made[0] == made[1] == made[2]
+
+
+class Reported(ChoreoState):
+    report: str
+
+
+@pytest.mark.parametrize("overwrites", [False, True])
+def test_what_it_writes_beside_its_message_is_its_own(engine: Engine, overwrites: bool) -> None:
+    def alone(said: AIMessage, state: Any) -> dict[str, Any]:
+        return {"messages": Overwrite([state["messages"][0], said])} if overwrites else {}
+
+    reader = editor(quorum=3, sampling=SHORT, writes="report", update=alone)
+    state = team(None, reader=reader, state_schema=Reported).compile(engine=engine).invoke(QUESTION)
+    assert state["report"] == state["messages"][-1].text
+    names = ["a", "b", "c", "editor"]
+    assert [message.name for message in state["messages"]] == [None, *(names[3:] if overwrites else names)]
 
 
 def test_without_a_quorum_edges_stay_as_they_are(engine: Engine) -> None:

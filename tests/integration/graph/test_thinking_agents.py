@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from choreo_agents import (
     Agent,
     ChoreoGraph,
     Engine,
+    Keep,
     Memory,
     Policy,
     Rule,
@@ -106,6 +108,17 @@ def test_thoughts_stand_in_a_reasoning_block_and_not_in_the_text(engine: Engine)
     bob = next(message for message in state["messages"] if message.name == "bob")
     assert isinstance(bob.content, str) and bob.usage_metadata is not None
     assert "output_token_details" not in bob.usage_metadata
+
+
+def test_a_summary_is_told_nobody_elses_thoughts(engine: Engine) -> None:
+    told: list[BaseMessage] = []
+    graph = ChoreoGraph(visibility="shared")
+    graph.add_node(Agent("ann", sampling=ANSWER, thinking=9)).add_edge(START, "ann").add_edge("ann", "bob")
+    graph.add_node(Agent("bob", sampling=ANSWER, thinking=False, history=Keep(last=0, summary=told.extend)))
+    state = graph.compile(engine=engine).invoke(QUESTION)
+    [_, ann] = told
+    assert state["messages"][1].content_blocks[0]["type"] == "reasoning"
+    assert ann.content == state["messages"][1].text and ann.name == "ann"
 
 
 @pytest.mark.parametrize("mode", ["share", "reencode"])
@@ -217,6 +230,29 @@ def test_an_agent_recalls_what_it_has_thought_if_its_template_does(
         found = {(f.context, f.reader, f.channel) for f in app.audit(state).findings}
         assert found <= foreseen and ("ann.thoughts", "eve", "words") in foreseen
         assert (("ann.thoughts", "eve", "encoding") in found) is kept, "what she said later has attended to them"
+
+
+def test_thoughts_do_not_go_along_to_another_model(recalling: Engine, tmp_path: Path) -> None:
+    """Whose template would show them, too: they stand in the encodings of the model that has thought them."""
+    tokenizer = tokenizer_for("recalls")
+    save_tiny_llama(tmp_path, seed=1, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    tokenizer.save_pretrained(tmp_path)
+    with Engine.load(tmp_path, memory=Memory(kv_budget_bytes=1 << 23), salt="s") as other:
+        graph = ChoreoGraph()
+        graph.add_node(Agent("ann", engine="one", sampling=ANSWER, thinking=9))
+        for name in ("again", "more"):
+            graph.add_node(name, Agent("ann", engine="other", persona="ann", sampling=ANSWER, thinking=False))
+        graph.add_edge(START, "ann").add_edge("ann", "again").add_edge("again", "more")
+        app = graph.compile(engine={"one": recalling, "other": other})
+        state = app.invoke(QUESTION)
+        [ann] = [m for m in state["messages"] if m.id == state["handles"][1]["message_id"]]
+        assert other.chat.thoughts is not None and other.chat.thoughts.kept and state["handles"][1]["thoughts"]
+        for name in ("again", "more"):
+            seen = texts_of(other, state, name)
+            assert any(ann.text in each for each in seen)
+            assert not any(ann.content[0]["reasoning"] in each for each in seen)
+        assert ("ann.thoughts", "encoding") not in {(f.context, f.channel) for f in app.audit(state).findings}
+        other.check()
 
 
 def longer() -> ChoreoGraph:

@@ -163,6 +163,19 @@ def test_engines_are_named(pair: Pair, make_engine: MakeEngine, names: Any, give
         graph.compile(engine=engine)
 
 
+@pytest.mark.parametrize("inner", [False, True])
+def test_one_model_has_one_engine_whoever_brings_it(pair: Pair, make_engine: MakeEngine, inner: bool) -> None:
+    """Two would replace each other's handles in turn, and an audit asks one of them about both's."""
+    twin, graph = make_engine(), chain([speaker("ann", "small")])
+    if inner:
+        graph.add_node("team", chain([speaker("bob", None)]).compile(engine=twin))  # type: ignore[arg-type]
+    else:
+        graph.add_node(speaker("bob", twin))
+    graph.add_edge("ann", "bob" if not inner else "team")
+    with pytest.raises(InvalidRequestError, match="several engines of one model"):
+        graph.compile(engine=pair.named)
+
+
 def test_one_engine_may_have_many_names_and_one_name_needs_no_choice(pair: Pair) -> None:
     graph = chain([speaker("ann", "quick"), speaker("bob", "thorough")])
     app = graph.compile(engine={"quick": pair.small, "thorough": pair.small})

@@ -44,6 +44,45 @@ def test_what_a_policy_has_changed_stays_without_secrets() -> None:
     assert table.undeclared("me", NODES) == ("a", "b", "c")
 
 
+def test_what_somebody_has_changed_for_a_pair_is_said_of_it() -> None:
+    table = VisibilityTable(default=Rule())
+    table.change("a", "me", Rule("reencoded"), explicit=True)
+    assert table.reads("me", NODES)["a"] == Rule("reencoded")
+    assert table.undeclared("me", NODES) == ("b", "c"), "a secret of a's is declared, too"
+    table.change(EVERYONE, "me", Rule("private"))
+    assert table.reads("me", NODES)["b"] == Rule("private")
+
+
+def test_everyone_is_declared_once() -> None:
+    table = VisibilityTable()
+    table.declare(EVERYONE, "me", Rule("private"))
+    table.declare(EVERYONE, "me", Rule("private"))
+    with pytest.raises(VisibilityError, match=r"sees '\*' is declared twice"):
+        table.declare(EVERYONE, "me", Rule())
+    assert table.reads("me", NODES)["a"] == Rule("private")
+
+
+@pytest.mark.parametrize(("source", "reader"), [(EVERYONE, "mee"), ("a", EVERYONE)])
+def test_who_reads_everyone_is_a_node(source: str, reader: str) -> None:
+    table = VisibilityTable()
+    table.declare("a", "me", Rule())
+    table.declare(EVERYONE, "b", Rule())
+    table.require_nodes(NODES)
+    table.declare(source, reader, Rule())
+    with pytest.raises(VisibilityError, match="names no node"):
+        table.require_nodes(NODES)
+
+
+def test_what_is_encoded_for_everyone_is_encoded_in_contexts_that_there_are() -> None:
+    scoped = Rule("reencoded", scope=("a.system",))
+    table = VisibilityTable()
+    table.declare(EVERYONE, "me", scoped)
+    for declared in (table, VisibilityTable(default=scoped)):
+        declared.require_contexts(["a.system"])
+        with pytest.raises(VisibilityError, match=r"'a\.system': there are 'b\.system'"):
+            declared.require_contexts(["b.system"])
+
+
 def test_a_copy_is_its_own() -> None:
     table = VisibilityTable(default=Rule())
     copied = table.copy()
