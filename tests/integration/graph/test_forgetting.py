@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextvars import ContextVar
+from contextlib import nullcontext
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 import pytest
@@ -180,6 +181,34 @@ def test_subgraphs_and_interrupted_runs_are_their_threads(scripted: Any) -> None
     assert not any(held(engine))
 
 
+def asks_a_graph(engine: Engine, saver: InMemorySaver | None) -> Any:
+    """Ann's prompt is what a graph of its own has said, run by the function that makes the prompt."""
+    helper = ChoreoGraph().add_node(Agent("helper", sampling=SHORT)).add_edge(START, "helper").compile(engine=engine)
+    graph = ChoreoGraph()
+    graph.add_node(Agent("ann", prompt=lambda _: helper.invoke(asked("Help."))["messages"][-1].text, sampling=SHORT))
+    return graph.add_edge(START, "ann").compile(saver, engine=engine)
+
+
+@pytest.mark.parametrize("how", ["forget", "expire", "scope", "close"])
+@pytest.mark.parametrize("kept", [True, False])
+def test_graphs_that_functions_of_an_agent_run_leave_nothing_either(scripted: Any, how: str, kept: bool) -> None:
+    whole = scripted(idle_s=10.0)
+    engine, clock = whole.tenant("acme"), Clock(whole)
+    app = asks_a_graph(engine, InMemorySaver() if kept else None)
+    with engine.scope() if how == "scope" else nullcontext():
+        for _ in range(2):
+            app.invoke(asked(), config() if kept else None)
+        assert engine.stats().threads == (1 if kept else 2) and engine.stats().leases
+    if how == "forget" and kept:
+        app.forget("1")
+    elif how in ("forget", "expire"):
+        clock.now = 20.0
+        engine.threads.expire()
+    elif how == "close":
+        engine.close()
+    assert not any(held(whole))
+
+
 def test_every_engine_of_the_graph_forgets(make_engine: MakeEngine) -> None:
     engines = {"small": make_engine(salt="s"), "large": Script(default="Fine.").load(salt="s")}
     graph = chain([speaker("ann", "small"), speaker("bob", "large")])
@@ -296,6 +325,23 @@ def test_a_scope_around_a_run_ends_what_its_threads_hold(scripted: Any) -> None:
         app.invoke(asked("And Dora?"), config("short"))
         app.forget("short")
         assert held(engine) == before
+
+
+def test_the_end_of_a_scope_is_no_use_of_a_thread(scripted: Any) -> None:
+    engine = scripted(idle_s=100.0)
+    clock = Clock(engine)
+    app = pair_graph().compile(InMemorySaver(), engine=engine)
+    app.invoke(asked(), config("old"))
+    outside = copy_context()
+    with engine.scope():
+        app.invoke(asked("And Carl?"), config("old"))
+        clock.now = 50.0
+        outside.run(app.invoke, asked(), config("new"))
+    clock.now = 101.0
+    engine.threads.expire()
+    assert engine.stats().threads == 1, "the new one: the old one is due"
+    app.forget("new")
+    assert not any(held(engine))
 
 
 # Tenants
