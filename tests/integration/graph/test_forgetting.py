@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import nullcontext
 from contextvars import ContextVar, copy_context
@@ -104,6 +105,49 @@ def test_equal_runs_leave_nothing_on_the_messages_that_they_share(scripted: Any)
         assert len(message.memos) <= 2 and len(message.scoped) <= 2 and message.leases <= 2
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_nor_do_runs_in_scopes_of_their_own(scripted: Any, kept: bool) -> None:
+    engine = scripted()
+    app = pair_graph().compile(InMemorySaver(), engine=engine)
+    app.invoke(asked(), config("has them, too"))
+    before = held(engine)
+    for run in range(5):
+        with engine.scope():
+            (app if kept else pair_graph().compile(engine=engine)).invoke(asked(), config(str(run)))
+    assert held(engine) == before
+
+
+def test_words_that_every_run_encodes_again_do_not_keep_whose_they_were(scripted: Any) -> None:
+    engine = scripted(idle_runs=2)
+    app = pair_graph(visibility="reencoded").with_rule(START, "bob", "private").compile(engine=engine)
+    for run in range(10):
+        app.invoke(asked(f"What does {run:04} have?"))
+    gc.collect()
+    known = list(engine._core.table._known.values())
+    assert max(len(message.sources) for message in known) == 3, "of the idle ones, and of that under way"
+    assert len(known) < 20
+
+
+def test_words_that_others_hold_do_not_keep_whose_they_were(scripted: Any) -> None:
+    engine = scripted()
+    app = pair_graph(visibility="reencoded", scope="public").compile(InMemorySaver(), engine=engine)
+    for thread in ("1", "2"):
+        app.invoke(asked(f"What does {thread} have?"), config(thread))
+    [again] = [message for message in engine._core.table.messages() if len(message.sources) == 2]
+    app.forget("1")
+    assert len(again.sources) == 1
+
+
+def test_what_somebody_held_first_is_held_by_its_threads_as_well(scripted: Any) -> None:
+    engine = scripted()
+    root = engine.prefill(engine.chat.root("Be brief."))
+    pair_graph().compile(InMemorySaver(), engine=engine).invoke(asked(), config())
+    engine.release(root)
+    assert engine.text(root), "the thread goes on with it"
+    engine.threads.forget("1")
+    assert not any(held(engine))
+
+
 def test_the_last_runs_can_be_looked_at_and_gone_on_with(scripted: Any) -> None:
     engine = scripted(idle_runs=1)
     app = pair_graph().compile(engine=engine)
@@ -165,6 +209,11 @@ def test_nothing_is_left_of_a_thread_that_is_forgotten(scripted: Any) -> None:
 async def test_the_async_form_does_the_same(scripted: Any) -> None:
     engine = scripted()
     app = pair_graph().compile(InMemorySaver(), engine=engine)
+    stream = app.astream(asked(), config())
+    await anext(stream)
+    with pytest.raises(ThreadBusyError):
+        await app.aforget("1")
+    await stream.aclose()
     await app.ainvoke(asked(), config())
     await app.aforget("1")
     assert not any(held(engine)) and not (await app.aget_state(config())).values
