@@ -268,11 +268,16 @@ def _told_apart(name: str, prompt: Any) -> tuple[Prompt | None, SchemaPrompt | N
 def _required_sampling(name: str, sampling: Any) -> Sampling:
     if isinstance(sampling, Mapping):
         try:
-            return Sampling(**sampling)
+            sampling = Sampling(**sampling)
         except ValidationError as error:
             raise InvalidRequestError(f"the sampling of {name!r} cannot be: {error}") from error
     if sampling is not None and not isinstance(sampling, Sampling):
         raise InvalidRequestError(f"the sampling of {name!r} must be a Sampling, not {type(sampling).__name__}")
+    if sampling is not None and sampling.n != 1:
+        raise InvalidRequestError(
+            f"the sampling of {name!r} asks for {sampling.n} answers, and an agent says one message at a time: "
+            f"Worker({name!r}, n={sampling.n}) says several"
+        )
     return Sampling() if sampling is None else sampling
 
 

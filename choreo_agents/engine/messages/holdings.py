@@ -43,7 +43,7 @@ class Holding:
     used_s: float = 0.0
     """When the last of them ended."""
     messages: int = 0
-    """How many it leased then."""
+    """How many it leases, while it is idle."""
 
 
 class Holdings:
@@ -92,8 +92,11 @@ class Holdings:
         self.trim()
 
     def scope(self, held: Holding, outer: Scope | None) -> Scope:
-        """In which a call of the thread takes its leases: they end with the scope that its caller has opened."""
-        while outer is not None and outer.closed:
+        """In which a call of the thread takes its leases: they end with the scope that its caller has opened.
+
+        Not with another thread's, nor its own, where a function that makes words for an agent runs a graph.
+        """
+        while outer is not None and (outer.closed or outer.is_threads):
             outer = outer.outer
         if outer not in held.scopes:
             held.scopes[outer] = Scope(outer, is_threads=True)
@@ -144,13 +147,12 @@ class Holdings:
                 return  # all of them have something pinned
             self._forget(first)
 
-    def close_inside(self, outer: Scope, *, forgotten: bool = False) -> None:
-        """A scope of a caller's has ended: with it what threads have leased in it. See `MessageTable.close`."""
+    def close_inside(self, outer: Scope) -> None:
+        """A scope of a caller's has ended: with it what threads have leased in it."""
         for held in self._inside.pop(outer, ()):
-            self._close(held.scopes.pop(outer), forgotten=forgotten)
+            self._close(held.scopes.pop(outer), forgotten=False)
             if not held.users:
-                self._wake(held)
-                self._rest(held)
+                self._count(held)
 
     def drop_tenant(self, tenant: str) -> None:
         """A tenancy has ended, and all its leases."""
@@ -194,16 +196,21 @@ class Holdings:
         return self._runs if isinstance(held.name, UnkeptRun) and held.name.is_whole else self._threads
 
     def _rest(self, held: Holding) -> None:
-        """It is idle from now on; there is nothing to know of one that leases nothing."""
-        held.messages = sum(len(self._table.held_in(scope)) for scope in held.scopes.values())
+        """It is idle from now on."""
         self._queue(held)[held] = None
-        self._idle[held.tenant] += held.messages
+        self._count(held)
+
+    def _count(self, held: Holding) -> None:
+        """See how much an idle one leases; there is nothing to know of one that leases nothing."""
+        before, held.messages = held.messages, sum(len(self._table.held_in(scope)) for scope in held.scopes.values())
+        self._idle[held.tenant] += held.messages - before
         if not held.messages:
             self._forget(held)
 
     def _wake(self, held: Holding) -> None:
         if self._queue(held).pop(held, self) is None:
             self._idle[held.tenant] -= held.messages
+            held.messages = 0
             if not self._idle[held.tenant]:
                 del self._idle[held.tenant]
 
@@ -219,4 +226,3 @@ class Holdings:
     def _close(self, scope: Scope, *, forgotten: bool) -> None:
         scope.closed = True
         self._table.close(scope, forgotten=forgotten)
-        self.close_inside(scope, forgotten=forgotten)

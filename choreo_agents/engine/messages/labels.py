@@ -31,6 +31,8 @@ class Label:
         message.marked = message.marked or self.confidential
         message.is_thought = message.is_thought or self.is_thought
         if self.source is not None and self.source is not message and self.source not in message.sources:
-            message.sources.append(self.source)
+            # Nobody may lease it, and every run find it again: sources that are forgotten must not add up.
+            kept = [each for each in message.sources if not each.forgotten]
+            message.sources = [*kept, self.source]
         if self.foreign is not None and self.foreign not in message.foreign:
             message.foreign.append(self.foreign)

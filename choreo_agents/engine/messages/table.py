@@ -175,12 +175,11 @@ class MessageTable:
         self.drop_if_unleased(message, forgotten=forgotten)
 
     def close(self, scope: Scope, *, forgotten: bool = False) -> None:
-        """Drop all leases that a scope counts.
+        """Drop all leases that a scope counts, and if it is a thread's, what it has answered with messages of others.
 
         Args:
             scope: Which.
-            forgotten: Whether handles that nobody leases then are unknown, and not refused as released; and what was
-                said in the scope of messages that others lease is forgotten, too.
+            forgotten: Whether handles that nobody leases then are unknown, and not refused as released.
         """
         held = self._in_scope.pop(scope, {})
         for message in held:
@@ -188,7 +187,7 @@ class MessageTable:
             message.leases -= count
             if count:
                 self.drop_if_unleased(message, forgotten=forgotten)
-        for message in held if forgotten else ():
+        for message in held if scope.is_threads else ():
             for memo in message.forget(scope):
                 del self._memos[memo]
 
@@ -252,7 +251,7 @@ class MessageTable:
             message.entry = None
 
     def memoise(self, memo: str, message: Message, scope: Scope | None) -> None:
-        """Remember the answer to a call while it is leased; where its scope is a thread's, until that is forgotten."""
+        """Remember the answer to a call while it is leased; where its scope is a thread's, until that ends."""
         self._memos[memo] = message
         message.memos[memo] = scope
 

@@ -191,7 +191,7 @@ def test_a_function_that_cannot_be_called_is_refused_at_construction(function: A
 
 def test_sampling_is_checked_at_construction() -> None:
     assert Agent("ann", sampling={"max_tokens": 3}).sampling == Sampling(max_tokens=3)  # type: ignore[arg-type]
-    for wrong in ({"max_token": 3}, {"temperature": "hot"}, 0.7):
+    for wrong in ({"max_token": 3}, {"temperature": "hot"}, 0.7, Sampling(n=2)):
         with pytest.raises(InvalidRequestError, match="sampling"):
             Agent("ann", sampling=wrong)  # type: ignore[arg-type]
 

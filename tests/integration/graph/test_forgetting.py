@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
-from contextvars import ContextVar
+from contextlib import nullcontext
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 import pytest
@@ -103,6 +105,49 @@ def test_equal_runs_leave_nothing_on_the_messages_that_they_share(scripted: Any)
         assert len(message.memos) <= 2 and len(message.scoped) <= 2 and message.leases <= 2
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_nor_do_runs_in_scopes_of_their_own(scripted: Any, kept: bool) -> None:
+    engine = scripted()
+    app = pair_graph().compile(InMemorySaver(), engine=engine)
+    app.invoke(asked(), config("has them, too"))
+    before = held(engine)
+    for run in range(5):
+        with engine.scope():
+            (app if kept else pair_graph().compile(engine=engine)).invoke(asked(), config(str(run)))
+    assert held(engine) == before
+
+
+def test_words_that_every_run_encodes_again_do_not_keep_whose_they_were(scripted: Any) -> None:
+    engine = scripted(idle_runs=2)
+    app = pair_graph(visibility="reencoded").with_rule(START, "bob", "private").compile(engine=engine)
+    for run in range(10):
+        app.invoke(asked(f"What does {run:04} have?"))
+    gc.collect()
+    known = list(engine._core.table._known.values())
+    assert max(len(message.sources) for message in known) == 3, "of the idle ones, and of that under way"
+    assert len(known) < 20
+
+
+def test_words_that_others_hold_do_not_keep_whose_they_were(scripted: Any) -> None:
+    engine = scripted()
+    app = pair_graph(visibility="reencoded", scope="public").compile(InMemorySaver(), engine=engine)
+    for thread in ("1", "2"):
+        app.invoke(asked(f"What does {thread} have?"), config(thread))
+    [again] = [message for message in engine._core.table.messages() if len(message.sources) == 2]
+    app.forget("1")
+    assert len(again.sources) == 1
+
+
+def test_what_somebody_held_first_is_held_by_its_threads_as_well(scripted: Any) -> None:
+    engine = scripted()
+    root = engine.prefill(engine.chat.root("Be brief."))
+    pair_graph().compile(InMemorySaver(), engine=engine).invoke(asked(), config())
+    engine.release(root)
+    assert engine.text(root), "the thread goes on with it"
+    engine.threads.forget("1")
+    assert not any(held(engine))
+
+
 def test_the_last_runs_can_be_looked_at_and_gone_on_with(scripted: Any) -> None:
     engine = scripted(idle_runs=1)
     app = pair_graph().compile(engine=engine)
@@ -164,6 +209,11 @@ def test_nothing_is_left_of_a_thread_that_is_forgotten(scripted: Any) -> None:
 async def test_the_async_form_does_the_same(scripted: Any) -> None:
     engine = scripted()
     app = pair_graph().compile(InMemorySaver(), engine=engine)
+    stream = app.astream(asked(), config())
+    await anext(stream)
+    with pytest.raises(ThreadBusyError):
+        await app.aforget("1")
+    await stream.aclose()
     await app.ainvoke(asked(), config())
     await app.aforget("1")
     assert not any(held(engine)) and not (await app.aget_state(config())).values
@@ -178,6 +228,34 @@ def test_subgraphs_and_interrupted_runs_are_their_threads(scripted: Any) -> None
     assert engine.stats().threads == 1 and engine.stats().leases
     app.forget("1")
     assert not any(held(engine))
+
+
+def asks_a_graph(engine: Engine, saver: InMemorySaver | None) -> Any:
+    """Ann's prompt is what a graph of its own has said, run by the function that makes the prompt."""
+    helper = ChoreoGraph().add_node(Agent("helper", sampling=SHORT)).add_edge(START, "helper").compile(engine=engine)
+    graph = ChoreoGraph()
+    graph.add_node(Agent("ann", prompt=lambda _: helper.invoke(asked("Help."))["messages"][-1].text, sampling=SHORT))
+    return graph.add_edge(START, "ann").compile(saver, engine=engine)
+
+
+@pytest.mark.parametrize("how", ["forget", "expire", "scope", "close"])
+@pytest.mark.parametrize("kept", [True, False])
+def test_graphs_that_functions_of_an_agent_run_leave_nothing_either(scripted: Any, how: str, kept: bool) -> None:
+    whole = scripted(idle_s=10.0)
+    engine, clock = whole.tenant("acme"), Clock(whole)
+    app = asks_a_graph(engine, InMemorySaver() if kept else None)
+    with engine.scope() if how == "scope" else nullcontext():
+        for _ in range(2):
+            app.invoke(asked(), config() if kept else None)
+        assert engine.stats().threads == (1 if kept else 2) and engine.stats().leases
+    if how == "forget" and kept:
+        app.forget("1")
+    elif how in ("forget", "expire"):
+        clock.now = 20.0
+        engine.threads.expire()
+    elif how == "close":
+        engine.close()
+    assert not any(held(whole))
 
 
 def test_every_engine_of_the_graph_forgets(make_engine: MakeEngine) -> None:
@@ -296,6 +374,23 @@ def test_a_scope_around_a_run_ends_what_its_threads_hold(scripted: Any) -> None:
         app.invoke(asked("And Dora?"), config("short"))
         app.forget("short")
         assert held(engine) == before
+
+
+def test_the_end_of_a_scope_is_no_use_of_a_thread(scripted: Any) -> None:
+    engine = scripted(idle_s=100.0)
+    clock = Clock(engine)
+    app = pair_graph().compile(InMemorySaver(), engine=engine)
+    app.invoke(asked(), config("old"))
+    outside = copy_context()
+    with engine.scope():
+        app.invoke(asked("And Carl?"), config("old"))
+        clock.now = 50.0
+        outside.run(app.invoke, asked(), config("new"))
+    clock.now = 101.0
+    engine.threads.expire()
+    assert engine.stats().threads == 1, "the new one: the old one is due"
+    app.forget("new")
+    assert not any(held(engine))
 
 
 # Tenants

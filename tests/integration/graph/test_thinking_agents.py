@@ -336,6 +336,18 @@ def test_thoughts_that_an_engine_has_forgotten_are_read_from_the_words(
         other.check()
 
 
+def test_a_fork_keeps_thoughts_when_their_thread_is_forgotten(recalling: Engine) -> None:
+    app, thread, ann = halfway(recalling)
+    state, fork = app.get_state(thread).values, {"configurable": {"thread_id": "fork"}}
+    app.update_state(fork, {name: state[name] for name in ("messages", "handles")}, as_node="bob")
+    app.invoke(None, fork, interrupt_before=[])
+    app.forget("t")
+    thoughts = MessageHandle.model_validate(entry_of(state, ann)["thoughts"])
+    assert ann.content[0]["reasoning"] in recalling.text(thoughts, special=True)  # type: ignore[index]
+    app.forget("fork")
+    assert recalling.stats().leases == 0
+
+
 def test_a_client_that_gives_words_back_without_thoughts_edits_nothing(recalling: Engine) -> None:
     app = chain().compile(engine=recalling, checkpointer=InMemorySaver())
     thread: Any = {"configurable": {"thread_id": "t"}}

@@ -14,6 +14,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Command, interrupt
 from support.graphs import QUESTION
 from support.templates import tokenizer_for
@@ -159,6 +160,24 @@ def test_what_is_confidential_is_masked_unless_it_is_asked_for(scripted: Engine,
     # No field of a message tells it either.
     told = repr([run["messages"] for run in runs.started.values()])
     assert [secret in told for secret in SECRETS] == [shown] * len(SECRETS)
+
+
+def test_what_a_confidential_agent_calls_and_is_told_by_tools_is_masked() -> None:
+    def find(what: str) -> str:
+        """Look for it."""
+        return f"A secret {what}."
+
+    lines = {"ann": ['<tool_call>{"name": "find", "arguments": {"what": "kite"}}</tool_call>', "I know."] * 2}
+    graph = ChoreoGraph(visibility="shared").add_node(Agent("ann", tools=[find], confidential=True))
+    graph.add_node("tools", ToolNode([find])).add_node(Agent("bob")).share("ann", "bob").add_edge(START, "ann")
+    graph.add_conditional_edges("ann", tools_condition, {"tools": "tools", END: "bob"}).add_edge("tools", "ann")
+    with Script(lines, default="Well.").load() as engine:
+        for shown in (False, True):
+            runs = Runs()
+            graph.compile(engine=engine).invoke(QUESTION, config(runs, trace_confidential=shown))
+            assert [kind for kind, _ in runs.read("bob")] == ["human", "ai", "tool", "ai"]
+            told = repr([run["messages"] for run in runs.started.values()])
+            assert ("kite" in told) is ("I know." in told) is shown
 
 
 def test_clients_cannot_ask_for_it(scripted: Engine) -> None:
@@ -443,6 +462,23 @@ def test_what_fails_while_it_is_told_ends_every_run(scripted: Engine, n: int) ->
         )
     assert runs.over == runs.started.keys() and len(runs.started) == n
     assert any(isinstance(error, ArithmeticError) for error in runs.failed.values())
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_callbacks_that_fail_fail_no_run(scripted: Engine, sync: bool, caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(BaseCallbackHandler):
+        def fails(self, *_: Any, **__: Any) -> None:
+            raise ValueError("no room in the log")
+
+        on_chat_model_start = on_llm_new_token = on_llm_end = on_llm_error = fails
+
+    runs, failing = Runs(), Failing()
+    app = chain(Agent("ann"), Agent("bob")).compile(engine=scripted)
+    given: Any = [QUESTION, {"callbacks": [failing, runs]}]
+    state = app.invoke(*given) if sync else asyncio.run(app.ainvoke(*given))
+    assert [message.text for message in state["messages"][1:]] == ["Ann has three.", "Two, I think."]
+    assert "no room in the log" in caplog.text
+    runs.check()
 
 
 def test_what_is_refused_ends_its_run(scripted: Engine) -> None:
