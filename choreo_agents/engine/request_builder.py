@@ -13,7 +13,7 @@ from typing import Any
 from choreo_agents.engine.calls import Content, Decode, Prefill, Thinking
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.decoding.detokenizer import TextStop
-from choreo_agents.engine.decoding.leading import LedAnswer, led_answer
+from choreo_agents.engine.decoding.leading import LedAnswer, compiled, ends_replay, led_answer
 from choreo_agents.engine.decoding.thoughts import longest_thoughts, thoughts_guide, thoughts_in
 from choreo_agents.engine.messages.labels import Label
 from choreo_agents.engine.messages.message import Lineage, Message, who_thinks
@@ -94,7 +94,7 @@ class RequestBuilder:
         # the time that a text takes would tell whether somebody else has said it.
         # Words that look like a frame are not that frame: what is kept of the one is never found for the other.
         self._encoded = lru_cache(_TEXTS_KEPT)(lambda text: tuple(core.model.encode(text)))
-        self._compiled = lru_cache(_GRAMMARS_KEPT)(core.model.grammars.compile)
+        self._compiled = lru_cache(_GRAMMARS_KEPT)(partial(compiled, core.model))
 
     def read(self, call: Prefill | Decode) -> list[ReadCall]:
         """Check and tokenize a call by itself, once for every answer that it asks for.
@@ -262,7 +262,14 @@ class RequestBuilder:
             sampler = model.sampler(SamplerCall(author, view, lineage.tokens, sampling, guide, call.watch))
         stop_text = TextStop(model, sampling.stop).ends_with if sampling.stop and guide is None else None
         ends = (read.stops, read.closing, stop_text, read.left_out, read.closes)
-        return Decoding(sampling, sampler, *ends, thoughts_in(model, call.thinking, sampling.forced or ()))
+        if (forced := sampling.forced) is None:
+            return Decoding(sampling, sampler, *ends)
+        thoughts, stops = (
+            thoughts_in(model, call.thinking, forced),
+            read.stops | frozenset(_closer(model, read.closing)),
+        )
+        complete = ends_replay(model, call, stops, self._compiled, forced[thoughts:])
+        return Decoding(sampling, sampler, *ends, thoughts, complete)
 
     def _thoughts(self, call: Decode) -> int:
         """Tokens that a call's thoughts and what closes them can take."""

@@ -229,8 +229,8 @@ class AgentTurn:
         call, message_id = self._sampling(sampling, place, superstep), place.message_id(superstep)
         config = merge_configs(self.config, {"tags": [*self.agent.tags], "metadata": {**self.agent.metadata}})
         thinking = thinking_of(self.agent, self.state, engine.chat, self._room(view, sampling))
-        read = self.reading.rendered.messages
-        async with decode_run(config, place.node, message_id, engine.model, call, read, thinking) as run:
+        read, tools = self.reading.rendered.messages, self.reading.rendered.tools
+        async with decode_run(config, place.node, message_id, engine.model, call, read, tools, thinking) as run:
             return await self._decode_in(run, view, call, place, message_id, memo, thinking)
 
     async def _decode_in(
@@ -363,7 +363,7 @@ def _message(
         additional_kwargs=beside,
         response_metadata={
             "model_name": turn.engine.model.name,
-            "finish_reason": turn.engine.inspect.finish_reason(handle) or "stop",
+            "finish_reason": _ended(turn.engine.inspect.finish_reason(handle), spoken),
             "choreo": noted,
         },
         usage_metadata=UsageMetadata(
@@ -376,3 +376,8 @@ def _message(
     if thought and said.usage_metadata is not None:
         said.usage_metadata["output_token_details"] = OutputTokenDetails(reasoning=thought)
     return turn.sealing.sealed(said)
+
+
+def _ended(reason: str | None, spoken: Spoken) -> str:
+    """Why a message has ended, as chat models say it: one that was cut is cut, whatever it calls."""
+    return "length" if reason == "length" else "tool_calls" if spoken.calls else "stop"
