@@ -35,7 +35,8 @@ def described_tools(agent: str, tools: Sequence[Tool] | None, choice: Any, *, is
     """
     if tools and not is_free:
         raise InvalidRequestError(
-            f"{agent!r} has tools, and choices for all that it may say: no call is among them. Leave one of them out"
+            f"{agent!r} has tools, and choices or an output for all that it may say: no call is among them. Leave one of "
+            "them out"
         )
     if tools is None:
         tools = ()

@@ -15,7 +15,7 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.audit.guard import Guard
 from choreo_agents.graph.engines import own_or_named
-from choreo_agents.graph.outputs import output_of, require_writer
+from choreo_agents.graph.outputs import is_free, output_of, require_writer
 from choreo_agents.graph.quorum.board import Reporting, reported
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.tenancy import TenantPrompts, tenant_in
@@ -127,13 +127,13 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.header = header
         self.choices = choices
         self.lead = lead
-        self.tools: Described = described_tools(name, tools, tool_choice, is_free=choices is None)
         self.adapter = adapter
         self.thinking = required_thinking(name, thinking)
         self.sampling = _required_sampling(name, sampling)
         self.output, self.writes = output_of(name, output), writes
         self.writes_list = False
         require_writer(self)
+        self.tools: Described = described_tools(name, tools, tool_choice, is_free=is_free(self))
         self.update = _required_update(name, update)
         self.history = required_history(name, history)
         self.tags: Sequence[str] = [tags] if isinstance(tags, str) else list(tags)

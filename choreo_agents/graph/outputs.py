@@ -130,15 +130,29 @@ def closed(schema: Any) -> Any:
 
 def require_writer(agent: Writer) -> None:
     """Raise `InvalidRequestError` if an agent says twice what its messages are, or writes what is not its own."""
-    asked = {"choices": agent.choices is not None, "output": agent.output is not None}
-    asked["a guide of its sampling"] = agent.sampling.guide is not None
-    twice = [what for what, is_there in asked.items() if is_there]
+    twice = _told(agent)
     if len(twice) > 1:
         raise InvalidRequestError(f"{agent.name!r} is told twice what it may say: leave out {' or '.join(twice)}")
     if agent.writes is not None and (not isinstance(agent.writes, str) or agent.writes in ("", *OWN_CHANNELS)):
         raise InvalidRequestError(
             f"{agent.name!r} cannot write {agent.writes!r}: name a channel of your own in the graph's state"
         )
+
+
+def is_free(agent: Writer) -> bool:
+    """Whether an agent may say anything."""
+    return not _told(agent)
+
+
+def _told(agent: Writer) -> list[str]:
+    """What says of an agent's messages what they are."""
+    asked = {
+        "choices": agent.choices is not None,
+        "output": agent.output is not None,
+        "a guide of its sampling": agent.sampling.guide is not None,
+        "choices of its sampling": bool(agent.sampling.choices),
+    }
+    return [what for what, is_there in asked.items() if is_there]
 
 
 def sampling_of(agent: Writer, state: Any) -> Sampling:
