@@ -13,7 +13,7 @@ from choreo_agents.chat.history import (
     tools_called,
 )
 from choreo_agents.chat.speaking import Speaking, Spoken
-from choreo_agents.chat.tools import Described, Tool, ToolChoice, described_tools, own_turns
+from choreo_agents.chat.tools import Described, Tool, ToolChoice, described_tools, must_call, own_turns
 
 __all__ = [
     "CALL_BLOCKS",
@@ -26,6 +26,7 @@ __all__ = [
     "calls_in",
     "calls_made",
     "described_tools",
+    "must_call",
     "own_turns",
     "result_turn",
     "tools_called",

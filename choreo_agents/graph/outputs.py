@@ -13,6 +13,7 @@ from langchain_core.messages import AIMessage
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
+from choreo_agents.chat import Described, ToolChoice, must_call
 from choreo_agents.errors import GuideError, InvalidRequestError
 from choreo_agents.models import LoadedModel, require_grammar
 from choreo_agents.sampling import Grammar, Sampling
@@ -75,6 +76,8 @@ class Writer(Protocol):
     writes: str | None
     writes_list: bool
     sampling: Sampling
+    tools: Described
+    tool_choice: ToolChoice
 
 
 def output_of(name: str, given: Any) -> Output | None:
@@ -180,7 +183,7 @@ def written(agent: Writer, messages: Sequence[AIMessage]) -> dict[str, Any]:
 
 
 def require_served(node: str, agent: Writer, model: LoadedModel, channels: Iterable[str]) -> None:
-    """Raise unless a node's agent can be led to its output by a model, and write it.
+    """Raise unless a node's agent can be led to its output or its call by a model, and write it.
 
     Raises:
         GrammarError: Its output is none for this model.
@@ -194,6 +197,7 @@ def require_served(node: str, agent: Writer, model: LoadedModel, channels: Itera
         )
     if agent.output is not None:
         model.grammars.compile(agent.output.grammar)
+    must_call(agent.tools, agent.tool_choice, model)
 
 
 def _too_large(said: Any) -> Iterator[int | float]:

@@ -14,7 +14,7 @@ from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, Us
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
-from choreo_agents.chat import Described, Speaking, Spoken
+from choreo_agents.chat import Described, Speaking, Spoken, ToolChoice, must_call
 from choreo_agents.engine import Engine, Joining, Thinking
 from choreo_agents.errors import ContextLengthError, GuideError, HandleError
 from choreo_agents.graph.engines import engines_of
@@ -52,6 +52,7 @@ class Speaker(Writer, Protocol):
     prompt: Prompt | None
     header: str | None
     tools: Described
+    tool_choice: ToolChoice
     adapter: str | None
     merging: MergeSpec | None
     confidential: bool
@@ -262,6 +263,7 @@ class AgentTurn:
             adapter=self.agent.adapter,
             watch=place.watch and place.watch(place.author, superstep, place.branch, place.call),
             thinking=thinking,
+            guide=must_call(self.agent.tools, self.agent.tool_choice, engine.model),
         )
         handle, first_token_s = None, None
         async with aclosing(stream):
