@@ -14,6 +14,7 @@ from torch import Tensor
 
 from choreo_agents.errors import GuideError
 from choreo_agents.sampling import (
+    BLANK_LINES,
     Allowed,
     Grammar,
     GuidedAnswer,
@@ -134,7 +135,7 @@ class OneClose:
 def test_thoughts_come_first_and_then_the_guide() -> None:
     inner = Counting()
     guide = ThoughtsGuide(3, (7,), frozenset({END}), OneClose(), led(inner))
-    assert guide.longest == 3 + 1 + 8 and guide.leader is guide
+    assert guide.longest == 3 + 1 + BLANK_LINES + 8 and guide.leader is guide
     assert guide.allowed() is None and guide.refuses(END) and guide.allowed() == (7,) and not guide.permits(3)
     guide.take(7)
     assert guide.leader is inner and guide.permits(1) and not guide.permits(2)
