@@ -8,8 +8,9 @@ from typing import Any
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
+from choreo_agents.engine import Guided
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.models import ChatFormat, Said, instructions, tools_told
+from choreo_agents.models import ChatFormat, LoadedModel, Said, instructions, required_call, tools_format, tools_told
 
 Tool = BaseTool | Callable[..., Any] | type | Mapping[str, Any]
 """As `bind_tools` takes it: a tool, a function with a docstring, a pydantic model or TypedDict, or a description as
@@ -17,7 +18,7 @@ OpenAI, Anthropic or JSON schema have it."""
 Described = tuple[Mapping[str, Any], ...]
 """Descriptions of tools as OpenAI has them."""
 ToolChoice = str
-"""`"auto"`: it calls if it wants to; `"none"`: it cannot."""
+"""`"auto"`: it calls if it wants to; `"none"`: it cannot; `"required"`, or a tool's name: it makes one such call."""
 
 
 def described_tools(agent: str, tools: Sequence[Tool] | None, choice: Any, *, is_free: bool) -> Described:
@@ -35,7 +36,8 @@ def described_tools(agent: str, tools: Sequence[Tool] | None, choice: Any, *, is
     """
     if tools and not is_free:
         raise InvalidRequestError(
-            f"{agent!r} has tools, and choices for all that it may say: no call is among them. Leave one of them out"
+            f"{agent!r} has tools, and choices or an output for all that it may say: no call is among them. Leave one "
+            "of them out"
         )
     if tools is None:
         tools = ()
@@ -45,12 +47,25 @@ def described_tools(agent: str, tools: Sequence[Tool] | None, choice: Any, *, is
     names = [each["function"]["name"] for each in described]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise InvalidRequestError(f"{agent!r} has several tools named {twice[0]!r}: nobody could tell which is called")
-    if choice not in ("auto", "none"):
-        raise InvalidRequestError(
-            f"tool_choice={choice!r} of {agent!r} cannot be kept: nothing makes a model call a tool. Say in its system "
-            'prompt when it is to, and leave "auto"; or "none", with which it knows of no tools'
-        )
-    return tuple(described) if choice == "auto" else ()
+    if choice not in ("auto", "none", *(["required", *names] if names else [])):
+        there = f"one of {', '.join(names)}" if names else "it has none"
+        raise InvalidRequestError(f"tool_choice={choice!r} of {agent!r} cannot be kept: its tools are {there}")
+    return () if choice == "none" else tuple(described)
+
+
+def must_call(tools: Described, choice: ToolChoice, model: LoadedModel) -> Guided | None:
+    """What makes a model write one call, where it must.
+
+    Raises:
+        GrammarError: The schema of a tool's arguments cannot be followed token by token.
+        InvalidRequestError: The model cannot be made to; or the extra `guided` is missing.
+    """
+    if choice in ("auto", "none"):
+        return None
+    wanted = [tool for tool in tools if choice in ("required", tool["function"]["name"])]
+    source, marks = required_call(tools_format(model.chat), wanted, model.controls)
+    make = model.grammars.compile_marked(source, marks)
+    return Guided(f"call {source}", lambda _, ends: make(ends))
 
 
 def _described(agent: str, tool: Tool) -> Mapping[str, Any]:

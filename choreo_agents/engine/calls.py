@@ -88,7 +88,7 @@ class Guided:
     in this process and the next."""
     make: Callable[[LoadedModel, frozenset[int]], TokenGuide]
     """Makes a new guide to one answer, of the model and the tokens that end a message. Called under the engine's lock,
-    once for each answer that is really decoded: it must be quick."""
+    once for each answer that is really decoded, or replayed and as long as `max_tokens`: it must be quick."""
 
 
 class CallOptions(TypedDict, total=False):

@@ -13,7 +13,7 @@ from typing import Any
 from choreo_agents.engine.calls import Content, Decode, Prefill, Thinking
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.decoding.detokenizer import TextStop
-from choreo_agents.engine.decoding.leading import LedAnswer, led_answer
+from choreo_agents.engine.decoding.leading import LedAnswer, compiled, ends_replay, led_answer
 from choreo_agents.engine.decoding.thoughts import longest_thoughts, thoughts_guide, thoughts_in
 from choreo_agents.engine.messages.labels import Label
 from choreo_agents.engine.messages.message import Lineage, Message, who_thinks
@@ -24,10 +24,10 @@ from choreo_agents.engine.pending import Pending
 from choreo_agents.errors import AdapterError, ContextLengthError, InvalidRequestError, KVBudgetError
 from choreo_agents.kv.archive import KVKey
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import FramedText, LoadedModel, MakeGuide
+from choreo_agents.models import FramedText, LoadedModel
 from choreo_agents.runtime.decoding import Decoding
 from choreo_agents.runtime.request import Request
-from choreo_agents.sampling import Grammar, Guide, Sampler, SamplerCall, Sampling, TokenSampler, nth_seed
+from choreo_agents.sampling import Guide, Sampler, SamplerCall, Sampling, TokenSampler, nth_seed
 
 _REMEMBERED_CALLS = 65_536
 _TEXTS_KEPT = 512
@@ -95,7 +95,7 @@ class RequestBuilder:
         # Words that look like a frame are not that frame: what is kept of the one is never found for the other.
         self._encoded = lru_cache(_TEXTS_KEPT)(lambda text: tuple(core.model.encode(text)))
         # A model whose tokens cannot be guided is told so where a guide is asked for.
-        self._compiled = lru_cache(_GRAMMARS_KEPT)(partial(_compiled, core))
+        self._compiled = lru_cache(_GRAMMARS_KEPT)(partial(compiled, core.model))
 
     def read(self, call: Prefill | Decode) -> list[ReadCall]:
         """Check and tokenize a call by itself, once for every answer that it asks for.
@@ -263,7 +263,14 @@ class RequestBuilder:
             sampler = model.sampler(SamplerCall(author, view, lineage.tokens, sampling, guide, call.watch))
         stop_text = TextStop(model, sampling.stop).ends_with if sampling.stop and guide is None else None
         ends = (read.stops, read.closing, stop_text, read.left_out, read.closes)
-        return Decoding(sampling, sampler, *ends, thoughts_in(model, call.thinking, sampling.forced or ()))
+        if (forced := sampling.forced) is None:
+            return Decoding(sampling, sampler, *ends)
+        thoughts, stops = (
+            thoughts_in(model, call.thinking, forced),
+            read.stops | frozenset(_closer(model, read.closing)),
+        )
+        complete = ends_replay(model, call, stops, self._compiled, forced[thoughts:])
+        return Decoding(sampling, sampler, *ends, thoughts, complete)
 
     def _thoughts(self, call: Decode) -> int:
         """Tokens that a call's thoughts and what closes them can take."""
@@ -377,10 +384,6 @@ def _token(item: Any, size: int) -> int:
     if isinstance(item, bool) or not 0 <= token < size:
         raise InvalidRequestError(f"{item!r} is no token: ids run from 0 to {size - 1}")
     return token
-
-
-def _compiled(core: EngineCore, grammar: Grammar) -> MakeGuide:
-    return core.model.grammars.compile(grammar)
 
 
 def _sources(builder: RequestBuilder, source: MessageHandle | None) -> tuple[Message | None, MessageHandle | None]:

@@ -15,7 +15,7 @@ from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.audit.guard import Guard
 from choreo_agents.graph.engines import own_or_named
-from choreo_agents.graph.outputs import output_of, require_writer
+from choreo_agents.graph.outputs import is_free, output_of, require_writer
 from choreo_agents.graph.quorum.board import Reporting, reported
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.tenancy import TenantPrompts, tenant_in
@@ -59,7 +59,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
             a list of these from a `Worker`.
         tools: What it may call, as `bind_tools` takes it. Its calls are `tool_calls` of its message, left to a
             `ToolNode`; its turns then start without its name, unless it has a header.
-        tool_choice: `"auto"`: it calls if it wants to; `"none"`: it knows of no tools.
+        tool_choice: `"auto"`: it calls if it wants to; `"none"`: it knows of no tools; `"required"`, or a tool's name:
+            its message is one such call, and nothing else. Needs the extra `guided`.
         adapter: The name of an adapter of its engine, which encodes what is its own: its system prompt, what it is
             asked, what it says, and words that are encoded again for it, but no modules. None: the engine's; `"base"`:
             the model alone.
@@ -127,13 +128,14 @@ class Agent(Runnable[Any, dict[str, Any]]):
         self.header = header
         self.choices = choices
         self.lead = lead
-        self.tools: Described = described_tools(name, tools, tool_choice, is_free=choices is None)
         self.adapter = adapter
         self.thinking = required_thinking(name, thinking)
         self.sampling = _required_sampling(name, sampling)
         self.output, self.writes = output_of(name, output), writes
         self.writes_list = False
         require_writer(self)
+        self.tools: Described = described_tools(name, tools, tool_choice, is_free=is_free(self))
+        self.tool_choice = tool_choice
         self.update = _required_update(name, update)
         self.history = required_history(name, history)
         self.tags: Sequence[str] = [tags] if isinstance(tags, str) else list(tags)

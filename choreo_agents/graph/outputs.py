@@ -13,6 +13,7 @@ from langchain_core.messages import AIMessage
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
+from choreo_agents.chat import Described, ToolChoice, must_call
 from choreo_agents.errors import GuideError, InvalidRequestError
 from choreo_agents.models import LoadedModel, require_grammar
 from choreo_agents.sampling import Grammar, Sampling
@@ -75,6 +76,8 @@ class Writer(Protocol):
     writes: str | None
     writes_list: bool
     sampling: Sampling
+    tools: Described
+    tool_choice: ToolChoice
 
 
 def output_of(name: str, given: Any) -> Output | None:
@@ -130,15 +133,29 @@ def closed(schema: Any) -> Any:
 
 def require_writer(agent: Writer) -> None:
     """Raise `InvalidRequestError` if an agent says twice what its messages are, or writes what is not its own."""
-    asked = {"choices": agent.choices is not None, "output": agent.output is not None}
-    asked["a guide of its sampling"] = agent.sampling.guide is not None
-    twice = [what for what, is_there in asked.items() if is_there]
+    twice = _told(agent)
     if len(twice) > 1:
         raise InvalidRequestError(f"{agent.name!r} is told twice what it may say: leave out {' or '.join(twice)}")
     if agent.writes is not None and (not isinstance(agent.writes, str) or agent.writes in ("", *OWN_CHANNELS)):
         raise InvalidRequestError(
             f"{agent.name!r} cannot write {agent.writes!r}: name a channel of your own in the graph's state"
         )
+
+
+def is_free(agent: Writer) -> bool:
+    """Whether an agent may say anything."""
+    return not _told(agent)
+
+
+def _told(agent: Writer) -> list[str]:
+    """What says of an agent's messages what they are."""
+    asked = {
+        "choices": agent.choices is not None,
+        "output": agent.output is not None,
+        "a guide of its sampling": agent.sampling.guide is not None,
+        "choices of its sampling": bool(agent.sampling.choices),
+    }
+    return [what for what, is_there in asked.items() if is_there]
 
 
 def sampling_of(agent: Writer, state: Any) -> Sampling:
@@ -166,7 +183,7 @@ def written(agent: Writer, messages: Sequence[AIMessage]) -> dict[str, Any]:
 
 
 def require_served(node: str, agent: Writer, model: LoadedModel, channels: Iterable[str]) -> None:
-    """Raise unless a node's agent can be led to its output by a model, and write it.
+    """Raise unless a node's agent can be led to its output or its call by a model, and write it.
 
     Raises:
         GrammarError: Its output is none for this model.
@@ -180,6 +197,7 @@ def require_served(node: str, agent: Writer, model: LoadedModel, channels: Itera
         )
     if agent.output is not None:
         model.grammars.compile(agent.output.grammar)
+    must_call(agent.tools, agent.tool_choice, model)
 
 
 def _too_large(said: Any) -> Iterator[int | float]:

@@ -30,6 +30,8 @@ class Decoding:
     """Tokens that close the message in the place of the usual."""
     thoughts: int = 0
     """How many of tokens that are forced come before the answer."""
+    complete: bool = False
+    """Whether tokens that are forced are an answer that a guide ends, however many there may be."""
     cut: bool = False
     """Whether it has ended since it may sample no more tokens, and not by itself."""
 
@@ -49,7 +51,7 @@ class Decoding:
         stopped = stopped or sampled[-1] in self.stop_tokens
         is_full = len(sampled) - self.thoughts >= self.sampling.max_tokens
         # What is chosen from a list is never cut.
-        self.cut = is_full and not stopped and not self.sampling.choices
+        self.cut = is_full and not (stopped or self.complete or self.sampling.choices)
         return len(sampled) == len(forced) if forced is not None else stopped or is_full
 
     @property

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from choreo_agents.engine.calls import Decode, Guided
 from choreo_agents.engine.decoding.allowed import answer_guide, answer_paths
 from choreo_agents.engine.decoding.detokenizer import TextStop
-from choreo_agents.errors import InvalidRequestError
+from choreo_agents.errors import GrammarError, GuideError, InvalidRequestError
 from choreo_agents.models import LoadedModel, MakeGuide
 from choreo_agents.sampling import Grammar, Guide, GuidedAnswer, Sampling, TokenGuide
 
@@ -41,11 +41,53 @@ def led_answer(
         GrammarError: Its sampling's guide cannot be followed, and it is told why.
         InvalidRequestError: It says twice what is allowed, or what cannot be; the extra `guided` is missing.
     """
-    sampling = call.sampling
     if call.guide is not None:
-        _require_alone(call.guide, sampling)
-    if sampling.forced is not None:
-        return None
+        _require_alone(call.guide, call.sampling)
+    return None if call.sampling.forced is not None else _led(model, call, stops, compiled)
+
+
+def compiled(model: LoadedModel, grammar: Grammar) -> MakeGuide:
+    """What makes guides of a grammar; of a model that nobody guides, nothing is made for that."""
+    return model.grammars.compile(grammar)
+
+
+def ends_replay(
+    model: LoadedModel,
+    call: Decode,
+    stops: frozenset[int],
+    compiled: Callable[[Grammar], MakeGuide],
+    answer: Sequence[int],
+) -> bool:
+    """Whether an answer that a call replays was ended by the call's guide, and not by `max_tokens`.
+
+    Args:
+        model: Whose tokens they are.
+        call: Has the guide.
+        stops: As for `led_answer`.
+        compiled: As for `led_answer`.
+        answer: The tokens, without thoughts.
+    """
+    sampling = call.sampling
+    if len(answer) < sampling.max_tokens or (call.guide is None and sampling.guide is None):
+        return False
+    try:
+        led = _led(model, call, stops, compiled)
+        assert led is not None
+        guide = led.make()
+        for number, token in enumerate(answer, start=1):
+            guide.take(token)
+            if guide.done:
+                return number == len(answer) and not guide.cut
+    except (GrammarError, GuideError):
+        pass  # Whatever is forced is taken as it is.
+    return False
+
+
+def _led(
+    model: LoadedModel, call: Decode, stops: frozenset[int], compiled: Callable[[Grammar], MakeGuide]
+) -> LedAnswer | None:
+    """See `led_answer`; of an answer that is really sampled."""
+    sampling = call.sampling
     paths = answer_paths(model, sampling, stops)
     if paths is not None:
         return LedAnswer(paths.longest, paths.ends, partial(answer_guide, model, sampling, paths))

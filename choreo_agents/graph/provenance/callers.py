@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
+from choreo_agents.chat import calls_made
 from choreo_agents.graph.provenance.notes import is_confidential, persona_of, writer_of
 from choreo_agents.graph.visibility import START_SOURCE
 
@@ -32,9 +33,9 @@ def callers_of(messages: Sequence[BaseMessage]) -> dict[str, ToolCaller]:
     calls: dict[str, AIMessage] = {}
     for message in messages:
         if isinstance(message, AIMessage) and writer_of(message) != START_SOURCE:
-            for call in message.tool_calls:
+            for call in calls_made(message):
                 # Whoever names it later has it from here.
-                calls.setdefault(str(call["id"]), message)
+                calls.setdefault(call.id, message)
     found: dict[str, ToolCaller] = {}
     for message in messages:
         if isinstance(message, ToolMessage) and (node := writer_of(message)) != START_SOURCE:

@@ -10,6 +10,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
+from choreo_agents.chat import calls_made
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
 
@@ -129,7 +130,9 @@ def digest_of(message: BaseMessage) -> str:
     if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):
         said.append([[call["name"], call["args"], call["id"]] for call in message.tool_calls])
         said.append([[call["name"], call["args"], call["id"]] for call in message.invalid_tool_calls])
-    elif isinstance(message, ToolMessage):
+    if isinstance(message, AIMessage) and (others := calls_made(message)[len(message.tool_calls) :]):
+        said.append([[call.name, dict(call.arguments), call.id] for call in others])
+    if isinstance(message, ToolMessage):
         said.append(message.tool_call_id)
     words, thoughts = _digest(said), thoughts_in(message)
     return f"{words}.{_digest(thoughts)}" if thoughts else words

@@ -16,6 +16,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_async_callback_manager_for_config, merge_configs
 from langgraph.config import get_stream_writer
 
+from choreo_agents.chat import Described
 from choreo_agents.engine import Engine, Thinking
 from choreo_agents.graph.words.shown_text import ShownText, shown_thoughts
 from choreo_agents.kv.handle import MessageHandle
@@ -119,6 +120,7 @@ async def decode_run(
     model: LoadedModel,
     sampling: Sampling,
     messages: Sequence[BaseMessage],
+    tools: Described,
     thinking: Thinking | None,
 ) -> AsyncGenerator[DecodeRun]:
     """A run that is over when the block is left, however it is left.
@@ -128,7 +130,7 @@ async def decode_run(
         name: Of the node that speaks.
         message_id: Of what it says.
         model: Which says it, by this `sampling`.
-        messages: What it reads.
+        messages: What it reads, and the `tools` that it is told of.
         thinking: How it thinks before.
     """
     sampling = sampling.with_defaults(model.sampling_defaults)
@@ -137,13 +139,14 @@ async def decode_run(
     asked = {"model": model.name, **sampling.model_dump(include={"temperature", "top_p", "max_tokens", "seed"})}
     if sampling.stop:
         usual["ls_stop"] = asked["stop"] = list(sampling.stop)
+    told = {"tools": [*tools]} if tools else {}
     manager = get_async_callback_manager_for_config(merge_configs(config, {"metadata": usual}))
     # OpenLLMetry takes the model from what the model was made with, whatever the run says.
     announced = manager.on_chat_model_start(
         {"name": PROVIDER, "kwargs": asked},
         [list(messages)],
         name=name,
-        invocation_params=asked | {"_type": PROVIDER},
+        invocation_params=asked | {"_type": PROVIDER} | told,
     )
     [run], cancelled = await _whole(announced)
     decode = DecodeRun(run, message_id, name, model, thinking)

@@ -14,7 +14,7 @@ from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, Us
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
-from choreo_agents.chat import Described, Speaking, Spoken
+from choreo_agents.chat import Described, Speaking, Spoken, ToolChoice, must_call
 from choreo_agents.engine import Engine, Joining, Thinking
 from choreo_agents.errors import ContextLengthError, GuideError, HandleError
 from choreo_agents.graph.engines import engines_of
@@ -52,6 +52,7 @@ class Speaker(Writer, Protocol):
     prompt: Prompt | None
     header: str | None
     tools: Described
+    tool_choice: ToolChoice
     adapter: str | None
     merging: MergeSpec | None
     confidential: bool
@@ -229,8 +230,8 @@ class AgentTurn:
         call, message_id = self._sampling(sampling, place, superstep), place.message_id(superstep)
         config = merge_configs(self.config, {"tags": [*self.agent.tags], "metadata": {**self.agent.metadata}})
         thinking = thinking_of(self.agent, self.state, engine.chat, self._room(view, sampling))
-        read = self.reading.rendered.messages
-        async with decode_run(config, place.node, message_id, engine.model, call, read, thinking) as run:
+        read, tools = self.reading.rendered.messages, self.reading.rendered.tools
+        async with decode_run(config, place.node, message_id, engine.model, call, read, tools, thinking) as run:
             return await self._decode_in(run, view, call, place, message_id, memo, thinking)
 
     async def _decode_in(
@@ -262,6 +263,7 @@ class AgentTurn:
             adapter=self.agent.adapter,
             watch=place.watch and place.watch(place.author, superstep, place.branch, place.call),
             thinking=thinking,
+            guide=must_call(self.agent.tools, self.agent.tool_choice, engine.model),
         )
         handle, first_token_s = None, None
         async with aclosing(stream):
@@ -363,7 +365,7 @@ def _message(
         additional_kwargs=beside,
         response_metadata={
             "model_name": turn.engine.model.name,
-            "finish_reason": turn.engine.inspect.finish_reason(handle) or "stop",
+            "finish_reason": _ended(turn.engine.inspect.finish_reason(handle), spoken),
             "choreo": noted,
         },
         usage_metadata=UsageMetadata(
@@ -376,3 +378,8 @@ def _message(
     if thought and said.usage_metadata is not None:
         said.usage_metadata["output_token_details"] = OutputTokenDetails(reasoning=thought)
     return turn.sealing.sealed(said)
+
+
+def _ended(reason: str | None, spoken: Spoken) -> str:
+    """Why a message has ended, as chat models say it: one that was cut is cut, whatever it calls."""
+    return "length" if reason == "length" else "tool_calls" if spoken.calls else "stop"

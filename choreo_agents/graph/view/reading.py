@@ -106,7 +106,7 @@ class Reading:
         """
         await self._turns.begin(self._rules.public)
         view, imported = await self._start(), self._reader.imported
-        self.rendered.begin(self._rules.public, system, () if imported is None else imported.told)
+        self.rendered.begin(self._rules.public, system, tools, () if imported is None else imported.told)
         later = bool(self._rules.public) or imported is not None
         own = own_turns(system, tools, self._engine.chat, later=later)
         if imported is None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
+from choreo_agents.chat import Described
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.view.imported_prompt import ToldText
 from choreo_agents.graph.view.reader_rules import CallReader
 
 MASK = "[confidential]"
 """What stands in a trace for words that are confidential."""
+_NO_TOOL: Mapping[str, Any] = {"type": "function", "function": {"name": MASK}}
 
 
 class RenderedView:
@@ -31,9 +34,14 @@ class RenderedView:
         guarded = reader.rules.guard.declared.guarded
         self._is_private = reader.confidential or reader.system.rpartition("|")[2] in guarded
         self.messages: list[BaseMessage] = []
+        self.tools: Described = ()
+        """What the reader is told that it may call, as chat models tell it: beside their messages."""
 
-    def begin(self, public: str | None, system: str | None, imported: Iterable[ToldText] = ()) -> None:
+    def begin(
+        self, public: str | None, system: str | None, tools: Described = (), imported: Iterable[ToldText] = ()
+    ) -> None:
         """Add what the reader is told first: the public root, and its own instructions or prompt of a schema."""
+        self.tools = (_NO_TOOL,) * len(tools) if self._is_private and not self._shows_all else tools
         if public:
             self._add(SystemMessage(public))
         if system is not None:

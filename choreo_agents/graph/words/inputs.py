@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage
 
-from choreo_agents.chat import calls_in, result_turn
+from choreo_agents.chat import CALL_BLOCKS, THOUGHT_BLOCKS, calls_in, result_turn
 from choreo_agents.engine import Thinking
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.provenance.notes import REASONING, opening_of, thoughts_in
+from choreo_agents.graph.provenance.notes import opening_of, thoughts_in
 from choreo_agents.models import ChatFormat, FramedText, Said, calls_as_words, calls_said, instructions, question
 
 
@@ -23,7 +23,8 @@ def message_as(
 ) -> Said:
     """A chat message as its reader gets it: whatever it says, only its frame has control tokens.
 
-    How an agent's starts is taken from its notes, which must be proven. What it thought before it spoke is left out.
+    How an agent's starts is taken from its notes, which must be proven. What it thought before it spoke is left out,
+    and so is what other providers' models have thought; calls in blocks of theirs are calls.
 
     Args:
         message: What is said.
@@ -33,11 +34,16 @@ def message_as(
         called: Which tool each call of the conversation names, by its id.
 
     Raises:
-        InvalidRequestError: It holds anything but text.
+        InvalidRequestError: It holds anything else, an image or a sound: says what.
     """
+    known = {"text", *THOUGHT_BLOCKS, *(CALL_BLOCKS if isinstance(message, AIMessage) else ())}
     blocks = message.content if isinstance(message.content, list) else []
-    if any(isinstance(block, dict) and block.get("type") not in ("text", REASONING) for block in blocks):
-        raise InvalidRequestError(f"message {message.id!r} holds more than text: only text can be encoded")
+    if other := [
+        str(block.get("type")) for block in blocks if isinstance(block, dict) and block.get("type") not in known
+    ]:
+        raise InvalidRequestError(
+            f"message {message.id!r} holds more than text, {other[0]!r}: only text can be encoded"
+        )
     words = str(message.text)
     if isinstance(message, SystemMessage):
         return instructions(words, chat, later=later)

@@ -8,12 +8,11 @@ from typing import Any, Protocol
 
 from langchain_core.messages import BaseMessage
 
-from choreo_agents.chat import Described
+from choreo_agents.chat import THOUGHT_BLOCKS, Described
 from choreo_agents.engine import Engine, Thinking
 from choreo_agents.engine.decoding.thoughts import PhaseTexts
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.by_model import handle_for
-from choreo_agents.graph.provenance.notes import REASONING
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.words.entries import known_handle
 from choreo_agents.graph.words.inputs import thought_out
@@ -168,11 +167,13 @@ def _before_calls(chat: ChatFormat, budget: int) -> Thinking:
 
 
 def without_thoughts(message: BaseMessage) -> BaseMessage:
-    """A message as others get it: without a reasoning block."""
+    """A message as others get it: without what was thought before it."""
     blocks = message.content if isinstance(message.content, list) else []
-    if not any(isinstance(block, dict) and block.get("type") == REASONING for block in blocks):
+    left = [each for each in blocks if not (isinstance(each, dict) and each.get("type") in THOUGHT_BLOCKS)]
+    if len(left) == len(blocks):
         return message
-    return message.model_copy(update={"content": str(message.text)})
+    is_text = all(isinstance(each, str) or each.get("type") == "text" for each in left)
+    return message.model_copy(update={"content": str(message.text) if is_text else left})
 
 
 def thought_text(

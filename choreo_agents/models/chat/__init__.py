@@ -4,7 +4,15 @@ from choreo_agents.models.chat.deriving import chat_format
 from choreo_agents.models.chat.format import ChatFormat, Role, ThoughtsFormat, TurnFormat
 from choreo_agents.models.chat.telling import calls_as_words, calls_said, result_said, tools_format, tools_told
 from choreo_agents.models.chat.told import Kind, Said, instructions, question
-from choreo_agents.models.chat.tools import BrokenCall, CallPart, SaidWords, ToolCall, ToolCallReader, ToolsFormat
+from choreo_agents.models.chat.tools import (
+    BrokenCall,
+    CallPart,
+    SaidWords,
+    ToolCall,
+    ToolCallReader,
+    ToolsFormat,
+    required_call,
+)
 
 __all__ = [
     "BrokenCall",
@@ -24,6 +32,7 @@ __all__ = [
     "chat_format",
     "instructions",
     "question",
+    "required_call",
     "result_said",
     "tools_format",
     "tools_told",

@@ -58,16 +58,24 @@ class Grammars:
             raise GrammarError(f"no answer of this model can be led by {grammar.plain()!r}: {made.get_error().strip()}")
         return partial(self._guide, made)
 
+    def compile_marked(self, source: str, marks: Iterable[int]) -> MakeGuide:
+        """The same of a grammar of ours, which may say these control tokens: nobody else's may."""
+        library = llguidance().LLMatcher
+        made = library(self._tokens, library.grammar_from_lark(source), log_level=0, limits=limits())
+        if made.is_error():
+            raise GrammarError(f"no call of this model can be led by its tools' schemas: {made.get_error().strip()}")
+        return partial(self._guide, made, marks=frozenset(marks))
+
     def guide(self, grammar: Grammar, ends: frozenset[int]) -> TokenGuide:
         """One guide; see `compile`."""
         return self.compile(grammar)(ends)
 
-    def _guide(self, compiled: Any, ends: frozenset[int]) -> TokenGuide:
+    def _guide(self, compiled: Any, ends: frozenset[int], marks: frozenset[int] = frozenset()) -> TokenGuide:
         matcher = compiled.deep_copy()
         if self._bytes_of is not None:
             return ByteGuide(matcher, self._bytes_of, ends)
         assert self._filler is not None
-        return GrammarGuide(self._filler, matcher, self._filler.that_end(ends))
+        return GrammarGuide(self._filler, matcher, self._filler.that_end(ends), self._filler.with_marks(marks))
 
 
 class GrammarMasks:
@@ -94,6 +102,15 @@ class GrammarMasks:
         """Those of some tokens that say nothing, and so can end an answer; the model's own, if there are none."""
         return frozenset(t for t in ends if 0 <= t < self.vocabulary and not self._said[t]) or self._ends
 
+    def with_marks(self, marks: frozenset[int]) -> NDArray[np.int32]:
+        """The words that say something, and control tokens that may be said besides."""
+        if not marks:
+            return self._words
+        flags = self._said.copy()
+        flags[[token for token in marks if token < self.vocabulary]] = True
+        words: NDArray[np.int32] = np.packbits(flags, bitorder="little").view(np.int32)
+        return words
+
     def fill(self, guides: Sequence[Any], bits: Bits) -> None:
         """See `MaskFiller`: its guides are `GrammarGuide`."""
         row_bytes = bits.shape[1] * bits.itemsize
@@ -104,8 +121,8 @@ class GrammarMasks:
                 self._executor = llguidance().LLExecutor()
             rows = [(guide.matcher, row) for row, guide in enumerate(guides)]
             self._executor.unsafe_compute_mask_ptr(rows, bits.ctypes.data, row_bytes, len(guides))
-        bits &= self._words
         for guide, row in zip(guides, bits, strict=True):
+            np.bitwise_and(row, guide.words, out=row)
             guide.filled(row)
 
 

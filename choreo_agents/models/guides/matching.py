@@ -19,10 +19,12 @@ class GrammarGuide:
         filler: Fills its masks, beside those of others.
         matcher: The library's, at the start of the grammar; its own.
         ends: Tokens that end an answer.
+        words: Those that may be said at all, as bits of a row.
     """
 
-    def __init__(self, filler: MaskFiller, matcher: Any, ends: frozenset[int]) -> None:
+    def __init__(self, filler: MaskFiller, matcher: Any, ends: frozenset[int], words: NDArray[np.int32]) -> None:
         self.done = False
+        self.words = words
         self.filler: MaskFiller = filler
         self.matcher = matcher
         self.mask: Tensor | None = None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from conftest import MakeEngine
 
-from choreo_agents import Engine, Sampling
+from choreo_agents import Engine, Guided, Sampling, Thinking
 from choreo_agents.testing import Script
 
 
@@ -60,6 +60,65 @@ def test_a_replay_says_what_it_replays(scripted: Engine) -> None:
         scripted.release(again)
     silent = made(scripted, sampling=Sampling(forced=()))
     assert scripted.inspect.finish_reason(silent) == "stop"
+
+
+@pytest.mark.parametrize(
+    ("guide", "most", "reason"),
+    [
+        ({"regex": " ?One two"}, 2, "stop"),
+        ({"regex": " ?One two( three.)?"}, 2, "length"),
+        ({"regex": " ?One two"}, 3, "stop"),
+        (None, 2, "stop"),
+        (None, 3, "length"),
+    ],
+)
+@pytest.mark.parametrize("method", ["choreo", "naive"])
+def test_a_replay_of_an_answer_that_is_led_ends_as_the_answer_did(
+    method: str, guide: Any, most: int, reason: str
+) -> None:
+    """A guide ends it with the last token that there may be, or that token does."""
+    own = None if guide else Guided("two", lambda _, ends: Two())
+    sampling = Sampling(max_tokens=most, guide=guide)
+    if most == 3 and own is not None:
+        own = Guided("any", lambda _, ends: Two(last=9))
+    with Script(default="One two" if guide and most == 3 else "One two three.").load(method=method) as engine:
+        thinking = Thinking.of(engine.chat, "ann", 4)
+        for thinks in (None, thinking):
+            handle = made(engine, sampling=sampling, guide=own, thinking=thinks)
+            found = engine.inspect.finish_reason(handle)
+            decoded = next(iter(engine.inspect.thoughts(handle, "ann")), None) or handle
+            *_, record = engine.inspect.records([decoded])
+            sampled = tuple(record.tokens[slice(*record.sampled or (0, 0))])
+            engine.release(handle)
+            forced = sampling.model_copy(update={"forced": sampled})
+            again = made(engine, sampling=forced, guide=own, thinking=thinks)
+            assert (found, engine.inspect.finish_reason(again)) == (reason, reason)
+            engine.release(again)
+
+
+class Two:
+    """A guide of so many tokens, whatever they are."""
+
+    def __init__(self, last: int = 2) -> None:
+        self._left = last
+
+    @property
+    def done(self) -> bool:
+        return self._left == 0
+
+    def allowed(self) -> None:
+        return None
+
+    def take(self, token: int) -> None:
+        self._left -= 1
+
+
+def test_tokens_that_a_guide_would_not_say_are_replayed_and_are_cut(scripted: Engine) -> None:
+    forced = tuple(scripted.model.encode("One two"))
+    for guide in ({"regex": "[0-9]{9}"}, {"regex": "One two three"}, {"regex": "One"}):
+        handle = made(scripted, sampling=Sampling(max_tokens=len(forced), guide=guide, forced=forced))
+        assert scripted.inspect.finish_reason(handle) == "length"
+        scripted.release(handle)
 
 
 def test_what_was_not_decoded_has_none(scripted: Engine) -> None:

@@ -15,6 +15,9 @@ import torch
 from conftest import MakeEngine
 from support.templates import tokenizer_for
 from support.tiny import save_tiny_llama
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from choreo_agents import Decode, Engine, Guided, Sampling, StreamedToken, Thinking
 from choreo_agents.errors import ChoreoError, GrammarError, GuideError, InvalidRequestError
@@ -22,6 +25,7 @@ from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.models.guides import Grammars, sources
 from choreo_agents.sampling import Allowed, Grammar
+from choreo_agents.testing import Script
 
 ROOT = "<s><|system|> Notes: Ann has 3 red kites. Bob has 5 blue boats.<|end|><|user|> Who has boats?<|end|>"
 HEADER = "<|assistant|>"
@@ -264,6 +268,20 @@ def test_without_the_extra_a_line_says_what_to_install(talker: Engine, monkeypat
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(InvalidRequestError, match=r"pip install 'choreo-agents\[guided\]'$"):
         sources.require_grammar(Grammar(kind="regex", text="a"))
+    with Script(default="Well.").load() as engine:
+        assert "Well." in engine.text(engine.decode(engine.chat.header("ann")))
+        with pytest.raises(InvalidRequestError, match=r"choreo-agents\[guided\]"):
+            engine.decode(engine.chat.header("ann"), sampling=Sampling(guide={"regex": "a"}))
+
+
+def test_a_model_that_cannot_be_guided_says_all_else(tmp_path: Path, make_engine: MakeEngine) -> None:
+    words = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1, "</s>": 2}, unk_token="a")), eos_token="</s>"
+    )
+    engine = make_engine(load_model(save_tiny_llama(tmp_path, tokenizer=words)))
+    assert len(engine.logprobs(engine.decode([0, 1], sampling=Sampling(max_tokens=3, stop_tokens=())))) == 3
+    with pytest.raises(InvalidRequestError, match="take a model whose tokens are bytes"):
+        engine.decode([0, 1], sampling=Sampling(guide={"regex": "a"}))
 
 
 @pytest.mark.parametrize("family", ["Qwen 3", "DeepSeek R1 Distill", "gpt-oss"])

@@ -24,6 +24,11 @@ from choreo_agents.testing import Script
 ASK = {"messages": [("user", "Who has boats?")]}
 
 
+def print_it(text: str) -> str:
+    """Print a text."""
+    return text
+
+
 class Report(BaseModel):
     title: str = Field(max_length=8)
     score: int = Field(ge=0, le=10, alias="points")
@@ -183,6 +188,10 @@ def test_instances_and_their_samples_write_lists() -> None:
         ({"output": Report, "choices": ["a"]}, InvalidRequestError, "told twice"),
         ({"output": Report, "sampling": Sampling(guide={"regex": "a"})}, InvalidRequestError, "told twice"),
         ({"choices": ["a"], "sampling": Sampling(guide={"regex": "a"})}, InvalidRequestError, "told twice"),
+        ({"output": Report, "sampling": Sampling(choices=("a",))}, InvalidRequestError, "told twice"),
+        ({"output": Report, "tools": [print_it]}, InvalidRequestError, "no call is among them"),
+        ({"sampling": Sampling(guide={"regex": "a"}), "tools": [print_it]}, InvalidRequestError, "no call is among"),
+        ({"sampling": Sampling(choices=("a",)), "tools": [print_it]}, InvalidRequestError, "no call is among"),
         ({"writes": "handles"}, InvalidRequestError, "cannot write 'handles'"),
         ({"writes": 3}, InvalidRequestError, "cannot write 3"),
     ],

@@ -160,8 +160,8 @@ def test_calls_of_plain_nodes_own_their_results_too() -> None:
 def test_what_cannot_be_kept_is_refused_when_an_agent_is_made() -> None:
     for options, said in (
         ({"tools": [find], "choices": ["yes", "no"]}, "choices"),
-        ({"tools": [find], "tool_choice": "required"}, "cannot be kept"),
-        ({"tools": [find], "tool_choice": "find"}, "cannot be kept"),
+        ({"tools": [], "tool_choice": "required"}, "it has none"),
+        ({"tools": [find], "tool_choice": "other"}, "its tools are one of find"),
         ({"tools": [find, find]}, "several tools named 'find'"),
         ({"tools": find}, "in a list"),
         ({"tools": [7]}, "cannot be described"),

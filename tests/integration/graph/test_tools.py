@@ -111,6 +111,7 @@ def test_a_stock_loop_calls_and_answers(engine: Engine, model: LoadedModel, say:
     _, called, result, answer = state["messages"]
     assert [(c["name"], c["args"]) for c in called.tool_calls] == [("find", {"thing": "kites", "floor": 2})]
     assert called.text == "" and not called.invalid_tool_calls
+    assert [m.response_metadata["finish_reason"] for m in (called, answer)] == ["tool_calls", "stop"]
     assert result.tool_call_id == called.tool_calls[0]["id"] and result.text == "The kites are in box 14."
     assert answer.text == "In box 14." and not answer.tool_calls
     seen = words_seen(engine, state, "ann")
@@ -167,6 +168,7 @@ def test_text_and_calls_stream_as_they_come(engine: Engine, model: LoadedModel, 
     for chunk in first[1:]:
         whole += chunk
     assert whole.text.strip() == ("Let me see." if speaks else "")
+    assert whole.response_metadata["finish_reason"] == "tool_calls"
     assert [(call["name"], call["args"]) for call in whole.tool_calls] == [(c.name, dict(c.arguments)) for c in calls]
     if speaks:
         words = [chunk for chunk in first if chunk.text.strip()]

@@ -13,6 +13,7 @@ import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables import RunnableConfig
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Command, interrupt
@@ -178,6 +179,44 @@ def test_what_a_confidential_agent_calls_and_is_told_by_tools_is_masked() -> Non
             assert [kind for kind, _ in runs.read("bob")] == ["human", "ai", "tool", "ai"]
             told = repr([run["messages"] for run in runs.started.values()])
             assert ("kite" in told) is ("I know." in told) is shown
+
+
+def look(thing: str) -> str:
+    """Look for Bob's boats."""
+    return thing
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_tools_are_told_beside_the_messages_and_masked_with_what_their_agent_is_told(shown: bool) -> None:
+    runs = Runs()
+    agents = [
+        Agent("ann", tools=[look]),
+        Agent("bob", tools=[look, {"name": "hide", "description": "Hide it."}], confidential=True),
+        Agent("carl", tools=[look], system="You are Carl."),
+        Agent("dora", tools=[look], tool_choice="none"),
+    ]
+    graph = chain(*agents, policy=Policy(confidential={"carl.system": frozenset({"ann", "bob", "dora"})}))
+    with Script(default="Well.").load() as engine:
+        graph.compile(engine=engine).invoke(QUESTION, config(runs, trace_confidential=shown))
+    told = {run["name"]: run["invocation_params"].get("tools") for run in runs.started.values()}
+    assert told["ann"] == [convert_to_openai_tool(look)] and told["dora"] is None
+    names = {name: [each["function"]["name"] for each in told[name]] for name in ("bob", "carl")}
+    assert names == ({"bob": ["look", "hide"], "carl": ["look"]} if shown else {"bob": [MASK, MASK], "carl": [MASK]})
+    secret = repr([runs.started[run] for run in runs.started if runs.started[run]["name"] in ("bob", "carl")])
+    assert ("Bob's boats" in secret, "Hide it." in secret) == (shown, shown)
+
+
+def test_a_message_that_calls_says_so_and_one_that_is_cut_is_cut() -> None:
+    call = '<tool_call>\n{"name": "look", "arguments": {"thing": "boats"}}\n</tool_call>'
+    reasons: list[tuple[str, int]] = []
+    for said, most in ((call, 99), (f"{call} and so on and on and on", 42), ("<tool_call>{</tool_call>", 99)):
+        runs = Runs()
+        with Script({"ann": said}).load() as engine:
+            app = chain(Agent("ann", tools=[look], sampling=Sampling(max_tokens=most))).compile(engine=engine)
+            message = app.invoke(QUESTION, config(runs))["messages"][-1]
+        runs.check()
+        reasons.append((message.response_metadata["finish_reason"], len(message.tool_calls)))
+    assert reasons == [("tool_calls", 1), ("length", 1), ("stop", 0)]
 
 
 def test_clients_cannot_ask_for_it(scripted: Engine) -> None:
