@@ -162,7 +162,7 @@ class Program:
         return self.rng.choices(self.made, k=self.rng.randint(1, 4)) if self.made else []
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**9))
 def test_every_token_is_charged_to_one_call(tiny: LoadedModel, seed: int) -> None:
     program = Program(tiny, Random(seed))

@@ -27,7 +27,7 @@ def _models(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @given(specs() | specs(modes=(*MODES, *OWN, *OWN)), st.integers(0, 99), st.sampled_from(FAMILIES))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_static_audits_cover_runs_with_users_turns(spec: Spec, seed: int, family: str) -> None:
     """What stands around parts of users' turns is nobody's, and hides nobody's words."""
     static = spec.graph(WARN).audit()
@@ -38,7 +38,7 @@ def test_static_audits_cover_runs_with_users_turns(spec: Spec, seed: int, family
 
 
 @given(specs(), st.integers(0, 99), st.sampled_from(FAMILIES), st.data())
-@settings(max_examples=25, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 def test_encodings_in_users_turns_do_not_interfere(spec: Spec, seed: int, family: str, data: st.DataObject) -> None:
     """What cannot reach a reader as an encoding changes no bit of its distributions."""
     report = spec.graph(WARN).audit()

@@ -68,6 +68,7 @@ def test_public_names_load_no_model_library() -> None:
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, [], "")
 
 
+@pytest.mark.slow
 def test_public_names_are_those_of_the_rooms() -> None:
     """Each is found, none is forgotten, and what is no name is none."""
     done = python(
@@ -94,6 +95,7 @@ def test_completing_a_name_loads_nothing_heavy() -> None:
     assert done.stderr.split() == ["heavy:"]
 
 
+@pytest.mark.slow
 def test_options_are_completed_without_a_word_on_what_that_loads() -> None:
     done = choreo(_CHOREO_COMPLETE="complete_bash", COMP_WORDS="choreo run debate --me", COMP_CWORD="3")
     assert done.stdout.split() == ["--method"]
@@ -126,12 +128,14 @@ def test_a_terminal_shows_a_spinner_that_goes_away() -> None:
     assert shown.rstrip().endswith("\x1b[2K"), "the line is erased"
 
 
+@pytest.mark.slow
 def test_a_command_says_what_it_loads_and_its_json_is_alone_on_stdout() -> None:
     done = choreo("run", "debate", "--json", "--no-compare", "--rounds", "1")
     assert done.returncode == 0 and done.stdout.startswith("{")
     assert done.stderr.splitlines()[:2] == [LOADING, "loading embedded ..."]
 
 
+@pytest.mark.slow
 def test_a_run_on_an_event_loop_imports_nothing_of_ours_nor_of_models() -> None:
     """All that is heavy is loaded with the engine and the graph: an import inside a node would block the loop."""
     done = python(RUN)

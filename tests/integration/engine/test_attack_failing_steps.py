@@ -292,7 +292,7 @@ def test_attack_what_a_call_reads_is_brought_back_though_the_policy_does_not_ser
         with engine._core.lock:
             for layer in (*engine._core.pool.keys, *engine._core.pool.values):
                 layer.fill_(7.0)
-    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(logits_by_seed[1], logits_by_seed[2], strict=True))
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(logits_by_seed[1], logits_by_seed[2], strict=True))
 
 
 def test_attack_many_faults_of_all_kinds_leave_everybody_else_with_the_right_answer(

@@ -166,6 +166,7 @@ engine.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked here")
 def test_attack_a_forked_process_is_told_at_once_and_can_load_an_engine_of_its_own(
     tiny_path: Path, tmp_path: Path

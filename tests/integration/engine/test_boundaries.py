@@ -76,7 +76,7 @@ def test_they_change_what_is_heard_and_side_by_side_their_order_does_not(make_en
         logits.append(heard(engine, view))
         give_back(engine, view)
     for other in logits[1:]:
-        torch.testing.assert_close(other, logits[0], rtol=0, atol=1e-5)
+        torch.testing.assert_close(other, logits[0], rtol=0, atol=1e-4)
     whole = view_of(engine, branches, [9, 9, 9], strategy="parallel")
     without = [place for place in range(9) if place not in (5, 6, 7)]
     whole.handles[:], whole.offsets[:] = ([each[place] for place in without] for each in (whole.handles, whole.offsets))

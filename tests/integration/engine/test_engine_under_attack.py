@@ -36,6 +36,7 @@ def test_a_reused_prefix_never_stands_in_the_way_of_its_reader(make_engine: Make
         assert engine.tokens(said) == naive.tokens(naive.decode(prompt, sampling=SHORT))
 
 
+@pytest.mark.slow
 def test_leaving_in_the_middle_of_a_stream_ends_the_interpreter_in_order(tiny_path: Path) -> None:
     program = """
 import sys

@@ -362,7 +362,7 @@ with Engine.load(sys.argv[1], memory=Memory(kv_budget_bytes=1 << 23), salt=sys.a
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("salt", "believed"), [("s", True), ("t", False)])
+@pytest.mark.parametrize(("salt", "believed"), [("s", True), pytest.param("t", False, marks=pytest.mark.slow)])
 def test_what_crosses_to_another_process_as_json_is_believed_under_one_salt(
     make_engine: MakeEngine, tiny_path: Path, salt: str, believed: bool
 ) -> None:

@@ -154,7 +154,7 @@ def test_a_view_in_a_graph_is_what_the_library_assembles(make_engine: MakeEngine
         options = {"header": other.chat.header("ann").text, "closing": other.chat.turn_end}
         answer = library.generate(prompt(told), forced, **options)
         for a, b in zip(engine.logprobs(handle_of(state, "ann")), other.logprobs(answer), strict=True):
-            assert a.token == b.token and a.logprob == pytest.approx(b.logprob, abs=1e-5)
+            assert a.token == b.token and a.logprob == pytest.approx(b.logprob, abs=1e-4)
 
 
 def test_one_module_is_the_system_prompt_of_the_same_words(engine: Engine) -> None:

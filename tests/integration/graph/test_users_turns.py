@@ -319,7 +319,7 @@ def test_siblings_have_a_users_turn_each(models: Models, make_engine: MakeEngine
         found.append([chosen.top for chosen in engine.logprobs(eve)])
     for one, other in zip(*found, strict=True):
         assert [token for token, _ in one] == [token for token, _ in other]
-        assert all(abs(a - b) < 1e-5 for (_, a), (_, b) in zip(one, other, strict=True))
+        assert all(abs(a - b) <= 1e-4 for (_, a), (_, b) in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize("strategy", ["parallel", "sequential"])

@@ -178,6 +178,7 @@ async def test_the_first_error_ends_the_others() -> None:
     assert len(started) < 200
 
 
+@pytest.mark.slow
 def test_samples_differ_votes_count_and_the_same_seed_says_the_same(
     make_engine: MakeEngine, embedded: LoadedModel
 ) -> None:

@@ -33,6 +33,7 @@ def test_ways_are_told_as_multiples_of_the_plain_load_and_of_the_weights() -> No
     ]
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_is_an_error_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ChoreoError, match=r"^from_pretrained, three forwards: \w*Error: .*JSON"):

@@ -82,6 +82,7 @@ def refereed(model: LoadedModel, folder: Path, who: Sequence[Contender], **optio
         return referee.play(who, ASKED, 2, **options)
 
 
+@pytest.mark.slow
 def test_a_referee_trains_and_asks_once(embedded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     who = [one for one in CONTENDERS if one.layout != "parallel"]
     told: list[tuple[str, int]] = []
@@ -361,6 +362,7 @@ def said(*arguments: str, code: int = 0) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_the_command_writes_tables_and_goes_on(
     embedded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def lines_in(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kills", [(30,), pytest.param((2, 45, 100), marks=pytest.mark.slow)], ids=["once", "several times"]
 )

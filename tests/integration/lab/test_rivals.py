@@ -57,6 +57,7 @@ def branch_prompts(branches: int) -> list[list[int]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_rival_that_is_not_installed_is_named_and_the_others_are_timed(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

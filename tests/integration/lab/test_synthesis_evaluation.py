@@ -221,6 +221,7 @@ async def test_what_cannot_be_played_is_refused_and_everything_given_back(
     assert cache.stats().leases == text.stats().leases == 0
 
 
+@pytest.mark.slow
 def test_records_are_of_the_same_problems_however_they_are_played(
     embedded: LoadedModel, make_engine: MakeEngine
 ) -> None:

@@ -88,6 +88,7 @@ def test_a_run_that_was_killed_ends_with_the_weights_of_one_that_was_not(tmp_pat
     assert (resumed.step, resumed.tokens) == (whole.step, whole.tokens)
 
 
+@pytest.mark.slow
 def test_any_number_of_processes_gives_the_same_weights(tmp_path: Path) -> None:
     alone = trained(tmp_path / "alone")
     run = Pretraining(SMALL)

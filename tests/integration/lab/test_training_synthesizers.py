@@ -216,6 +216,7 @@ def test_it_gets_harder(embedded: LoadedModel) -> None:
     assert branches[0] < branches[1]
 
 
+@pytest.mark.slow
 def test_a_teacher_that_is_never_right_does_not_keep_it_waiting(tiny: LoadedModel, tmp_path: Path) -> None:
     """A model of random weights."""
     only = replace(MIXED, weights={"distilled": 1.0}, examples=2)

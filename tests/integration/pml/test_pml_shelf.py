@@ -304,6 +304,7 @@ with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23), salt="s") as eng
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_processes_share_a_folder(make_shelf: MakeShelf, tiny_path: Path, tmp_path: Path) -> None:
     written = json.dumps([[r.key, r.tokens, r.start, r.parents] for r in ALL])

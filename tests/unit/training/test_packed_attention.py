@@ -27,7 +27,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ["window", *(pytest.param(n, marks=pytest.mark.slow) for n in KINDS if n != "window")])
 @pytest.mark.parametrize("sunk", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_gradients_equal_finite_differences(name: str, sunk: bool) -> None:
     rng = random.Random(f"gradients {name} {sunk}")
