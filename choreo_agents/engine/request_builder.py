@@ -265,10 +265,7 @@ class RequestBuilder:
         ends = (read.stops, read.closing, stop_text, read.left_out, read.closes)
         if (forced := sampling.forced) is None:
             return Decoding(sampling, sampler, *ends)
-        thoughts, stops = (
-            thoughts_in(model, call.thinking, forced),
-            read.stops | frozenset(_closer(model, read.closing)),
-        )
+        thoughts, stops = thoughts_in(model, call.thinking, forced), read.stops | {*_closer(model, read.closing)}
         complete = ends_replay(model, call, stops, self._compiled, forced[thoughts:])
         return Decoding(sampling, sampler, *ends, thoughts, complete)
 

@@ -126,8 +126,7 @@ class Agent(Runnable[Any, dict[str, Any]]):
         _require_one_system(self)
         self.confidential = confidential
         self.header = header
-        self.choices = choices
-        self.lead = lead
+        self.choices, self.lead = choices, lead
         self.adapter = adapter
         self.thinking = required_thinking(name, thinking)
         self.sampling = _required_sampling(name, sampling)
