@@ -57,6 +57,7 @@ class ImportedPrompt:
         number, schema = self._modules.known(prompt.schema)
         self._assembly = compile_prompt(schema, prompt, engine.model)
         self._decode = engine.model.decode
+        self._closing = tuple(engine.model.encode(engine.chat.user.after)) if engine.chat.merges is not None else ()
         pieces = {piece.key: piece for piece in schema.cached_pieces()}
         self._pieces = [pieces[placed.key] for placed in self._assembly.cached]
         self._keys = [_key(number, placed.key) for placed in self._assembly.cached]
@@ -99,7 +100,8 @@ class ImportedPrompt:
             found.setdefault(name_of(self._schema, piece.module), set()).add(tuple(piece.tokens))
         for text in self._assembly.fresh:
             found.setdefault(self._author(text, owner), set()).add(tuple(text.tokens))
-        return found
+        # What closes a user's turn apart from its words says nothing of anybody: it is a joint like any other.
+        return {name: said - {self._closing} for name, said in found.items()}
 
     def _author(self, text: FreshText, owner: str) -> str:
         return owner if text.kind != "module" else name_of(self._schema, text.module)
