@@ -140,6 +140,7 @@ class Shelf:
         """Wait until all that was encoded is written; raises `OSError` if it cannot be."""
         if self._writer is not None:
             self._writer.flush()
+        self._make_room()  # what was being written could not leave its memory
 
     def close(self) -> None:
         """Write what is to be written, and give everything up; files stay."""
@@ -246,7 +247,6 @@ class Shelf:
                 self._writer.write(handles)
             if patient:
                 self.flush()
-                self._make_room()
             on_ready(sum(slot.tokens for slot in together))
 
     def _place(self, slot: RecipeSlot) -> Place:

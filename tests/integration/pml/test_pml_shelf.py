@@ -18,6 +18,7 @@ import torch
 from conftest import MakeEngine
 
 from choreo_agents import Engine, Sampling
+from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.pml.shelf import Budgets, Shelf
 from choreo_agents.pml.slots import Recipe
@@ -159,6 +160,26 @@ def test_the_file_of_another_text_is_not_taken_for_its_own(make_shelf: MakeShelf
     other.add([twin])
     assert same(kv(again, other, "twin"), wanted)
     assert again.stats().tokens_encoded == 32 and files(tmp_path, ".broken") == [own.with_suffix(".broken")]
+
+
+def test_what_is_written_late_comes_back_for_no_longer_than_that(
+    make_shelf: MakeShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budgets = Budgets(device=64 * TOKEN, host=32 * TOKEN)
+    engine, shelf = make_shelf(tmp_path, budgets, host_bytes=1 << 20)
+    gate, read = threading.Event(), engine.kv.read
+
+    def late(handle: MessageHandle) -> HostKV:
+        assert gate.wait(20)
+        return read(handle)
+
+    monkeypatch.setattr(engine.kv, "read", late)
+    for key in ("right", "left", "root"):
+        with shelf.brought([key]):
+            pass
+    gate.set()
+    shelf.flush()
+    assert [shelf.place(key)[0] for key in ("root", "left", "right")] == ["device", "device", "host"]
 
 
 def test_budgets_take_the_longest_unused_out_first(make_shelf: MakeShelf, tmp_path: Path) -> None:
