@@ -197,9 +197,10 @@ class Spec:
 
 
 def echo(state: State) -> dict[str, Any]:
-    """A function whose words depend on every word in the state, and are always as many."""
+    """A function whose words depend on every word in the state, are always as many, and never twice the same in a run:
+    they would be encoded once then, by chance in one run and not in another."""
     digest = hashlib.sha256(" ".join(str(message.text) for message in state["messages"]).encode()).digest()
-    return {"messages": [AIMessage(f"I heard {digest[0] % 10} and {digest[1] % 10}.")]}
+    return {"messages": [AIMessage(f"I heard {digest[0] % 10} and {digest[1] % 10} by {state.get('rounds', 0)}.")]}
 
 
 def mutter(_: State) -> dict[str, Any]:
