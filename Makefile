@@ -6,7 +6,7 @@ WORKERS := -n logical --maxprocesses 4 --dist worksteal
 LOWEST := .venv-lowest
 FLOORS := $(shell sed -nE 's/^ *"(torch|transformers)>=([0-9.]+).*/\1==\2/p' pyproject.toml)
 
-.PHONY: help demo test test-slow test-kernels test-lowest mutants install check format train-embedded clean
+.PHONY: help demo test test-slow test-kernels test-lowest mutants package-check install check format train-embedded clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -30,6 +30,9 @@ mutants: $(STAMP)  ## Break the product in many places, and see that its tests n
 test-lowest: $(LOWEST)/.installed  ## Run all tests on the oldest torch and transformers (downloads 3 GB once)
 	@$(LOWEST)/bin/python -m pytest $(WORKERS) -m ''
 
+package-check: $(STAMP)  ## Build the wheels and sdists into dist/, install them where the source is not, and run them
+	@$(BIN)/python tests/installation/package_check.py
+
 install: $(STAMP)  ## Create .venv and install the package with its development tools
 
 check: $(STAMP)  ## Format, lint, types, layers, size budget and rooms, without changing anything
@@ -37,6 +40,8 @@ check: $(STAMP)  ## Format, lint, types, layers, size budget and rooms, without 
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@cd integrations/langchain && PYTHONPATH=. ../../$(BIN)/lint-imports --no-cache
+	@cd integrations/server && PYTHONPATH=. ../../$(BIN)/lint-imports --no-cache
 	@$(BIN)/python tests/architecture/size_budget.py
 	@$(BIN)/python tests/architecture/rooms.py
 

@@ -4,30 +4,46 @@ Read `tools` (what an agent may call), `speech` (what its tokens say), `speaking
 (what was called, as it is told again).
 """
 
-from choreo_agents.chat.history import (
-    CALL_BLOCKS,
-    THOUGHT_BLOCKS,
-    calls_in,
-    calls_made,
-    result_turn,
-    tools_called,
-)
+from choreo_agents.chat.asking import ChatRequest, Reuse
+from choreo_agents.chat.call import ChatCall, astreamed, count_tokens, streamed
+from choreo_agents.chat.chunks import MessageChunks
+from choreo_agents.chat.formats import answer_format, closed
+from choreo_agents.chat.history import THOUGHT_BLOCKS, calls_in, calls_made, result_turn, tools_called
+from choreo_agents.chat.reply import Reasoned, reply
+from choreo_agents.chat.required import must_call
 from choreo_agents.chat.speaking import Speaking, Spoken
-from choreo_agents.chat.tools import Described, Tool, ToolChoice, described_tools, must_call, own_turns
+from choreo_agents.chat.thinking import answer_header, thinking_before, thought_text
+from choreo_agents.chat.tools import Described, Tool, ToolChoice, described_tools, own_turns, required_tools
+from choreo_agents.chat.turns import turn_said
 
 __all__ = [
-    "CALL_BLOCKS",
     "THOUGHT_BLOCKS",
+    "ChatCall",
+    "ChatRequest",
     "Described",
+    "MessageChunks",
+    "Reasoned",
+    "Reuse",
     "Speaking",
     "Spoken",
     "Tool",
     "ToolChoice",
+    "answer_format",
+    "answer_header",
+    "astreamed",
     "calls_in",
     "calls_made",
+    "closed",
+    "count_tokens",
     "described_tools",
     "must_call",
     "own_turns",
+    "reply",
+    "required_tools",
     "result_turn",
+    "streamed",
+    "thinking_before",
+    "thought_text",
     "tools_called",
+    "turn_said",
 ]

@@ -1,14 +1,14 @@
-"""What a decode says as it comes, and as a whole: words, and calls of tools."""
+"""What a decode says as it comes, and as a whole: words, thoughts, and calls of tools."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from langchain_core.messages import InvalidToolCall, ToolCall
+from langchain_core.messages import AIMessageChunk, InvalidToolCall, ToolCall
 from langchain_core.messages.tool import ToolCallChunk
 
+from choreo_agents.chat.chunks import MessageChunks
 from choreo_agents.chat.speech import Speech
 from choreo_agents.chat.tools import Described
 from choreo_agents.engine import StreamedToken
@@ -23,35 +23,23 @@ class Spoken:
     calls: list[ToolCall] = field(default_factory=list)
     broken: list[InvalidToolCall] = field(default_factory=list)
 
-
-class Listener(Protocol):
-    """Who is shown what comes."""
-
-    async def token(self, text: str, /) -> None:
-        """A piece of the message's text."""
-        ...
-
-    async def thought(self, text: str, /) -> None:
-        """A piece of what is thought before."""
-        ...
-
-    async def call(self, piece: ToolCallChunk, /) -> None:
-        """A piece of a call."""
-        ...
+    def cut(self, cut: Callable[[str], str]) -> Spoken:
+        """The same with fewer words."""
+        return replace(self, words=cut(self.words))
 
 
 class Speaking:
     """Of one decode.
 
     Args:
-        run: Is shown what comes.
+        chunks: Of the message.
         model: Whose tokens they are.
         tools: What the speaker may call; without any, all that it says is words.
         place: See `Speech`.
     """
 
-    def __init__(self, run: Listener, model: LoadedModel, tools: Described, place: str) -> None:
-        self._run = run
+    def __init__(self, chunks: MessageChunks, model: LoadedModel, tools: Described, place: str) -> None:
+        self._chunks = chunks
         self._model = model
         self._tools = tools
         self._place = place
@@ -63,27 +51,30 @@ class Speaking:
         ends = tools_format(self._model.chat).ends if self._tools else ()
         return tuple(token for text in ends for token in self._model.encode(text)[:1])
 
-    async def show(self, item: StreamedToken) -> None:
-        """Show what the next token says."""
+    def hear(self, item: StreamedToken) -> Iterator[AIMessageChunk]:
+        """What the next token says."""
         if item.phase == "thoughts":
-            if item.text:
-                await self._run.thought(item.text)
+            yield from self._chunks.thought(item.text)
         elif self._speech is not None and item.phase == "answer":
-            await self._show(self._speech.add(item.token, item.text))
-        elif item.text:
-            await self._run.token(item.text)
+            yield from self._heard(self._speech.add(item.token, item.text))
+        else:
+            yield from self._chunks.token(item.text)
 
-    async def _show(self, pieces: Sequence[str | ToolCallChunk]) -> None:
+    def rest(self) -> Iterator[AIMessageChunk]:
+        """What is left of calls when nothing follows."""
+        yield from self._heard([] if self._speech is None else self._speech.end())
+
+    def _heard(self, pieces: Sequence[str | ToolCallChunk]) -> Iterator[AIMessageChunk]:
         for piece in pieces:
-            await (self._run.token(piece) if isinstance(piece, str) else self._run.call(piece))
+            yield from self._chunks.token(piece) if isinstance(piece, str) else self._chunks.call(piece)
 
-    async def end(self, tokens: list[int]) -> Spoken:
+    def said(self, tokens: Sequence[int]) -> Spoken:
         """The whole message, whose tokens behind its header these are."""
-        if self._speech is not None:
-            await self._show(self._speech.end())
-            said = Speech.of(self._model, self._tools, self._place, _without_end(tokens, self._model))
-            return Spoken(said.words, said.calls, said.broken)
-        return Spoken(self._model.decode(_without_end(tokens, self._model), special=False).strip())
+        spoken = _without_end(list(tokens), self._model)
+        if self._speech is None:
+            return Spoken(self._model.decode(spoken, special=False).strip())
+        said = Speech.of(self._model, self._tools, self._place, spoken)
+        return Spoken(said.words, said.calls, said.broken)
 
 
 def _without_end(spoken: list[int], model: LoadedModel) -> list[int]:

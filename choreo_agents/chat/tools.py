@@ -8,9 +8,8 @@ from typing import Any
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from choreo_agents.engine import Guided
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.models import ChatFormat, LoadedModel, Said, instructions, required_call, tools_format, tools_told
+from choreo_agents.models import ChatFormat, Said, instructions, tools_told
 
 Tool = BaseTool | Callable[..., Any] | type | Mapping[str, Any]
 """As `bind_tools` takes it: a tool, a function with a docstring, a pydantic model or TypedDict, or a description as
@@ -53,19 +52,32 @@ def described_tools(agent: str, tools: Sequence[Tool] | None, choice: Any, *, is
     return () if choice == "none" else tuple(described)
 
 
-def must_call(tools: Described, choice: ToolChoice, model: LoadedModel) -> Guided | None:
-    """What makes a model write one call, where it must.
+def required_tools(tools: Described, choice: Any) -> tuple[Described, tuple[str, ...]]:
+    """The tools that a call is told of, and the names of those of which it must call one, if it must.
+
+    Args:
+        tools: All that may be called.
+        choice: `"auto"` or None: it calls if it wants to; `"none"` or False: it cannot; `"any"`, `"required"` or True:
+            it calls one; a tool's name, or a description as OpenAI has it: this one.
 
     Raises:
-        GrammarError: The schema of a tool's arguments cannot be followed token by token.
-        InvalidRequestError: The model cannot be made to; or the extra `guided` is missing.
+        InvalidRequestError: There is no such tool.
     """
-    if choice in ("auto", "none"):
-        return None
-    wanted = [tool for tool in tools if choice in ("required", tool["function"]["name"])]
-    source, marks = required_call(tools_format(model.chat), wanted, model.controls)
-    make = model.grammars.compile_marked(source, marks)
-    return Guided(f"call {source}", lambda _, ends: make(ends))
+    names = tuple(str(each["function"]["name"]) for each in tools)
+    if isinstance(choice, Mapping):
+        function = choice.get("function")
+        named = function.get("name") if isinstance(function, Mapping) else None
+        choice = choice.get("name") or named or choice.get("type")
+    if choice in (None, "auto"):
+        return tools, ()
+    if choice in ("none", False):
+        return (), ()
+    if choice in ("any", "required", True) and names:
+        return tools, names
+    if choice not in names:
+        there = ", ".join(map(repr, names)) or "no tools"
+        raise InvalidRequestError(f"tool_choice={choice!r} is none of the tools that are there: {there}")
+    return tools, (choice,)
 
 
 def _described(agent: str, tool: Tool) -> Mapping[str, Any]:
@@ -78,6 +90,8 @@ def _described(agent: str, tool: Tool) -> Mapping[str, Any]:
         raise InvalidRequestError(
             f"{tool!r}, a tool of {agent!r}, is no function: tools that a provider runs itself cannot be called here"
         )
+    if not isinstance(function.get("parameters", {}), Mapping | None):
+        raise InvalidRequestError(f"the parameters of {function['name']!r}, a tool of {agent!r}, must be a JSON schema")
     return found
 
 

@@ -86,6 +86,10 @@ _BENCH = Group(
             "choreo_agents.lab.experiments.bench_sampling.command:sampling",
             "What choosing the tokens of a step costs, in softmaxes over its logits, beside transformers' processors.",
         ),
+        "fork": Command(
+            "choreo_agents.lab.experiments.bench_fork.command:fork",
+            "Subagents with system prompts of their own over one conversation: forked, and with a prefix cache.",
+        ),
         "guides": Command(
             "choreo_agents.lab.experiments.bench_guides.command:guides",
             "How many answers that random JSON schemas lead validate, and what masks cost beside a step.",
@@ -93,6 +97,10 @@ _BENCH = Group(
         "workflows": Command(
             "choreo_agents.lab.experiments.bench_workflows.command:workflows",
             "The paper's workflows, word for word the same under every method (tables 4 and 5, figures 5 and 7).",
+        ),
+        "porting": Command(
+            "choreo_agents.lab.experiments.bench_porting.command:porting",
+            "A supervisor, two workers and a writer: as a stock program, with one changed line, and with our nodes.",
         ),
         "synthesis": Command(
             "choreo_agents.lab.experiments.bench_synthesis.command:synthesis",
@@ -185,5 +193,7 @@ CHOREO = Group(
         "inspect": _INSPECT,
         "pml": _PML,
     },
+    installed="choreo.commands",
+    elsewhere={"serve": "choreo-server"},
 )
 """All that `choreo` does."""

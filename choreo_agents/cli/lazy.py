@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar
 
 import typer
@@ -16,6 +18,9 @@ from typer.core import TyperCommand, TyperGroup
 from choreo_agents.terminal.waiting import waiting
 
 HELP_OPTION = "--help"
+OTHERS = ("torchao", "torch.utils._pytree")
+"""Loggers of what transformers imports if it is installed. They warn of libraries for other processors and of names that
+will change, in whatever one does; a command says what concerns its user. An error of theirs is seen."""
 
 
 def found(place: str) -> Any:
@@ -53,28 +58,55 @@ class Group:
     help: str
     members: Mapping[str, Command | Group]
     """By name, in the order in which they are listed."""
+    installed: str | None = None
+    """The group of entry points under which other distributions have more of them, ..."""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """... and what to install for some, by their names."""
+
+    def added(self) -> dict[str, Command]:
+        """What is installed, looked for anew. A command says the summary of its distribution where it is listed."""
+        found = {} if self.installed is None else {each.name: each for each in entry_points(group=self.installed)}
+        return {name: Command(each.value, _summary(each)) for name, each in found.items() if name not in self.members}
+
+
+def _summary(entry: EntryPoint) -> str:
+    return "" if entry.dist is None or "Summary" not in entry.dist.metadata else entry.dist.metadata["Summary"]
 
 
 class LazyGroup(TyperGroup):
     """Lists commands by the table alone, and imports the one that is called.
 
-    Commands may be written with hyphens or with underscores.
+    Commands may be written with hyphens or with underscores. What other distributions have is looked for when commands
+    are listed, or one is called that the table has not.
     """
 
-    members: ClassVar[Mapping[str, Command | Group]]
+    table: ClassVar[Group]
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        # What stands for a command in lists and completions, until it is called.
-        listed = {
-            name: TyperCommand(name, help=member.help, rich_markup_mode="rich")
-            for name, member in self.members.items()
-            if isinstance(member, Command)
-        }
+        self.members = dict(self.table.members)
+        listed = _listed(self.members)
         self.commands = {name: listed.get(name) or self.commands[name] for name in self.members}
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        self._add()
+        return super().list_commands(ctx)
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return super().get_command(ctx, cmd_name) or super().get_command(ctx, cmd_name.replace("_", "-"))
+        if found := self._here(ctx, cmd_name):
+            return found
+        self._add()
+        if (found := self._here(ctx, cmd_name)) is None and cmd_name in self.table.elsewhere:
+            ctx.fail(f"'{cmd_name}' is not installed: pip install {self.table.elsewhere[cmd_name]}")
+        return found
+
+    def _here(self, ctx: Any, name: str) -> Any:
+        return super().get_command(ctx, name) or super().get_command(ctx, name.replace("_", "-"))
+
+    def _add(self) -> None:
+        added = self.table.added()
+        self.members.update(added)
+        self.commands.update(_listed(added))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, found, rest = super().resolve_command(ctx, args)
@@ -82,8 +114,19 @@ class LazyGroup(TyperGroup):
         member = self.members.get(listed)
         if not isinstance(member, Command):
             return name, found, rest
+        for logger in OTHERS:
+            logging.getLogger(logger).setLevel(logging.ERROR)
         with nullcontext() if ctx.resilient_parsing else _announced(member, rest):
             return name, click_command(listed, member), rest
+
+
+def _listed(members: Mapping[str, Command | Group]) -> dict[str, TyperCommand]:
+    """What stands for commands in lists and completions, until they are called."""
+    return {
+        name: TyperCommand(name, help=member.help, rich_markup_mode="rich")
+        for name, member in members.items()
+        if isinstance(member, Command)
+    }
 
 
 def click_command(name: str, command: Command) -> Any:
@@ -95,7 +138,7 @@ def click_command(name: str, command: Command) -> Any:
 
 def typer_app(group: Group) -> typer.Typer:
     """A group, and those in it, whose commands are imported when they are called."""
-    listing = type("Listing", (LazyGroup,), {"members": group.members})
+    listing = type("Listing", (LazyGroup,), {"table": group})
     app = typer.Typer(
         cls=listing,
         no_args_is_help=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Unpack, overload
@@ -183,7 +183,7 @@ class Engine:
         """See `decode`. Cancelling the awaiting task stops the request and frees its memory."""
         return await self._caller.arun(called(Decode, header, args, options))
 
-    def stream(self, header: Content, *args: Any, **options: Any) -> Iterator[StreamedToken | MessageHandle]:
+    def stream(self, header: Content, *args: Any, **options: Any) -> Generator[StreamedToken | MessageHandle]:
         """Decode one message, yielding each token as it comes and the handle last. Arguments as for `decode`.
 
         Leaving the loop early cancels the decode.

@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from choreo_agents.chat import Described, ToolChoice, must_call
+from choreo_agents.chat import Described, ToolChoice, closed, must_call
 from choreo_agents.errors import GuideError, InvalidRequestError
 from choreo_agents.models import LoadedModel, require_grammar
 from choreo_agents.sampling import Grammar, Sampling
@@ -22,8 +22,6 @@ from choreo_agents.sampling.guiding.grammar import Kind
 PARSED = "parsed"
 """In a message's `additional_kwargs`, where LangChain's structured output is: what its JSON says."""
 OWN_CHANNELS = ("handles", "messages")
-_DATA = ("const", "default", "enum", "example", "examples")
-"""Keywords whose values are no schemas."""
 
 
 @dataclass(frozen=True)
@@ -117,18 +115,6 @@ def output_of(name: str, given: Any) -> Output | None:
         ) from error
     require_grammar(grammar)
     return Output(name, grammar, adapter)
-
-
-def closed(schema: Any) -> Any:
-    """A schema whose objects have no properties but those that it names, unless it says itself what others may be."""
-    if isinstance(schema, list):
-        return [closed(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {keyword: value if keyword in _DATA else closed(value) for keyword, value in schema.items()}
-    if isinstance(found.get("properties"), dict) and found.get("type") == "object":
-        found.setdefault("additionalProperties", False)
-    return found
 
 
 def require_writer(agent: Writer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -29,6 +29,11 @@ class FramedText:
         """Text in which nothing is a control token."""
         return cls(((text, False),) if text else ())
 
+    @classmethod
+    def joined(cls, texts: Iterable[FramedText]) -> FramedText:
+        """Texts one after the other, each read once: adding them up would read the first of them again and again."""
+        return cls(tuple(_joined([part for text in texts for part in text.parts])))
+
     @property
     def text(self) -> str:
         """All of it, as it is read."""
@@ -43,7 +48,7 @@ class FramedText:
     def __add__(self, other: FramedText) -> FramedText:
         if not isinstance(other, FramedText):
             return NotImplemented
-        return FramedText(tuple(_joined([*self.parts, *other.parts])))
+        return FramedText.joined([self, other])
 
     def rstrip(self, characters: str) -> FramedText:
         """The same without these characters at its end."""

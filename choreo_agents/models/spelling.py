@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizer, PreTrainedTokenizerBase
 
 _FRAMES_KEPT = 512
+_LONGEST_KEPT = 1024
+"""Characters: longer ones hold what somebody has said, and do not come again."""
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
@@ -93,9 +95,12 @@ class RustSpelling:
 
     def encode(self, text: FramedText) -> list[int]:
         """See `Spelling`."""
-        whole = "".join(self._named(part) if is_frame else part for part, is_frame in text.parts)
+        whole = "".join(self._framed(part) if is_frame else part for part, is_frame in text.parts)
         ids: list[int] = self._tokenizer.encode(whole, add_special_tokens=False).ids
         return [self._numbers.get(each, each) for each in ids] if self._numbers else ids
+
+    def _framed(self, frame: str) -> str:
+        return self._named(frame) if len(frame) <= _LONGEST_KEPT else self._name_all(frame)
 
     def _name_all(self, frame: str) -> str:
         return self._controls.sub(lambda found: self._names[found[0]], frame)

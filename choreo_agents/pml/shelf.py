@@ -175,43 +175,27 @@ class Shelf:
         self._make_room()
 
     def _arrive(self, level: Sequence[RecipeSlot], on_ready: OnReady, *, patient: bool) -> None:
-        """Have texts ready whose parents are; those that another call is at are waited for."""
-        mine, others = list[RecipeSlot](), dict[RecipeSlot, Future[None]]()
-        with self._lock:
-            for slot in level:
-                if slot.arriving is not None:
-                    others[slot] = slot.arriving
-                elif self._ready(slot):
-                    on_ready(slot.tokens)
-                else:
-                    slot.arriving = Future()
-                    mine.append(slot)
-        failure: BaseException | None = None
-        reading: dict[RecipeSlot, Future[bool]] = {}
+        """Have texts ready whose parents are.
+
+        A file is read once for all calls that wait for it. What has none is asked of the engine by each call, which
+        encodes it once for all of them: nobody waits for what only another call needs.
+        """
+        reading, unfiled = dict[RecipeSlot, Future[bool]](), list[RecipeSlot]()
         try:
-            reading |= {slot: self._reads.submit(self._read, slot) for slot in mine if self._filed(slot)}
-            self._encode([slot for slot in mine if slot not in reading], on_ready, patient=patient)
+            with self._lock:
+                for slot in level:
+                    if slot.arriving is None and self._ready(slot):
+                        on_ready(slot.tokens)
+                    elif slot.arriving is not None or self._filed(slot):
+                        slot.arriving = reading[slot] = slot.arriving or self._reads.submit(self._read, slot)
+                    else:
+                        unfiled.append(slot)
+            self._encode(unfiled, on_ready, patient=patient)
             unread = [slot for slot, done in reading.items() if not done.result()]
             on_ready(sum(slot.tokens for slot in reading if slot not in unread))
             self._encode(unread, on_ready, patient=patient)
-        except BaseException as error:
-            failure = error
-            raise
         finally:
-            wait(reading.values())  # nobody else is to begin with them before
-            with self._lock:
-                for slot in mine:
-                    arriving, slot.arriving = slot.arriving, None
-                    assert arriving is not None
-                    if failure is None:
-                        arriving.set_result(None)
-                    else:
-                        arriving.set_exception(failure)
-        wait(others.values())
-        again = [slot for slot, done in others.items() if done.exception() is not None]
-        if again:
-            self._arrive(again, on_ready, patient=patient)
-        on_ready(sum(slot.tokens for slot in others if slot not in again))
+            wait(reading.values())  # what is read is kept, and given up only by who is done with it
 
     def _ready(self, slot: RecipeSlot) -> bool:
         """Whether it can be read as it is. What the engine would have to compute again is rather read from a file."""
@@ -223,13 +207,20 @@ class Shelf:
 
     def _read(self, slot: RecipeSlot) -> bool:
         """Take a text in from its file; whether that was good."""
+        try:
+            return self._taken_in(slot)
+        finally:
+            with self._lock:
+                slot.arriving = None
+
+    def _taken_in(self, slot: RecipeSlot) -> bool:
         assert self._archive is not None
         found = self._archive.load(slot.kv_key)
         if found is None:
             return False
         try:
             with self._engine.scope():
-                slot.keep(self._engine, self._engine.kv.adopt(slot.call(), *found))
+                self._keep(slot, self._engine.kv.adopt(slot.call(), *found))
         except InvalidRequestError:
             self._archive.set_aside(slot.kv_key.id, "holds other keys and values")
             return False
@@ -242,12 +233,18 @@ class Shelf:
             with self._engine.scope():
                 handles = self._engine.prefill([slot.call() for slot in together])
                 for slot, handle in zip(together, handles, strict=True):
-                    slot.keep(self._engine, handle)
+                    self._keep(slot, handle)
             if self._writer is not None:
                 self._writer.write(handles)
             if patient:
                 self.flush()
             on_ready(sum(slot.tokens for slot in together))
+
+    def _keep(self, slot: RecipeSlot, handle: MessageHandle) -> None:
+        """Lease what has arrived, unless another call has done so."""
+        with self._lock:
+            if slot.tier(self._engine) is None:
+                slot.keep(self._engine, handle)
 
     def _place(self, slot: RecipeSlot) -> Place:
         tier = slot.tier(self._engine)

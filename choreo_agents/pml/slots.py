@@ -43,8 +43,8 @@ class RecipeSlot:
     handle: MessageHandle | None = None
     leases: Leases | None = None
     """The shelf's lease of it, of no scope."""
-    arriving: Future[None] | None = None
-    """Being encoded, or read from a file."""
+    arriving: Future[bool] | None = None
+    """Being read from a file: whether that was good."""
     users: int = 0
     """Calls that need it right now: it is not given up."""
     pinned: bool = False

@@ -29,7 +29,7 @@ def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_readme_shows_the_first_example() -> None:
-    assert BLOCKS[0] == EXAMPLES[0].read_text()
+    assert [EXAMPLES[0].read_text()] == BLOCKS
     assert EXAMPLES[0].read_text().count("\n") <= 25
 
 
@@ -125,9 +125,9 @@ def test_a_model_of_ones_own_is_checked_and_served(capsys: pytest.CaptureFixture
     assert error <= rounding and "editor: " in out
 
 
-def test_the_readmes_engine_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    for block in BLOCKS[1:]:
-        exec(compile(block, "README.md", "exec"), {})
+def test_the_engine_snippet_of_the_overview_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/explanation/overview.md").read_text(), re.DOTALL)
+    exec(compile(block, "overview.md", "exec"), {})
     assert "Ann has 3 red kites." in capsys.readouterr().out
 
 
@@ -264,6 +264,19 @@ def test_agents_that_import_modules_encode_them_once(capsys: pytest.CaptureFixtu
     audit, first, scout, _, second, other, _ = run_example("13", capsys)
     assert audit.startswith("team/plan can reach guide by encoding") and numbers(second)[0] < numbers(first)[0]
     assert (scout.strip(), other.strip()) == ("scout: Ann has 7 green bags.", "scout: Dan has 4 red maps.")
+
+
+def test_subagents_read_their_own_prompts_and_tasks_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run_example("14", capsys)
+    cached, forked, in_graph = (sorted(lines[at + 1 : at + 4]) for at in (0, 4, 8))
+    assert len(lines) == 12 and in_graph == forked
+    said = ["Ann has 3 red kites.", "Ida has 7 green bags.", "Finn has 5 black hats."]
+    for words, text, shared in zip(said, cached, forked, strict=True):
+        assert words in text and words in shared
+        (read, found), (own, inherited) = numbers(text)[-2:], numbers(shared)[-2:]
+        # Of text, the beginning of all prompts alone.
+        assert (found, inherited) == (1, numbers(forked[0])[-1]) and read + found == own + inherited
+        assert 3 * own < read
 
 
 def test_the_page_on_prompts_in_graphs_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,17 @@ from random import Random
 
 ROOT = Path(__file__).parents[2]
 LIST = ROOT / "tests" / "mutants.toml"
-COPIED = ("choreo_agents", "tests", "examples", "docs", "pyproject.toml", "README.md", "Makefile", "CHANGELOG.md")
+COPIED = (
+    "choreo_agents",
+    "integrations",
+    "tests",
+    "examples",
+    "docs",
+    "pyproject.toml",
+    "README.md",
+    "Makefile",
+    "CHANGELOG.md",
+)
 AT_ONCE = 2
 LONGEST_S = 240.0
 """A mutant that makes its tests hang is noticed by that."""

@@ -19,8 +19,11 @@ TEMPLATE = (
 )
 
 
-def save_chatty(folder: Path) -> Path:
-    """The model on disk. Its tokens are bytes and the commonest pieces of our chat prompts."""
+def save_chatty(folder: Path, layers: int = 1) -> Path:
+    """The model on disk. Its tokens are bytes and the commonest pieces of our chat prompts.
+
+    With one layer keys and values are of their own token alone: nothing that was read before changes them.
+    """
     prompts = files("choreo_agents.workflows") / "prompts"
     told = [tomllib.loads((prompts / f"{name}.toml").read_text())["chat"] for name in CASES]
     texts = [text for table in told for each in table.values() for text in ([each] if isinstance(each, str) else each)]
@@ -37,7 +40,7 @@ def save_chatty(folder: Path) -> Path:
     save_tiny_llama(
         folder,
         vocab_size=len(tokenizer),
-        num_hidden_layers=1,
+        num_hidden_layers=layers,
         max_position_embeddings=4096,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

@@ -11,6 +11,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.scope import Scope
@@ -44,6 +45,8 @@ class Holding:
     """When the last of them ended."""
     messages: int = 0
     """How many it leases, while it is idle."""
+    noted: dict[str, Any] = field(default_factory=dict)
+    """What others remember of it, by who does: gone when it is forgotten."""
 
 
 class Holdings:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.messages.tool import ToolCallChunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_async_callback_manager_for_config, merge_configs
 from langgraph.config import get_stream_writer
 
 from choreo_agents.chat import Described
-from choreo_agents.engine import Engine, Thinking
-from choreo_agents.graph.words.shown_text import ShownText, shown_thoughts
+from choreo_agents.engine import Engine
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import FramedText, LoadedModel
+from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 
 T = TypeVar("T")
@@ -36,69 +34,24 @@ class DecodeRun:
 
     Args:
         run: Whose callbacks are told.
-        message_id: Of the message, and the `name` of who says it.
-        model: Which says it.
-        thinking: How it thinks before.
     """
 
-    def __init__(
-        self,
-        run: AsyncCallbackManagerForLLMRun,
-        message_id: str,
-        name: str,
-        model: LoadedModel,
-        thinking: Thinking | None,
-    ) -> None:
+    def __init__(self, run: AsyncCallbackManagerForLLMRun) -> None:
         self._run = run
-        self._message_id = message_id
-        self._name = name
-        self._words = ShownText(model.decode(model.encode(FramedText.frame(model.chat.turn_end)), special=False))
-        self._thoughts = shown_thoughts(thinking, model)
         self._is_over = False
 
-    async def token(self, text: str) -> None:
-        """Show a piece of the message's text."""
-        if piece := self._words.add(text):
-            await self._show(piece, self._text(piece))
-
-    async def thought(self, text: str) -> None:
-        """Show a piece of what is thought before: as reasoning, and as no text."""
-        if piece := self._thoughts.add(text):
-            await self._show("", _reasoning(piece))
-
-    async def call(self, piece: ToolCallChunk) -> None:
-        """Show a piece of a call."""
-        chunk = AIMessageChunk(content="", tool_call_chunks=[piece], id=self._message_id, name=self._name)
-        await self._run.on_llm_new_token("", chunk=ChatGenerationChunk(message=chunk))
-
-    def _text(self, piece: str) -> Any:
-        return [{"type": "text", "text": piece, "index": 1}] if self._thoughts else piece
-
-    async def _show(self, token: str, content: Any, finish_reason: str | None = None, **last: Any) -> None:
-        chunk = AIMessageChunk(content=content, id=self._message_id, name=self._name, **last)
-        ended = None if finish_reason is None else {"finish_reason": finish_reason}
-        await self._run.on_llm_new_token(token, chunk=ChatGenerationChunk(message=chunk, generation_info=ended))
+    async def show(self, chunks: Iterable[AIMessageChunk]) -> None:
+        """Show pieces of the message; its last one says how it ended."""
+        for chunk in chunks:
+            is_last = chunk.chunk_position == "last"
+            ended = {"finish_reason": chunk.response_metadata["finish_reason"]} if is_last else None
+            shown = ChatGenerationChunk(message=chunk, generation_info=ended)
+            await self._run.on_llm_new_token(str(chunk.text), chunk=shown)
 
     async def end(self, message: AIMessage) -> None:
-        """Show what is left of the message, what it cost and how it ended; then the whole of it."""
-        thoughts = "".join(
-            str(block["reasoning"])
-            for block in (message.content if isinstance(message.content, list) else [])
-            if isinstance(block, dict) and block.get("type") == "reasoning"
-        )
-        if rest := self._thoughts.rest(thoughts):
-            await self._show("", _reasoning(rest))
-        rest, noted = self._words.rest(str(message.text)), message.response_metadata
-        finish_reason = noted["finish_reason"]
-        await self._show(
-            rest,
-            self._text(rest),
-            finish_reason,
-            response_metadata=dict(noted),
-            usage_metadata=message.usage_metadata,
-            chunk_position="last",
-        )
-        said = ChatGeneration(message=message, generation_info={"finish_reason": finish_reason})
+        """Show the whole of it."""
+        noted = message.response_metadata
+        said = ChatGeneration(message=message, generation_info={"finish_reason": noted["finish_reason"]})
         self._is_over = True
         told = LLMResult(generations=[[said]], llm_output={"model_name": noted["model_name"]})
         _, cancelled = await _whole(self._run.on_llm_end(told))
@@ -116,22 +69,18 @@ class DecodeRun:
 async def decode_run(
     config: RunnableConfig,
     name: str,
-    message_id: str,
     model: LoadedModel,
     sampling: Sampling,
     messages: Sequence[BaseMessage],
     tools: Described,
-    thinking: Thinking | None,
 ) -> AsyncGenerator[DecodeRun]:
     """A run that is over when the block is left, however it is left.
 
     Args:
         config: Of whose callbacks, tags and metadata it is.
         name: Of the node that speaks.
-        message_id: Of what it says.
         model: Which says it, by this `sampling`.
         messages: What it reads, and the `tools` that it is told of.
-        thinking: How it thinks before.
     """
     sampling = sampling.with_defaults(model.sampling_defaults)
     usual: dict[str, Any] = {"ls_provider": PROVIDER, "ls_model_name": model.name, "ls_model_type": "chat"}
@@ -149,7 +98,7 @@ async def decode_run(
         invocation_params=asked | {"_type": PROVIDER} | told,
     )
     [run], cancelled = await _whole(announced)
-    decode = DecodeRun(run, message_id, name, model, thinking)
+    decode = DecodeRun(run)
     try:
         if cancelled is not None:
             raise cancelled
@@ -169,10 +118,6 @@ async def _whole(telling: Coroutine[Any, Any, T]) -> tuple[T, asyncio.CancelledE
         except asyncio.CancelledError as error:
             cancelled = error
     return task.result(), cancelled
-
-
-def _reasoning(piece: str) -> Any:
-    return [{"type": "reasoning", "reasoning": piece, "index": 0}]
 
 
 def report(

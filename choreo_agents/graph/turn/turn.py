@@ -10,11 +10,20 @@ from contextlib import aclosing, suppress
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
-from choreo_agents.chat import Described, Speaking, Spoken, ToolChoice, must_call
+from choreo_agents.chat import (
+    Described,
+    MessageChunks,
+    Reasoned,
+    Speaking,
+    Spoken,
+    ToolChoice,
+    must_call,
+    reply,
+    thought_text,
+)
 from choreo_agents.engine import Engine, Joining, Thinking
 from choreo_agents.errors import ContextLengthError, GuideError, HandleError
 from choreo_agents.graph.engines import engines_of
@@ -31,7 +40,7 @@ from choreo_agents.graph.view.reader_rules import CallReader, ReaderRules
 from choreo_agents.graph.view.reading import Reading
 from choreo_agents.graph.view.run_place import RunPlace
 from choreo_agents.graph.words.entries import entry_of
-from choreo_agents.graph.words.thoughts import Thinks, header_of, opening_of, thinking_of, thought_text
+from choreo_agents.graph.words.thoughts import Thinks, header_of, opening_of, thinking_of
 from choreo_agents.graph.words.told import Prompt, called, text_of, words_of
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText
@@ -231,7 +240,7 @@ class AgentTurn:
         config = merge_configs(self.config, {"tags": [*self.agent.tags], "metadata": {**self.agent.metadata}})
         thinking = thinking_of(self.agent, self.state, engine.chat, self._room(view, sampling))
         read, tools = self.reading.rendered.messages, self.reading.rendered.tools
-        async with decode_run(config, place.node, message_id, engine.model, call, read, tools, thinking) as run:
+        async with decode_run(config, place.node, engine.model, call, read, tools) as run:
             return await self._decode_in(run, view, call, place, message_id, memo, thinking)
 
     async def _decode_in(
@@ -246,7 +255,8 @@ class AgentTurn:
     ) -> _Told:
         engine, superstep = self.engine, self.reading.superstep
         opening = engine.model.encode(header_of(self.agent, self.state, engine.chat))
-        speaking = Speaking(run, engine.model, self.agent.tools, f"{place.at(superstep)} {view.end}")
+        chunks = MessageChunks(engine.model, thinking, message_id, place.node)
+        speaking = Speaking(chunks, engine.model, self.agent.tools, f"{place.at(superstep)} {view.end}")
         header = opening if thinking is None else engine.model.encode(thinking.answer)
         stream = self.reading.bound.astream(
             opening,
@@ -272,9 +282,10 @@ class AgentTurn:
                     handle = item
                     continue
                 first_token_s = first_token_s or time.perf_counter()
-                await speaking.show(item)
+                await run.show(speaking.hear(item))
         assert handle is not None
-        said = await speaking.end(engine.tokens(handle)[len(header) :])
+        await run.show(speaking.rest())
+        said = speaking.said(engine.tokens(handle)[len(header) :])
         try:
             beside = {} if self.agent.output is None else self.agent.output.noted(said.words)
         except GuideError:
@@ -287,6 +298,7 @@ class AgentTurn:
         message = _message(self, said, handle, reasoned, message_id, seen, len(header), beside)
         if self._late is not None:
             message.response_metadata["choreo"]["branches"] = self._late.said_of(self.reading, joined)
+        await run.show(chunks.last(message))
         await run.end(message)
         first = first_token_s or time.perf_counter()
         report(engine, self.place.node, handle, said.words, started_s=self.started_s, first_token_s=first)
@@ -333,14 +345,13 @@ def _message(
     turn: AgentTurn,
     spoken: Spoken,
     handle: MessageHandle,
-    reasoned: tuple[str, int],
+    reasoned: Reasoned,
     message_id: str,
     seen: int,
     header: int,
     beside: dict[str, Any],
 ) -> AIMessage:
     """What was said, as it stands in the graph's state, sealed."""
-    usage, (thoughts, thought) = turn.engine.usage(handle), reasoned
     noted = {
         "handle": handle.id,
         "model": handle.model,
@@ -351,35 +362,16 @@ def _message(
         # With what it would start if its words had to be encoded again.
         **opening_of(turn.agent, turn.state),
     }
-    content: Any = spoken.words
-    if thoughts:
-        content = [{"type": "reasoning", "reasoning": thoughts}]
-        content += [{"type": "text", "text": spoken.words}] if spoken.words or not spoken.calls else []
-    output = thought + handle.length - header
-    said = AIMessage(
-        content=content,
-        tool_calls=spoken.calls,
-        invalid_tool_calls=spoken.broken,
+    said = reply(
+        turn.engine,
+        handle,
+        spoken,
+        reasoned,
+        read=seen,
+        header=header,
+        metadata={"choreo": noted},
         name=turn.place.node,
         id=message_id,
         additional_kwargs=beside,
-        response_metadata={
-            "model_name": turn.engine.model.name,
-            "finish_reason": _ended(turn.engine.inspect.finish_reason(handle), spoken),
-            "choreo": noted,
-        },
-        usage_metadata=UsageMetadata(
-            input_tokens=seen + header,
-            output_tokens=output,
-            total_tokens=seen + header + output,
-            input_token_details=InputTokenDetails(cache_read=usage.tokens_reused),
-        ),
     )
-    if thought and said.usage_metadata is not None:
-        said.usage_metadata["output_token_details"] = OutputTokenDetails(reasoning=thought)
     return turn.sealing.sealed(said)
-
-
-def _ended(reason: str | None, spoken: Spoken) -> str:
-    """Why a message has ended, as chat models say it: one that was cut is cut, whatever it calls."""
-    return "length" if reason == "length" else "tool_calls" if spoken.calls else "stop"

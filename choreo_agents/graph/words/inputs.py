@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage
+from langchain_core.messages import BaseMessage
 
-from choreo_agents.chat import CALL_BLOCKS, THOUGHT_BLOCKS, calls_in, result_turn
+from choreo_agents.chat import turn_said
 from choreo_agents.engine import Thinking
-from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.provenance.notes import opening_of, thoughts_in
-from choreo_agents.models import ChatFormat, FramedText, Said, calls_as_words, calls_said, instructions, question
+from choreo_agents.models import ChatFormat, FramedText, Said
 
 
 def message_as(
@@ -36,42 +35,7 @@ def message_as(
     Raises:
         InvalidRequestError: It holds anything else, an image or a sound: says what.
     """
-    known = {"text", *THOUGHT_BLOCKS, *(CALL_BLOCKS if isinstance(message, AIMessage) else ())}
-    blocks = message.content if isinstance(message.content, list) else []
-    if other := [
-        str(block.get("type")) for block in blocks if isinstance(block, dict) and block.get("type") not in known
-    ]:
-        raise InvalidRequestError(
-            f"message {message.id!r} holds more than text, {other[0]!r}: only text can be encoded"
-        )
-    words = str(message.text)
-    if isinstance(message, SystemMessage):
-        return instructions(words, chat, later=later)
-    if isinstance(message, ToolMessage):
-        return result_turn(message, called or {}, chat)
-    if not isinstance(message, AIMessage):
-        return question(words, chat, message.name)
-    return _answer(message, words, chat, is_part=told and chat.merges is not None)
-
-
-def _answer(message: AIMessage, words: str, chat: ChatFormat, *, is_part: bool) -> Said:
-    """What a model has said: its turn, or a part of a user's."""
-    opening = opening_of(message)
-    header, name = opening.get("header"), opening.get("speaker") or message.name
-    for broken in message.invalid_tool_calls:
-        words = f"{words}\n{broken['args']}".strip()  # what could not be read as a call was said all the same
-    if calls := calls_in(message):
-        words = f"{header} {words}".strip() if header else words
-        if is_part:
-            return Said(chat.part(f"{words}\n{calls_as_words(calls, chat)}".strip(), name), "part")
-        return Said(calls_said(words, calls, chat))
-    if header is None or (is_part and not header):
-        return Said(chat.part(words, name), "part") if is_part else Said(chat.turn("assistant", words, name))
-    start = FramedText.frame(f"{header}{'' if not header or str(header)[-1:].isspace() else ' '}")
-    if is_part:
-        return Said(start + chat.part(words), "part")
-    said = start + FramedText.words(words)
-    return Said(chat.assistant.opening(None) + said + FramedText.frame(chat.turn_end))
+    return turn_said(message, chat, later=later, told=told, called=called, opening=opening_of(message))
 
 
 def thought_out(message: BaseMessage, chat: ChatFormat) -> FramedText | None:

@@ -8,17 +8,15 @@ from typing import Any, Protocol
 
 from langchain_core.messages import BaseMessage
 
-from choreo_agents.chat import THOUGHT_BLOCKS, Described
+from choreo_agents.chat import THOUGHT_BLOCKS, Described, answer_header, thinking_before
 from choreo_agents.engine import Engine, Thinking
-from choreo_agents.engine.decoding.thoughts import PhaseTexts
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.by_model import handle_for
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.graph.words.entries import known_handle
 from choreo_agents.graph.words.inputs import thought_out
-from choreo_agents.graph.words.shown_text import shown_thoughts
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.models import ChatFormat, FramedText, tools_format
+from choreo_agents.models import ChatFormat, FramedText
 
 Thinks = bool | int | None
 """Whether an agent thinks before it speaks, or for how many tokens at most; None: as its model's template has it."""
@@ -71,10 +69,8 @@ def thinking_of(agent: Thinker, state: Any, chat: ChatFormat, room: int) -> Thin
         return None
     asked = agent.thinking if isinstance(agent.thinking, int) and not isinstance(agent.thinking, bool) else None
     budget = asked if asked is not None else max(1, min(Thinking.budget, room))
-    if agent.tools and agent.header is None:
-        return _before_calls(chat, budget)
     if agent.header is None:
-        return Thinking.of(chat, agent.speaker(state), budget)
+        return thinking_before(chat, agent.speaker(state), budget, calls=bool(agent.tools))
     lead = FramedText.frame(agent.header)
     usual = Thinking.of(chat, None, budget)
     return replace(usual, answer=chat.assistant.opening(None) + lead, after=usual.after + lead)
@@ -82,12 +78,8 @@ def thinking_of(agent: Thinker, state: Any, chat: ChatFormat, room: int) -> Thin
 
 def header_of(agent: Thinker, state: Any, chat: ChatFormat) -> FramedText:
     """What a decode of an agent starts with."""
-    if thinks(agent, chat):
-        return chat.header(None, thinking=True)
-    if agent.tools and agent.header is None:
-        return FramedText.frame(_calling(chat)) if _calling(chat) else chat.header(None)
-    if agent.header is None:
-        return chat.header(agent.speaker(state), thinking=False)
+    if agent.header is None or thinks(agent, chat):
+        return answer_header(chat, agent.speaker(state), thinks=thinks(agent, chat), calls=bool(agent.tools))
     opening, bare = chat.assistant.opening(None), chat.header(None)
     # The space before the first word stays before a header of its own.
     return (opening if bare == opening.rstrip(" ") else bare) + FramedText.frame(agent.header)
@@ -151,21 +143,6 @@ def opening_of(agent: Thinker, state: Any) -> dict[str, str]:
     return {"speaker": agent.speaker(state)} | ({"header": ""} if agent.tools else {})
 
 
-def _calling(chat: ChatFormat) -> str:
-    """What a turn starts with where its header says whether it calls; empty where headers say nothing of it."""
-    how = tools_format(chat)
-    return how.opening if how.is_headed else ""
-
-
-def _before_calls(chat: ChatFormat, budget: int) -> Thinking:
-    """How thoughts end that a call may follow, or an answer: where a header says which, it is the model's to write."""
-    usual, opening = Thinking.of(chat, None, budget), FramedText.frame(_calling(chat))
-    if not opening or chat.thoughts is None:
-        return usual
-    end = chat.thoughts.close.partition(opening.text)[0].strip()
-    return replace(usual, end=end, before="", after=opening, answer=opening)
-
-
 def without_thoughts(message: BaseMessage) -> BaseMessage:
     """A message as others get it: without what was thought before it."""
     blocks = message.content if isinstance(message.content, list) else []
@@ -174,24 +151,3 @@ def without_thoughts(message: BaseMessage) -> BaseMessage:
         return message
     is_text = all(isinstance(each, str) or each.get("type") == "text" for each in left)
     return message.model_copy(update={"content": str(message.text) if is_text else left})
-
-
-def thought_text(
-    engine: Engine, thought: MessageHandle | None, handle: MessageHandle, thinking: Thinking | None
-) -> tuple[str, int]:
-    """What was thought before a message, in the words that a stream of them adds up to, and in how many tokens.
-
-    Args:
-        engine: Knows both.
-        thought: What was decoded, thoughts and answer; None: it was said without thinking.
-        handle: Of the message.
-        thinking: How its speaker thought.
-    """
-    if thought is None or thinking is None:
-        return "", 0
-    *_, made = engine.inspect.records([thought])
-    assert made.sampled is not None
-    sampled = list(made.tokens[slice(*made.sampled)])
-    texts, shown = PhaseTexts(engine.model, thinking), shown_thoughts(thinking, engine.model)
-    said = (text for phase, text in map(texts.add, sampled) if phase == "thoughts")
-    return "".join(map(shown.add, said)), len(sampled) - len(engine.logprobs(handle))

@@ -3,6 +3,7 @@
 from choreo_agents.lab.rivals.base import Absent, Levels, Rival, Timer
 from choreo_agents.lab.rivals.chat_hugging_face import ChatHuggingFaceDebate, ChatRun
 from choreo_agents.lab.rivals.continuous import ContinuousBatching
+from choreo_agents.lab.rivals.forced_chat import ForcedChatHuggingFace
 from choreo_agents.lab.rivals.hugging_face import HuggingFace
 from choreo_agents.lab.rivals.llama_cpp import LlamaCpp
 from choreo_agents.lab.rivals.ours import Ours
@@ -14,6 +15,7 @@ __all__ = [
     "ChatHuggingFaceDebate",
     "ChatRun",
     "ContinuousBatching",
+    "ForcedChatHuggingFace",
     "HuggingFace",
     "Levels",
     "LlamaCpp",

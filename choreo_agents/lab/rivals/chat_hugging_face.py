@@ -61,15 +61,7 @@ class ChatHuggingFaceDebate:
     name = "LangGraph with ChatHuggingFace"
 
     def __init__(self, path: Path, dtype: torch.dtype, device: str = "cpu") -> None:
-        if find_spec("langchain_huggingface") is None:
-            raise Absent("langchain-huggingface is not installed")
-        with absent_on_failure("ChatHuggingFace"), _quietly():
-            langchain: Any = importlib.import_module("langchain_huggingface")
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-            tokenizer = AutoTokenizer.from_pretrained(path)
-            pipeline = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer, device=device)
-            llm = langchain.HuggingFacePipeline(pipeline=pipeline)
-            self._chat: Any = langchain.ChatHuggingFace(llm=llm, tokenizer=tokenizer)
+        self._chat: Any = chat_over(path, dtype, device)
 
     def debate(self, agents: Sequence[str], *, rounds: int, system: str, question: str, said: Said) -> ChatRun:
         """MADpar: all agents answer in each round, seeing their own answers and the others' last ones.
@@ -87,7 +79,7 @@ class ChatHuggingFaceDebate:
         calls = {(turn, name): ForcedCall(said(name, turn)) for turn in range(rounds) for name in agents}
         app = self._graph(agents, rounds, calls)
         inputs: ChatDebateState = {"messages": [SystemMessage(system), HumanMessage(question)], "rounds_over": 0}
-        with absent_on_failure("ChatHuggingFace"), _quietly():
+        with absent_on_failure("ChatHuggingFace"), quietly():
             started = time.perf_counter()
             app.invoke(inputs, {"max_concurrency": 1, "recursion_limit": 2 * rounds + 1})
             elapsed = time.perf_counter() - started
@@ -134,8 +126,25 @@ def _chat_of(name: str, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     return [*told, *own, *(HumanMessage(f"{other}: {words}") for other, words in last.items())]
 
 
+def chat_over(path: Path, dtype: torch.dtype, device: str = "cpu") -> Any:
+    """A `ChatHuggingFace` over a checkpoint.
+
+    Raises:
+        Absent: It is not installed, or cannot serve it.
+    """
+    if find_spec("langchain_huggingface") is None:
+        raise Absent("langchain-huggingface is not installed")
+    with absent_on_failure("ChatHuggingFace"), quietly():
+        langchain: Any = importlib.import_module("langchain_huggingface")
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        pipeline = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer, device=device)
+        llm = langchain.HuggingFacePipeline(pipeline=pipeline)
+        return langchain.ChatHuggingFace(llm=llm, tokenizer=tokenizer)
+
+
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """No warnings; and a pipeline changes the environment, which is put back."""
     logging, environment = transformers.utils.logging, dict(os.environ)
     verbosity = logging.get_verbosity()

@@ -11,7 +11,6 @@ from choreo_agents.models.chat.tools import (
     ToolCall,
     ToolCallReader,
     ToolsFormat,
-    required_call,
 )
 
 __all__ = [
@@ -32,7 +31,6 @@ __all__ = [
     "chat_format",
     "instructions",
     "question",
-    "required_call",
     "result_said",
     "tools_format",
     "tools_told",

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from choreo_agents.models.chat.format import ChatFormat
+from choreo_agents.models.chat.hiding import Hiding
 from choreo_agents.models.chat.telling import OWN_GRAMMAR
 from choreo_agents.models.chat.tools.calls import ToolCall
 from choreo_agents.models.chat.tools.format import TOOL, ResultFormat, ToolsFormat
@@ -31,7 +32,6 @@ _QUESTION = {"role": "user", "content": "\u241fquestion\u241f"}
 _WORDS = "\u241fwords\u241f"
 _RESULT = "\u241fresult\u241f"
 _QUOTED = '\u241f"result"\u241f'
-_SYSTEM = "\u241fsystem\u241f"
 _IN_SYSTEM = {"tools_in_user_message": False}
 """A variable of templates that otherwise tell of tools in a person's words."""
 _MAY_OPEN = "<|python_tag|>"
@@ -74,36 +74,20 @@ class _Telling:
     def __init__(self, template: Template, chat: ChatFormat) -> None:
         self._template = template
         self._chat = chat
-        self._controls = sorted(filter(str.strip, template.tokenizer.added_tokens_encoder), key=len, reverse=True)
 
     def __call__(self, tools: Sequence[Mapping[str, Any]], system: str | None) -> FramedText | None:
         """See `Tell`."""
-        hidden: dict[str, str] = {}
-        turns: list[Turn] = [] if system is None else [{"role": "system", "content": _SYSTEM}]
-        text = self._template.render([*turns, _QUESTION], tools=self._hidden(list(tools), hidden))
+        hiding = Hiding(self._template.tokenizer)
+        mark = None if system is None else hiding.mark(self._said(system))
+        turns: list[Turn] = [] if mark is None else [{"role": "system", "content": mark}]
+        text = self._template.render([*turns, _QUESTION], tools=hiding.hidden(list(tools)))
         before, found, _ = ("", "", "") if text is None else text.partition(_QUESTION["content"])
-        if not found or (system is not None and _SYSTEM not in before):
+        if not found or (mark is not None and mark not in before):
             return None
-        told = self._behind_root(before.removesuffix(self._chat.user.plain))
-        return _framed(told, hidden | ({} if system is None else {_SYSTEM: self._said(system)}))
+        return hiding.shown(self._behind_root(before.removesuffix(self._chat.user.plain)))
 
     def _said(self, system: str) -> str:
         return system.strip() if self._chat.system.trims else system
-
-    def _hidden(self, told: Any, hidden: dict[str, str]) -> Any:
-        """Descriptions in which marks stand for what looks like a control token."""
-        if isinstance(told, Mapping):
-            return {self._hidden(key, hidden): self._hidden(value, hidden) for key, value in told.items()}
-        if isinstance(told, list | tuple):
-            return [self._hidden(each, hidden) for each in told]
-        if not isinstance(told, str):
-            return told
-        for control in self._controls:
-            if control in told:
-                mark = f"\u241f{len(hidden)}\u241f"
-                hidden[mark] = control
-                told = told.replace(control, mark)
-        return told
 
     def _behind_root(self, text: str) -> str:
         """A conversation's start without what every conversation starts with."""
@@ -114,14 +98,6 @@ class _Telling:
         # With tools it starts otherwise: what comes behind the turn that does is the agent's own.
         end = self._template.pieces(root)[-1]
         return text[len(common) :].partition(end)[2] or text
-
-
-def _framed(text: str, words: Mapping[str, str]) -> FramedText:
-    """A text in which marks stand for words."""
-    made = FramedText()
-    for part in re.split("(" + "|".join(map(re.escape, words)) + ")", text) if words else [text]:
-        made += FramedText.words(words[part]) if part in words else FramedText.frame(part)
-    return made
 
 
 class _Calling:

@@ -16,6 +16,7 @@ from choreo_agents.models.chat.calling import tools_of
 from choreo_agents.models.chat.format import NAME, ChatFormat, TurnFormat
 from choreo_agents.models.chat.template import Template, Turn
 from choreo_agents.models.chat.thinking import thoughts_of
+from choreo_agents.models.chat.whole import WholeConversation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,7 +90,9 @@ class _Derivation:
             leads=leads,
         )
         made = replace(made, thoughts=thoughts_of(self.template, made))
-        return replace(made, tools=tools_of(self.template, made))
+        usual = made.thoughts is not None and made.thoughts.usual
+        whole = WholeConversation(self.template, usual=usual)
+        return replace(made, tools=tools_of(self.template, made), whole=whole)
 
     def _cut(self) -> None:
         """Find where the user's turns end and begin, and the assistant's end."""

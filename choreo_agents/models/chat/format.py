@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from choreo_agents.models.chat.tools.format import ToolsFormat
 from choreo_agents.models.framed import FramedText
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 Role = Literal["system", "user", "assistant"]
 NAME = "\u241fname\u241f"
@@ -67,6 +67,19 @@ class ThoughtsFormat:
         return self.close.strip()
 
 
+class WritesWhole(Protocol):
+    """Writes a conversation whose last turn is the model's to say; see `WholeConversation`."""
+
+    def __call__(
+        self,
+        turns: Sequence[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        header: FramedText,
+        *,
+        thinks: bool,
+    ) -> FramedText | None: ...
+
+
 @dataclass(frozen=True)
 class ChatFormat:
     """How one model writes chat turns, each as a span of its own (see `chat_format`).
@@ -96,6 +109,8 @@ class ChatFormat:
     """None: the template knows of no thoughts."""
     tools: ToolsFormat | None = None
     """None: the template knows of no tools."""
+    whole: WritesWhole | None = field(default=None, repr=False, compare=False)
+    """Writes whole conversations as the template does; None: there is no template."""
 
     def root(self, system: str | None) -> FramedText:
         """The public root: begin of sequence, and the public system turn if there is one."""

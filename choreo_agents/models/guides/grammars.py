@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from choreo_agents.errors import GrammarError, InvalidRequestError
+from choreo_agents.models.chat.tools.format import ToolsFormat, function_of
+from choreo_agents.models.guides.calls import call_grammar
 from choreo_agents.models.guides.matching import ByteGuide, GrammarGuide
 from choreo_agents.models.guides.sources import limits, llguidance, source_of
 from choreo_agents.models.spelling import is_control_text
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
 MakeGuide = Callable[[frozenset[int]], TokenGuide]
 """A new guide to one answer, which these tokens may end; those of them that are words are the grammar's."""
+
+_CALLS = 64
+"""Grammars of calls that are remembered, for each model: an agent makes its own at each turn."""
 
 
 class SpellsBytes(Protocol):
@@ -46,6 +51,7 @@ class Grammars:
         self._bytes_of: Callable[[int], bytes] | None = getattr(tokenizer, "bytes_of", None)
         self._tokens: Any = _byte_tokens() if self._bytes_of else _tokens_of(tokenizer, vocabulary, self._ends)
         self._filler = None if self._bytes_of else GrammarMasks(self._tokens, vocabulary, self._ends)
+        self._calls = lru_cache(_CALLS)(self._matcher)
 
     def compile(self, grammar: Grammar) -> MakeGuide:
         """What makes guides to answers of this form. Takes milliseconds, and is not remembered here.
@@ -53,18 +59,26 @@ class Grammars:
         Raises:
             GrammarError: No answer of this model can be led by it; says why.
         """
-        made = llguidance().LLMatcher(self._tokens, source_of(grammar), log_level=0, limits=limits())
-        if made.is_error():
-            raise GrammarError(f"no answer of this model can be led by {grammar.plain()!r}: {made.get_error().strip()}")
-        return partial(self._guide, made)
+        return partial(self._guide, self._matcher(source_of(grammar), grammar.plain()))
 
-    def compile_marked(self, source: str, marks: Iterable[int]) -> MakeGuide:
-        """The same of a grammar of ours, which may say these control tokens: nobody else's may."""
-        library = llguidance().LLMatcher
-        made = library(self._tokens, library.grammar_from_lark(source), log_level=0, limits=limits())
+    def compile_call(
+        self, how: ToolsFormat, tools: Sequence[Mapping[str, Any]], controls: Mapping[int, str]
+    ) -> MakeGuide:
+        """What makes guides to one call of one of these tools, whose frame has control tokens. Is remembered.
+
+        Raises:
+            GrammarError: The arguments of one cannot be led by their schema; says why.
+        """
+        numbers = {text: number for number, text in controls.items()}
+        source = llguidance().LLMatcher.grammar_from_lark(call_grammar(how, tools, numbers))
+        names = ", ".join(function_of(tool)["name"] for tool in tools)
+        return partial(self._guide, self._calls(source, f"a call of {names}"), marks=frozenset(controls))
+
+    def _matcher(self, source: str, said: Any) -> Any:
+        made = llguidance().LLMatcher(self._tokens, source, log_level=0, limits=limits())
         if made.is_error():
-            raise GrammarError(f"no call of this model can be led by its tools' schemas: {made.get_error().strip()}")
-        return partial(self._guide, made, marks=frozenset(marks))
+            raise GrammarError(f"no answer of this model can be led by {said!r}: {made.get_error().strip()}")
+        return made
 
     def guide(self, grammar: Grammar, ends: frozenset[int]) -> TokenGuide:
         """One guide; see `compile`."""
@@ -75,7 +89,8 @@ class Grammars:
         if self._bytes_of is not None:
             return ByteGuide(matcher, self._bytes_of, ends)
         assert self._filler is not None
-        return GrammarGuide(self._filler, matcher, self._filler.that_end(ends), self._filler.with_marks(marks))
+        words = self._filler.with_marks(marks - ends)
+        return GrammarGuide(self._filler, matcher, self._filler.that_end(ends), words)
 
 
 class GrammarMasks:
@@ -95,7 +110,7 @@ class GrammarMasks:
         flags[list(self._ends)] = False
         self._said = flags
         """Which words say something: no control tokens, and nothing that only fills the vocabulary up."""
-        self._words: NDArray[np.int32] = np.packbits(flags, bitorder="little").view(np.int32)
+        self._words = _packed(flags)
         self._executor: Any = None
 
     def that_end(self, ends: Iterable[int]) -> frozenset[int]:
@@ -103,13 +118,12 @@ class GrammarMasks:
         return frozenset(t for t in ends if 0 <= t < self.vocabulary and not self._said[t]) or self._ends
 
     def with_marks(self, marks: frozenset[int]) -> NDArray[np.int32]:
-        """The words that say something, and control tokens that may be said besides."""
+        """The words that say something, and control tokens that may be said besides, as bits of a row."""
         if not marks:
             return self._words
         flags = self._said.copy()
-        flags[[token for token in marks if token < self.vocabulary]] = True
-        words: NDArray[np.int32] = np.packbits(flags, bitorder="little").view(np.int32)
-        return words
+        flags[[token for token in marks if 0 <= token < self.vocabulary]] = True
+        return _packed(flags)
 
     def fill(self, guides: Sequence[Any], bits: Bits) -> None:
         """See `MaskFiller`: its guides are `GrammarGuide`."""
@@ -124,6 +138,12 @@ class GrammarMasks:
         for guide, row in zip(guides, bits, strict=True):
             np.bitwise_and(row, guide.words, out=row)
             guide.filled(row)
+
+
+def _packed(flags: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """One flag for each word as bits of a row."""
+    words: NDArray[np.int32] = np.packbits(flags, bitorder="little").view(np.int32)
+    return words
 
 
 def _tokens_of(tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: frozenset[int]) -> Any:

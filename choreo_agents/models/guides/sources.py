@@ -10,7 +10,7 @@ from choreo_agents.errors import GrammarError, InvalidRequestError
 from choreo_agents.sampling import Grammar
 
 EXTRA = "choreo-agents[guided]"
-_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_BLANKS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As `json.dumps` writes it: where a model may add blanks it may do so for ever."""
 _KINDS = {"json_schema": "JSON schema", "regex": "regular expression", "grammar": "grammar"}
 
@@ -71,7 +71,7 @@ def _schema(grammar: Grammar) -> Any:
     if not isinstance(schema, dict):
         raise GrammarError(f"a JSON schema must be an object, not {schema!r}")
     own = schema.get("x-guidance")
-    return {**schema, "x-guidance": {**_JSON, **(own if isinstance(own, dict) else {})}}
+    return {**schema, "x-guidance": {**JSON_BLANKS, **(own if isinstance(own, dict) else {})}}
 
 
 def _valid(matcher: Any, source: str, grammar: Grammar) -> str:

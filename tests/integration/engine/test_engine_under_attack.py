@@ -7,7 +7,6 @@ import gc
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -243,21 +242,30 @@ def test_the_engine_thread_never_holds_its_lock_during_a_forward_pass(
     """Otherwise every event loop that submits a call would stand still for the length of a step."""
     executor = engine._core.loop.executor
     run = executor.run
-    inside = threading.Event()
+    inside, may_go_on = threading.Event(), threading.Event()
 
     def slow(*arguments: Any) -> Any:
         inside.set()
-        time.sleep(0.3)
+        assert may_go_on.wait(30)
         return run(*arguments)
 
     monkeypatch.setattr(executor, "run", slow)
     thread = threading.Thread(target=engine.prefill, args=([5, 6],))
     thread.start()
     assert inside.wait(10)
-    started = time.perf_counter()
-    with engine._core.lock:
-        assert time.perf_counter() - started < 0.2
+    taken = threading.Event()
+
+    def take() -> None:
+        with engine._core.lock:
+            taken.set()
+
+    taking = threading.Thread(target=take)
+    taking.start()
+    was_free = taken.wait(10)
+    may_go_on.set()
     thread.join()
+    taking.join()
+    assert was_free
 
 
 async def test_a_call_that_outlives_its_scope_takes_no_lease(engine: Engine) -> None:

@@ -111,6 +111,17 @@ PLAYS: dict[str, Callable[[], Play]] = {
         Script({"scout": ["Ann has 7 green bags.", "Dan has 4 red maps."], "guide": last}),
         ("guide: Ann has 7 green bags.", "guide: Dan has 4 red maps."),
     ),
+    "14": lambda: Play(
+        Script(
+            {
+                "parent.assistant": "Dan: 4 rings.",
+                "Alice.assistant": "Ann: 3 kites.",
+                "Bruno.assistant": "Ida: 7 bags.",
+                "Clara.assistant": "Finn: 5 hats.",
+            }
+        ),
+        ("with a prefix cache, once the parent has said: Dan: 4 rings.", "Alice: Ann: 3 kites.", "forked in a graph:"),
+    ),
 }
 
 

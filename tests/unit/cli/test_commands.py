@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -70,3 +71,31 @@ def test_nothing_is_imported_to_list_what_cannot_be_imported() -> None:
     listed = runner.invoke(broken, ["--help"])
     assert listed.exit_code == 0 and "It is listed." in listed.output
     assert isinstance(runner.invoke(broken, ["gone"]).exception, ModuleNotFoundError)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another distribution, with a command of its own and one that is called as one of ours."""
+    about = tmp_path / "choreo_greets-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: choreo-greets\nVersion: 1\nSummary: Greets.\n")
+    (about / "entry_points.txt").write_text("[choreo.commands]\ngreet = greets:greet\nrun = greets:greet\n")
+    (tmp_path / "greets.py").write_text(
+        "def greet(name: str) -> None:\n    '''Greets whom it may.'''\n    print('Hi', name)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("installed")
+def test_other_distributions_bring_commands_of_their_own() -> None:
+    listed = runner.invoke(app, ["--help"], env={"COLUMNS": "120"}).output
+    assert "greet" in listed and "Greets." in listed
+    assert runner.invoke(app, ["greet", "Ann"]).stdout == "Hi Ann\n"
+    assert "Greets whom it may." in runner.invoke(app, ["greet", "--help"]).output
+    assert runner.invoke(app, ["run", "Ann"]).exit_code == 2, "ours cannot be replaced"
+
+
+def test_what_is_not_installed_is_named() -> None:
+    result = runner.invoke(app, ["serve"], env={"COLUMNS": "120"})
+    if "Missing argument" not in result.output:
+        assert result.exit_code == 2 and "'serve' is not installed: pip install choreo-server" in result.output

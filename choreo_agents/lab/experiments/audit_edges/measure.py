@@ -21,6 +21,7 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph import Agent, ChoreoGraph, Policy, RunOptions
 from choreo_agents.graph.visibility import START_SOURCE
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.lab.evaluation.distributions import divergence
 from choreo_agents.lab.experiments.audit_edges.probe import readable
 
 Place = tuple[str, int, int, int]
@@ -255,17 +256,12 @@ def _compared(source: str, reader: str, index: int, base: _Run, other: _Run, *, 
         if place[0] == reader
         for one, two in zip(base.logits[place], other.logits[place], strict=True)
     ]
-    kl = tuple(_kl(one, two) for one, two in pairs)
+    kl = tuple(divergence(one, two) for one, two in pairs)
     agreement = tuple(bool(one.argmax() == two.argmax()) for one, two in pairs)
     waits = [mean(run.waits[reader]) if run.waits[reader] else 0.0 for run in (base, other)]
     features = [_features(logits) for logits in zip(*pairs, strict=True)] if labelled and pairs else [(), ()]
     saved = other.tokens - base.tokens
     return EdgeRun(source, reader, index, saved, base.tokens, waits[1] - waits[0], kl, agreement, *features)
-
-
-def _kl(one: Tensor, two: Tensor) -> float:
-    a, b = one.double().log_softmax(-1), two.double().log_softmax(-1)
-    return float((a.exp() * (a - b)).sum().clamp_min(0.0))
 
 
 def _features(logits: Sequence[Tensor]) -> tuple[float, ...]:

@@ -8,7 +8,6 @@ from choreo_agents.models.chat.tools.calls import BrokenCall, CallPart, SaidWord
 from choreo_agents.models.chat.tools.format import ResultFormat, ToolsFormat
 from choreo_agents.models.chat.tools.grammar import CallGrammar
 from choreo_agents.models.chat.tools.reading import ToolCallReader
-from choreo_agents.models.chat.tools.required import required_call
 
 __all__ = [
     "BrokenCall",
@@ -19,5 +18,4 @@ __all__ = [
     "ToolCall",
     "ToolCallReader",
     "ToolsFormat",
-    "required_call",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from choreo_agents.engine import Thinking
 from choreo_agents.models import FramedText, LoadedModel
 
@@ -9,23 +11,26 @@ from choreo_agents.models import FramedText, LoadedModel
 class ShownText:
     """Of one message: holds back what may turn out to be no part of it, and nothing else.
 
-    What a piece costs depends on the piece and on `ending`, not on what was shown before.
+    What a piece costs depends on the piece and on what may follow, not on what was shown before.
 
     Args:
         ending: Text that may follow and is not shown: what ends a turn, or thoughts.
+        stops: Texts with which it is over: neither they are shown nor what follows.
     """
 
-    def __init__(self, ending: str = "") -> None:
-        self._ending = ending
+    def __init__(self, ending: str = "", stops: Sequence[str] = ()) -> None:
+        self._endings, self._stops = (ending, *stops), stops
+        self._is_over = False
         self._shown: list[str] = []
         self._spaces: list[str] = []
         """What has come since the last word, ..."""
         self._tail = ""
-        """... and then may begin the ending."""
+        """... and then may begin an ending."""
 
     def add(self, text: str) -> str:
         """What can be shown of all that has come and was not yet shown, with the next piece; empty: nothing."""
-        whole = self._tail + text
+        whole = "" if self._is_over else before_stop(self._tail + text, self._stops)
+        self._is_over = self._is_over or whole != self._tail + text
         self._tail = self._begun(whole)
         said = whole[: len(whole) - len(self._tail)]
         words = said.rstrip()
@@ -51,11 +56,22 @@ class ShownText:
         return text
 
     def _begun(self, text: str) -> str:
-        """The longest end of a text that the ending may begin with."""
-        for have in range(min(len(self._ending), len(text)), 0, -1):
-            if text.endswith(self._ending[:have]):
-                return self._ending[:have]
-        return ""
+        """The longest end of a text that an ending begins with."""
+        begun = (_begun(text, ending) for ending in self._endings)
+        return max(begun, key=len, default="")
+
+
+def before_stop(text: str, stops: Sequence[str]) -> str:
+    """A text up to the first of these that stands in it."""
+    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
+
+
+def _begun(text: str, ending: str) -> str:
+    """The longest end of a text that this ending begins with."""
+    for have in range(min(len(ending), len(text)), 0, -1):
+        if text.endswith(ending[:have]):
+            return ending[:have]
+    return ""
 
 
 def shown_thoughts(thinking: Thinking | None, model: LoadedModel) -> ShownText:

@@ -1,0 +1,271 @@
+"""One call of a chat model: its view is found, it is decoded, and what comes is a message.
+
+What is asked of the engine is yielded, so that it is written once: `streamed` and `astreamed` only wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from contextlib import aclosing, closing
+from functools import reduce
+from operator import add
+from typing import Any
+
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+
+from choreo_agents.chat.anywhere import view_anywhere
+from choreo_agents.chat.asking import USUAL_TOKENS, ChatRequest
+from choreo_agents.chat.chunks import MessageChunks
+from choreo_agents.chat.encodings import Encodings
+from choreo_agents.chat.guides import CompiledGuides
+from choreo_agents.chat.logprobs import logprobs_of
+from choreo_agents.chat.prompt import Piece, PromptCutter, whole_prompt
+from choreo_agents.chat.reply import reply
+from choreo_agents.chat.required import required_call
+from choreo_agents.chat.shown_text import before_stop
+from choreo_agents.chat.spans import ChatSpan, spans_of
+from choreo_agents.chat.speaking import Speaking
+from choreo_agents.chat.thinking import answer_header, thinking_before, thought_text
+from choreo_agents.chat.turns import turn_said
+from choreo_agents.engine import Decode, Engine, Guided, Prefill, StreamedToken, Thinking, UnkeptRun
+from choreo_agents.errors import ContextLengthError
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.models import FramedText
+from choreo_agents.sampling import Sampling
+
+Asked = Generator[list[Prefill], list[MessageHandle], Decode]
+"""Yields what is to be encoded, is sent what came of it, and returns what is to be decoded."""
+_MARGIN = 64
+"""Positions left for what closes thoughts and answers."""
+_LONG = 1 << 14
+"""Characters of a conversation and its tools that would keep an event loop for too long."""
+
+
+class ChatCall:
+    """Of one engine.
+
+    Args:
+        engine: Encodes and decodes.
+        messages: Of the conversation.
+        request: What is asked beside.
+        thread: Keeps what is encoded; None: nobody does, but for a while.
+    """
+
+    def __init__(
+        self, engine: Engine, messages: Sequence[BaseMessage], request: ChatRequest, thread: str | None = None
+    ) -> None:
+        self.engine, self.request, self._messages = engine, request, messages
+        self.thread = UnkeptRun() if thread is None else thread
+        chat, tools = engine.chat, request.tools
+        self._thinks = request.thinks(chat)
+        self._header = answer_header(chat, None, thinks=self._thinks, calls=bool(tools))
+        self._thinking: Thinking | None = None
+        self._memo = uuid.uuid4().hex if self._thinks else None
+        self._encodings: Encodings | None = None
+        self.message: AIMessage | None = None
+        """What was said, once it is, ..."""
+        self.handle: MessageHandle | None = None
+        """... and its encoding."""
+
+    @property
+    def is_long(self) -> bool:
+        """Whether its messages and tools take a while to be encoded as tokens."""
+        told = (*(message.content for message in self._messages), *self.request.tools)
+        return sum(len(str(each)) for each in told) > _LONG
+
+    @property
+    def is_led(self) -> bool:
+        """Whether a grammar has to be compiled for it."""
+        return bool(self.request.required) or self.request.sampling.guide is not None
+
+    def prompt(self) -> list[int]:
+        """All tokens that are read before the answer, where it has no parents.
+
+        Raises:
+            InvalidRequestError: A message holds more than text.
+        """
+        return whole_prompt(self.engine.model, self._messages, self.request.tools, self._header, thinks=self._thinks)
+
+    def asked(self, noted: dict[str, Any]) -> Asked:
+        """What is to be encoded, and then decoded.
+
+        Args:
+            noted: What is remembered of the thread.
+        """
+        if self.request.reuse == "anywhere":
+            return self._asked_anywhere(noted)
+        return self._asked()
+
+    def _asked(self) -> Asked:
+        request, cutter = self.request, PromptCutter(self.engine.model)
+        *told, answer = self._texts(cutter)
+        header, view = answer.pop(), list[MessageHandle]()
+        for number, pieces in enumerate((*told, answer)):
+            view += request.parents if number else ()
+            for piece in pieces:
+                call = Prefill(piece, [*view], author=f"{request.agent}.prompt", adapter=request.adapter, lazy=True)
+                view += yield [call]
+        return self._decode(header, view, None)
+
+    def _texts(self, cutter: PromptCutter) -> list[list[Piece]]:
+        """What is told before the call's parents, if it has any, and behind them; the answer's header comes last."""
+        model, header = self.engine.model, self._header
+        if not self.request.parents:
+            prompt, most = self.prompt(), model.adapter.max_positions
+            if len(prompt) > most:  # before it is cut, which takes longer than to encode it
+                raise ContextLengthError(
+                    f"the messages and tools have {len(prompt)} tokens, the model's context ends at {most}: "
+                    "show fewer or shorter ones"
+                )
+            return [cutter.cut(prompt, model.encode(header))]
+        spans = self._spans()
+        first = next(place for place, span in enumerate(spans) if span.handle is not None)
+        before = model.encode(reduce(add, (span.text for span in spans[:first]), FramedText()))
+        after = model.encode(reduce(add, (span.text for span in spans[first:]), FramedText()) + header)
+        return [[*cutter.pieces(before)], cutter.cut(after, model.encode(header))]
+
+    def _spans(self) -> list[ChatSpan]:
+        return spans_of(self._messages, self.request.tools, self.engine.chat, self.request.parents)
+
+    def _asked_anywhere(self, noted: dict[str, Any]) -> Asked:
+        engine, request, has_thread = self.engine, self.request, isinstance(self.thread, str)
+        # Without a thread nobody is known to whom a foreign message may be shown.
+        made = noted.setdefault(__name__, Encodings()) if has_thread else engine.kv.keeper(Encodings)
+        self._encodings = made
+        view = yield from view_anywhere(engine, self._spans(), request, made, request.inherits if has_thread else ())
+        return self._decode(engine.model.encode(self._header), view.handles, view.offsets)
+
+    def _decode(self, header: Sequence[int], view: Sequence[MessageHandle], offsets: Sequence[int] | None) -> Decode:
+        engine, request = self.engine, self.request
+        read = sum(parent.length for parent in view) + len(header)
+        sampling = self._sampling(engine.model.adapter.max_positions - read - _MARGIN)
+        room = engine.model.adapter.max_positions - read - sampling.longest - _MARGIN
+        calls, sampling, guide = bool(request.tools), *self._led(sampling)
+        thinking = thinking_before(engine.chat, None, request.budget(room), calls=calls) if self._thinks else None
+        self._read, self._thinking = read - len(header), thinking
+        self._opened = len(header) if thinking is None else len(engine.model.encode(thinking.answer))
+        self._chunks = MessageChunks(engine.model, thinking, request.message_id, None, sampling.stop)
+        # Of two calls that are asked the same each has results of its own.
+        place = request.message_id or uuid.uuid4().hex
+        self._speaking = Speaking(self._chunks, engine.model, request.tools, place)
+        return Decode(
+            header,
+            view,
+            offsets,
+            sampling=sampling,
+            author=f"{request.agent}.assistant",
+            closing=engine.chat.turn_end,
+            ends=self._speaking.ends,
+            adapter=request.adapter,
+            priority=request.priority,
+            timeout_s=request.timeout_s,
+            thinking=thinking,
+            memo=self._memo,
+            guide=guide,
+        )
+
+    def _led(self, sampling: Sampling) -> tuple[Sampling, Guided | None]:
+        """How an answer is sampled, and what leads it."""
+        engine, request = self.engine, self.request
+        required = required_call(engine.model, request.tools, request.required)
+        if sampling.guide is None or required is not None:
+            return sampling, required
+        guide = engine.kv.keeper(CompiledGuides, engine.model).of(sampling.guide)
+        return sampling.model_copy(update={"guide": None}), guide
+
+    def _sampling(self, room: int) -> Sampling:
+        sampling = self.request.sampling
+        if "max_tokens" in sampling.model_fields_set:
+            return sampling
+        return sampling.model_copy(update={"max_tokens": max(1, min(USUAL_TOKENS, room))})
+
+    def heard(self, item: StreamedToken | MessageHandle) -> Iterator[AIMessageChunk]:
+        """What comes of a token, and, at the end, of the whole message."""
+        if not isinstance(item, MessageHandle):
+            yield from self._speaking.hear(item)
+            return
+        yield from self._speaking.rest()
+        self.handle, self.message = item, self._replied(item)
+        yield from self._chunks.last(self.message)
+
+    def _replied(self, handle: MessageHandle) -> AIMessage:
+        engine, request = self.engine, self.request
+        spoken = self._speaking.said(engine.tokens(handle)[self._opened :])
+        whole, spoken = spoken, spoken.cut(lambda words: before_stop(words, request.sampling.stop).strip())
+        thought = next(iter(engine.inspect.thoughts(handle, memo=self._memo)), None) if self._thinks else None
+        metadata: dict[str, Any] = {"choreo": {"handle": handle.id}}
+        if request.sampling.logprobs is not None:
+            metadata["logprobs"] = logprobs_of(engine.model, engine.logprobs(handle))
+        message = reply(
+            engine,
+            handle,
+            spoken,
+            thought_text(engine, thought, handle, self._thinking),
+            read=self._read,
+            header=self._opened,
+            metadata=metadata,
+            id=request.message_id,
+        )
+        if self._encodings is not None and whole == spoken:
+            said = request.adapter, turn_said(message, engine.chat).text
+            self._encodings.note(handle, said, f"{request.agent}.assistant")
+        return message
+
+
+def count_tokens(engine: Engine, messages: Sequence[BaseMessage], request: ChatRequest) -> int:
+    """Tokens that a call reads before it answers. Raises what `ChatCall.prompt` raises."""
+    return len(ChatCall(engine, messages, request).prompt()) + sum(parent.length for parent in request.parents)
+
+
+def streamed(call: ChatCall) -> Generator[AIMessageChunk]:
+    """The pieces of a call's message, of which the last says what it cost; then it is `call.message`.
+
+    Leaving early cancels it.
+    """
+    engine = call.engine
+    with engine.threads.used(call.thread) as held:
+        # A scope is this context's, and a generator's caller goes on in it between two pieces: so it ends before.
+        with engine.threads.speaking(call.thread), closing(call.asked(held.noted)) as asked:
+            step = _next(asked)
+            while not isinstance(step, Decode):
+                step = _next(asked, engine.prefill(step))
+            tokens = engine.stream(**vars(step))
+        with closing(tokens):
+            for item in tokens:
+                yield from call.heard(item)
+
+
+async def astreamed(call: ChatCall) -> AsyncGenerator[AIMessageChunk]:
+    """The same. Cancelling the task that awaits it cancels the call."""
+    engine = call.engine
+    with engine.threads.used(call.thread) as held:
+        with engine.threads.speaking(call.thread), closing(call.asked(held.noted)) as asked:
+            step = await _on_a_thread(asked) if call.is_long else _next(asked)
+            while not isinstance(step, Decode):
+                made = await engine.aprefill(step)
+                step = await _on_a_thread(asked, made) if call.is_led else _next(asked, made)
+            tokens = engine.astream(**vars(step))
+        async with aclosing(tokens):
+            async for item in tokens:
+                for chunk in call.heard(item):
+                    yield chunk
+
+
+def _next(asked: Asked, made: list[MessageHandle] | None = None) -> list[Prefill] | Decode:
+    """What is to be encoded next, of what was made before, or in the end decoded."""
+    try:
+        return next(asked) if made is None else asked.send(made)
+    except StopIteration as done:
+        found: Decode = done.value
+        return found
+
+
+async def _on_a_thread(asked: Asked, made: list[MessageHandle] | None = None) -> list[Prefill] | Decode:
+    """Of it what takes long, while the event loop goes on: a prompt is written and encoded, a grammar compiled."""
+    running = asyncio.ensure_future(asyncio.to_thread(_next, asked, made))
+    try:
+        return await asyncio.shield(running)
+    finally:
+        await asyncio.wait([running])  # who is cancelled must not close what is running

@@ -1,0 +1,50 @@
+"""What an answer must be, as chat APIs say it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.sampling import Grammar
+
+_DATA = ("const", "default", "enum", "example", "examples")
+"""Keywords whose values are no schemas."""
+
+
+def closed(schema: Any) -> Any:
+    """A schema whose objects have no properties but those that it names, unless it says itself what others may be."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {keyword: value if keyword in _DATA else closed(value) for keyword, value in schema.items()}
+    if isinstance(found.get("properties"), dict) and found.get("type") == "object":
+        found.setdefault("additionalProperties", False)
+    return found
+
+
+def answer_format(asked: Any) -> Grammar | None:
+    """What leads an answer of a format; None: it may be anything.
+
+    Args:
+        asked: `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema", "json_schema": ...}`, where
+            the schema stands by itself or, as OpenAI has it, as `schema` beside a name; or a description of a guide.
+
+    Raises:
+        InvalidRequestError: It is none of these.
+    """
+    kind = asked.get("type") if isinstance(asked, Mapping) else None
+    if asked is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar.model_validate({"json_schema": {"type": "object"}})
+    if kind == "json_schema" and isinstance(asked.get("json_schema"), Mapping):
+        schema = asked["json_schema"]
+        return Grammar.model_validate({"json_schema": schema.get("schema", schema)})
+    if isinstance(asked, Mapping) and kind is None and len(asked) == 1:
+        return Grammar.model_validate(asked)
+    raise InvalidRequestError(
+        'response_format must be {"type": "json_object"}, {"type": "json_schema", "json_schema": {...}} or a guide, '
+        f'such as {{"regex": "yes|no"}}, not {asked!r}'
+    )

@@ -1,0 +1,71 @@
+"""How an answer starts, and what is thought before it, as a model's template has it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from choreo_agents.chat.reply import Reasoned
+from choreo_agents.chat.shown_text import shown_thoughts
+from choreo_agents.engine import Engine, Thinking
+from choreo_agents.engine.decoding.thoughts import PhaseTexts
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.models import ChatFormat, FramedText, tools_format
+
+
+def answer_header(chat: ChatFormat, name: str | None, *, thinks: bool, calls: bool) -> FramedText:
+    """What the decode of an answer starts with.
+
+    Args:
+        chat: The model's.
+        name: Who speaks. Not written before thoughts, nor by who may call: calls stand right behind the header.
+        thinks: Whether thoughts come first.
+        calls: Whether it may call tools.
+    """
+    if thinks:
+        return chat.header(None, thinking=True)
+    if calls:
+        return FramedText.frame(_calling(chat)) if _calling(chat) else chat.header(None)
+    return chat.header(name)
+
+
+def thinking_before(chat: ChatFormat, name: str | None, budget: int, *, calls: bool) -> Thinking:
+    """How a model thinks before such an answer; see `answer_header`.
+
+    Args:
+        budget: Tokens of thoughts at most.
+    """
+    if not calls:
+        return Thinking.of(chat, name, budget)
+    # Where a header says whether a call follows, or an answer, it is the model's to write.
+    usual, opening = Thinking.of(chat, None, budget), FramedText.frame(_calling(chat))
+    if not opening or chat.thoughts is None:
+        return usual
+    end = chat.thoughts.close.partition(opening.text)[0].strip()
+    return replace(usual, end=end, before="", after=opening, answer=opening)
+
+
+def thought_text(
+    engine: Engine, thought: MessageHandle | None, handle: MessageHandle, thinking: Thinking | None
+) -> Reasoned:
+    """What was thought before a message, in the words that a stream of them adds up to.
+
+    Args:
+        engine: Knows both.
+        thought: What was decoded, thoughts and answer; None: it was said without thinking.
+        handle: Of the message.
+        thinking: How its speaker thought.
+    """
+    if thought is None or thinking is None:
+        return Reasoned("", 0)
+    *_, made = engine.inspect.records([thought])
+    assert made.sampled is not None
+    sampled = list(made.tokens[slice(*made.sampled)])
+    texts, shown = PhaseTexts(engine.model, thinking), shown_thoughts(thinking, engine.model)
+    said = (text for phase, text in map(texts.add, sampled) if phase == "thoughts")
+    return Reasoned("".join(map(shown.add, said)), len(sampled) - len(engine.logprobs(handle)))
+
+
+def _calling(chat: ChatFormat) -> str:
+    """What a turn starts with where its header says whether it calls; empty where headers say nothing of it."""
+    how = tools_format(chat)
+    return how.opening if how.is_headed else ""

@@ -1,0 +1,140 @@
+"""Chat messages as what is to be encoded: turns as a template reads them, or turns of our format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, FunctionMessage, SystemMessage, ToolMessage
+
+from choreo_agents.chat.history import CALL_BLOCKS, THOUGHT_BLOCKS, calls_in, result_turn, short_id, tools_called
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.models import ChatFormat, FramedText, Said, calls_as_words, calls_said, instructions, question
+
+_WORDS = {"reasoning": "reasoning", "thinking": "thinking", "reasoning_content": "reasoning_content"}
+"""Where blocks that hold thoughts have their words, by their kinds; others are sealed by who wrote them."""
+_PIECES = ("tool_call_chunk", "invalid_tool_call", "input_json_delta")
+"""Kinds of blocks that say again what stands in a message's calls."""
+
+
+def words_in(message: BaseMessage) -> str:
+    """What a message says.
+
+    Raises:
+        InvalidRequestError: It holds anything but text, thoughts and calls: says what.
+    """
+    known = {"text", *THOUGHT_BLOCKS, *((*CALL_BLOCKS, *_PIECES) if isinstance(message, AIMessage) else ())}
+    for block in message.content if isinstance(message.content, list) else ():
+        if isinstance(block, dict) and (kind := str(block.get("type"))) not in known:
+            raise InvalidRequestError(
+                f"message {message.id!r} holds more than text, {kind!r}: only text can be encoded"
+            )
+    return str(message.text)
+
+
+def thoughts_said(message: BaseMessage) -> str:
+    """What a message says that its model has thought."""
+    blocks = message.content if isinstance(message.content, list) else ()
+    thought = (block for block in blocks if isinstance(block, dict) and block.get("type") in _WORDS)
+    said = (block.get(_WORDS[str(block["type"])]) for block in thought)
+    # Bedrock has the words beside its signature of them.
+    return "".join(str((each.get("text") if isinstance(each, Mapping) else each) or "") for each in said)
+
+
+def template_turns(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
+    """Messages as chat templates read them.
+
+    Raises:
+        InvalidRequestError: One holds more than text.
+    """
+    called = tools_called(messages)
+    return [_template_turn(message, called) for message in messages]
+
+
+def _template_turn(message: BaseMessage, called: Mapping[str, str]) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": role_of(message), "content": words_in(message)}
+    if message.name:
+        turn["name"] = message.name
+    if isinstance(message, AIMessage):
+        turn["content"] = _said_by_model(message, turn["content"])
+        if thoughts := thoughts_said(message):
+            turn["reasoning_content"] = thoughts
+        if calls := calls_in(message):
+            turn["tool_calls"] = [
+                {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": dict(call.arguments)}}
+                for call in calls
+            ]
+    elif isinstance(message, ToolMessage):
+        turn["name"] = message.name or called.get(message.tool_call_id) or "tool"
+        turn["tool_call_id"] = short_id(message.tool_call_id)
+    return turn
+
+
+def role_of(message: BaseMessage) -> str:
+    """As templates call it."""
+    if isinstance(message, ChatMessage):
+        return message.role
+    if isinstance(message, FunctionMessage):
+        return "tool"
+    return {"system": "system", "ai": "assistant", "tool": "tool"}.get(
+        message.type.removesuffix("MessageChunk").lower(), "user"
+    )
+
+
+def _said_by_model(message: AIMessage, words: str) -> str:
+    """Its words, with what could not be read as a call: it was said all the same."""
+    for broken in message.invalid_tool_calls:
+        words = f"{words}\n{broken['args']}".strip()
+    return words
+
+
+def turn_said(
+    message: BaseMessage,
+    chat: ChatFormat,
+    *,
+    later: bool = True,
+    told: bool = False,
+    called: Mapping[str, str] | None = None,
+    opening: Mapping[str, Any] | None = None,
+) -> Said:
+    """A chat message as a turn of its own: whatever it says, only its frame has control tokens.
+
+    What was thought before it is left out.
+
+    Args:
+        message: What is said.
+        chat: The model's.
+        later: Whether it comes after anything else, if it gives instructions.
+        told: Whether somebody else's answer is told to the reader, and is none of the model's own turns.
+        called: Which tool each call of the conversation names, by its id.
+        opening: How the turn of an answer starts: a `header`, or its `speaker`.
+
+    Raises:
+        InvalidRequestError: It holds more than text.
+    """
+    words = words_in(message)
+    if isinstance(message, SystemMessage) or role_of(message) in ("system", "developer"):
+        return instructions(words, chat, later=later)
+    if isinstance(message, ToolMessage):
+        return result_turn(message, called or {}, chat)
+    if not isinstance(message, AIMessage):
+        return question(words, chat, message.name)
+    return _answer(message, words, chat, opening or {}, is_part=told and chat.merges is not None)
+
+
+def _answer(message: AIMessage, words: str, chat: ChatFormat, opening: Mapping[str, Any], *, is_part: bool) -> Said:
+    """What a model has said: its turn, or a part of a user's."""
+    header, name = opening.get("header"), opening.get("speaker") or message.name
+    words = _said_by_model(message, words)
+    if calls := calls_in(message):
+        words = f"{header} {words}".strip() if header else words
+        if is_part:
+            return Said(chat.part(f"{words}\n{calls_as_words(calls, chat)}".strip(), name), "part")
+        return Said(calls_said(words, calls, chat))
+    if header is None or (is_part and not header):
+        return Said(chat.part(words, name), "part") if is_part else Said(chat.turn("assistant", words, name))
+    start = FramedText.frame(f"{header}{'' if not header or str(header)[-1:].isspace() else ' '}")
+    if is_part:
+        return Said(start + chat.part(words), "part")
+    said = start + FramedText.words(words)
+    return Said(chat.assistant.opening(None) + said + FramedText.frame(chat.turn_end))

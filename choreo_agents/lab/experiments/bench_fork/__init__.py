@@ -1,0 +1,1 @@
+"""A fork with other system prompts, beside what prefix caches do."""

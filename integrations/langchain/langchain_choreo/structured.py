@@ -1,0 +1,59 @@
+"""Output of a given form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import itemgetter
+from typing import Any, Literal
+
+from langchain_core.output_parsers import BaseOutputParser, JsonOutputParser, PydanticOutputParser
+from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
+from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+from langchain_core.utils.pydantic import is_basemodel_subclass
+
+from choreo_agents.chat import closed
+
+Method = Literal["json_schema", "function_calling", "json_mode"]
+"""By a guide to JSON of the schema, the default; by a call of a tool with it; by a guide to any JSON object."""
+METHODS = ("json_schema", "function_calling", "json_mode")
+
+
+def response_format(schema: Any, method: Method) -> dict[str, Any]:
+    """What the model is led to."""
+    if method == "json_mode":
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": _held_to(schema)}
+
+
+def _held_to(schema: Any) -> dict[str, Any]:
+    """A schema as it is; of a type, one whose objects have no other properties."""
+    if isinstance(schema, Mapping) and "function" in schema:
+        return dict(schema["function"].get("parameters") or {"type": "object"})
+    if isinstance(schema, Mapping):
+        return dict(schema.get("parameters", schema.get("input_schema", schema)))
+    found = closed(convert_to_json_schema(schema))
+    assert isinstance(found, dict)
+    return found
+
+
+def parser_of(schema: Any, method: Method) -> BaseOutputParser[Any]:
+    """Reads what the model says."""
+    is_model = isinstance(schema, type) and is_basemodel_subclass(schema)
+    if method == "function_calling":
+        if is_model:
+            return PydanticToolsParser(tools=[schema], first_tool_only=True)
+        return JsonOutputKeyToolsParser(key_name=tool_name(schema), first_tool_only=True)
+    return PydanticOutputParser(pydantic_object=schema) if is_model else JsonOutputParser()
+
+
+def tool_name(schema: Any) -> str:
+    """Of the tool that a schema is, where it is called."""
+    return str(convert_to_openai_tool(schema)["function"]["name"])
+
+
+def with_raw(model: Runnable[Any, Any], parser: BaseOutputParser[Any]) -> Runnable[Any, dict[str, Any]]:
+    """What the model says, what it is parsed to, and the error if it cannot be."""
+    parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
+    failed = RunnablePassthrough.assign(parsed=lambda _: None)
+    return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")

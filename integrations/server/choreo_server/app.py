@@ -1,0 +1,169 @@
+"""The server as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from choreo_agents import Engine
+from choreo_agents.errors import ChoreoError
+from choreo_server.asking import ChatBody
+from choreo_server.body import body_of
+from choreo_server.completions import Answer, Asked, Stream
+from choreo_server.errors import RefusedError, as_response
+from choreo_server.limits import Limits
+from choreo_server.metrics import CONTENT_TYPE, CountedStatuses, exposition
+from choreo_server.tenancy import Keys, Tenancy
+
+_LARGE = 1 << 16
+"""Bytes of a request from which on it is read on a thread, while the event loop goes on."""
+
+
+def server_app(
+    engine: Engine,
+    *,
+    name: str | None = None,
+    keys: Keys | None = None,
+    limits: Limits | None = None,
+    called: Iterable[str] = (),
+) -> ServerApp:
+    """The server over an engine, which it does not close.
+
+    Args:
+        engine: That `Engine.load` has returned.
+        name: What clients call the model; None: as the engine does.
+        keys: Of its tenants; None: whoever reaches it may call.
+        limits: How much it takes.
+        called: Names by which programs may call it without keys, beside its address, the machine's own and `localhost`:
+            any other may be a web site's that has been made to lead here.
+    """
+    keys, limits = keys or Keys(), limits or Limits()
+    return ServerApp(engine, name or engine.model.name, Tenancy(engine, keys, limits.tenant_answers, called), limits)
+
+
+class ServerApp(Starlette):
+    """See `server_app`."""
+
+    def __init__(self, engine: Engine, name: str, tenancy: Tenancy, limits: Limits) -> None:
+        self.stopping = False
+        """Whether new requests are refused: those under way end."""
+        self.answers = 0
+        """Under way now."""
+        self._engine, self._name, self._limits = engine, name, limits
+        self._tenancy, self._requests, self._since = tenancy, Counter[int](), int(time.time())
+        super().__init__(
+            routes=[
+                Route("/v1/chat/completions", self._completions, methods=["POST"]),
+                Route("/v1/models", self._models),
+                Route("/v1/models/{name:path}", self._model),
+                Route("/health", self._health),
+                Route("/metrics", self._metrics),
+            ],
+            exception_handlers=dict.fromkeys((ChoreoError, ValidationError, HTTPException, Exception), as_response),
+        )
+
+    def build_middleware_stack(self) -> ASGIApp:
+        # Around all else: what has failed is told by the outermost of Starlette's own.
+        return CountedStatuses(super().build_middleware_stack(), self._requests)
+
+    async def _completions(self, request: Request) -> Response:
+        engine = self._tenancy.engine(request)
+        self._require_open()
+        try:
+            body = await body_of(request, self._limits)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        number = f"chatcmpl-{uuid.uuid4().hex}"
+        is_large = len(body) > _LARGE
+        asked, kind = (
+            await asyncio.to_thread(self._read, body, engine, number) if is_large else self._read(body, engine, number)
+        )
+        return kind(asked, self._under_way(len(asked.calls)))
+
+    def _read(self, body: bytes, engine: Engine, number: str) -> tuple[Asked, type[Answer]]:
+        """What a request asks, and how it is answered. Raises what `ChatBody.calls` raises, and `ValidationError`."""
+        told = ChatBody.model_validate_json(body)
+        if told.model not in (None, self._name):
+            raise _no_model(told.model)
+        asked = Asked(
+            calls=told.calls(engine, number, self._limits),
+            number=number,
+            model=self._name,
+            one_call=told.parallel_tool_calls is False,
+            with_usage=bool(told.stream_options and told.stream_options.include_usage),
+            patience_s=self._limits.body_s,
+        )
+        return asked, Stream if told.stream else Answer
+
+    @contextmanager
+    def _under_way(self, answers: int) -> Iterator[None]:
+        """A block in which so many answers more are.
+
+        Raises:
+            RefusedError: They would be too many.
+        """
+        self._require_open()
+        if self.answers + answers > self._limits.answers:
+            raise RefusedError(
+                429, f"{self.answers} answers are under way, as many as there may be: try again", "too_many_requests"
+            )
+        self.answers += answers
+        try:
+            yield
+        finally:
+            self.answers -= answers
+
+    def _require_open(self) -> None:
+        if self.stopping:
+            raise RefusedError(503, "the server is stopping: ask another, or this one when it is back", "stopping")
+
+    async def _models(self, request: Request) -> Response:
+        self._tenancy.engine(request)
+        return JSONResponse({"object": "list", "data": [self._described()]})
+
+    async def _model(self, request: Request) -> Response:
+        self._tenancy.engine(request)
+        if request.path_params["name"] != self._name:
+            raise _no_model(request.path_params["name"])
+        return JSONResponse(self._described())
+
+    def _described(self) -> dict[str, object]:
+        longest = self._engine.model.adapter.max_positions
+        return {
+            "id": self._name,
+            "object": "model",
+            "created": self._since,
+            "owned_by": "choreo",
+            "max_model_len": longest,
+        }
+
+    async def _health(self, _: Request) -> Response:
+        self._require_open()
+        return JSONResponse({"status": "ok"})
+
+    async def _metrics(self, request: Request) -> Response:
+        engine = self._tenancy.engine(request)
+        owner = self._engine.owner
+        if self._tenancy.sees_all(request) and owner is not None:
+            text = exposition(owner.stats(), self._requests, self.answers)
+        else:
+            text = exposition(engine.stats(), None, None)
+        return PlainTextResponse(text, media_type=CONTENT_TYPE)
+
+
+def _no_model(name: object) -> RefusedError:
+    return RefusedError(
+        404, f"no model {str(name)[:200]!r} is served here: GET /v1/models tells which", "model_not_found", "model"
+    )

@@ -1,0 +1,185 @@
+"""Answers to requests, for as long as anybody listens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import AbstractContextManager, aclosing, suppress
+from dataclasses import dataclass
+from functools import partial
+
+from langchain_core.messages import AIMessageChunk
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from choreo_agents.chat import ChatCall, astreamed
+from choreo_server.answers import Pieces, completion
+from choreo_server.errors import LOG, refused, told
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be answered."""
+
+    calls: Sequence[ChatCall]
+    """One for each answer."""
+    number: str
+    """Of the request."""
+    model: str
+    """As the server calls it."""
+    one_call: bool
+    """Whether only the first of several calls of tools is told."""
+    with_usage: bool
+    """Whether a stream ends with what it cost."""
+    patience_s: float
+    """Seconds in which a piece of a stream must be taken."""
+
+
+class Answer(Response):
+    """To one request. When its client has gone, the calls are cancelled.
+
+    Args:
+        asked: By the request.
+        place: Taken among what is under way, until all is said.
+    """
+
+    def __init__(self, asked: Asked, place: AbstractContextManager[None]) -> None:
+        super().__init__()
+        self._asked, self._place = asked, place
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._place:
+            await _while_heard(self._told(scope, receive, send), receive)
+
+    async def _told(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(_together(self._asked.calls)) as pieces:
+            async for _ in pieces:
+                pass
+        asked = self._asked
+        body = completion(asked.calls, asked.number, asked.model, one_call=asked.one_call)
+        await JSONResponse(body)(scope, receive, send)
+
+
+class Stream(Answer):
+    """An answer as it comes.
+
+    Nothing is sent before there is a piece: what cannot be answered has a status of its own.
+    """
+
+    async def _told(self, scope: Scope, receive: Receive, send: Send) -> None:
+        events = self._events()
+        async with aclosing(events):
+            first = await anext(events)
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            tell = partial(_send, send, self._asked.patience_s)
+            try:
+                await tell(first)
+                async for event in events:
+                    await tell(event)
+            except ClientDisconnect:
+                return  # without an end, so that the connection is closed
+            except Exception as error:
+                known = refused(error)
+                if known.status == 500:
+                    LOG.exception("a stream has failed")
+                await tell(f"data: {json.dumps(told(known))}\n\n".encode())
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    async def _events(self) -> AsyncGenerator[bytes]:
+        asked = self._asked
+        pieces = Pieces(asked.number, asked.model, one_call=asked.one_call)
+        begun: set[int] = set()
+        async with aclosing(_together(asked.calls)) as heard:
+            async for place, chunk in heard:
+                event = pieces.said(place, chunk)
+                if place not in begun:
+                    begun.add(place)
+                    event = pieces.first(place) + event
+                if chunk.chunk_position == "last":
+                    event += pieces.last(place, asked.calls[place])
+                if event:
+                    yield event
+        if asked.with_usage:
+            yield pieces.usage(asked.calls)
+
+
+async def _send(send: Send, patience_s: float, body: bytes) -> None:
+    """Sends a piece. Raises `ClientDisconnect`: whom it is for does not take it."""
+    try:
+        async with asyncio.timeout(patience_s):
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+    except TimeoutError:
+        raise ClientDisconnect from None
+
+
+async def _while_heard(work: Awaitable[None], receive: Receive) -> None:
+    """Do something, and leave it when whom it is for has gone."""
+    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        if not doing.done():
+            doing.cancel()
+            with suppress(asyncio.CancelledError):
+                await doing
+    if not doing.cancelled():
+        doing.result()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+Heard = tuple[int, AIMessageChunk]
+
+
+def _together(calls: Sequence[ChatCall]) -> AsyncGenerator[Heard]:
+    """The pieces of several answers as they come, each with the place of its call."""
+    return _alone(calls[0]) if len(calls) == 1 else _mixed(calls)
+
+
+async def _alone(call: ChatCall) -> AsyncGenerator[Heard]:
+    async with aclosing(astreamed(call)) as pieces:
+        async for piece in pieces:
+            yield 0, piece
+
+
+async def _mixed(calls: Sequence[ChatCall]) -> AsyncGenerator[Heard]:
+    """Where one fails, all are left."""
+    arrived: asyncio.Queue[Heard | Exception | None] = asyncio.Queue()
+    tasks = [asyncio.create_task(_put(place, call, arrived)) for place, call in enumerate(calls)]
+    try:
+        left = len(tasks)
+        while left:
+            found = await arrived.get()
+            if isinstance(found, Exception):
+                raise found
+            if found is None:
+                left -= 1
+            else:
+                yield found
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _put(place: int, call: ChatCall, arrived: asyncio.Queue[Heard | Exception | None]) -> None:
+    try:
+        async with aclosing(astreamed(call)) as pieces:
+            async for piece in pieces:
+                arrived.put_nowait((place, piece))
+    except Exception as error:
+        arrived.put_nowait(error)
+    else:
+        arrived.put_nowait(None)

@@ -1,0 +1,99 @@
+"""Errors as OpenAI's clients read them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from choreo_agents.errors import (
+    AdapterError,
+    CapacityError,
+    ChoreoError,
+    ContextLengthError,
+    EngineClosedError,
+    GuideError,
+    HandleError,
+    InvalidRequestError,
+    RequestTimeoutError,
+    ThreadBusyError,
+)
+
+_KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+"""By status; of those between, what is the client's to change is an invalid request, and all else the server's."""
+_TYPED: tuple[tuple[type[Exception], int, str | None], ...] = (
+    (ContextLengthError, 400, "context_length_exceeded"),
+    (GuideError, 400, "unfinished_output"),
+    (InvalidRequestError, 400, None),
+    (AdapterError, 400, None),
+    (ThreadBusyError, 409, "thread_busy"),
+    (CapacityError, 429, "no_capacity"),
+    (RequestTimeoutError, 504, "timeout"),
+    (EngineClosedError, 503, "stopping"),
+)
+UNKNOWN_HANDLE = "choreo.parents: a handle that names nothing here: leave it out, and say its words in a message"
+"""Of one that was forged, is another tenant's, or is forgotten: nobody learns which."""
+
+
+LOG = logging.getLogger("choreo_server")
+
+
+class RefusedError(ChoreoError):
+    """A request that is not answered.
+
+    Args:
+        status: Of HTTP.
+        message: Says why, and what to do.
+        code: For programs.
+        param: The field that it is about.
+    """
+
+    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+
+
+def refused(error: Exception) -> RefusedError:
+    """What a client is told of an error. Of our own faults it learns no more than that there was one."""
+    if isinstance(error, RefusedError):
+        return error
+    if isinstance(error, HandleError):
+        return RefusedError(404, UNKNOWN_HANDLE, "handle_not_found", "choreo.parents")
+    if isinstance(error, ValidationError):
+        return _of_fields(error)
+    if isinstance(error, HTTPException):
+        return RefusedError(error.status_code, error.detail)
+    for kind, status, code in _TYPED:
+        if isinstance(error, kind):
+            return RefusedError(status, str(error), code)
+    return RefusedError(500, "the server has failed, not the request: its log says how")
+
+
+def _of_fields(error: ValidationError) -> RefusedError:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    param = ".".join(str(part) for part in first["loc"])
+    return RefusedError(400, f"{param}: {first['msg']}" if param else first["msg"], param=param or None)
+
+
+def told(error: RefusedError) -> dict[str, Any]:
+    """The body of an answer that is an error."""
+    kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
+
+
+async def as_response(_: Request, error: Exception) -> JSONResponse:
+    """An error as the whole answer. A fault of ours is logged: what is no `ChoreoError` by whoever runs the server."""
+    known = refused(error)
+    if known.status == 500 and isinstance(error, ChoreoError):
+        LOG.error("a request has failed", exc_info=error)
+    headers: Mapping[str, str] = {}
+    if known.status == 401:
+        headers = {"WWW-Authenticate": "Bearer"}
+    elif known.status in (429, 503):
+        headers = {"Retry-After": "1"}
+    return JSONResponse(told(known), known.status, headers)

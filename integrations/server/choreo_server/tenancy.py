@@ -1,0 +1,165 @@
+"""Who calls: a key is a tenant's, and tenants find nothing of each other."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Collection, Iterable, Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from socket import gethostname
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+
+from choreo_agents import Engine, Quota
+from choreo_agents.errors import InvalidRequestError
+from choreo_server.errors import RefusedError
+
+OPERATOR = "operator"
+"""The tenant whose keys are shown what all tenants do."""
+_PORTS = {"http": 80, "https": 443}
+"""Where none is told."""
+
+
+class Keys:
+    """Of a server's tenants. They are compared in constant time, and kept as digests only.
+
+    Args:
+        lines: `key tenant`; a tenant may have several keys. Empty lines, and those that start with `#`, say nothing.
+
+    Raises:
+        InvalidRequestError: A line is none, or a key is two tenants'.
+    """
+
+    def __init__(self, lines: Iterable[str] = ()) -> None:
+        self._tenants: dict[bytes, str] = {}
+        for number, line in enumerate(lines, 1):
+            words = line.split()
+            if not words or words[0].startswith("#"):
+                continue
+            if len(words) != 2:
+                raise InvalidRequestError(
+                    f"line {number} of the keys must be a key and its tenant, with a space between"
+                )
+            key, tenant = words
+            if self._tenants.setdefault(_digest(key), tenant) != tenant:
+                raise InvalidRequestError(f"line {number} of the keys gives {tenant!r} a key of another tenant")
+
+    @classmethod
+    def read(cls, path: Path) -> Keys:
+        """Those of a file. Raises `OSError` if it cannot be read, and what `Keys` raises, also if it has none."""
+        keys = cls(path.read_text().splitlines())
+        if not keys:
+            raise InvalidRequestError(f"{path} has no keys: write a key and its tenant on each line")
+        return keys
+
+    def __bool__(self) -> bool:
+        return bool(self._tenants)
+
+    def tenant(self, authorization: str | None) -> str | None:
+        """Whose key a header has; None: nobody's."""
+        scheme, _, key = (authorization or "").partition(" ")
+        given = _digest(key.strip()) if scheme.lower() == "bearer" else b""
+        found = None
+        for digest, tenant in self._tenants.items():  # all of them, whichever it is
+            found = tenant if hmac.compare_digest(digest, given) else found
+        return found
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+
+
+class Tenancy:
+    """The engine, as whoever calls has it.
+
+    Args:
+        engine: The server's.
+        keys: Without any, all calls are those of whoever has loaded the engine.
+        answers: That a tenant with a key may have under way at once; None: as many as there may be.
+        called: Names by which programs call the server, if there are no keys.
+    """
+
+    def __init__(self, engine: Engine, keys: Keys, answers: int | None, called: Iterable[str] = ()) -> None:
+        self._engine, self._keys, self._called = engine, keys, frozenset(name.lower() for name in called)
+        self._quota = None if answers is None else Quota(requests=answers)
+        # Handles of a server end with its engine: so may the salts that they are sealed under.
+        self._secret = secrets.token_bytes(32)
+        self._engines: dict[str, Engine] = {}
+
+    def engine(self, request: Request) -> Engine:
+        """The tenant's who calls.
+
+        Raises:
+            RefusedError: Nobody is known to call, or a web page does.
+        """
+        name = self._name(request)
+        if name is None:
+            return self._engine
+        if name not in self._engines:
+            salt = hmac.digest(self._secret, name.encode(), "sha256").hex()
+            self._engines[name] = self._engine.tenant(salt, quota=self._quota)
+        return self._engines[name]
+
+    def sees_all(self, request: Request) -> bool:
+        """Whether who calls may know what all tenants do. Raises what `engine` raises."""
+        return self._name(request) in (OPERATOR, None)
+
+    def _name(self, request: Request) -> str | None:
+        if not self._keys:
+            require_no_other_site(request.headers, self._called)
+            return None
+        name = self._keys.tenant(request.headers.get("authorization"))
+        if name is None:
+            raise RefusedError(
+                401, "no such key: send one of this server's as Authorization: Bearer KEY", "invalid_api_key"
+            )
+        return name
+
+
+def require_no_other_site(headers: Mapping[str, str], known: Collection[str]) -> None:
+    """Where there are no keys, a web page that somebody has opened must not call in their place.
+
+    A browser says which site asks: another than the one that is asked may not. A site's own name may have been made to
+    lead here: so a server is called by its address, by a name that leads to this machine alone, or by one it was told.
+
+    Args:
+        headers: Of a request, by their names in small letters.
+        known: Names that the server may be called by.
+
+    Raises:
+        RefusedError: One does.
+    """
+    host, origin = headers.get("host"), headers.get("origin")
+    if host is not None and not _is_ours(_site("http", host)[0], known):
+        raise RefusedError(
+            403, "this server is not called by that name: give it --keys, or the name as --called", "unknown_host"
+        )
+    if origin is not None and (host is None or not _same_site(origin, host)):
+        raise RefusedError(403, "a page of another site may not call a server without keys: give it --keys", "site")
+
+
+def _same_site(origin: str, host: str) -> bool:
+    scheme, _, rest = origin.partition("://")
+    return scheme in _PORTS and _site(scheme, rest) == _site(scheme, host)
+
+
+def _site(scheme: str, told: str) -> tuple[str, int | None]:
+    """Name and port of a host as it is told; no name if that is nothing."""
+    try:
+        parts = urlsplit(f"//{told}")
+        return (parts.hostname or "").rstrip("."), parts.port or _PORTS[scheme]
+    except ValueError:
+        return "", None
+
+
+def _is_ours(name: str, known: Collection[str]) -> bool:
+    if name in known or name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return name == gethostname().lower()
+    return True

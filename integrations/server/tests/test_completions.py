@@ -1,0 +1,222 @@
+"""Chat completions, whole and streamed: OpenAI's fields in, OpenAI's answers out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from langchain_core.messages import HumanMessage
+from support.chat_scripts import ANSWER, CALLS, THOUGHTS, family_script
+from support.chatty import save_chatty
+from support.serving import QUESTION, WEATHER, added_up, asked, client_of, streamed
+
+from choreo_agents import Engine, Memory
+from choreo_agents.chat import ChatCall, ChatRequest
+from choreo_agents.models import LoadedModel, load_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_model(save_chatty(tmp_path_factory.mktemp("chatty"), layers=2))
+
+
+@pytest.fixture
+def engine(model: LoadedModel) -> Iterator[Engine]:
+    with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 25)) as engine:
+        yield engine
+        engine.check()
+
+
+SAMPLED = {"temperature": 1.0, "top_p": 0.95, "seed": 7, "max_tokens": 12}
+
+
+async def test_an_answer_has_all_that_openais_has(engine: Engine) -> None:
+    async with client_of(engine, name="chatty") as client:
+        said = await asked(client, model="chatty", **SAMPLED)
+        assert (said["object"], said["model"], said["id"][:9]) == ("chat.completion", "chatty", "chatcmpl-")
+        [choice] = said["choices"]
+        assert choice["message"]["role"] == "assistant" and choice["message"]["content"]
+        assert choice["finish_reason"] == "length" and choice["logprobs"] is None
+        first = said["usage"]
+        assert first["completion_tokens"] == 14, "the end of its turn, of two tokens, among them"
+        assert first["total_tokens"] == first["prompt_tokens"] + 14
+        assert first["prompt_tokens_details"] == {"cached_tokens": 0}
+        again = await asked(client, **SAMPLED)
+        assert again["choices"][0]["message"] == choice["message"], "a seed says the same"
+        cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert 0 < cached < first["prompt_tokens"]
+
+
+async def test_pieces_add_up_to_the_answer(engine: Engine) -> None:
+    async with client_of(engine) as client:
+        whole = await asked(client, **SAMPLED)
+        events = await streamed(client, stream_options={"include_usage": True}, **SAMPLED)
+        assert {event["object"] for event in events} == {"chat.completion.chunk"}
+        assert len({event["id"] for event in events}) == 1
+        assert events[0]["choices"][0]["delta"]["role"] == "assistant"
+        *pieces, usage = events
+        assert len(pieces) > 5 and usage["choices"] == [] and usage["usage"]["completion_tokens"] == 14
+        said = added_up(pieces)
+        assert said["content"].strip() == whole["choices"][0]["message"]["content"]
+        assert said["finish_reason"] == "length"
+        assert "usage" not in (await streamed(client, **SAMPLED))[-1], "nobody has asked for it"
+
+
+async def test_several_answers_differ_and_read_the_prompt_once(engine: Engine) -> None:
+    async with client_of(engine) as client:
+        said = await asked(client, n=3, logprobs=True, top_logprobs=2, **SAMPLED)
+        texts = [choice["message"]["content"] for choice in said["choices"]]
+        assert [choice["index"] for choice in said["choices"]] == [0, 1, 2] and len(set(texts)) == 3
+        assert said["usage"]["completion_tokens"] == 42
+        prompt = said["usage"]["prompt_tokens"]
+        assert engine.stats().tokens_encoded < 2 * prompt + 42
+        told = said["choices"][1]["logprobs"]["content"]
+        assert len(told) == 12 and all(each["logprob"] <= 0 and len(each["top_logprobs"]) == 2 for each in told)
+        events = await streamed(client, n=3, logprobs=True, **SAMPLED)
+        assert [added_up(events, place)["content"].strip() for place in range(3)] == texts
+        ends = [choice for event in events for choice in event["choices"] if choice["finish_reason"]]
+        assert sorted(end["index"] for end in ends) == [0, 1, 2]
+        assert all(len(end["logprobs"]["content"]) == 12 for end in ends)
+
+
+async def test_it_stops_where_it_is_told_to(engine: Engine) -> None:
+    async with client_of(engine) as client:
+        whole = (await asked(client, **SAMPLED))["choices"][0]["message"]["content"]
+        stop = whole[4:6]
+        said = (await asked(client, stop=[stop], **SAMPLED))["choices"][0]
+        assert said["finish_reason"] == "stop" and whole.startswith(said["message"]["content"])
+        assert stop not in said["message"]["content"]
+        assert added_up(await streamed(client, stop=stop, **SAMPLED))["content"].strip() == said["message"]["content"]
+
+
+async def test_an_answer_keeps_to_a_schema(engine: Engine) -> None:
+    short = {
+        "type": "object",
+        "properties": {"vote": {"enum": [1, 2]}},
+        "required": ["vote"],
+        "additionalProperties": False,
+    }
+    asked_for = {"type": "json_schema", "json_schema": {"name": "vote", "schema": short, "strict": True}}
+    async with client_of(engine) as client:
+        said = await asked(client, response_format=asked_for, max_tokens=60)
+        assert json.loads(said["choices"][0]["message"]["content"])["vote"] in (1, 2)
+        events = await streamed(client, response_format=asked_for, max_tokens=60)
+        assert json.loads(added_up(events)["content"])["vote"] in (1, 2)
+        error = (await asked(client, 400, response_format=asked_for, max_tokens=1))["error"]
+        assert error["code"] == "unfinished_output"
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=[pytest.mark.slow] if family != "LFM2" else []) for family in CALLS]
+)
+async def test_tools_are_called_as_each_family_writes_it(family: str) -> None:
+    question = [{"role": "user", "content": "What is the weather in San Francisco, CA?"}]
+    told: dict[str, Any] = {"messages": question, "tools": [WEATHER], "choreo": {"thinking": False}}
+    async with client_of(family_script(family).engine) as client:
+        for choice in ("auto", "required", {"type": "function", "function": {"name": "get_weather"}}):
+            said = (await asked(client, tool_choice=choice, **told))["choices"][0]
+            [call] = said["message"]["tool_calls"]
+            assert said["finish_reason"] == "tool_calls" and said["message"]["content"] is None
+            assert call["type"] == "function" and call["id"]
+            assert json.loads(call["function"]["arguments"]) == {"location": "San Francisco, CA"}
+        events = await streamed(client, **told)
+        [piece] = added_up(events)["calls"]
+        assert piece["name"] == "get_weather" and json.loads(piece["arguments"]) == {"location": "San Francisco, CA"}
+        assert added_up(events)["finish_reason"] == "tool_calls"
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "It's sunny."}
+        answer = await asked(client, **told | {"messages": [*question, said["message"], result]})
+        assert answer["choices"][0]["message"]["content"] == ANSWER
+        spoken = await asked(client, tool_choice="none", **told)
+        assert spoken["choices"][0]["message"]["content"] == ANSWER
+
+
+async def test_thoughts_are_told_apart(engine: Engine) -> None:
+    script = family_script("Qwen 3")
+    async with client_of(script.engine) as client:
+        said = await asked(client, choreo={"thinking": 50})
+        assert said["choices"][0]["message"]["reasoning_content"].strip() == THOUGHTS
+        assert said["choices"][0]["message"]["content"] == ANSWER
+        assert 0 < said["usage"]["completion_tokens_details"]["reasoning_tokens"] < said["usage"]["completion_tokens"]
+        whole = added_up(await streamed(client, choreo={"thinking": 50}))
+        assert (whole["reasoning_content"].strip(), whole["content"].strip()) == (THOUGHTS, ANSWER)
+        quiet = await asked(client, reasoning_effort="none")
+        assert "reasoning_content" not in quiet["choices"][0]["message"]
+        again = [*QUESTION, said["choices"][0]["message"], *QUESTION]
+        assert (await asked(client, messages=again, choreo={"thinking": False}))["choices"][0][
+            "finish_reason"
+        ] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "status", "says"),
+    [
+        ({"n": 0}, 400, "n: Input should be greater"),
+        ({"n": 99}, 400, "n: at most 16"),
+        ({"model": "gpt-4o"}, 404, "no model 'gpt-4o'"),
+        ({"functions": []}, 400, "functions: Extra inputs"),
+        ({"messages": []}, 400, "messages: List should have"),
+        ({"messages": [{"role": "nobody", "content": ""}]}, 400, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "more than text, 'image_url'"),
+        ({"messages": [{"role": "user", "content": "so " * 5000}]}, 400, "context"),
+        ({"top_p": 7}, 400, "top_p"),
+        ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"logit_bias": {"5": 1}}, 400, "logit_bias"),
+        ({"tools": [WEATHER], "tool_choice": "find"}, 400, "tool_choice='find' is none of the tools"),
+        ({"tools": [WEATHER], "response_format": {"type": "json_object"}}, 400, "leave one of them out"),
+        ({"response_format": {"type": "xml"}}, 400, "response_format must be"),
+        ({"messages": [{"role": "user", "content": [{"type": ["text"]}]}]}, 400, "more than text"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": "x"}}, 400, "is none of the tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": [1]}}]}, 400, "must be a JSON schema"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "description": "so " * 9000}}]}, 400, "tokens, the"),
+        ({"choreo": {"thinking": True}}, 400, "knows of no thoughts"),
+        ({"choreo": {"inherits": ["a.system"]}}, 400, 'use reuse="anywhere"'),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_cannot_be_answered_says_why(
+    wrong: dict[str, Any], status: int, says: str, stream: bool, engine: Engine
+) -> None:
+    async with client_of(engine) as client:
+        error = (await asked(client, status, stream=stream, **wrong))["error"]
+        assert says in error["message"] and error["type"] in ("invalid_request_error", "not_found_error")
+        assert set(error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("arguments", ["[" * 100_000, '{"a": ' + "9" * 5000 + "}", '{"a": "\\ud800"}', "[1]"])
+async def test_calls_that_nobody_can_read_are_told_as_they_were_written(arguments: str, engine: Engine) -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
+    async with client_of(engine) as client:
+        told = [*QUESTION, {"role": "assistant", "tool_calls": [call]}, *QUESTION]
+        response = await client.post("/v1/chat/completions", json={"messages": told, "max_tokens": 2})
+        assert response.status_code in (200, 400) and "server_error" not in response.text
+
+
+async def test_long_tools_are_encoded_on_a_thread(engine: Engine) -> None:
+    function = {"name": "f", "description": "so " * 9000}
+    request = ChatRequest(tools=({"type": "function", "function": function},))
+    assert ChatCall(engine, [HumanMessage("Hi")], request).is_long
+    assert not ChatCall(engine, [HumanMessage("Hi")], ChatRequest()).is_long
+
+
+async def test_what_is_no_json_is_a_bad_request(engine: Engine) -> None:
+    async with client_of(engine) as client:
+        response = await client.post("/v1/chat/completions", content=b'{"messages": [')
+        assert response.status_code == 400 and "Invalid JSON" in response.json()["error"]["message"]
+        assert (await client.get("/v1/chat/completions")).status_code == 405
+        assert (await client.get("/v1/nothing")).json()["error"]["type"] == "not_found_error"
+
+
+async def test_models_health_and_metrics(engine: Engine) -> None:
+    async with client_of(engine, name="chatty") as client:
+        [model] = (await client.get("/v1/models")).json()["data"]
+        assert model["id"] == "chatty" and (await client.get("/v1/models/chatty")).json() == model
+        assert (await client.get("/v1/models/else")).status_code == 404
+        assert (await client.get("/health")).json() == {"status": "ok"}
+        await asked(client, max_tokens=3)
+        lines = (await client.get("/metrics")).text.splitlines()
+        values = dict(line.rsplit(maxsplit=1) for line in lines if line[0] != "#")
+        assert float(values["choreo_finished_total"]) > 0 and float(values["choreo_kv_bytes"]) > 0
+        assert values['choreo_http_requests_total{status="404"}'] == "1"
+        assert values["choreo_answers_under_way"] == "0"

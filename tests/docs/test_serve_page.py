@@ -1,0 +1,84 @@
+"""The page on serving is typed as it stands: its commands by a shell, its Python by Python."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from choreo_server.command import serve
+from support.served import PATHS, ROOT, free_port
+from typer.testing import CliRunner
+
+PAGE = ROOT / "docs/how-to/serve.md"
+BOATS = "Bob has 5 blue boats."
+PYPROJECT = ROOT / "integrations/server/pyproject.toml"
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> dict[str, str]:
+    """An environment with `choreo`, and `choreo-server` as pip would install it."""
+    about = tmp_path / "site/choreo_server-0.1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: choreo-server\nVersion: 0.1.0\nSummary: Serves.\n")
+    [entry] = re.findall(r'^\[project.entry-points."choreo.commands"\]\n(.*)$', PYPROJECT.read_text(), re.MULTILINE)
+    (about / "entry_points.txt").write_text("[choreo.commands]\n" + entry.replace('"', "") + "\n")
+    (tmp_path / "bin").mkdir()
+    for name, said in (("choreo", ' -c "from choreo_agents.cli import main; main()"'), ("python", "")):
+        shim = tmp_path / "bin" / name
+        shim.write_text(f'#!/bin/sh\nexec {sys.executable}{said} "$@"\n')
+        shim.chmod(0o755)
+    return os.environ | {
+        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), *PATHS, os.environ.get("PYTHONPATH", "")]),
+        "COLUMNS": "120",
+    }
+
+
+@pytest.mark.slow
+def test_the_page_runs(installed: dict[str, str], tmp_path: Path) -> None:
+    page = PAGE.read_text()
+    for port in ("8000", "8001"):
+        page = page.replace(f":{port}", f":{(free := free_port())}").replace(f"--port {port}", f"--port {free}")
+    blocks = re.findall(r"^```(bash|python)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert [kind for kind, _ in blocks].count("python") == 1 and len(blocks) == 6
+    lines = [said if kind == "bash" else f"python - <<'END'\n{said}END\n" for kind, said in blocks]
+    script = "trap 'kill $(jobs -p) 2> /dev/null; wait' EXIT\n" + "\necho; echo ======\n".join(lines)
+    done = subprocess.run(
+        ["bash", "-eu", "-c", script],
+        env=installed,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    started, asked, streamed, python, handed, keys = done.stdout.split("======")
+    assert '"ok"' in started and BOATS in asked
+    assert "data: [DONE]" in streamed and '"cached_tokens"' in streamed
+    assert "Bob" not in python and python.strip()
+    assert BOATS in handed, "it was not told, and has read it"
+    assert '"id":"embedded"' in keys and "invalid_api_key" in keys
+
+
+@pytest.mark.slow
+def test_it_is_found_by_its_entry_point(installed: dict[str, str]) -> None:
+    done = subprocess.run(["choreo", "serve", "--help"], env=installed, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "choreo serve HuggingFaceTB/SmolLM2-135M-Instruct" in done.stdout, done.stderr
+
+
+def test_its_help_has_what_the_page_names() -> None:
+    command = typer.Typer()
+    command.command()(serve)
+    told = CliRunner().invoke(command, ["--help"], env={"COLUMNS": "120"}).output
+    named = set(re.findall(r"`(--[a-z-]+)`", PAGE.read_text()))
+    assert len(named) > 5 and all(option in told for option in named)
+
+
+def test_the_page_is_found() -> None:
+    assert "](docs/how-to/serve.md)" in (ROOT / "README.md").read_text()

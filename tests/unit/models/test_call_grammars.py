@@ -1,0 +1,43 @@
+"""Grammars of calls that must be made: what they lead to is read as a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.tool_templates import tool_tokenizer
+
+from choreo_agents.errors import GrammarError
+from choreo_agents.models import tools_format
+from choreo_agents.models.chat import chat_format
+from choreo_agents.models.guides.grammars import Grammars
+
+YES = {"type": "boolean"}
+REFERS = {
+    "type": "object",
+    "properties": {"node": {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]}},
+    "required": ["node"],
+    "$defs": {"Node": {"type": "object", "properties": {"is_leaf": YES}}},
+}
+
+
+def compiled(family: str, name: str, parameters: dict[str, Any]) -> Any:
+    tokenizer = tool_tokenizer(family)
+    controls = {number: text for text, number in tokenizer.get_added_vocab().items()}
+    grammars = Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+    tool = {"type": "function", "function": {"name": name, "parameters": parameters}}
+    return grammars.compile_call(tools_format(chat_format(tokenizer)), [tool], controls)
+
+
+@pytest.mark.parametrize("family", ["Qwen 3", "LFM2", "GLM-4.5"])
+def test_what_an_argument_refers_to_is_found(family: str) -> None:
+    assert compiled(family, "find", REFERS)
+
+
+def test_what_python_cannot_name_is_refused_or_left_out() -> None:
+    for name, argument in (("find-it", "thing"), ("find", "from"), ("find", "a thing")):
+        schema = {"type": "object", "properties": {argument: YES}, "required": [argument]}
+        assert compiled("Qwen 3", name, schema)
+        with pytest.raises(GrammarError, match="as Python does"):
+            compiled("LFM2", name, schema)
+    assert compiled("LFM2", "boxes.find", {"type": "object", "properties": {"from": YES, "thing": YES}})
