@@ -19,8 +19,8 @@ from choreo_agents.terminal.waiting import waiting
 
 HELP_OPTION = "--help"
 OTHERS = ("torchao", "torch.utils._pytree")
-"""Loggers of what transformers imports if it is installed. They warn of libraries for other processors and of names that
-will change, in whatever one does; a command says what concerns its user. An error of theirs is seen."""
+"""Loggers of what transformers imports if it is installed. They warn of libraries for other processors and of names
+that will change, in whatever one does; a command says what concerns its user. An error of theirs is seen."""
 
 
 def found(place: str) -> Any:
