@@ -19,6 +19,7 @@
     ├── CapacityError                         KV memory is full for now; may be retried after a release
     │   └── QuotaError                        a tenant has taken what it may take for now; may be retried
     ├── ThreadBusyError                       a thread is under way, and cannot be forgotten now; may be tried again
+    ├── StoreError (OSError)                  the store of a run's lineage has failed: full, locked, out of reach, ...
     ├── RequestTimeoutError (TimeoutError)    a call was not done in the time that it was given
     ├── EngineClosedError (RuntimeError)      the engine was closed
     │   └── EngineForkedError                 it is the parent process's, which goes on with it
@@ -166,6 +167,14 @@ class QuotaError(CapacityError):
 
 class ThreadBusyError(ChoreoError):
     """A thread that is to be forgotten is under way, or one that is to run is being forgotten: try again later."""
+
+
+class StoreError(ChoreoError, OSError):
+    """What keeps the lineage of runs has failed; `__cause__` is how. What was reported before stands there."""
+
+
+class LineageWarning(UserWarning):
+    """Messages are encoded again from their words: what they were computed from is not known here."""
 
 
 class RequestTimeoutError(ChoreoError, TimeoutError):

@@ -26,6 +26,7 @@ from choreo_agents.engine.calls import (
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.inspect import Inspection
 from choreo_agents.engine.kv_transfer import KVTransfer
+from choreo_agents.engine.lineage import LineageExchange
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.owner import EngineOwner
@@ -60,8 +61,8 @@ class Engine:
         """Keys and values themselves: to read, take in, pin, and move about."""
         self.inspect, self.threads = Inspection(self._tenant), Threads(self._caller)
         """How messages came about; and what threads of graphs hold between their calls."""
-        self.seals = self._tenant.naming.seals
-        """What tells whether something that comes back is what the tenant gave out."""
+        self.lineage = LineageExchange(self._tenant)
+        """What messages are computed from, for a store; and what tells whether something was given out here."""
 
     @classmethod
     def load(

@@ -230,7 +230,8 @@ class RequestBuilder:
         thinking += f" ends {sorted(read.closes)}" if read.closes else ""
         guide = "" if call.guide is None else f" guide {call.guide.key!r}"
         named = self._naming.handle(lineage).id
-        return f"{call.memo} {read.sample} {named} {canonical(call.sampling)} {closing}{thinking}{guide}"
+        asked = f"{read.sample} {named} {canonical(call.sampling)} {closing}{thinking}{guide}"
+        return f"{call.memo} {hashlib.sha256(asked.encode()).hexdigest()[:32]}"  # it is stored: without words
 
     def _mapping(self, read: ReadCall, call: Prefill, parents: tuple[Message, ...]) -> Lineage:
         """What maps a message: the same tokens in the same place."""

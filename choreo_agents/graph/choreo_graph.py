@@ -25,6 +25,7 @@ from choreo_agents.graph.compiling.loops import require_bounded_loops
 from choreo_agents.graph.compiling.promises import kept
 from choreo_agents.graph.compiling.texts import TextsByModel
 from choreo_agents.graph.compiling.unseen import note_unseen
+from choreo_agents.graph.durable.finding import LineageChoice, require_choice
 from choreo_agents.graph.engines import EngineChoice, Engines, engines_among, sealing_of, serving_together
 from choreo_agents.graph.langgraph_internals import relabelled
 from choreo_agents.graph.provenance.signing import sign
@@ -90,6 +91,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         """Of a compiled graph's builder, the graph that it was compiled from."""
         self.tenancy: Tenancy | None = None
         """Of a compiled graph's builder, whose its runs are; None: all are one tenant's."""
+        self.lineage: LineageChoice = None
 
     def add_node(self: Self, node: Any, action: Any = None, *, persona: str | None = None, **options: Any) -> Self:
         """Add a node, as `StateGraph.add_node` does. An `Agent` brings its name and its `reads`.
@@ -264,6 +266,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         engine: EngineChoice | None = None,
         tenant: Resolver | None = None,
         strict: bool = False,
+        lineage: LineageChoice = None,
         **options: Any,
     ) -> CompiledChoreoGraph:
         """Compile as `StateGraph.compile` does, bind every agent to `engine` and to what it may read.
@@ -272,7 +275,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         given by name, which agents choose from: `{"small": ..., "large": ...}`. What another model has said is encoded
         again, once for all readers of a model; `strict`: is a `ForeignHandleError` where encodings are shared. Given
         `tenant`, each run is served for the tenant that it names (see `Resolver`), and threads are their first
-        tenant's: for any other they raise `ForeignThreadError`. Else all is the engine's own tenant's.
+        tenant's: for any other they raise `ForeignThreadError`. What messages are computed from is kept in `lineage`, a
+        store, so that other processes go on exactly: by default in `store`, or beside a SQLite checkpointer; False: not.
 
         Raises:
             VisibilityError: A declaration names no node, a path would break a promise, or a view must outgrow the
@@ -287,13 +291,10 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         engines = Engines(engine)
         whole = _kept(self, bound, engines)
         stops = {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")}
-        note_unseen(self, whole)
-        stopped = [*chain(*stops.values())]
-        require_bounded_loops(self, whole, self.nodes if "*" in stopped else stopped)
+        _require_bounded(self, whole, stops)
         bound.nodes = _bound_nodes(bound, engines, by_tenant=tenant is not None, strict=strict)
         _rewire(bound, stops)
-        bound.engines = serving_together([*engines.given, *engines_among(agents_of(bound))])
-        bound.engine = sealing_of(bound.engines)
+        _serve(bound, engines, lineage)
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
         return relabelled(compiled, CompiledChoreoGraph)
 
@@ -305,6 +306,20 @@ def _kept(graph: ChoreoGraph, bound: ChoreoGraph, engines: Engines) -> Chart:
     for hop in changed:
         bound._visibility.change(hop.source, hop.reader, whole.node(hop.reader).rules[hop.source])
     return whole
+
+
+def _require_bounded(graph: ChoreoGraph, whole: Chart, stops: Mapping[str, Any]) -> None:
+    """Raise if a view must outgrow the model's context; warn of what nobody sees."""
+    note_unseen(graph, whole)
+    stopped = [*chain(*stops.values())]
+    require_bounded_loops(graph, whole, graph.nodes if "*" in stopped else stopped)
+
+
+def _serve(bound: ChoreoGraph, engines: Engines, lineage: LineageChoice) -> None:
+    """Say who serves its runs, and where their lineage is kept."""
+    bound.engines = serving_together([*engines.given, *engines_among(agents_of(bound))])
+    bound.engine, bound.lineage = sealing_of(bound.engines), lineage
+    require_choice(lineage, bound.engine, by_tenant=bound.tenancy is not None)
 
 
 def _rewire(bound: ChoreoGraph, stops: Mapping[str, Any]) -> None:

@@ -14,8 +14,10 @@ from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import AuditReport, Chart, Declared, audit_entries
 from choreo_agents.graph.compiling.charting import agents_of
 from choreo_agents.graph.compiling.texts import TextsByModel
+from choreo_agents.graph.durable.finding import LineageChoice, lineage_store_for, with_lineage
+from choreo_agents.graph.durable.forgetting import forget_thread
 from choreo_agents.graph.edge_labels import labelled
-from choreo_agents.graph.engines import EngineChoice, Engines, with_engines
+from choreo_agents.graph.engines import EngineChoice, Engines, sealing_of, with_engines
 from choreo_agents.graph.keeping import akept, forgetting, kept, with_thread
 from choreo_agents.graph.langgraph_internals import (
     adelete_thread,
@@ -28,6 +30,7 @@ from choreo_agents.graph.langgraph_internals import (
 from choreo_agents.graph.provenance.door import Door
 from choreo_agents.graph.provenance.notary import notary_of, with_notary
 from choreo_agents.graph.quorum.board import with_board
+from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.tenancy import TenantThreads
 from choreo_agents.graph.visibility import Rule
 
@@ -37,6 +40,7 @@ class _Built(Protocol):
 
     engine: Engine | None
     engines: Sequence[Engine]
+    lineage: LineageChoice
 
     def audit(self) -> AuditReport: ...
 
@@ -87,12 +91,13 @@ class CompiledChoreoGraph(TenantThreads):
         called, engine, engines = called_with(self, config), self._built.engine, self._built.engines
         if engine is not None and (tenant := self.tenant_of(called)) is not None:
             engine, engines = tenant.engine(engine), tuple(map(tenant.engine, engines))
-        run = with_notary(config, called, None if engine is None else engine.seals, self.name)
+        run = with_notary(config, called, None if engine is None else engine.lineage.seals, self.name)
         run = with_thread(with_engines(with_board(run), called, engines), called, self)
+        run = with_lineage(run, called, self._built.lineage)
         return Door(notary_of(run) or notary_of(called), called, saved_state_of(self, called)), run, engines
 
     def forget(self, thread_id: str, config: RunnableConfig | None = None) -> None:
-        """Drop all that there is of a thread: its checkpoints, and its leases on every engine of the graph.
+        """Drop all that there is of a thread: checkpoints, lineage, and its leases on every engine of the graph.
 
         What other threads hold, as forks do, stays with them, and so does what was leased otherwise. Nothing happens
         if there is no such thread.
@@ -105,11 +110,13 @@ class CompiledChoreoGraph(TenantThreads):
             ThreadBusyError: The thread is under way: forget it when that has ended.
             ForeignThreadError: It is another tenant's.
             InvalidRequestError: The checkpointer does not say how a thread is deleted.
+            StoreError: The store of its lineage has failed: forget it again when that works.
         """
         with self._leaving(thread_id, config) as called:
             self._own(called)
             if (saver := saver_of(self, called)) is not None:
                 delete_thread(saver, thread_id)
+            run_coroutine(self._forget_lineage(thread_id, called))
 
     async def aforget(self, thread_id: str, config: RunnableConfig | None = None) -> None:
         """See `forget`."""
@@ -117,6 +124,13 @@ class CompiledChoreoGraph(TenantThreads):
             await self._aown(called)
             if (saver := saver_of(self, called)) is not None:
                 await adelete_thread(saver, thread_id)
+            await self._forget_lineage(thread_id, called)
+
+    async def _forget_lineage(self, thread_id: str, called: RunnableConfig) -> None:
+        engines, store = self._opened(called)[2], await lineage_store_for(self, called, self._built.lineage)
+        engine = sealing_of(engines)
+        if store is not None and engine is not None:
+            await forget_thread(store, engine.lineage.name, engine.lineage.sealed.thread(thread_id))
 
     @contextmanager
     def _leaving(self, thread_id: str, config: RunnableConfig | None) -> Iterator[RunnableConfig]:

@@ -113,9 +113,9 @@ def sealing_of(engines: Sequence[Engine]) -> Engine | None:
     Raises:
         InvalidRequestError: They have different salts: a conversation is one tenant's.
     """
-    salted = [engine for engine in engines if engine.seals.salted]
+    salted = [engine for engine in engines if engine.lineage.seals.salted]
     for engine in salted[1:]:
-        if not engine.seals.agree(salted[0].seals):
+        if not engine.lineage.seals.agree(salted[0].lineage.seals):
             names = f"{salted[0].model.name!r} and {engine.model.name!r}"
             raise InvalidRequestError(
                 f"the engines of {names} have different salts, and what is said in a graph is one tenant's: load them "

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, aclosing, contextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
 from choreo_agents.engine import Engine, UnkeptRun
 from choreo_agents.graph.by_model import handles_of
+from choreo_agents.graph.durable.run_lineage import RunLineage, lineage_of
 from choreo_agents.graph.langgraph_internals import hidden_in, running_saver_of, saver_of, thread_of, with_hidden
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.kv.handle import MessageHandle
@@ -41,16 +42,26 @@ def thread_in(config: RunnableConfig) -> str | UnkeptRun:
     return UnkeptRun(is_whole=False) if thread is None or running_saver_of(config) is None else thread
 
 
-@contextmanager
-def speaking(engine: Engine, config: RunnableConfig, entries: Iterable[HandleEntry]) -> Iterator[None]:
+@asynccontextmanager
+async def speaking(
+    engine: Engine, config: RunnableConfig, entries: Sequence[HandleEntry]
+) -> AsyncGenerator[RunLineage | None]:
     """A block whose calls lease what they make for the thread of a node's run, and all that is left of these entries: a
-    fork holds what it has from where it was forked, and another model what is its own."""
-    with engine.threads.speaking(thread_in(config)) as scope:
-        engine.threads.hold(_named(entries), scope)
-        yield
+    fork holds what it has from where it was forked, and another model what is its own.
+
+    Yields:
+        The thread's lineage, from which the engine has learnt again what it did not know of them.
+    """
+    thread = thread_in(config)
+    with engine.threads.used(thread) as held, engine.threads.speaking(thread) as scope:
+        lineage = await lineage_of(engine, config, thread, scope, held.noted)
+        if lineage is not None:
+            await lineage.restore(named_in(entries))
+        engine.threads.hold(named_in(entries), scope)
+        yield lineage
 
 
-def _named(entries: Iterable[HandleEntry]) -> Iterator[MessageHandle]:
+def named_in(entries: Iterable[HandleEntry]) -> Iterator[MessageHandle]:
     """All handles in entries, of whatever model."""
     for entry in entries:
         yield from handles_of(entry)

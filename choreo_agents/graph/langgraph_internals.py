@@ -18,6 +18,7 @@ from langgraph.channels.binop import _get_overwrite
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import StateGraph
 from langgraph.graph._branch import BranchSpec
+from langgraph.store.base import BaseStore
 from langgraph.types import RetryPolicy, TimeoutPolicy
 
 from choreo_agents.errors import InvalidRequestError
@@ -38,6 +39,7 @@ __all__ = [
     "hidden_in",
     "is_joined",
     "is_nested",
+    "loop_of_store",
     "overwritten",
     "pending_writes",
     "policies_of",
@@ -49,6 +51,7 @@ __all__ = [
     "saved_state_of",
     "saver_of",
     "state_before",
+    "store_of",
     "superstep_of",
     "task_of",
     "task_path_of",
@@ -217,6 +220,16 @@ def saver_of(compiled: Any, config: RunnableConfig) -> Any:
 def running_saver_of(config: RunnableConfig) -> Any:
     """What keeps the state of the run that a node stands in; None: nothing does."""
     return _configurable(config).get("__pregel_checkpointer")
+
+
+def store_of(config: RunnableConfig) -> BaseStore | None:
+    """The store that a run's nodes have, as the graph was compiled with or a platform brings it."""
+    return getattr(_configurable(config).get("__pregel_runtime"), "store", None)
+
+
+def loop_of_store(store: BaseStore) -> asyncio.AbstractEventLoop | None:
+    """The event loop that a store can be awaited in; None: in any."""
+    return getattr(store, "_loop", None) or getattr(store, "loop", None)
 
 
 def saved_metadata(saver: Any, thread: str | None) -> dict[str, Any] | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+import warnings
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -17,6 +18,8 @@ from langgraph.config import get_stream_writer
 
 from choreo_agents.chat import Described
 from choreo_agents.engine import Engine
+from choreo_agents.errors import LineageWarning
+from choreo_agents.graph.state import HandleEntry
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
@@ -127,12 +130,8 @@ def report(
 
     Times count from the node's start: what it had to prefill before is part of them.
     """
-    try:
-        writer = get_stream_writer()
-    except (RuntimeError, KeyError):
-        return  # outside a graph, or inside a runnable that hides it, there is no stream
     usage = engine.usage(handle)
-    writer(
+    _tell(
         {
             "type": "choreo.decode",
             "agent": node,
@@ -143,3 +142,40 @@ def report(
             "duration_s": time.perf_counter() - started_s,
         }
     )
+
+
+def tell_reencoded(node: str, lost: Sequence[HandleEntry], why: Mapping[str, str]) -> None:
+    """Tell `stream_mode="custom"`, and warn, of messages that had to be encoded again from their words.
+
+    Args:
+        node: Whose reading it was.
+        lost: What stood for them.
+        why: By the ids of their handles, as far as that is known.
+    """
+    if not lost:
+        return
+    told = [
+        {
+            "message_id": entry["message_id"],
+            "author": entry["author"],
+            "handle": entry["handle"]["id"],
+            "why": why.get(entry["handle"]["id"], "nothing keeps what it was computed from"),
+        }
+        for entry in lost
+    ]
+    _tell({"type": "choreo.reencoded", "agent": node, "messages": told})
+    named = "; ".join(f"{each['message_id']!r} of {each['author']!r} ({each['why']})" for each in told)
+    warnings.warn(
+        f"{node!r} reads messages that this engine does not know and that are encoded again from their words, so that "
+        f"they are no longer what their readers saw: {named}",
+        LineageWarning,
+        stacklevel=2,
+    )
+
+
+def _tell(event: dict[str, Any]) -> None:
+    try:
+        writer = get_stream_writer()
+    except (RuntimeError, KeyError):
+        return  # outside a graph, or inside a runnable that hides it, there is no stream
+    writer(event)

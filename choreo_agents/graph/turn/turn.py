@@ -26,12 +26,14 @@ from choreo_agents.chat import (
 )
 from choreo_agents.engine import Engine, Joining, Thinking
 from choreo_agents.errors import ContextLengthError, GuideError, HandleError
+from choreo_agents.graph.durable.run_lineage import RunLineage
 from choreo_agents.graph.engines import engines_of
-from choreo_agents.graph.keeping import speaking
+from choreo_agents.graph.keeping import named_in, speaking
 from choreo_agents.graph.outputs import Writer, sampling_of, written
 from choreo_agents.graph.provenance.proven import ProvenState
 from choreo_agents.graph.sending import sent_at
-from choreo_agents.graph.turn.streaming import DecodeRun, decode_run, report
+from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.turn.streaming import DecodeRun, decode_run, report, tell_reencoded
 from choreo_agents.graph.view.history import Keep
 from choreo_agents.graph.view.imported_prompt import ImportedPrompt
 from choreo_agents.graph.view.merged_branches import MergeSpec
@@ -133,7 +135,7 @@ class AgentTurn:
         self.place = RunPlace.of(config, agent.name)
         home = self.place.author.rpartition("|")[0]
         self.persona = f"{home}|{agent.persona}" if home and agent.persona else agent.persona or self.place.author
-        proven = ProvenState(state, config, engine.seals)
+        proven = ProvenState(state, config, engine.lineage.seals)
         self.sealing = proven.conversation
         reader = CallReader(
             place=self.place,
@@ -149,14 +151,21 @@ class AgentTurn:
         self.reading = Reading(engine, reader, proven.messages, proven.entries, sent_at(state))
         self._late = late
         self._joining: Joining | None = None
+        self._lineage: RunLineage | None = None
 
     async def speak(self, behind: Callable[[], int] = lambda: 0) -> dict[str, Any]:
         """Decode one message, or as many as the agent says at a time, and return the update of the graph's state.
 
         When all is said, `behind` is asked for the earliest superstep that it can have been said in.
         """
-        with speaking(self.engine, self.config, self.reading.entries):
-            return await self._spoken(behind)
+        async with speaking(self.engine, self.config, self.reading.entries) as lineage:
+            self._lineage = lineage
+            update = await self._spoken(behind)
+            if lineage is not None:
+                # Committed before the node returns: what it returns names the handles.
+                entries: list[HandleEntry] = update["handles"]
+                await lineage.commit(self.reading.bound.granted(), named_in([*self.reading.entries, *entries]))
+            return update
 
     async def _spoken(self, behind: Callable[[], int]) -> dict[str, Any]:
         reading = self.reading
@@ -166,6 +175,7 @@ class AgentTurn:
                 await self._told("prompt", self.agent.prompt),
             )
             view = await reading.view(system, self.agent.tools, closed=self._late is not None, summary=self._summary)
+            tell_reencoded(self.place.node, reading.lost, {} if self._lineage is None else self._lineage.refused)
             sampling = sampling_of(self.agent, self.state)
             if self._late is not None:
                 self._joining = self.engine.branches.joining()
@@ -236,6 +246,8 @@ class AgentTurn:
     async def _decode(self, view: PlacedView, sampling: Sampling, place: RunPlace) -> _Told:
         engine, superstep = self.engine, self.reading.superstep
         memo = place.call_name() or str(uuid.uuid4())
+        if self._lineage is not None:
+            await self._lineage.recall(memo)
         call, message_id = self._sampling(sampling, place, superstep), place.message_id(superstep)
         config = merge_configs(self.config, {"tags": [*self.agent.tags], "metadata": {**self.agent.metadata}})
         thinking = thinking_of(self.agent, self.state, engine.chat, self._room(view, sampling))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,14 +22,18 @@ class BoundEngine:
         self.engine = engine
         self._reader = reader
         self._attended: set[str] = set()
-        self._read: set[str] = set()
+        self._read: dict[str, MessageHandle] = {}
 
     def grant(self, handle: MessageHandle, *, words_only: bool = False) -> MessageHandle:
         """Let the reader attend to a message, or read its words only. Returns the handle."""
-        self._read.add(handle.id)
+        self._read[handle.id] = handle
         if not words_only:
             self._attended.add(handle.id)
         return handle
+
+    def granted(self) -> Collection[MessageHandle]:
+        """All that it may read."""
+        return self._read.values()
 
     @property
     def model(self) -> str:

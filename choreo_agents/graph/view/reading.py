@@ -72,6 +72,8 @@ class Reading:
         """All that was said; what this call has encoded first is among them once it has a view."""
         self.inputs: list[HandleEntry] = []
         """Entries that this call has made of messages which no node had encoded."""
+        self.lost: list[HandleEntry] = []
+        """Those that stood for messages whose encodings nobody knows any more, and which it has encoded again."""
         self._modules: Leases | None = None
         self._branches = MergedBranches(self.bound, reader.place.author, reader.merging, reader.adapter)
         self._earliest = earliest
@@ -250,6 +252,7 @@ class Reading:
         chat = self._engine.chat
         before = {entry["message_id"]: entry for entry in self.entries}
         new = [m for m in self._messages if not is_encoded(m, before) or self._is_forgotten(before[str(m.id)])]
+        self.lost = [before[str(m.id)] for m in new if is_encoded(m, before)]
         calls: list[Prefill] = []
         callers, called = callers_of(self._messages), tools_called(self._messages)
         authors = [

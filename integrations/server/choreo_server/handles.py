@@ -18,7 +18,7 @@ def sealed(engine: Engine, handle: MessageHandle) -> str:
         handle: Of a message.
     """
     said = urlsafe_b64encode(handle.model_dump_json().encode()).decode().rstrip("=")
-    return f"{said}.{engine.seals.seal(_KIND, said)}"
+    return f"{said}.{engine.lineage.seals.seal(_KIND, said)}"
 
 
 def unsealed(engine: Engine, word: str) -> MessageHandle:
@@ -28,6 +28,6 @@ def unsealed(engine: Engine, word: str) -> MessageHandle:
         UnknownHandleError: This tenant was not.
     """
     said, _, seal = word.partition(".")
-    if not engine.seals.holds(seal, _KIND, said):
+    if not engine.lineage.seals.holds(seal, _KIND, said):
         raise UnknownHandleError("no seal of this tenant's holds")
     return MessageHandle.model_validate_json(urlsafe_b64decode(said + "=" * (-len(said) % 4)))

@@ -29,7 +29,7 @@ FACADE = {
     *("text", "tokens", "usage", "logprobs", "release", "scope"),
     *("load", "tenant", "stats", "check", "close", "owner"),
     *("load_adapter", "adapters", "model", "chat", "method", "seed"),
-    *("branches", "kv", "inspect", "seals", "threads"),
+    *("branches", "kv", "inspect", "lineage", "threads"),
 }
 
 
@@ -41,7 +41,7 @@ def test_an_engine_is_a_facade(make_engine: MakeEngine) -> None:
     engine = make_engine()
     assert Engine.__mro__ == (Engine, object) and not hasattr(Engine, "__getattr__")
     assert public(engine) == FACADE and len(FACADE) <= 30
-    for part in (engine.branches, engine.kv, engine.inspect, engine.threads, engine.owner):
+    for part in (engine.branches, engine.kv, engine.inspect, engine.threads, engine.lineage, engine.owner):
         assert 3 <= len(public(part)) <= 12 and type(part).__mro__ == (type(part), object)
     assert engine.tenant("a").owner is None
 

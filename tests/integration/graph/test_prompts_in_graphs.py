@@ -441,7 +441,7 @@ def test_a_policy_is_kept_at_call_time_inside_a_subgraph(engine: Engine) -> None
     outer = ChoreoGraph().add_node("team", inner.compile(engine=engine)).add_edge(START, "team")
     said = pair(prompt("<budget/>")).compile(engine=engine).invoke(QUESTION)
     entry = next(each for each in said["handles"] if each["author"] == "bob")
-    here = Conversation(engine.seals, entry["seals"]["conversation"], "LangGraph")
+    here = Conversation(engine.lineage.seals, entry["seals"]["conversation"], "LangGraph")
     moved = here.sealed_entry(HandleEntry(**{**entry, "author": "team|bob", "persona": "team|bob"}))
     given = {**said, "handles": [moved]}
     with pytest.raises(VisibilityError, match="keeps 'trip/budget' from 'cleo'"):

@@ -342,7 +342,7 @@ def test_a_client_cannot_put_an_encoding_in_anothers_place(pair: Pair) -> None:
     question, ann, bob = state["handles"]
     forged = {**ann, "also": {large: bob["handle"]}}
     swapped = {**ann, "also": {large: question["also"][large]}, "seals": {**ann["seals"], **question["seals"]}}
-    here = Conversation(pair.small.seals, ann["seals"]["conversation"], ann["seals"]["scope"])
+    here = Conversation(pair.small.lineage.seals, ann["seals"]["conversation"], ann["seals"]["scope"])
     assert here.holds(forged) and here.as_encoded(forged)["also"] == {}
     borrowed = {**ann["seals"], "handles": {**question["seals"]["handles"], **ann["seals"]["handles"]}}
     assert here.as_encoded({**swapped, "seals": borrowed})["also"] == {}

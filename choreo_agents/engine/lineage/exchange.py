@@ -1,0 +1,293 @@
+"""Messages out of the engine as rows and notes, and back into one that has never computed them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple
+from typing import NamedTuple
+
+from choreo_agents.engine.lineage.rows import LineageRow, Note, Sampled
+from choreo_agents.engine.lineage.sealed import SealedRows
+from choreo_agents.engine.messages.entering import entering
+from choreo_agents.engine.messages.message import Lineage, Message, Thought
+from choreo_agents.engine.messages.placement import Placement
+from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.engine.tenant import Tenant
+from choreo_agents.errors import HandleError, UnknownHandleError
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.sampling import Chosen
+
+
+class DescribedMessage(NamedTuple):
+    """A message as it is written."""
+
+    row: LineageRow
+    note: Note
+
+
+class LineageExchange:
+    """What a tenant's messages are computed from, for those who keep it elsewhere: `engine.lineage`.
+
+    Args:
+        tenant: Whose.
+    """
+
+    def __init__(self, tenant: Tenant) -> None:
+        self._tenant = tenant
+        self.seals = tenant.naming.seals
+        """What tells whether something that comes back is what the tenant gave out."""
+        self.sealed = SealedRows(self.seals)
+        """What rows and notes are written under."""
+
+    @property
+    def name(self) -> str:
+        """What the tenant is called in a store; does not tell the salt."""
+        return self._tenant.name
+
+    def unknown(self, handles: Iterable[MessageHandle]) -> list[MessageHandle]:
+        """Those of this engine's model that it does not know: what was released on purpose it does."""
+        core, model = self._tenant.core, self._tenant.core.model.adapter.fingerprint
+        with core.lock:
+            self._tenant.require_open()
+            return [handle for handle in handles if handle.base_model == model and self._is_unknown(handle)]
+
+    def unleased(self, ids: Iterable[str]) -> list[str]:
+        """Those that nobody leases."""
+        with self._tenant.core.lock:
+            return [each for each in ids if self._tenant.core.table.get(each) is None]
+
+    def described(
+        self, handles: Iterable[MessageHandle], thread: Scope, noted: Mapping[str, Note]
+    ) -> dict[str, DescribedMessage]:
+        """Messages, and all that they come from, as they are to be written for a thread: what it has written is left
+        out, unless more is to be said of it now.
+
+        Args:
+            handles: Leased messages; of others nothing is said.
+            thread: The thread's scope.
+            noted: What it has written of messages, by id.
+        """
+        core = self._tenant.core
+        with core.lock:
+            self._tenant.require_open()
+            asked = [core.table.get(handle.id) for handle in handles]
+            waiting = [message for message in asked if message is not None and message.tenant == self._tenant.name]
+            seen = {message.handle.id for message in waiting}
+            found: dict[str, DescribedMessage] = {}
+            for message in waiting:
+                before = noted.get(message.handle.id)
+                note = _note(message, thread, before)
+                if note == before:
+                    continue
+                found[message.handle.id] = DescribedMessage(_row(message), note)
+                for each in _made_of(message, thread):
+                    if each.handle.id not in seen and each.handle.id not in noted:
+                        seen.add(each.handle.id)
+                        waiting.append(each)
+            return found
+
+    def take_in(
+        self, wanted: Sequence[str], rows: Mapping[str, LineageRow], notes: Mapping[str, Note], thread: Scope
+    ) -> dict[str, str]:
+        """Know messages as if they had been computed here: their KV is, from their own parents, when it is read.
+
+        Args:
+            wanted: Ids of those that the thread leases from now on.
+            rows: Of them, and of all that they come from.
+            notes: What the thread has written of these.
+            thread: The thread's scope.
+
+        Returns:
+            Why those that could not be taken in were not, by id.
+        """
+        core = self._tenant.core
+        with core.lock:
+            self._tenant.require_open()
+            taking = _TakingIn(self._tenant, rows, notes)
+            for message_id in wanted:
+                taking.make(message_id)
+            taking.tell_all()
+            if not thread.closed:
+                for message_id in wanted:
+                    taking.lease(message_id, thread)
+            return taking.refused
+
+    def _is_unknown(self, handle: MessageHandle) -> bool:
+        try:
+            self._tenant.find(handle)
+        except UnknownHandleError:
+            return True
+        except HandleError:
+            return False
+        return False
+
+
+class _TakingIn:
+    """Under the engine's lock."""
+
+    def __init__(self, tenant: Tenant, rows: Mapping[str, LineageRow], notes: Mapping[str, Note]) -> None:
+        self._tenant, self._table = tenant, tenant.core.table
+        self._rows, self._notes = rows, notes
+        self.made: dict[str, Message] = {}
+        """By id: made now, or known before."""
+        self.refused: dict[str, str] = {}
+        self._told: set[str] = set()
+
+    def make(self, message_id: str) -> None:
+        """Make a message and all that it comes from, parents first; no recursion: a conversation may be long."""
+        waiting = [message_id]
+        while waiting:
+            current = waiting[-1]
+            row = self._rows.get(current)
+            known = self._table.known(current)
+            if current in self.made or current in self.refused:
+                waiting.pop()
+            elif known is not None and known.tenant == self._tenant.name:
+                self.made[current] = known
+                waiting.pop()
+            elif row is None:
+                self.refused[current] = "it is not in the store"
+                waiting.pop()
+            else:
+                above = [each for each, _ in row.parents if each not in self.made and each not in self.refused]
+                waiting += above
+                if not above:
+                    waiting.pop()
+                    self._make(row)
+
+    def _make(self, row: LineageRow) -> None:
+        lost = next((each for each, _ in row.parents if each in self.refused), None)
+        if lost is not None:
+            self.refused[row.id] = f"it comes of {lost}, and {self.refused[lost]}"
+            return
+        adapter, mapper = _encoders(row.model)
+        parents = tuple(self.made[each] for each, _ in row.parents)
+        placement = Placement(tuple(row.at + offset for _, offset in row.parents), row.at, row.since)
+        lineage = Lineage(row.tokens, parents, placement, self._tenant.name, adapter, mapper)
+        handle, loaded = self._tenant.naming.handle(lineage), self._tenant.core.adapters
+        if handle.id != row.id or handle.model != row.model:
+            self.refused[row.id] = "another model has made it, or another tenant"
+        elif (adapter and adapter not in loaded.loras) or (mapper and mapper not in loaded.mappers):
+            self.refused[row.id] = f"the adapter {adapter or mapper!r} that encoded it is not loaded"
+        else:
+            note = self._notes.get(row.id, Note(row.id))
+            message = Message(handle, lineage, note.author, note.role, _usage(note), note.label, note.origin)
+            message.forgotten = True  # until somebody leases it: whoever has its words may encode them again
+            self._table.fill(message, None)
+            self.made[row.id] = message
+
+    def tell_all(self) -> None:
+        """Say of all that was made what the thread has said of it, and so on of what that makes."""
+        while waiting := [message_id for message_id in self.made if message_id not in self._told]:
+            for message_id in waiting:
+                self._told.add(message_id)
+                self._tell(message_id)
+
+    def _tell(self, message_id: str) -> None:
+        message, note = self.made[message_id], self._notes.get(message_id)
+        if note is None:
+            return
+        message.authors |= {*note.authors}
+        message.marked, message.is_thought = message.marked or note.marked, message.is_thought or note.is_thought
+        if note.sampled is not None and message.chosen is None:
+            message.chosen, message.header = _chosen(note, message.tokens), note.header
+        message.finish_reason = message.finish_reason or note.finish  # type: ignore[assignment]
+        for source in note.sources:
+            self.make(source)
+            if (found := self.made.get(source)) is not None and found not in message.sources:
+                message.sources.append(found)
+        for told in note.foreign:
+            foreign = MessageHandle(id=told[0], model=told[1], length=told[2])
+            if foreign not in message.foreign:
+                message.foreign.append(foreign)
+
+    def lease(self, message_id: str, thread: Scope) -> None:
+        """Have the thread lease a message, with what was thought before it, and remember which calls it answers."""
+        message, note = self.made.get(message_id), self._notes.get(message_id)
+        if message is None:
+            return
+        with entering(self._table, message) as entered:
+            if not entered.scoped[thread]:
+                self._table.lease(entered, thread)
+        for thought_id, call in note.thoughts if note is not None else ():
+            self.make(thought_id)
+            thought = self.made.get(thought_id)
+            known = [(each.message, each.call) for each in message.thoughts]
+            if thought is not None and (thought, call) not in known and len(known) < message.leases:
+                self.tell_all()
+                self._table.lease(thought, thread)
+                self._table.keep(message, Thought(thought, call, thread), thread)
+                self._remember(thought, thread)
+        self._remember(message, thread)
+
+    def _remember(self, message: Message, thread: Scope) -> None:
+        note = self._notes.get(message.handle.id)
+        for memo in note.memos if note is not None else ():
+            if self._table.recall(memo) is None and message.leases:
+                self._table.memoise(memo, message, thread)
+
+
+def _made_of(message: Message, thread: Scope) -> list[Message]:
+    """What a message attended to; and, as far as the thread has it, whose words it encodes and what was thought."""
+    thoughts = [each.message for each in message.thoughts if each.scope is thread]
+    return [*message.parents, *(each for each in message.sources if each.scoped[thread]), *thoughts]
+
+
+def _row(message: Message) -> LineageRow:
+    at = message.native_offset if message.entry is None else message.entry.native_offset
+    seen = zip(message.parents, message.relative_offsets, strict=True)
+    parents = tuple((each.handle.id, offset) for each, offset in seen)
+    return LineageRow(message.handle.id, message.handle.model, message.tokens, parents, message.since, at)
+
+
+def _note(message: Message, thread: Scope, before: Note | None) -> Note:
+    """What a thread says of a message: what it held of others when it wrote before, it may hold no longer."""
+    sources = [each.handle.id for each in message.sources if each.scoped[thread]]
+    thoughts = [(each.message.handle.id, each.call) for each in message.thoughts if each.scope is thread]
+    memos = [memo for memo, scope in message.memos.items() if scope is thread]
+    return Note(
+        message.handle.id,
+        message.author,
+        message.role,
+        message.label,
+        message.origin,
+        message.header,
+        _sampled(message),
+        message.finish_reason,
+        astuple(message.usage) if before is None else before.usage,
+        tuple(sorted({*message.authors} | {*(before.authors if before else ())})),
+        message.marked,
+        message.is_thought,
+        tuple(dict.fromkeys([*(before.sources if before else ()), *sources])),
+        tuple((each.id, each.model, each.length) for each in message.foreign),
+        tuple(dict.fromkeys([*(before.thoughts if before else ()), *thoughts])),
+        tuple(dict.fromkeys([*(before.memos if before else ()), *memos])),
+    )
+
+
+def _sampled(message: Message) -> int | tuple[Sampled, ...] | None:
+    chosen = message.chosen
+    if chosen is None:
+        return None
+    behind = message.tokens[message.header : message.header + len(chosen)]
+    if all(each.logprob is None for each in chosen) and tuple(each.token for each in chosen) == behind:
+        return len(chosen)
+    return tuple((each.token, each.logprob, each.top) for each in chosen)
+
+
+def _chosen(note: Note, tokens: tuple[int, ...]) -> tuple[Chosen, ...]:
+    sampled = note.sampled or ()
+    if isinstance(sampled, int):
+        return tuple(Chosen(token) for token in tokens[note.header : note.header + sampled])
+    return tuple(Chosen(token, logprob, top) for token, logprob, top in sampled)
+
+
+def _usage(note: Note) -> Usage:
+    return Usage(*note.usage) if note.usage else Usage(0, 0, None, 0.0)  # type: ignore[arg-type]
+
+
+def _encoders(model: str) -> tuple[str, str]:
+    """The fingerprints of adapter and mapper, of that of all that has made an encoding."""
+    rest, _, mapper = model.partition("~")
+    return rest.partition("+")[2], mapper

@@ -1,0 +1,55 @@
+"""Rows and notes under a tenant's seal: what comes back from a store is what the tenant has written there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from choreo_agents.engine.lineage.rows import DamagedRowError, LineageRow, Note
+from choreo_agents.engine.messages.seals import Seals
+
+_SEAL = "seal"
+
+
+class SealedRows:
+    """Of one tenant.
+
+    Args:
+        seals: The tenant's.
+    """
+
+    def __init__(self, seals: Seals) -> None:
+        self._seals = seals
+
+    def thread(self, thread: str) -> str:
+        """What a thread is called in a store: it does not tell the id, which may name a person."""
+        return self._seals.drawn("lineage", thread)
+
+    def row(self, row: LineageRow) -> dict[str, Any]:
+        """As it is written."""
+        return self._sealed("row", row.plain())
+
+    def note(self, thread: str, note: Note) -> dict[str, Any]:
+        """As it is written for a thread, by the name that it has in the store."""
+        return self._sealed(f"note {thread}", note.plain())
+
+    def read_row(self, value: Mapping[str, Any]) -> LineageRow:
+        """A row that was written.
+
+        Raises:
+            DamagedRowError: It was not, or was changed since.
+        """
+        return LineageRow.read(self._opened("row", value))
+
+    def read_note(self, thread: str, value: Mapping[str, Any]) -> Note:
+        """The same of a note of this very thread."""
+        return Note.read(self._opened(f"note {thread}", value))
+
+    def _sealed(self, kind: str, plain: dict[str, Any]) -> dict[str, Any]:
+        return {**plain, _SEAL: self._seals.seal(kind, plain)}
+
+    def _opened(self, kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
+        plain = {name: each for name, each in value.items() if name != _SEAL}
+        if not self._seals.holds(value.get(_SEAL), kind, plain):
+            raise DamagedRowError("it does not bear the tenant's seal: somebody else wrote it, or has changed it")
+        return plain

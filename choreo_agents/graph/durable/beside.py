@@ -1,0 +1,88 @@
+"""The file beside that of a SQLite checkpointer: `states.sqlite` has its lineage in `states.sqlite.lineage`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from langgraph.store.base import BaseStore
+
+from choreo_agents.errors import StoreError
+
+SUFFIX = ".lineage"
+_BUSY_S = 30.0
+"""For so long another process may write before a commit fails."""
+_DATABASES = "PRAGMA database_list"
+_files: WeakKeyDictionary[Any, Path | None] = WeakKeyDictionary()
+"""Of checkpointers."""
+_opened: dict[tuple[Path, int], BaseStore] = {}
+_lock = threading.Lock()
+
+
+async def store_beside(saver: Any) -> BaseStore | None:
+    """The store in the file beside a checkpointer's; None if that has no file, or is none of SQLite's.
+
+    Raises:
+        StoreError: The file cannot be made or read.
+    """
+    if not type(saver).__module__.startswith("langgraph.checkpoint.sqlite"):
+        return None
+    if saver not in _files:
+        _files[saver] = await _file_of(saver.conn)
+    states = _files[saver]
+    if states is None:
+        return None
+    path = states.with_name(states.name + SUFFIX)
+    known = _opened.get((path, os.getpid()))
+    return known or await asyncio.to_thread(opened, path)
+
+
+def opened(path: Path) -> BaseStore:
+    """The store in a file, made if need be, which only its user may read: one for each file and process.
+
+    Raises:
+        StoreError: It cannot be made or read.
+    """
+    key = (path, os.getpid())
+    with _lock:
+        if key not in _opened:
+            try:
+                _opened[key] = _store(path)
+            except (OSError, sqlite3.Error) as error:
+                raise StoreError(
+                    f"the lineage of runs cannot be kept in {str(path)!r} ({error!r}): make room or give the right to "
+                    "write there, choose a store with compile(lineage=...), or leave it out with lineage=False"
+                ) from error
+        return _opened[key]
+
+
+async def swept(store: BaseStore) -> None:
+    """Leave nothing of what was deleted in a file of ours, nor in its log."""
+    if store in _opened.values():
+        connection = store.conn  # type: ignore[attr-defined]
+        await asyncio.to_thread(connection.execute, "PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def _store(path: Path) -> BaseStore:
+    from langgraph.store.sqlite import SqliteStore  # noqa: PLC0415 - where there is a SQLite checkpointer, it is there
+
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=_BUSY_S)
+    connection.execute("PRAGMA secure_delete=ON")  # what is forgotten is overwritten
+    store = SqliteStore(connection)
+    store.setup()
+    return store
+
+
+async def _file_of(connection: Any) -> Path | None:
+    """The file of a connection of `sqlite3`, or of its async face, which has a thread of its own."""
+    if isinstance(connection, sqlite3.Connection):
+        found = await asyncio.to_thread(lambda: connection.execute(_DATABASES).fetchall())
+    else:
+        found = await connection.execute_fetchall(_DATABASES)
+    return next((Path(file) for _, name, file in found if name == "main" and file), None)  # SQLite says where it is

@@ -1,0 +1,138 @@
+"""The lineage of one thread on one engine, for one call of a node: read where it is missing, written before it ends."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+
+from choreo_agents.engine import Engine
+from choreo_agents.engine.lineage import LineageRow, Note
+from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.graph.durable.finding import lineage_store_of
+from choreo_agents.graph.durable.lineage_store import LineageStore
+from choreo_agents.kv.handle import MessageHandle
+
+_REMEMBERED = "lineage"
+
+
+@dataclass(eq=False)
+class ThreadNotes:
+    """What is known here of what a thread has written. It goes when the thread is forgotten by the engine."""
+
+    store: object
+    lock: Lock = field(default_factory=Lock)
+    notes: dict[str, Note] = field(default_factory=dict)
+    by_memo: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """Which messages answer calls, by the calls' names."""
+    is_read: bool = False
+
+    def add(self, notes: Iterable[Note]) -> None:
+        """Know more."""
+        with self.lock:
+            for note in notes:
+                self.notes[note.id] = note
+                for memo in note.memos:
+                    answers = self.by_memo[memo.rpartition(" ")[0]]
+                    answers += [note.id] if note.id not in answers else []
+
+
+class RunLineage:
+    """Every method raises `StoreError` if the store fails.
+
+    Args:
+        engine: Has the messages.
+        store: Keeps their lineage.
+        thread: The thread, by the name that it has in the store.
+        scope: Its, on the engine.
+        known: What it has written.
+    """
+
+    def __init__(self, engine: Engine, store: LineageStore, thread: str, scope: Scope, known: ThreadNotes) -> None:
+        self._engine, self._store, self._scope, self._known = engine, store, scope, known
+        self._thread = thread
+        self.refused: dict[str, str] = {}
+        """Why messages could not be taken in, by id."""
+
+    async def restore(self, handles: Iterable[MessageHandle]) -> None:
+        """Have the engine know messages again that it does not know: what cannot be stands in `refused`."""
+        missing = self._engine.lineage.unknown(handles)
+        if missing:
+            self._known.is_read = False  # another process may have written them
+            await self._take_in([handle.id for handle in missing])
+
+    async def recall(self, memo: str) -> None:
+        """Have it know what a call was answered before, if that was written."""
+        await self._read()
+        ids = self._known.by_memo.get(memo, [])
+        if ids:
+            await self._take_in(self._engine.lineage.unleased(ids))
+
+    async def commit(self, used: Iterable[MessageHandle], held: Iterable[MessageHandle]) -> None:
+        """Write what messages are computed from, and all that they come from; return when it is committed.
+
+        Args:
+            used: What a call has read and made.
+            held: What else the thread has, which may have come from another.
+        """
+        await self._read()
+        known = self._known
+        with known.lock:
+            handles = [*used, *(handle for handle in held if handle.id not in known.notes)]
+            described = self._engine.lineage.described(handles, self._scope, known.notes)
+            if not described:
+                return
+            written = self._store.commits.enqueue(self._store.writes(self._thread, described.values()))
+        await written
+        known.add(each.note for each in described.values())
+
+    async def _read(self) -> None:
+        if not self._known.is_read:
+            found = await self._store.notes(self._thread)
+            self._known.add(note for note in found.values() if note.id not in self._known.notes)
+            self._known.is_read = True
+
+    async def _take_in(self, wanted: Sequence[str]) -> None:
+        await self._read()
+        rows: dict[str, LineageRow] = {}
+        waiting, seen = [*wanted], {*wanted}
+        while waiting:
+            found = await self._store.rows(waiting)
+            rows |= found
+            more = [each for message_id in waiting for each in self._made_of(message_id, found.get(message_id))]
+            waiting = [each for each in dict.fromkeys(more) if each not in seen]
+            seen |= {*waiting}
+        notes = {message_id: self._known.notes[message_id] for message_id in seen if message_id in self._known.notes}
+        refused = self._engine.lineage.take_in(wanted, rows, notes, self._scope)
+        self.refused |= {message_id: self._store.damaged.get(message_id, why) for message_id, why in refused.items()}
+
+    def _made_of(self, message_id: str, row: LineageRow | None) -> list[str]:
+        note = self._known.notes.get(message_id)
+        told = [] if note is None else [*note.sources, *(thought for thought, _ in note.thoughts)]
+        return [*told, *((parent for parent, _ in row.parents) if row is not None else ())]
+
+
+async def lineage_of(
+    engine: Engine, config: RunnableConfig, thread: object, scope: Scope, remembered: dict[str, Any]
+) -> RunLineage | None:
+    """The lineage of the thread that a node runs in; None: nobody keeps it. Raises `StoreError` if that cannot be read.
+
+    Args:
+        engine: The node's.
+        config: The node's.
+        thread: That keeps what is said.
+        scope: Its, on the engine.
+        remembered: What is remembered of it there.
+    """
+    store = await lineage_store_of(config) if isinstance(thread, str) and engine.lineage.seals.salted else None
+    if store is None or not isinstance(thread, str):
+        return None
+    known = remembered.get(_REMEMBERED)
+    if known is None or known.store is not store:
+        known = remembered[_REMEMBERED] = ThreadNotes(store)
+    there = LineageStore(store, engine)
+    return RunLineage(engine, there, there.thread(thread), scope, known)

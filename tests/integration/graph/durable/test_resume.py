@@ -1,0 +1,175 @@
+"""A run goes on in another engine as if it had never left: from lineage that a store keeps."""
+
+from __future__ import annotations
+
+import sqlite3
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MakeEngine
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from langgraph.store.memory import InMemoryStore
+from langgraph.store.sqlite.aio import AsyncSqliteStore
+from support.graphs import FREE, agent, said
+
+from choreo_agents import END, START, ChoreoGraph, Engine, MessageHandle
+from choreo_agents.errors import InvalidRequestError, LineageWarning
+
+THREAD: Any = {"configurable": {"thread_id": "a.b/c"}}
+ASKED: Any = {"messages": [("user", "What does Ann have?")]}
+SECRET = "Notes: Ann has 3 red kites."
+
+
+def graph() -> ChoreoGraph:
+    """Ann and Bob answer at once; Cleo reads both, re-encoded Bob; Dan reads Cleo."""
+    graph = ChoreoGraph(system="Agents read their notes.")
+    for name in ("ann", "bob", "cleo", "dan"):
+        graph.add_node(agent(name, system=f"{SECRET} {name}", prompt="Say it.", sampling=FREE))
+    graph.add_edge(START, "ann").add_edge(START, "bob").add_edge("ann", "cleo").add_edge("cleo", "dan")
+    return graph.add_edge("bob", "cleo", visibility="reencoded").add_edge("dan", END)
+
+
+@contextmanager
+def saved(path: Path) -> Iterator[SqliteSaver]:
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        yield saver
+
+
+def whole(make_engine: MakeEngine) -> dict[str, list[int]]:
+    """What is said if nothing is broken off."""
+    engine = make_engine(salt="s")
+    state = graph().compile(InMemorySaver(), engine=engine, lineage=False).invoke(ASKED, THREAD)
+    return said(engine, state)
+
+
+def test_who_goes_on_elsewhere_says_what_would_have_been_said(make_engine: MakeEngine, tmp_path: Path) -> None:
+    expected, first = whole(make_engine), make_engine(salt="s")
+    with saved(tmp_path / "states") as saver:
+        before = graph().compile(saver, engine=first, interrupt_before=["cleo"]).invoke(ASKED, THREAD)
+    spoken = said(first, before)
+    first.close()
+    assert (tmp_path / "states.lineage").stat().st_mode & 0o777 == 0o600
+    second = make_engine(salt="s")
+    with saved(tmp_path / "states") as saver, warnings.catch_warnings():
+        warnings.simplefilter("error", LineageWarning)
+        state = graph().compile(saver, engine=second).invoke(None, THREAD)
+        assert said(second, state) == expected and spoken.items() <= expected.items()
+        # Nothing was encoded again but what had been lost, from its own parents.
+        stats = second.stats()
+        assert stats.tokens_recomputed > 0
+        cleo = [entry for entry in state["handles"] if entry["author"] == "cleo"]
+        assert len(cleo) == 1 and all("edited" not in entry for entry in state["handles"])
+        # And a thread that has ended is known as well: nothing is computed to read it.
+        third = make_engine(salt="s")
+        again = graph().compile(saver, engine=third).invoke(None, THREAD)
+        assert said(second, again) == expected and third.stats().tokens_encoded == 0
+
+
+@pytest.mark.parametrize("lineage", [False, None])
+def test_without_lineage_words_are_encoded_again_and_that_is_told(
+    lineage: Any, make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    """With a checkpointer in memory there is no file that it could be kept in."""
+    saver, store = InMemorySaver(), None
+    app = graph().compile(saver, engine=make_engine(salt="s"), interrupt_before=["cleo"], lineage=lineage, store=store)
+    app.invoke(ASKED, THREAD)
+    app = graph().compile(saver, engine=make_engine(salt="s"), lineage=lineage)
+    events: list[Any] = []
+    with pytest.warns(LineageWarning, match="'cleo' reads messages .* of 'ann' .nothing keeps what"):
+        events += [each for each in app.stream(None, THREAD, stream_mode="custom")]
+    told = [each for each in events if each["type"] == "choreo.reencoded"]
+    assert {each["author"] for each in told[0]["messages"]} >= {"ann", "bob"} and told[0]["agent"] == "cleo"
+    assert not [*tmp_path.iterdir()]
+
+
+async def test_in_an_async_store_of_the_graph(make_engine: MakeEngine, tmp_path: Path) -> None:
+    expected = whole(make_engine)
+    path, kept = str(tmp_path / "states"), str(tmp_path / "store")
+    async with AsyncSqliteSaver.from_conn_string(path) as saver, AsyncSqliteStore.from_conn_string(kept) as store:
+        await store.setup()
+        app = graph().compile(saver, engine=make_engine(salt="s"), interrupt_before=["dan"], store=store)
+        await app.ainvoke(ASKED, THREAD)
+    assert not (tmp_path / "states.lineage").exists()
+    async with AsyncSqliteSaver.from_conn_string(path) as saver, AsyncSqliteStore.from_conn_string(kept) as store:
+        engine = make_engine(salt="s")
+        state = await graph().compile(saver, engine=engine, store=store).ainvoke(None, THREAD)
+        assert said(engine, state) == expected
+
+
+async def test_beside_an_async_checkpointer(make_engine: MakeEngine, tmp_path: Path) -> None:
+    expected = whole(make_engine)
+    for stop in (["dan"], []):
+        async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "states")) as saver:
+            engine = make_engine(salt="s")
+            app = graph().compile(saver, engine=engine, interrupt_before=stop)
+            state = await app.ainvoke(ASKED if stop else None, THREAD)
+    assert said(engine, state) == expected and (tmp_path / "states.lineage").exists()
+
+
+def test_a_store_is_no_ones_without_a_salt(make_engine: MakeEngine, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="has none: load it with salt"):
+        graph().compile(InMemorySaver(), engine=make_engine(), lineage=InMemoryStore())
+    with pytest.raises(InvalidRequestError, match="must be a LangGraph store, False or None, not 'x'"):
+        graph().compile(InMemorySaver(), engine=make_engine(salt="s"), lineage="x")  # type: ignore[arg-type]
+    with saved(tmp_path / "states") as saver:
+        graph().compile(saver, engine=make_engine()).invoke(ASKED, THREAD)
+    assert not (tmp_path / "states.lineage").exists()
+
+
+def test_what_another_salt_has_written_is_nothing(make_engine: MakeEngine, tmp_path: Path) -> None:
+    for salt, stop in (("s", ["cleo"]), ("t", [])):
+        with saved(tmp_path / "states") as saver:
+            app = graph().compile(saver, engine=make_engine(salt=salt), interrupt_before=stop)
+            if stop:
+                app.invoke(ASKED, THREAD)
+            else:
+                with pytest.warns(UserWarning):
+                    state = app.invoke(None, THREAD)
+    assert len([entry for entry in state["handles"] if entry["author"] == "cleo"]) == 1
+
+
+def answer(engine: Engine, state: Any, author: str) -> str:
+    [entry] = [entry for entry in state["handles"] if entry["author"] == author]
+    return engine.text(MessageHandle.model_validate(entry["handle"]))
+
+
+def bytes_of(path: Path) -> bytes:
+    return b"".join(each.read_bytes() for each in path.parent.glob(path.name + "*"))
+
+
+def test_a_forgotten_thread_leaves_nothing_in_the_file(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, other = make_engine(salt="s"), {"configurable": {"thread_id": "2"}}
+    with saved(tmp_path / "states") as saver:
+        app = graph().compile(saver, engine=engine)
+        state, own = app.invoke(ASKED, THREAD), {"messages": [("user", "Where does Bob live?")]}
+        kept = app.invoke(own, other)
+        tokens = {
+            author: b",".join(str(token).encode() for token in engine.tokens(handle_of(state, author))[-12:-2])
+            for author in ("ann", "cleo", "dan")
+        }
+        found = bytes_of(tmp_path / "states.lineage")
+        assert all(said in found for said in tokens.values())
+        app.forget("a.b/c")
+        left = bytes_of(tmp_path / "states.lineage")
+        assert not any(said in left for said in tokens.values())
+        # The other thread goes on elsewhere as before.
+        rows = sqlite3.connect(tmp_path / "states.lineage").execute("SELECT prefix FROM store").fetchall()
+        assert len({prefix for (prefix,) in rows if prefix.startswith("choreo.notes")}) == 1
+        engine2 = make_engine(salt="s")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", LineageWarning)
+            again = graph().compile(saver, engine=engine2).invoke({"messages": [("user", "And?")]}, other)
+        assert len(again["handles"]) == 2 * len(kept["handles"])
+        app.forget("2")
+    assert not sqlite3.connect(tmp_path / "states.lineage").execute("SELECT * FROM store").fetchall()
+
+
+def handle_of(state: Any, author: str) -> MessageHandle:
+    [entry] = [entry for entry in state["handles"] if entry["author"] == author]
+    return MessageHandle.model_validate(entry["handle"])
