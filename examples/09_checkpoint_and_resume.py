@@ -1,4 +1,4 @@
-"""Checkpoint to SQLite, lose the engine and its KV cache, and resume: what was said is encoded again from the words."""
+"""Checkpoint to SQLite, lose the engine and its KV cache, and resume: what was said is computed again as it was."""
 
 import tempfile
 from pathlib import Path
@@ -24,13 +24,14 @@ def one_process(file, given):
         state = app.invoke(given, thread)
         stats = engine.stats()
         print(
-            f"  {stats.tokens_encoded} tokens encoded, {stats.tokens_reused} reused; next: {app.get_state(thread).next}"
+            f"  {stats.tokens_encoded} tokens encoded, {stats.tokens_recomputed} computed again; "
+            f"next: {app.get_state(thread).next}"
         )
         return state
 
 
 with tempfile.TemporaryDirectory() as folder:
-    file = Path(folder) / "checkpoints.sqlite"
+    file = Path(folder) / "checkpoints.sqlite"  # beside it: checkpoints.sqlite.lineage
     print("the first process:")
     state = one_process(file, {"messages": [("user", "Start at 5. Add 3. Take 2. Add 9.")]})
     before = {entry["author"]: entry["handle"]["id"] for entry in state["handles"]}
@@ -41,4 +42,4 @@ with tempfile.TemporaryDirectory() as folder:
 for message in state["messages"]:
     print(f"{message.name or 'you':>5}: {message.text}")
 print(f"the question has {'the same' if before[START] == after[START] else 'another'} handle: same words, same context")
-print(f"Alice's has {'the same' if before['Alice'] == after['Alice'] else 'another'}: now of her words alone")
+print(f"Alice's has {'the same' if before['Alice'] == after['Alice'] else 'another'}: what she read is known, too")

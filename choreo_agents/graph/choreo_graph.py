@@ -275,8 +275,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         given by name, which agents choose from: `{"small": ..., "large": ...}`. What another model has said is encoded
         again, once for all readers of a model; `strict`: is a `ForeignHandleError` where encodings are shared. Given
         `tenant`, each run is served for the tenant that it names (see `Resolver`), and threads are their first
-        tenant's: for any other they raise `ForeignThreadError`. What messages are computed from is kept in `lineage`, a
-        store, so that other processes go on exactly: by default in `store`, or beside a SQLite checkpointer; False: not.
+        tenant's: for any other they raise `ForeignThreadError`. What messages are computed from is kept in `lineage`,
+        a store, by which other processes go on: by default `store`, or beside a SQLite checkpointer; False: nowhere.
 
         Raises:
             VisibilityError: A declaration names no node, a path would break a promise, or a view must outgrow the

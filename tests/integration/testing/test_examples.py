@@ -93,7 +93,7 @@ PLAYS: dict[str, Callable[[], Play]] = {
             f"Alice: {SOLVED}",
             f"Bruno: You said: Alice: {SOLVED}",
             "the question has the same handle",
-            "Alice's has another",
+            "Alice's has the same",
         ),
     ),
     "10": lambda: Play(Script({"supervisor": where}), ("supervisor: The kites: 12.", "supervisor: The hats: none.")),

@@ -82,7 +82,7 @@ def test_without_lineage_words_are_encoded_again_and_that_is_told(
     app = graph().compile(saver, engine=make_engine(salt="s"), lineage=lineage)
     events: list[Any] = []
     with pytest.warns(LineageWarning, match="'cleo' reads messages .* of 'ann' .nothing keeps what"):
-        events += [each for each in app.stream(None, THREAD, stream_mode="custom")]
+        events += list(app.stream(None, THREAD, stream_mode="custom"))
     told = [each for each in events if each["type"] == "choreo.reencoded"]
     assert {each["author"] for each in told[0]["messages"]} >= {"ann", "bob"} and told[0]["agent"] == "cleo"
     assert not [*tmp_path.iterdir()]
