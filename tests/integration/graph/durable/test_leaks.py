@@ -76,7 +76,7 @@ def test_who_is_forgotten_stands_in_nobody_elses(processes: int, first: str, eng
         with warnings.catch_warnings():
             warnings.simplefilter("error", LineageWarning)
             state = graph().compile(saver, engine=(last := engines())).invoke(given(other), config(other))
-        assert len(state["messages"]) == 6 and not last.stats().tokens_encoded == 0
+        assert len(state["messages"]) == 6 and last.stats().tokens_encoded > 0
         app.forget(other)
     assert not sqlite3.connect(path).execute("SELECT * FROM store").fetchall()
 
