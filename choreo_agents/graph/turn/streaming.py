@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -144,30 +144,23 @@ def report(
     )
 
 
-def tell_reencoded(node: str, lost: Sequence[HandleEntry], why: Mapping[str, str]) -> None:
+def tell_reencoded(node: str, lost: Sequence[tuple[HandleEntry, str]]) -> None:
     """Tell `stream_mode="custom"`, and warn, of messages that had to be encoded again from their words.
 
     Args:
         node: Whose reading it was.
-        lost: What stood for them.
-        why: By the ids of their handles, as far as that is known.
+        lost: What stood for them, and why their encodings are of no use.
     """
     if not lost:
         return
     told = [
-        {
-            "message_id": entry["message_id"],
-            "author": entry["author"],
-            "handle": entry["handle"]["id"],
-            "why": why.get(entry["handle"]["id"], "nothing keeps what it was computed from"),
-        }
-        for entry in lost
+        {"message_id": entry["message_id"], "author": entry["author"], "handle": entry["handle"]["id"], "why": why}
+        for entry, why in lost
     ]
     _tell({"type": "choreo.reencoded", "agent": node, "messages": told})
     named = "; ".join(f"{each['message_id']!r} of {each['author']!r} ({each['why']})" for each in told)
     warnings.warn(
-        f"{node!r} reads messages that this engine does not know and that are encoded again from their words, so that "
-        f"they are no longer what their readers saw: {named}",
+        f"{node!r} reads messages that are encoded again from their words here, and are not what others saw: {named}",
         LineageWarning,
         stacklevel=2,
     )

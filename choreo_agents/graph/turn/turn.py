@@ -175,7 +175,9 @@ class AgentTurn:
                 await self._told("prompt", self.agent.prompt),
             )
             view = await reading.view(system, self.agent.tools, closed=self._late is not None, summary=self._summary)
-            tell_reencoded(self.place.node, reading.lost, {} if self._lineage is None else self._lineage.refused)
+            refused = {} if self._lineage is None else self._lineage.refused
+            lost = [(entry, refused.get(entry["handle"]["id"], why)) for entry, why in reading.lost.values()]
+            tell_reencoded(self.place.node, lost)
             sampling = sampling_of(self.agent, self.state)
             if self._late is not None:
                 self._joining = self.engine.branches.joining()

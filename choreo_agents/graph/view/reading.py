@@ -13,7 +13,7 @@ from choreo_agents.chat import Described, own_turns, tools_called
 from choreo_agents.engine import Engine, Prefill
 from choreo_agents.engine.kv_transfer import Leases
 from choreo_agents.errors import ContextLengthError, HandleError
-from choreo_agents.graph.by_model import handle_for
+from choreo_agents.graph.by_model import handle_for, is_of_agent
 from choreo_agents.graph.provenance.callers import callers_of
 from choreo_agents.graph.provenance.notes import digest_of, handle_of, is_confidential, persona_of, writer_of
 from choreo_agents.graph.state import HandleEntry
@@ -32,7 +32,9 @@ from choreo_agents.graph.visibility import START_SOURCE, source_of_author
 from choreo_agents.graph.words.entries import entries_of, is_encoded, is_forgotten, is_input, known_handle, said_in
 from choreo_agents.graph.words.inputs import message_as
 from choreo_agents.graph.words.thoughts import recalls, without_thoughts
-from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.kv.handle import MessageHandle, base_model
+
+UNKNOWN = "nothing keeps what it was computed from"
 
 
 class OffsetOf(Protocol):
@@ -72,8 +74,9 @@ class Reading:
         """All that was said; what this call has encoded first is among them once it has a view."""
         self.inputs: list[HandleEntry] = []
         """Entries that this call has made of messages which no node had encoded."""
-        self.lost: list[HandleEntry] = []
-        """Those that stood for messages whose encodings nobody knows any more, and which it has encoded again."""
+        self.lost: dict[str, tuple[HandleEntry, str]] = {}
+        """What stood for messages that were encoded again since their encodings are of no use here, and why these are
+        not: by message."""
         self._modules: Leases | None = None
         self._branches = MergedBranches(self.bound, reader.place.author, reader.merging, reader.adapter)
         self._earliest = earliest
@@ -193,6 +196,10 @@ class Reading:
         made = {entry["message_id"]: entry for entry in await self._others.encoded(seen, named)}
         if not made:
             return seen
+        served = {self.bound.model, *(engine.model.adapter.fingerprint for engine in self._reader.others)}
+        for entry in made.values():
+            if is_of_agent(entry) and base_model(entry["handle"]["model"]) not in served:
+                self.lost[entry["message_id"]] = entry, "another model has said it, which is not served here"
         self.inputs = [*(entry for entry in self.inputs if entry["message_id"] not in made), *made.values()]
         self.entries = [made.get(entry["message_id"], entry) for entry in self.entries]
         return self._seen()
@@ -252,7 +259,7 @@ class Reading:
         chat = self._engine.chat
         before = {entry["message_id"]: entry for entry in self.entries}
         new = [m for m in self._messages if not is_encoded(m, before) or self._is_forgotten(before[str(m.id)])]
-        self.lost = [before[str(m.id)] for m in new if is_encoded(m, before)]
+        self.lost |= {str(m.id): (before[str(m.id)], UNKNOWN) for m in new if is_encoded(m, before)}
         calls: list[Prefill] = []
         callers, called = callers_of(self._messages), tools_called(self._messages)
         authors = [

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 import pytest
 from blockbuster import blockbuster_ctx
 from conftest import MakeEngine
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from support.graphs import QUESTION, branches
 
 
@@ -19,6 +21,15 @@ async def test_async_runs_do_not_block_the_event_loop(make_engine: MakeEngine) -
         async for _ in app.astream(QUESTION, stream_mode="messages"):
             pass
     assert len(state["handles"]) == 5
+
+
+async def test_nor_does_what_keeps_their_lineage(make_engine: MakeEngine, tmp_path: Path) -> None:
+    for asked in (QUESTION, {"messages": [("user", "And?")]}):
+        async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "states")) as saver:
+            app = branches(["ann", "bob"]).compile(saver, engine=make_engine(salt="s"))
+            with blockbuster_ctx("choreo_agents"):
+                state = await app.ainvoke(asked, {"configurable": {"thread_id": "1"}})
+    assert len(state["handles"]) == 6 and (tmp_path / "states.lineage").exists()
 
 
 async def test_answers_that_are_there_leave_others_their_turn(make_engine: MakeEngine) -> None:
