@@ -23,6 +23,7 @@ from choreo_agents.errors import InvalidRequestError, LineageWarning
 
 THREAD: Any = {"configurable": {"thread_id": "a.b/c"}}
 ASKED: Any = {"messages": [("user", "What does Ann have?")]}
+GREEDY = FREE.model_copy(update={"temperature": 0.0})
 SECRET = "Notes: Ann has 3 red kites."
 
 
@@ -132,6 +133,29 @@ def test_what_another_salt_has_written_is_nothing(make_engine: MakeEngine, tmp_p
                 with pytest.warns(UserWarning):
                     state = app.invoke(None, THREAD)
     assert len([entry for entry in state["handles"] if entry["author"] == "cleo"]) == 1
+
+
+@pytest.mark.parametrize("checkpointer", [None, False, True])
+def test_what_is_said_in_a_subgraph_is_known_as_well(
+    checkpointer: Any, make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    """Also where the subgraph keeps no states of its own, before anybody outside has read it."""
+
+    def outer(engine: Engine) -> ChoreoGraph:
+        inner = ChoreoGraph(system="Agents read their notes.").add_node(agent("ann", sampling=GREEDY))
+        inner.add_edge(START, "ann").add_edge("ann", END)
+        graph = ChoreoGraph(system="Agents read their notes.", visibility="shared")
+        graph.add_node("team", inner.compile(checkpointer, engine=engine)).add_node(agent("bob", sampling=GREEDY))
+        return graph.add_edge(START, "team").add_edge("team", "bob").add_edge("bob", END)
+
+    whole = outer(engine := make_engine(salt="s")).compile(InMemorySaver(), engine=engine).invoke(ASKED, THREAD)
+    expected = said(engine, whole)
+    with saved(tmp_path / "states") as saver, warnings.catch_warnings():
+        warnings.simplefilter("error", LineageWarning)
+        first, second = make_engine(salt="s"), make_engine(salt="s")
+        outer(first).compile(saver, engine=first, interrupt_before=["bob"]).invoke(ASKED, THREAD)
+        state = outer(second).compile(saver, engine=second).invoke(None, THREAD)
+    assert said(second, state) == expected
 
 
 def answer(engine: Engine, state: Any, author: str) -> str:
