@@ -130,7 +130,8 @@ class AgentTurn:
         self.engine = engine
         self.state = state
         self.config = config
-        self.place = RunPlace.of(config, agent.name)
+        rules = agent.reader_rules()
+        self.place = RunPlace.of(config, agent.name, state, is_node=rules.is_node)
         home = self.place.author.rpartition("|")[0]
         self.persona = f"{home}|{agent.persona}" if home and agent.persona else agent.persona or self.place.author
         proven = ProvenState(state, config, engine.seals)
@@ -138,7 +139,7 @@ class AgentTurn:
         reader = CallReader(
             place=self.place,
             persona=self.persona,
-            rules=agent.reader_rules(),
+            rules=rules,
             adapter=agent.adapter,
             imported=agent.imported,
             others=tuple(engines_of(config).values()),
@@ -191,6 +192,7 @@ class AgentTurn:
                 message,
                 branch=place.branch,
                 call=place.call,
+                around=[task.branch for task in place.around],
                 persona=self.persona,
                 confidential=self.agent.confidential,
                 prompt=asked,
@@ -218,7 +220,7 @@ class AgentTurn:
         """The messages over one view, each a call of its own."""
         if self.agent.n == 1:
             return [await self._decode(view, sampling, self.place)]
-        places = [self.place, *(RunPlace.of(self.config, self.agent.name) for _ in range(self.agent.n - 1))]
+        places = [self.place, *(self.place.next_call(self.config) for _ in range(self.agent.n - 1))]
         tasks: list[asyncio.Task[_Told]] = []
         try:
             async with asyncio.TaskGroup() as group:
@@ -235,7 +237,7 @@ class AgentTurn:
 
     async def _decode(self, view: PlacedView, sampling: Sampling, place: RunPlace) -> _Told:
         engine, superstep = self.engine, self.reading.superstep
-        memo = place.call_name() or str(uuid.uuid4())
+        memo = place.memo(superstep, is_open=self._late is not None) or str(uuid.uuid4())
         call, message_id = self._sampling(sampling, place, superstep), place.message_id(superstep)
         config = merge_configs(self.config, {"tags": [*self.agent.tags], "metadata": {**self.agent.metadata}})
         thinking = thinking_of(self.agent, self.state, engine.chat, self._room(view, sampling))
@@ -269,6 +271,7 @@ class AgentTurn:
             closing=engine.chat.turn_end,
             ends=speaking.ends,
             memo=memo,
+            anew=place.again,
             joining=self._joining,
             adapter=self.agent.adapter,
             watch=place.watch and place.watch(place.author, superstep, place.branch, place.call),
@@ -291,7 +294,7 @@ class AgentTurn:
         except GuideError:
             engine.release(handle)  # nobody will ever name it
             raise
-        thought = next(iter(engine.inspect.thoughts(handle, place.author, memo=memo)), None)
+        thought = next(reversed(engine.inspect.thoughts(handle, place.author, memo=memo)), None)
         joined = self._joined(thought or handle, len(view.handles))
         seen = sum(each.length for each in (*view.handles, *(late for late, _ in joined)))
         reasoned = thought_text(engine, thought, handle, thinking)
