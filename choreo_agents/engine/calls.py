@@ -119,6 +119,7 @@ class DecodeOptions(CallOptions, total=False):
     closing: Content | None
     ends: Sequence[int]
     memo: str | None
+    anew: bool
     joining: Joining | None
     thinking: Thinking | None
     guide: Guided | None
@@ -185,6 +186,8 @@ class Decode:
     `<|end|>`. They are part of it."""
     memo: str | None = None
     """Names this very call: the same name and the same call again return the first answer instead of a new one."""
+    anew: bool = False
+    """Whether a call that has an answer gets a new one, which is remembered in the place of that."""
     watch: Callable[[Tensor], None] | None = None
     """Shown the model's logits, [vocabulary], before every token, on the engine's thread: to measure by. It must not
     change them, nor raise."""

@@ -351,7 +351,7 @@ def _require_labels(call: Prefill | Decode) -> None:
         ("author", "adapter", "role") if isinstance(call, Prefill) else ("author", "adapter", "memo")
     )
     flags: tuple[str, ...] = (
-        ("confidential", "lazy", "maps", "again") if isinstance(call, Prefill) else ("confidential",)
+        ("confidential", "lazy", "maps", "again") if isinstance(call, Prefill) else ("confidential", "anew")
     )
     for name in texts:
         said = getattr(call, name)

@@ -269,7 +269,7 @@ class Tenant:
         """The answer that the same decode was given before."""
         call = placed.read.call
         assert isinstance(call, Decode)
-        known = None if placed.name is None else self.core.table.recall(placed.name)
+        known = None if placed.name is None or call.anew else self.core.table.recall(placed.name)
         if known is not None:
             if batch.on_token is not None:
                 for chosen in known.chosen or ():

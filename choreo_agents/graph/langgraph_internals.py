@@ -41,7 +41,9 @@ __all__ = [
     "is_nested",
     "loop_of_store",
     "overwritten",
+    "paths_around",
     "pending_writes",
+    "place_in_superstep",
     "policies_of",
     "relabelled",
     "run_start_of",
@@ -85,6 +87,12 @@ def branch_of(config: RunnableConfig) -> int:
     return branch if isinstance(branch, int) else 0
 
 
+def place_in_superstep(config: RunnableConfig) -> str:
+    """Which task of its superstep a node runs in: the same again in every run; empty outside LangGraph."""
+    path: Sequence[Any] = _metadata(config).get("langgraph_path") or ()
+    return repr((*path,)) if path else ""
+
+
 def superstep_of(config: RunnableConfig) -> int:
     """LangGraph's number of the superstep that a node runs in."""
     return int(_metadata(config).get("langgraph_step", 0))
@@ -117,6 +125,13 @@ def is_nested(config: RunnableConfig) -> bool:
 def task_path_of(config: RunnableConfig) -> str:
     """LangGraph's task, behind those of the graphs around it: `team:1|judge:2`; empty outside LangGraph."""
     return str(_metadata(config).get("langgraph_checkpoint_ns", ""))
+
+
+def paths_around(config: RunnableConfig) -> list[str]:
+    """The paths of the tasks around a node's graph, outermost first. Of several graphs that one task has called, the
+    second and those after it have their number behind that: `team:1`, `team:1|1`."""
+    parts = task_path_of(config).split("|")
+    return ["|".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def task_of(config: RunnableConfig) -> str:

@@ -34,6 +34,8 @@ class HandleEntry(TypedDict):
     """Which of several `Send` branches of its author, in the order in which they were sent; of input, its place."""
     call: int
     """Which of several calls that its node made."""
+    around: NotRequired[list[int]]
+    """Of one in a subgraph: which branch each of the tasks was that it stands in, outermost first."""
     confidential: bool
     """Whether the message is a private context of its own: a plan, a chain of thought."""
     persona: NotRequired[str]

@@ -251,7 +251,9 @@ class MessageTable:
             message.entry = None
 
     def memoise(self, memo: str, message: Message, scope: Scope | None) -> None:
-        """Remember the answer to a call while it is leased; where its scope is a thread's, until that ends."""
+        """Remember a call's answer, its last, while that is leased; where its scope is a thread's, until that ends."""
+        if memo in self._memos:
+            del self._memos[memo].memos[memo]
         self._memos[memo] = message
         message.memos[memo] = scope
 

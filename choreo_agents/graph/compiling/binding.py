@@ -91,7 +91,8 @@ def bound_agent(
             f"agent {name!r} has no engine: compile(engine=Engine.load(...)), or give the agent one"
         )
     require_served(name, spec.runnable, engine.model, graph.channels)
-    rules = replace(_reader_rules(graph, nodes, name, spec.runnable, declared), by_tenant=by_tenant, strict=strict)
+    rules = _reader_rules(graph, nodes, name, spec.runnable, declared)
+    rules = replace(rules, by_tenant=by_tenant, strict=strict, is_node=True)
     choreo = {"reads": {source: rule.mode.name for source, rule in rules.sources.items()}}
     metadata = {**(spec.metadata or {}), "choreo": choreo}
     return replace(spec, runnable=spec.runnable.bound(engine, rules), metadata=metadata)

@@ -27,8 +27,8 @@ class ThreadNotes:
     store: object
     lock: Lock = field(default_factory=Lock)
     notes: dict[str, Note] = field(default_factory=dict)
-    by_memo: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    """Which messages answer calls, by the calls' names."""
+    answers: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
+    """The messages that answer calls, by the calls' names and by what was asked."""
     is_read: bool = False
 
     def add(self, notes: Iterable[Note]) -> None:
@@ -37,8 +37,7 @@ class ThreadNotes:
             for note in notes:
                 self.notes[note.id] = note
                 for memo in note.memos:
-                    answers = self.by_memo[memo.rpartition(" ")[0]]
-                    answers += [note.id] if note.id not in answers else []
+                    self.answers[memo.rpartition(" ")[0]][memo] = note.id
 
 
 class RunLineage:
@@ -68,9 +67,9 @@ class RunLineage:
     async def recall(self, memo: str) -> None:
         """Have it know what a call was answered before, if that was written."""
         await self._read()
-        ids = self._known.by_memo.get(memo, [])
-        if ids:
-            await self._take_in(self._engine.lineage.unleased(ids))
+        missing = self._engine.lineage.unleased(self._known.answers.get(memo, {}).values())
+        if missing:
+            await self._take_in(missing)
 
     async def commit(self, used: Iterable[MessageHandle], held: Iterable[MessageHandle]) -> None:
         """Write what messages are computed from, and all that they come from; return when it is committed.

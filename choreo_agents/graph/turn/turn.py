@@ -132,7 +132,8 @@ class AgentTurn:
         self.engine = engine
         self.state = state
         self.config = config
-        self.place = RunPlace.of(config, agent.name)
+        rules = agent.reader_rules()
+        self.place = RunPlace.of(config, agent.name, state, is_node=rules.is_node)
         home = self.place.author.rpartition("|")[0]
         self.persona = f"{home}|{agent.persona}" if home and agent.persona else agent.persona or self.place.author
         proven = ProvenState(state, config, engine.lineage.seals)
@@ -140,7 +141,7 @@ class AgentTurn:
         reader = CallReader(
             place=self.place,
             persona=self.persona,
-            rules=agent.reader_rules(),
+            rules=rules,
             adapter=agent.adapter,
             imported=agent.imported,
             others=tuple(engines_of(config).values()),
@@ -203,6 +204,7 @@ class AgentTurn:
                 message,
                 branch=place.branch,
                 call=place.call,
+                around=[task.branch for task in place.around],
                 persona=self.persona,
                 confidential=self.agent.confidential,
                 prompt=asked,
@@ -230,7 +232,7 @@ class AgentTurn:
         """The messages over one view, each a call of its own."""
         if self.agent.n == 1:
             return [await self._decode(view, sampling, self.place)]
-        places = [self.place, *(RunPlace.of(self.config, self.agent.name) for _ in range(self.agent.n - 1))]
+        places = [self.place, *(self.place.next_call(self.config) for _ in range(self.agent.n - 1))]
         tasks: list[asyncio.Task[_Told]] = []
         try:
             async with asyncio.TaskGroup() as group:
@@ -247,8 +249,8 @@ class AgentTurn:
 
     async def _decode(self, view: PlacedView, sampling: Sampling, place: RunPlace) -> _Told:
         engine, superstep = self.engine, self.reading.superstep
-        memo = place.call_name() or str(uuid.uuid4())
-        if self._lineage is not None:
+        memo = place.memo(superstep, is_open=self._late is not None) or str(uuid.uuid4())
+        if self._lineage is not None and not place.again:
             await self._lineage.recall(memo)
         call, message_id = self._sampling(sampling, place, superstep), place.message_id(superstep)
         config = merge_configs(self.config, {"tags": [*self.agent.tags], "metadata": {**self.agent.metadata}})
@@ -283,6 +285,7 @@ class AgentTurn:
             closing=engine.chat.turn_end,
             ends=speaking.ends,
             memo=memo,
+            anew=place.again,
             joining=self._joining,
             adapter=self.agent.adapter,
             watch=place.watch and place.watch(place.author, superstep, place.branch, place.call),
@@ -305,7 +308,7 @@ class AgentTurn:
         except GuideError:
             engine.release(handle)  # nobody will ever name it
             raise
-        thought = next(iter(engine.inspect.thoughts(handle, place.author, memo=memo)), None)
+        thought = next(reversed(engine.inspect.thoughts(handle, place.author, memo=memo)), None)
         joined = self._joined(thought or handle, len(view.handles))
         seen = sum(each.length for each in (*view.handles, *(late for late, _ in joined)))
         reasoned = thought_text(engine, thought, handle, thinking)

@@ -37,6 +37,8 @@ class ReaderRules:
     """Whether what other models have encoded is an error where encodings are shared."""
     by_tenant: bool = False
     """Whether each run is served for the tenant that it is for, and not for whom the engine was loaded."""
+    is_node: bool = False
+    """Whether the reader is a node of a graph of ours: what it says is in its state."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from choreo_agents.graph.view.reencoding import ReaderWords, confidential_of, co
 from choreo_agents.graph.view.rendered_view import RenderedView
 from choreo_agents.graph.view.showing import ShownMessages
 from choreo_agents.graph.view.user_turns import UserTurns
-from choreo_agents.graph.view.view import SeenEntry, visible
+from choreo_agents.graph.view.view import SeenEntry, call_of, visible
 from choreo_agents.graph.visibility import START_SOURCE, source_of_author
 from choreo_agents.graph.words.entries import entries_of, is_encoded, is_forgotten, is_input, known_handle, said_in
 from choreo_agents.graph.words.inputs import message_as
@@ -311,12 +311,7 @@ def _groups(seen: Sequence[SeenEntry], *, parallel: bool) -> Iterator[list[list[
             # What a person wrote is one conversation.
             yield [list(said)]
             continue
-        yield [
-            list(one)
-            for _, one in groupby(
-                said, key=lambda one: (one.entry["author"], one.entry["branch"], one.entry.get("call", 0))
-            )
-        ]
+        yield [list(one) for _, one in groupby(said, key=lambda one: call_of(one.entry))]
 
 
 def _author(message: BaseMessage, known: HandleEntry | None) -> str | None:

@@ -18,7 +18,7 @@ Watch = Callable[[str, int, int, int], Callable[[Any], None] | None]
 """For (author, superstep, branch, call), what is shown the logits before each of its tokens (see `Decode`)."""
 
 _PLACE = "choreo"
-_PLAIN = ("seed", "replay", "watch", "trace_confidential")
+_PLAIN = ("seed", "replay", "watch", "trace_confidential", "again")
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,10 @@ class RunOptions:
     """Who is shown the logits of each call."""
     trace_confidential: bool = False
     """Whether callbacks are shown what agents read in all its words, those included that are confidential."""
+    again: bool = False
+    """Whether agents are asked again though their thread knows what they have answered to the same view in the same
+    place. The new answer takes the place of that. They draw as they drew before: another `seed` has them say something
+    else."""
 
     def __post_init__(self) -> None:
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):

@@ -6,15 +6,27 @@ import hashlib
 import itertools
 import threading
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from langchain_core.runnables import RunnableConfig
 
-from choreo_agents.graph.langgraph_internals import author_of, branch_of, task_path_of, task_token_of
+from choreo_agents.graph.langgraph_internals import (
+    author_of,
+    branch_of,
+    channel_values,
+    place_in_superstep,
+    running_saver_of,
+    superstep_of,
+    task_path_of,
+    task_token_of,
+    thread_of,
+)
 from choreo_agents.graph.view.run_options import Replay, Watch, options_of
+from choreo_agents.graph.view.tasks_around import TaskPlace, tasks_around
 
 _counts: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()
 """The calls of each task so far, by an object that LangGraph makes anew whenever it runs a task."""
@@ -28,9 +40,16 @@ class RunPlace:
     agent: str
     author: str
     """The node, behind the subgraphs that it stands in: `team|judge`."""
-    thread: str
+    thread: str | None
+    """In which the run's state is kept; None: in none."""
     task: str
-    """LangGraph's task, behind those of the graphs around it."""
+    """LangGraph's task, behind those of the graphs around it: no other run has the same."""
+    around: tuple[TaskPlace, ...]
+    """The tasks of the graphs around it."""
+    step: int | None
+    """LangGraph's number of the superstep, where ours does not tell: a function gave its agent a state of its own."""
+    path: str
+    """Which task of its superstep it is."""
     branch: int
     call: int
     """Which call this is of those that the node makes."""
@@ -39,23 +58,39 @@ class RunPlace:
     replay: Replay | None
     watch: Watch | None = None
     trace_confidential: bool = False
+    again: bool = False
 
     @classmethod
-    def of(cls, config: RunnableConfig, agent: str) -> RunPlace:
-        """Read it from a node's config; outside LangGraph all of it is default. Raises what `options_of` raises."""
-        configurable, options = config.get("configurable") or {}, options_of(config)
+    def of(cls, config: RunnableConfig, agent: str, given: Any = None, *, is_node: bool = False) -> RunPlace:
+        """Read it from a node's config; outside LangGraph all of it is default. Raises what `options_of` raises.
+
+        Args:
+            config: The node's.
+            agent: Whose call it is.
+            given: The state that it was given.
+            is_node: Whether the agent is a node of a graph of ours itself, and not called by a function.
+        """
+        task, options = task_path_of(config), options_of(config)
         return cls(
             agent=agent,
             author=author_of(config, agent),
-            thread=str(configurable.get("thread_id", "")),
-            task=task_path_of(config),
+            thread=None if running_saver_of(config) is None else thread_of(config),
+            task=task,
+            around=tasks_around(config),
+            step=None if is_node or not task or _is_graphs(given, config) else superstep_of(config),
+            path=place_in_superstep(config),
             branch=branch_of(config),
             call=_next_call(task_token_of(config)),
             seed=options.seed,
             replay=options.replay,
             watch=options.watch,
             trace_confidential=options.trace_confidential,
+            again=options.again,
         )
+
+    def next_call(self, config: RunnableConfig) -> RunPlace:
+        """Of the next call that the node with this config makes."""
+        return replace(self, call=_next_call(task_token_of(config)))
 
     @property
     def node(self) -> str:
@@ -64,27 +99,60 @@ class RunPlace:
 
     def at(self, superstep: int) -> str:
         """Names the call within its thread: the same in every run of the same graph."""
-        return f"{self.author} {superstep} {self.branch} {self.call}"
+        return " ".join([*self._tasks, f"{self.author} {superstep} {self.branch} {self.call}"])
 
     def call_seed(self, engine_seed: int, superstep: int) -> int:
-        """Seed of the call: the same in every run of the same graph with the same run seed.
-
-        Inside a subgraph it also depends on the tasks around, whose ids differ from run to run: LangGraph does not
-        tell a subgraph which of several `Send` branches it is, and branches must not all draw the same.
-        """
+        """Seed of the call: the same in every run of the same graph with the same run seed."""
         run_seed = engine_seed if self.seed is None else self.seed
-        around = self.task.rpartition("|")[0]
+        around = " ".join(self._tasks)
         place = f"{run_seed} {around} {self.author} {self.agent} {superstep} {self.branch} {self.call}"
         return int.from_bytes(hashlib.sha256(place.encode()).digest()[:7], "big")
 
-    def call_name(self) -> str | None:
-        """Names the call, so that a rerun finds its answer; None outside LangGraph."""
-        return f"{self.thread} {self.task} {self.agent} {self.call}" if self.task else None
+    def memo(self, superstep: int, *, is_open: bool = False) -> str | None:
+        """Names the call, so that it finds its answer if it is made again; None outside LangGraph.
+
+        In a kept thread by its place, which is the same when LangGraph goes back to an earlier state or forks from one;
+        what a function asks over a state of its own, while the thread goes on.
+        Elsewhere by LangGraph's task: nothing but the ids of tasks tells two runs apart.
+
+        Args:
+            superstep: Ours, of what it says.
+            is_open: Whether more may come into its view while it speaks: what that will be, its place does not tell.
+        """
+        if not self.task:
+            return None
+        by_task = is_open or self.thread is None
+        return repr((self.task, self.agent, self.call) if by_task else (self.thread, *self._place(superstep)))
 
     def message_id(self, superstep: int) -> str:
-        """Of what the call says: the same again if LangGraph reruns the node, never shared by two branches or calls."""
-        name = self.call_name() or str(uuid.uuid4())
-        return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{name} {superstep} {self.branch}"))
+        """Of what the call says: the same again if LangGraph reruns the node, never shared by two branches or calls.
+
+        A state that a thread went back to has nothing yet of what followed: what is said from there on takes its ids.
+        """
+        if not self.task:
+            return str(uuid.uuid4())
+        name = self.task if self.thread is None else self.thread
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, repr((name, *self._place(superstep)))))
+
+    def _place(self, superstep: int) -> tuple[Any, ...]:
+        return self._tasks, self.author, self.agent, superstep, self.step, self.path, self.call
+
+    @property
+    def _tasks(self) -> tuple[str, ...]:
+        return tuple(task.name for task in self.around)
+
+
+def _is_graphs(given: Any, config: RunnableConfig) -> bool:
+    """Whether an agent was given what its graph's state has of what was said: then it stands behind all of that."""
+    known = channel_values(config, ["handles", "messages"])
+    return "handles" in known and _said(known) == _said(given)
+
+
+def _said(state: Any) -> list[set[Any]]:
+    read = state.get if isinstance(state, Mapping) else partial(getattr, state)
+    entries, messages = (read(name, None) or [] for name in ("handles", "messages"))
+    named = {each.get("message_id") for each in entries if isinstance(each, Mapping)}
+    return [named, {getattr(each, "id", None) for each in messages}]
 
 
 def _next_call(task: Any) -> int:

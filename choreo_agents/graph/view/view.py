@@ -120,7 +120,12 @@ def _recent(said: list[HandleEntry], rule: Rule) -> list[HandleEntry]:
     return [entry for entry in said if entry["superstep"] in supersteps]
 
 
-def _place(item: tuple[int, SeenEntry]) -> tuple[int, int, str, int, int, str]:
+def call_of(entry: HandleEntry) -> tuple[str, list[int], int, int]:
+    """Which of the calls of its superstep an entry is of: branches stand as they were sent."""
+    return entry["author"], entry.get("around", []), entry["branch"], entry.get("call", 0)
+
+
+def _place(item: tuple[int, SeenEntry]) -> tuple[int, int, tuple[str, list[int], int, int], str]:
     """What decides where an entry stands; the message id only between what nothing else tells apart."""
     rank, (entry, _) = item
-    return entry["superstep"], rank, entry["author"], entry["branch"], entry.get("call", 0), entry["message_id"]
+    return entry["superstep"], rank, call_of(entry), entry["message_id"]

@@ -32,6 +32,7 @@ def entry_of(
     *,
     branch: int = 0,
     call: int = 0,
+    around: Sequence[int] = (),
     confidential: bool = False,
     persona: str | None = None,
     prompt: MessageHandle | None = None,
@@ -50,6 +51,8 @@ def entry_of(
         message_id=str(message.id),
         digest=digest_of(message),
     )
+    if any(around):
+        entry["around"] = [*around]
     if persona is not None:
         entry |= {"persona": persona, "prompt": None if prompt is None else prompt.plain()}
     if asked is not None:

@@ -18,7 +18,7 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite.aio import AsyncSqliteStore
 from support.graphs import FREE, agent, said
 
-from choreo_agents import END, START, ChoreoGraph, Engine, MessageHandle
+from choreo_agents import END, START, ChoreoGraph, Engine, MessageHandle, RunOptions
 from choreo_agents.errors import InvalidRequestError, LineageWarning
 
 THREAD: Any = {"configurable": {"thread_id": "a.b/c"}}
@@ -197,3 +197,19 @@ def test_a_forgotten_thread_leaves_nothing_in_the_file(make_engine: MakeEngine, 
 def handle_of(state: Any, author: str) -> MessageHandle:
     [entry] = [entry for entry in state["handles"] if entry["author"] == author]
     return MessageHandle.model_validate(entry["handle"])
+
+
+def test_who_is_asked_again_has_the_new_answer_everywhere(make_engine: MakeEngine, tmp_path: Path) -> None:
+    """The same call has one answer, its last, in every process."""
+    with saved(tmp_path / "states") as saver:
+        app = graph().compile(saver, engine=(engine := make_engine(salt="s")))
+        first = said(engine, app.invoke(ASKED, THREAD))
+        start = next(each for each in app.get_state_history(THREAD) if each.next == ("dan",))
+        assert said(engine, app.invoke(None, start.config))["dan"] == first["dan"]
+        other = {**start.config["configurable"], "choreo": RunOptions(seed=7, again=True)}
+        second = said(engine, app.invoke(None, {"configurable": other}))["dan"]
+        assert second != first["dan"]
+        steps = (engine := make_engine(salt="s")).stats().steps
+        plain = {"configurable": {**start.config["configurable"], "choreo": RunOptions(seed=7)}}
+        state = graph().compile(saver, engine=engine).invoke(None, plain)
+        assert said(engine, state)["dan"] == second and engine.stats().steps == steps

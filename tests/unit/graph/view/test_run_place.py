@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from choreo_agents import RunOptions
 from choreo_agents.graph.view.run_place import RunPlace
+from choreo_agents.graph.view.tasks_around import TaskPlace
 
 
 def place(agent: str = "pro", **metadata: object) -> RunPlace:
@@ -14,7 +15,7 @@ def place(agent: str = "pro", **metadata: object) -> RunPlace:
 
 def test_a_place_is_read_from_langgraphs_config() -> None:
     found = place(langgraph_node="pro", langgraph_path=("__pregel_push", 3, False), langgraph_checkpoint_ns="pro:1")
-    assert (found.author, found.branch, found.thread, found.task) == ("pro", 3, "t", "pro:1")
+    assert (found.author, found.branch, found.task) == ("pro", 3, "pro:1")
     pulled = place(langgraph_node="pro", langgraph_path=("__pregel_pull", "pro"))
     assert pulled.branch == 0
 
@@ -26,28 +27,51 @@ def test_a_node_of_a_subgraph_knows_the_nodes_around_it() -> None:
 
 def test_outside_langgraph_everything_is_default() -> None:
     found = RunPlace.of({}, "alone")
-    assert (found.author, found.branch, found.call, found.seed, found.call_name()) == ("alone", 0, 0, None, None)
+    assert (found.author, found.branch, found.call, found.seed, found.memo(1)) == ("alone", 0, 0, None, None)
+    assert found.message_id(1) != found.message_id(1)
 
 
-def test_call_seeds_depend_on_all_that_names_a_call() -> None:
-    one = place(langgraph_node="pro", langgraph_path=("__pregel_push", 3, False))
+def test_call_seeds_depend_on_all_that_names_a_call_but_ids_of_tasks() -> None:
+    one = place(langgraph_node="pro", langgraph_path=("__pregel_push", 3, False), langgraph_checkpoint_ns="pro:2")
     others = [
         place(langgraph_node="pro", langgraph_path=("__pregel_push", 4, False)),
         place(langgraph_node="con", langgraph_path=("__pregel_push", 3, False)),
         place("beta", langgraph_node="pro", langgraph_path=("__pregel_push", 3, False)),
         replace(one, call=1),
-        place(langgraph_node="pro", langgraph_path=("__pregel_push", 3, False), langgraph_checkpoint_ns="a:1|pro:2"),
-        place(langgraph_node="pro", langgraph_path=("__pregel_push", 3, False), langgraph_checkpoint_ns="a:9|pro:2"),
+        replace(one, around=(TaskPlace("team 0 sent 0"),)),
+        replace(one, around=(TaskPlace("team 0 sent 1"),)),
     ]
     seeds = [one.call_seed(0, 1), one.call_seed(1, 1), one.call_seed(0, 2), *(o.call_seed(0, 1) for o in others)]
     assert len(set(seeds)) == len(seeds)
-    assert one.call_seed(0, 1) == seeds[0]
+    assert replace(one, task="pro:3", thread="u").call_seed(0, 1) == seeds[0]
 
 
-def test_call_names_depend_on_thread_task_agent_and_call() -> None:
+def test_calls_of_a_kept_thread_are_named_by_their_places() -> None:
+    one = replace(place(langgraph_checkpoint_ns="pro:1"), thread="t", step=None)
+    others = [
+        replace(one, thread="u"),
+        replace(one, author="con"),
+        replace(one, agent="x"),
+        replace(one, call=1),
+        replace(one, path="('__pregel_push', 1, False)"),
+        replace(one, around=(TaskPlace("team 0 sent 0"),)),
+        replace(one, step=4),
+    ]
+    for named in ({one.memo(1), one.memo(2)}, {one.message_id(1), one.message_id(2)}):
+        assert len(named) == 2
+    assert len({one.memo(1), *(other.memo(1) for other in others)}) == 1 + len(others)
+    assert len({one.message_id(1), *(other.message_id(1) for other in others)}) == 1 + len(others)
+    again = replace(one, task="pro:2")
+    assert (again.memo(1), again.message_id(1)) == (one.memo(1), one.message_id(1))
+    assert again.memo(1, is_open=True) != one.memo(1, is_open=True)
+
+
+def test_calls_that_no_thread_keeps_are_named_by_their_tasks() -> None:
     one = place(langgraph_checkpoint_ns="pro:1")
-    others = [replace(one, thread="u"), replace(one, task="pro:2"), replace(one, agent="x"), replace(one, call=1)]
-    assert len({one.call_name(), *(other.call_name() for other in others)}) == 5
+    assert one.thread is None, "an id alone keeps nothing"
+    others = [replace(one, task="pro:2"), replace(one, agent="x"), replace(one, call=1)]
+    assert len({one.memo(1), *(other.memo(1) for other in others)}) == 4
+    assert len({one.message_id(1), *(other.message_id(1) for other in others)}) == 4
 
 
 def test_a_runs_own_seed_replaces_the_engines() -> None:
