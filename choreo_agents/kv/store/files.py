@@ -20,7 +20,7 @@ from torch import Tensor
 
 from choreo_agents.errors import InvalidRequestError
 
-SUFFIX = ".safetensors"
+SUFFIX, _PARTIAL = ".safetensors", ".partial"
 # A FIFO is opened without waiting for who writes it, and a link not at all.
 _READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _MAKING = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -75,12 +75,18 @@ def is_regular(path: Path) -> bool:
 
 
 def write_private(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-    """Write a file that only this user can read: whole, or not at all. Whatever stood in its place is replaced."""
-    partial = path.with_suffix(f".{uuid4().hex}.partial")
+    """Write a file that only this user can read: whole, or not at all. Whatever stood in its place is replaced.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    partial = path.with_suffix(f".{uuid4().hex}{_PARTIAL}")
     try:
         os.close(os.open(partial, _MAKING, 0o600))
         save_file(dict(tensors), partial, metadata=dict(about))
         partial.replace(path)
+    except SafetensorError as error:  # a full disk
+        raise OSError(f"{str(path)!r} cannot be written: {error}") from error
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
@@ -129,19 +135,22 @@ def seal_of(key: bytes, about: Mapping[str, str], tensors: Mapping[str, Tensor])
     return code.hexdigest()
 
 
-def sizes(folder: Path, pattern: str = "*") -> Iterator[tuple[float, int, Path]]:
-    """Last use, bytes and path of what is in a folder; other processes may remove some meanwhile."""
-    for path in folder.glob(pattern):
+def sizes(folder: Path) -> Iterator[tuple[float, int, Path]]:
+    """Last use, bytes and path of what is in a folder, if there is one; other processes may remove some meanwhile."""
+    found: list[os.DirEntry[str]] = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        found = list(entries)
+    for entry in found:
         with suppress(OSError):
-            about = path.lstat()
+            about = entry.stat(follow_symlinks=False)
             if not stat.S_ISDIR(about.st_mode):
-                yield about.st_mtime, about.st_size, path
+                yield about.st_mtime, about.st_size, folder / entry.name
 
 
 def remove_abandoned(folder: Path) -> None:
     """Remove what processes have left half-written: they were killed long ago."""
-    for changed, _, path in list(sizes(folder, "*.partial")):
-        if time.time() - changed > _ABANDONED_S:
+    for changed, _, path in list(sizes(folder)):
+        if path.suffix == _PARTIAL and time.time() - changed > _ABANDONED_S:
             with suppress(OSError):
                 path.unlink()
 
