@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from choreo_agents.engine.adapters import AdapterRegistry, Loaded
@@ -70,6 +71,8 @@ class EngineCore:
         """Of messages that memory does not lose because they are still to be written."""
         self._skipped: deque[FileSkipped] = deque()
         """Files that could not be used, and of which nobody was told yet."""
+        self.skipped_file = partial(_note, self._skipped)
+        """Notes one of them, of which the cache tells. Needs no lock, and does not keep the engine alive."""
         self.on_restart: list[weakref.WeakMethod[Callable[[], None]]] = []
         """Called between the end of what was under way and the new start."""
         self._limiters: list[RateLimiter] = []
@@ -89,7 +92,7 @@ class EngineCore:
         disk = None
         if memory.disk is not None or memory.kept is not None:
             disk = DiskThread(None if memory.disk is None else self._disk_store)
-        files = EntryFiles(disk, self.kept, self.movements, self.tell_skipped)
+        files = EntryFiles(disk, self.kept, self.movements, self._skipped, self._emit)
         self.cache = KVCache(self.pool, HostTier(memory.host_bytes), files, self.movements)
         made = MessageTable(self.cache, adapter.fingerprint, memory.mapped_storage) if table is None else table
         self.table = made.enter_cache(self.cache)
@@ -160,20 +163,10 @@ class EngineCore:
             self._closed = True
             _close(self.lock, self.loop, self._disk, self._limiters)
 
-    def skipped_file(self, path: Path, why: str) -> None:
-        """Note a file that could not be used; `tell_skipped` tells of it. Needs no lock."""
-        self._skipped.append(FileSkipped(time.perf_counter(), str(path), why))
-
-    def tell_skipped(self) -> None:
-        """Tell the sink of files that could not be used."""
-        with self.lock:
-            while self._skipped:
-                self._emit(self._skipped.popleft())
-
     def tell_skipped_file(self, path: Path, why: str) -> None:
-        """Both; not on a thread that is waited for under the lock."""
-        self.skipped_file(path, why)
-        self.tell_skipped()
+        """Tell the sink of a file that could not be used."""
+        with self.lock:
+            self._emit(FileSkipped(time.perf_counter(), str(path), why))
 
     def unwritten_file(self, path: Path, why: str) -> None:
         """Tell the sink of files that cannot be written."""
@@ -252,6 +245,10 @@ class EngineCore:
                 entries = [message.entry for message in self.table.messages()]
                 owned = sum(entry is not None and entry.segment is not None for entry in entries)
                 assert self.pool.live_segments() == owned, "a segment outlived its message"
+
+
+def _note(skipped: deque[FileSkipped], path: Path, why: str) -> None:
+    skipped.append(FileSkipped(time.perf_counter(), str(path), why))
 
 
 def _close(lock: EngineLock, loop: EngineLoop, disk: DiskThread | None, limiters: Sequence[RateLimiter]) -> None:

@@ -70,7 +70,7 @@ class Tenant:
         self._limiter: RateLimiter | None = None
         self.closed = False
         """Whether the tenancy has ended."""
-        self.kept = kept_of(core, self.naming, self.find)
+        self.kept = kept_of(core, self.naming, self.builder.find)
         """Has what outlives the engine; None: nothing does."""
         self._keepers: dict[Callable[..., object], Any] = {}
         """What keeps messages for it, by what made it."""

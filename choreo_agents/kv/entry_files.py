@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from choreo_agents.kv.entry import CacheEntry
@@ -9,7 +10,7 @@ from choreo_agents.kv.movements import Movements
 from choreo_agents.kv.store.store import KVStore
 from choreo_agents.kv.store.thread import DiskThread
 from choreo_agents.kv.tiers import HostKV
-from choreo_agents.tracing import Ledger
+from choreo_agents.tracing import EventSink, FileSkipped, Ledger
 
 _UNWRITTEN_BYTES = 1 << 28
 """On their way to the disk at once, about."""
@@ -22,7 +23,8 @@ class EntryFiles:
         disk: Reads and writes; None: nothing has a file.
         kept: By tenant, the store of what outlives the engine.
         movements: What is lost is counted in.
-        tell: Called when something has been read, to tell of files that could not be used.
+        skipped: Files that could not be used, which it tells of.
+        sink: Is told of them.
     """
 
     wake: Callable[[], None] = staticmethod(lambda: None)
@@ -33,12 +35,13 @@ class EntryFiles:
         disk: DiskThread | None,
         kept: Mapping[str, KVStore],
         movements: Ledger[Movements],
-        tell: Callable[[], None] = lambda: None,
+        skipped: deque[FileSkipped],
+        sink: EventSink,
     ) -> None:
         self._disk = disk
         self._kept = kept
         self._movements = movements
-        self._tell = tell
+        self._skipped, self._emit = skipped, sink
         self._files: dict[str, CacheEntry] = {}
         """Who has a file in the engine's own store, or one under way, by message."""
         self._writing: dict[CacheEntry, None] = {}
@@ -101,7 +104,8 @@ class EntryFiles:
         if entry.fetching is not None and entry.fetching.done():
             found = None if entry.fetching.exception() is not None else entry.fetching.result()
             entry.fetching = None
-            self._tell()
+            while self._skipped:
+                self._emit(self._skipped.popleft())
             if found is None:
                 self._no_file(entry)
             elif entry.wanted and entry.segment is None and entry.staged is None:
