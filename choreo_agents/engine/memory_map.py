@@ -70,8 +70,7 @@ def leased_memory(
 def tier_of(message: Message, memory: KVCache) -> TierName:
     """The fastest tier that has it."""
     entry = message.entry
-    if entry is None or memory.lost(entry):
-        return "disk" if memory.files.is_kept(message.handle.id, message.tenant) else "lineage"
-    if entry.segment is not None:
-        return "device"
-    return "disk" if entry.filed and entry.staged is None else "host"
+    if entry is not None and not memory.lost(entry) and memory.in_memory(entry):
+        return "host" if entry.segment is None else "device"
+    has_file = entry is not None and entry.on_disk
+    return "disk" if has_file or memory.files.is_kept(message.handle.id, message.tenant) else "lineage"

@@ -100,7 +100,7 @@ class KeptKV:
 
     def _is_new(self, message: Message, *, lost_too: bool) -> bool:
         entry, cache = message.entry, self._core.cache
-        lost = entry is None or cache.lost(entry)
+        lost = entry is None or cache.lost(entry) or not (cache.in_memory(entry) or entry.on_disk)
         if message.lineage.mapper or self.knows(message.handle.id) or (lost and not lost_too):
             return False
         nbytes = len(message.tokens) * self._core.model.adapter.geometry.bytes_per_token

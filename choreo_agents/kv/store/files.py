@@ -24,6 +24,8 @@ SUFFIX, _PARTIAL = ".safetensors", ".partial"
 # A FIFO is opened without waiting for who writes it, and a link not at all.
 _READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _MAKING = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_REPLACED = 8
+"""Times that a file may be replaced while it is opened: as many as write it at once."""
 _ABANDONED_S = 3600.0
 """Age of a half-written file that nobody is writing any more."""
 
@@ -103,15 +105,8 @@ def read_private(path: Path, least: int, most: int) -> tuple[dict[str, str], dic
         FileNotFoundError: There is none.
         UnusableFileError: It is a link, no regular file, another user's, of another size, or damaged.
     """
+    descriptor, found = _opened(path)
     try:
-        descriptor = os.open(path, _READING)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        why = "is a link" if error.errno == errno.ELOOP else f"cannot be opened: {error.strerror}"
-        raise UnusableFileError(why) from error
-    try:
-        found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise UnusableFileError("is no regular file")
         if not _ours(found) or found.st_nlink != 1:
@@ -159,6 +154,27 @@ def used_now(path: Path) -> None:
     """It was read: let it be the last that leaves for others."""
     with suppress(OSError):
         os.utime(path, follow_symlinks=False)
+
+
+def _opened(path: Path) -> tuple[int, os.stat_result]:
+    """A descriptor of a file, and what it says of that; raises what `read_private` raises."""
+    for _ in range(_REPLACED):
+        try:
+            descriptor = os.open(path, _READING)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            why = "is a link" if error.errno == errno.ELOOP else f"cannot be opened: {error.strerror}"
+            raise UnusableFileError(why) from error
+        try:
+            found = os.fstat(descriptor)
+        except OSError as error:
+            os.close(descriptor)
+            raise UnusableFileError(f"cannot be read: {error.strerror}") from error
+        if found.st_nlink:
+            return descriptor, found
+        os.close(descriptor)  # removed, or replaced by who wrote the same, since it was opened
+    raise UnusableFileError("is replaced again and again")
 
 
 def _parsed(data: bytes) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -160,7 +160,10 @@ class KVStore:
 
         All processes that find the place too full at once remove the same files.
         """
-        size = written.lstat().st_size
+        try:
+            size = written.lstat().st_size
+        except OSError:
+            return  # it had to make room for others' already
         if size > self.budget_bytes:
             self.drop(written.stem)
             return

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from choreo_agents.errors import ChoreoError, EngineClosedError
+from choreo_agents.errors import EngineClosedError
 from choreo_agents.kv.store.key import KVKey
 from choreo_agents.kv.store.store import KVStore
 from choreo_agents.kv.tiers import HostKV
@@ -173,5 +173,5 @@ class KVWriter:
             error = error.with_traceback(None)  # which would keep what was to be written
             error.__context__ = None
             with self._changed:
-                if self._error is None or isinstance(self._error, ChoreoError) > isinstance(error, ChoreoError):
+                if self._error is None or isinstance(error, OSError) > isinstance(self._error, OSError):
                     self._error = error
