@@ -7,8 +7,10 @@ import secrets
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from choreo_agents.engine.adapters import AdapterRegistry, Loaded
@@ -24,12 +26,15 @@ from choreo_agents.engine.rate_limit import RateLimiter
 from choreo_agents.engine.settings import Settings
 from choreo_agents.engine.stats import EngineStats
 from choreo_agents.errors import DeviceLostError, EngineClosedError
-from choreo_agents.kv.cache import KVCache, Movements
-from choreo_agents.kv.disk import DiskTier
-from choreo_agents.kv.disk_thread import DiskThread
+from choreo_agents.kv.cache import KVCache
+from choreo_agents.kv.entry_files import EntryFiles
 from choreo_agents.kv.free_memory import pool_bytes
+from choreo_agents.kv.movements import Movements
 from choreo_agents.kv.pool import KVPool
-from choreo_agents.kv.tiers import HostTier
+from choreo_agents.kv.store import KVStore
+from choreo_agents.kv.store.host import HostTier
+from choreo_agents.kv.store.places import EnginePlace
+from choreo_agents.kv.store.thread import DiskThread
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.executor import Executor
@@ -37,7 +42,7 @@ from choreo_agents.runtime.lock import EngineLock
 from choreo_agents.runtime.loop import EngineLoop
 from choreo_agents.runtime.planner import Planner
 from choreo_agents.runtime.scheduler import Limits
-from choreo_agents.tracing import FileSkipped, Ledger, guarded
+from choreo_agents.tracing import FileSkipped, FileUnwritten, Ledger, guarded
 
 
 class EngineCore:
@@ -60,6 +65,14 @@ class EngineCore:
         self.lock = EngineLock()
         self._numbers = itertools.count()
         self.counters, self.movements = Ledger(Counters), Ledger(Movements)
+        self.kept: dict[str, KVStore] = {}
+        """What outlives the engine, by tenant."""
+        self.held_bytes = 0
+        """Of messages that memory does not lose because they are still to be written."""
+        self._skipped: deque[FileSkipped] = deque()
+        """Files that could not be used, and of which nobody was told yet."""
+        self.skipped_file = partial(_note, self._skipped)
+        """Notes one of them, of which the cache tells. Needs no lock, and does not keep the engine alive."""
         self.on_restart: list[weakref.WeakMethod[Callable[[], None]]] = []
         """Called between the end of what was under way and the new start."""
         self._limiters: list[RateLimiter] = []
@@ -76,9 +89,11 @@ class EngineCore:
         """Set up memory and thread; a table of before keeps its messages, whose KV is computed again when read."""
         adapter, settings, memory = self.model.adapter, self.settings, self.settings.memory
         self.pool = KVPool(adapter.geometry, self._kv_budget_bytes, adapter.device)
-        tier = DiskTier(memory.disk, memory.disk_bytes, adapter.fingerprint) if memory.disk else None
-        disk = None if tier is None else DiskThread(tier)
-        self.cache = KVCache(self.pool, HostTier(memory.host_bytes), disk, self.movements, self._emit)
+        disk = None
+        if memory.disk is not None or memory.kept is not None:
+            disk = DiskThread(None if memory.disk is None else self._disk_store)
+        files = EntryFiles(disk, self.kept, self.movements, self._skipped, self._emit)
+        self.cache = KVCache(self.pool, HostTier(memory.host_bytes), files, self.movements)
         made = MessageTable(self.cache, adapter.fingerprint, memory.mapped_storage) if table is None else table
         self.table = made.enter_cache(self.cache)
         self.recomputer = Recomputer(self.table, self._numbers.__next__, FromCache)
@@ -89,10 +104,17 @@ class EngineCore:
         scheduling = settings.scheduling
         planner = Planner(scheduling.policy, Limits(scheduling.step_tokens, scheduling.rows), scheduling.timetable)
         self.loop = EngineLoop(executor, self.lock, planner, settings.sink, self.method)
-        self.cache.wake = self.loop.wake
+        files.wake = self.loop.wake
         # Ends the threads when the engine is dropped without being closed, and before the interpreter exits.
         self._end = weakref.finalize(self, _close, self.lock, self.loop, disk, self._limiters)
         self._disk = disk
+
+    def _disk_store(self, removed: Callable[[str], None]) -> KVStore:
+        """What leaves the host goes here; nobody else has the key, and it is gone with the engine."""
+        adapter, memory = self.model.adapter, self.settings.memory
+        assert memory.disk is not None
+        place, seal = EnginePlace(memory.disk, adapter.fingerprint), secrets.token_bytes(32)
+        return KVStore(place, adapter.geometry, seal, memory.disk_bytes, self.skipped_file, removed)
 
     @property
     def keeps_kv(self) -> bool:
@@ -141,10 +163,15 @@ class EngineCore:
             self._closed = True
             _close(self.lock, self.loop, self._disk, self._limiters)
 
-    def skipped_file(self, path: Path, why: str) -> None:
+    def tell_skipped_file(self, path: Path, why: str) -> None:
         """Tell the sink of a file that could not be used."""
         with self.lock:
             self._emit(FileSkipped(time.perf_counter(), str(path), why))
+
+    def unwritten_file(self, path: Path, why: str) -> None:
+        """Tell the sink of files that cannot be written."""
+        with self.lock:
+            self._emit(FileUnwritten(time.perf_counter(), str(path), why))
 
     def restart(self) -> None:
         """Fail what is unfinished, and start again with empty memory: messages are kept by their lineage.
@@ -218,6 +245,10 @@ class EngineCore:
                 entries = [message.entry for message in self.table.messages()]
                 owned = sum(entry is not None and entry.segment is not None for entry in entries)
                 assert self.pool.live_segments() == owned, "a segment outlived its message"
+
+
+def _note(skipped: deque[FileSkipped], path: Path, why: str) -> None:
+    skipped.append(FileSkipped(time.perf_counter(), str(path), why))
 
 
 def _close(lock: EngineLock, loop: EngineLoop, disk: DiskThread | None, limiters: Sequence[RateLimiter]) -> None:

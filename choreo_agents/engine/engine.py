@@ -25,7 +25,6 @@ from choreo_agents.engine.calls import (
 )
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.inspect import Inspection
-from choreo_agents.engine.kv_transfer import KVTransfer
 from choreo_agents.engine.lineage import LineageExchange
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
@@ -35,6 +34,7 @@ from choreo_agents.engine.settings import Memory, MethodName, Scheduling, Settin
 from choreo_agents.engine.stats import EngineStats
 from choreo_agents.engine.tenants import Tenants
 from choreo_agents.engine.threads import Threads
+from choreo_agents.engine.transfer.facade import KVTransfer
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, GenerationConfigUse, LoadedModel, load_model
@@ -280,8 +280,8 @@ class Engine:
     def close(self) -> None:
         """End this tenancy, or, of the engine that `load` returned, the engine with all tenants.
 
-        Unfinished calls fail with `EngineClosedError`, as does use afterwards. A tenant's leases end, and what only it
-        holds goes; the others go on, and `tenant` begins a new tenancy.
+        What is to be kept is written first. Unfinished calls fail with `EngineClosedError`, as does use afterwards. A
+        tenant's leases end, and what only it holds goes; the others go on, and `tenant` begins a new tenancy.
         """
         if self.owner is None:
             self._tenants.close(self._tenant)

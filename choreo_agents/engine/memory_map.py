@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from choreo_agents.engine.messages.message import Message
-from choreo_agents.kv.cache import CacheEntry, KVCache
+from choreo_agents.kv.cache import KVCache
 
 TierName = Literal["device", "host", "disk", "lineage"]
 TIERS: tuple[TierName, ...] = ("device", "host", "disk", "lineage")
@@ -61,16 +61,16 @@ def leased_memory(
     for owner, theirs in by_owner.items():
         tokens: dict[TierName, int] = dict.fromkeys(TIERS, 0)
         for message in theirs:
-            tokens[tier_of(message.entry, memory)] += len(message.tokens)
+            tokens[tier_of(message, memory)] += len(message.tokens)
         pinned = sum(len(m.tokens) for m in theirs if m.entry is not None and m.entry.pins)
         made[owner] = LeasedMemory(len(theirs), sum(message.leases for message in theirs), tokens, pinned)
     return dict(sorted(made.items(), key=lambda item: (-sum(item[1].tokens.values()), item[0])))
 
 
-def tier_of(entry: CacheEntry | None, memory: KVCache) -> TierName:
+def tier_of(message: Message, memory: KVCache) -> TierName:
     """The fastest tier that has it."""
-    if entry is None or memory.lost(entry):
-        return "lineage"
-    if entry.segment is not None:
-        return "device"
-    return "disk" if entry.on_disk and entry.staged is None else "host"
+    entry = message.entry
+    if entry is not None and not memory.lost(entry) and memory.in_memory(entry):
+        return "host" if entry.segment is None else "device"
+    has_file = entry is not None and entry.on_disk
+    return "disk" if has_file or memory.files.is_kept(message.handle.id, message.tenant) else "lineage"

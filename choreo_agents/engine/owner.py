@@ -16,7 +16,7 @@ class EngineOwner:
         self._tenants, self._core = tenants, tenants.core
 
     def tenants(self) -> Mapping[str, LeasedMemory]:
-        """What every open tenant leases: by a name that does not tell its salt, the one its archives' folders have."""
+        """What every open tenant leases: by a name that does not tell its salt, and that folders of its files have."""
         core = self._core
         with core.lock:
             held = leased_memory(core.table.messages(), lambda message: message.tenant, core.cache)
@@ -41,5 +41,7 @@ class EngineOwner:
         self._core.restart()
 
     def close(self) -> None:
-        """Stop the engine for all tenants; unfinished calls fail with `EngineClosedError`."""
+        """Write what is to be kept, and stop the engine for all tenants; unfinished calls fail with
+        `EngineClosedError`."""
+        self._tenants.write_kept()
         self._core.close()

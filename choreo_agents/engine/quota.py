@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.errors import ChoreoError, InvalidRequestError, KVBudgetError, QuotaError
-from choreo_agents.kv.cache import CacheEntry
+from choreo_agents.kv.entry import CacheEntry
+from choreo_agents.kv.store.eviction import leaving
 from choreo_agents.runtime.request import Request
 
 
@@ -121,12 +122,9 @@ class QuotaKeeper:
                 f"may have {most}: wait for its calls, unpin messages, or ask for a larger Quota(pool_bytes=...)"
             )
         idle = [entry for entry in core.cache.entries_of(self._tenant) if entry.idle() and entry not in seen]
-        there = sum(core.pool.rounded(entry.tokens) for entry in idle)
-        for entry in sorted(idle, key=lambda entry: entry.used):
-            if there <= most - needed:
-                break
-            there -= core.pool.rounded(entry.tokens)
-            core.cache.park([entry])
+        room = [(entry, core.pool.rounded(entry.tokens)) for entry in sorted(idle, key=lambda entry: entry.used)]
+        over = needed + sum(tokens for _, tokens in room) - most
+        core.cache.park(leaving(room, over))
 
     def _taken(self, requests: Sequence[Request], seen: set[CacheEntry]) -> int:
         """Tokens of room that requests take at most, with what they read; what was seen before is not counted again."""

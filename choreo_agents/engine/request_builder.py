@@ -22,8 +22,8 @@ from choreo_agents.engine.messages.placement import Placement, place, require_po
 from choreo_agents.engine.messages.table import require_handle
 from choreo_agents.engine.pending import Pending
 from choreo_agents.errors import AdapterError, ContextLengthError, InvalidRequestError, KVBudgetError
-from choreo_agents.kv.archive import KVKey
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.kv.store import KVKey
 from choreo_agents.models import FramedText, LoadedModel
 from choreo_agents.runtime.decoding import Decoding
 from choreo_agents.runtime.request import Request

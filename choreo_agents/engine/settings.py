@@ -32,6 +32,11 @@ class Memory(BaseModel):
     """A folder for what has no room there either. Without one it is computed again from its lineage."""
     disk_bytes: int = Field(1 << 34, ge=1)
     """Upper bound of this model's files in that folder."""
+    kept: Path | None = None
+    """A folder for what is to outlive the engine (`engine.kv.keep`): in it are folders for each model and tenant, whose
+    files are sealed with the tenant's salt, and which processes may share. What is nowhere else is read from there."""
+    kept_bytes: int = Field(1 << 34, ge=1)
+    """Upper bound of one model's and tenant's files in that folder; the longest unused are removed."""
     idle_s: float | None = Field(86_400.0, ge=0)
     """Seconds after which a thread of a graph that nobody uses is forgotten: its leases are given back, and who goes on
     with it has its words encoded again. None: never for that reason. Looked at whenever a run begins or ends."""

@@ -14,6 +14,7 @@ from weakref import WeakMethod
 from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.calls import Calls, Decode, Prefill
 from choreo_agents.engine.core import EngineCore
+from choreo_agents.engine.keeping.kept import kept_of
 from choreo_agents.engine.memory_map import MemoryMap
 from choreo_agents.engine.messages.entering import entering
 from choreo_agents.engine.messages.joining import Joining
@@ -69,9 +70,16 @@ class Tenant:
         self._limiter: RateLimiter | None = None
         self.closed = False
         """Whether the tenancy has ended."""
-        self._kept: dict[Callable[..., object], Any] = {}
+        self.kept = kept_of(core, self.naming, self.builder.find)
+        """Has what outlives the engine; None: nothing does."""
+        self._keepers: dict[Callable[..., object], Any] = {}
         """What keeps messages for it, by what made it."""
-        core.on_restart.append(WeakMethod(self._forget_running))
+
+    def begin(self) -> None:
+        """The tenancy begins. Under the engine's lock, once."""
+        self.core.on_restart.append(WeakMethod(self._forget_running))
+        if self.kept is not None and self.kept.store is not None:
+            self.core.kept[self.name] = self.kept.store
 
     def limit(self, quota: Quota) -> None:
         """Let the tenant take so much, from now on."""
@@ -93,8 +101,10 @@ class Tenant:
         self.core.loop.require_open()
 
     def close(self) -> None:
-        """End the tenancy: fail its unfinished calls, and drop its leases and all that only it holds."""
+        """End the tenancy: write what is to be kept, fail unfinished calls, drop leases and all that only it holds."""
         core = self.core
+        if self.kept is not None:
+            self.kept.close()
         with core.lock:
             if self.closed:
                 return
@@ -105,7 +115,8 @@ class Tenant:
             loop = core.loop
         loop.drop_tenant(self.name)
         with core.lock:
-            self._kept.clear()
+            self._keepers.clear()
+            core.kept.pop(self.name, None)
             core.table.drop_tenant(self.name)
             core.holdings.drop_tenant(self.name)
             core.method.drop_tenant(self.name)
@@ -144,10 +155,10 @@ class Tenant:
         """What `make` makes, once: see `KVTransfer.keeper`."""
         with self.core.lock:
             self.require_tenancy()
-            if make not in self._kept:
-                self._kept[make] = make(*args)
-            kept: T = self._kept[make]
-            return kept
+            if make not in self._keepers:
+                self._keepers[make] = make(*args)
+            keeper: T = self._keepers[make]
+            return keeper
 
     def submit(
         self,
@@ -226,7 +237,7 @@ class Tenant:
     def _answer(self, placed: PlacedCall, batch: _Batch) -> Answer:
         """To a call that is known already or under way, or that has a new request in its batch."""
         prefills = isinstance(placed.read.call, Prefill)
-        known = self._prefilled(placed) if prefills else self._decoded(placed, batch)
+        known = _prefilled(self, placed) if prefills else self._decoded(placed, batch)
         if known is not None:
             return self.answered(known, placed, batch.scope)
         running, call = self._prefilling if prefills else self._memoising, placed.read.call
@@ -250,20 +261,6 @@ class Tenant:
             deadline=None if call.timeout_s is None else batch.started + call.timeout_s,
             on_token=batch.on_token,
         )
-
-    def _prefilled(self, placed: PlacedCall) -> Message | None:
-        """The message that a prefill finds, or that need not be encoded now; None: a request has to make it."""
-        core, call, lineage = self.core, placed.read.call, placed.lineage
-        assert isinstance(call, Prefill) and placed.name is not None
-        known = core.table.get(placed.name)
-        if known is not None and (call.lazy or known.promise is None):
-            if core.method.keeps_kv and not call.lazy:
-                core.count_found(lineage.prompt_tokens(), self.name)
-            return known
-        promised = call.lazy and not lineage.mapper and placed.name not in self._prefilling
-        if core.method.keeps_kv and not promised:
-            return None
-        return lineage.parents[0] if lineage.mapper else _unencoded(self, placed, call)
 
     def _decoded(self, placed: PlacedCall, batch: _Batch) -> Message | None:
         """The answer that the same decode was given before."""
@@ -314,8 +311,26 @@ def _whole(tenant: Tenant, batch: _Batch) -> Iterator[None]:
         raise
 
 
-def _unencoded(tenant: Tenant, placed: PlacedCall, call: Prefill) -> Message:
-    """A message that stays text, or that whoever reads it first has encoded."""
+def _prefilled(tenant: Tenant, placed: PlacedCall) -> Message | None:
+    """The message that a prefill finds, or that need not be encoded now; None: a request has to make it."""
+    core, call, lineage = tenant.core, placed.read.call, placed.lineage
+    assert isinstance(call, Prefill) and placed.name is not None
+    known = core.table.get(placed.name)
+    if known is not None and (call.lazy or known.promise is None):
+        if core.method.keeps_kv and not call.lazy:
+            core.count_found(lineage.prompt_tokens(), tenant.name)
+        return known
+    waits = not lineage.mapper and placed.name not in tenant._prefilling
+    has_file = waits and known is None and tenant.kept is not None and tenant.kept.knows(placed.name)
+    if core.method.keeps_kv and not (waits and (call.lazy or has_file)):
+        return None
+    if has_file and not call.lazy:
+        core.count_found(lineage.prompt_tokens(), tenant.name)
+    return lineage.parents[0] if lineage.mapper else _unencoded(tenant, placed, call, has_file=has_file)
+
+
+def _unencoded(tenant: Tenant, placed: PlacedCall, call: Prefill, *, has_file: bool) -> Message:
+    """A message that stays text, has a file, or that whoever reads it first has encoded."""
     core, lineage, keeps = tenant.core, placed.lineage, tenant.core.method.keeps_kv
     label = lineage.label(call.author, call.role, placed.said.source) if keeps else ""
     return Message(
@@ -327,6 +342,6 @@ def _unencoded(tenant: Tenant, placed: PlacedCall, call: Prefill) -> Message:
         label,
         placed.said.origin(label),
         header=len(lineage.tokens) if keeps else 0,
-        promise=core.next_number() if keeps else None,
+        promise=core.next_number() if keeps and not has_file else None,
         again=call.again,
     )

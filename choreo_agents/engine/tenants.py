@@ -29,13 +29,16 @@ class Tenants:
         Raises:
             EngineClosedError: It is being closed, and this is the engine's thread, for which that waits.
         """
+        # Folders are made and looked into without the lock.
+        made = None if salt in self._open else Tenant(self.core, salt)
         with self.core.lock:
             if self._open.get(salt) in self._closing:
                 if self.core.loop.is_here:
                     raise EngineClosedError("this tenancy is being closed: begin it again when that is over")
                 self._closed.wait_for(lambda: self._open.get(salt) not in self._closing)
             if salt not in self._open:
-                self._open[salt] = Tenant(self.core, salt)
+                self._open[salt] = made or Tenant(self.core, salt)
+                self._open[salt].begin()
             tenant = self._open[salt]
             if quota is not None:
                 tenant.limit(quota)
@@ -56,6 +59,15 @@ class Tenants:
                 self._open = {salt: each for salt, each in self._open.items() if each is not tenant}
                 self._closing.remove(tenant)
                 self._closed.notify_all()
+
+    def write_kept(self) -> None:
+        """Write what all of them are to keep, and have nothing more kept: the engine is to be closed."""
+        if self.core.lock.is_the_parents:
+            return
+        with self.core.lock:
+            keeping = [tenant.kept for tenant in self._open.values() if tenant.kept is not None]
+        for kept in keeping:
+            kept.close()
 
     def names(self) -> list[str]:
         """Of all that are open; they do not tell their salts."""

@@ -131,7 +131,9 @@ class CompiledChoreoGraph(TenantThreads):
         engines, store = self._opened(called)[2], await lineage_store_for(self, called, self._built.lineage)
         engine = sealing_of(engines)
         if store is not None and engine is not None:
-            await forget_thread(store, engine.lineage.name, engine.lineage.sealed.thread(thread_id))
+            gone = await forget_thread(store, engine.lineage.name, engine.lineage.sealed.thread(thread_id))
+            for each in engines:
+                each.kv.discard(gone)
 
     @contextmanager
     def _leaving(self, thread_id: str, config: RunnableConfig | None) -> Iterator[RunnableConfig]:

@@ -3,109 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from choreo_agents.errors import KVMemoryError
 from choreo_agents.kv.copying import Arrival
-from choreo_agents.kv.disk_thread import DiskThread
+from choreo_agents.kv.entry import CacheEntry
+from choreo_agents.kv.entry_files import EntryFiles
+from choreo_agents.kv.movements import RESTORED, Movements
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
-from choreo_agents.kv.tiers import HostKV, HostTier, Stored, shapes_of, stored_bytes
-from choreo_agents.tracing import EventSink, Ledger, discard
-
-_UNWRITTEN_BYTES = 1 << 28
-"""On their way to the disk at once, about."""
-
-
-@dataclass(eq=False)
-class CacheEntry:
-    """The KV of one message, wherever it is.
-
-    device   segment         read and written by steps
-    host     kv          in the host tier, or staged on its way to or from the disk
-    disk     on_disk         a file named by the message's id
-    lost     none of them    lineage says how to compute it again
-    """
-
-    key: str
-    """The message's id."""
-    tokens: int
-    native_offset: int
-    """The position that its first token was encoded at: what computes it again encodes it there."""
-    segment: Segment | None = None
-    staged: HostKV | None = None
-    """On the host, whatever the host tier's budget, for as long as a request waits for it or the disk does."""
-    on_disk: bool = False
-    writing: Future[list[str]] | None = None
-    """Under way to the disk; staged until it is there."""
-    fetching: Future[HostKV | None] | None = None
-    """Under way from the disk."""
-    arriving: Arrival | None = None
-    """Of the step that brought it into the pool last, and may be at it still."""
-    wanted: int = 0
-    """Requests that wait to read it: it may leave the pool, but is kept on the host at least."""
-    pins: int = 0
-    """How often it was pinned: it stays in the pool."""
-    stored: Stored = "full"
-    used: int = 0
-    tenant: str = ""
-    """Whose it is."""
-
-    @property
-    def file(self) -> str:
-        """Its key on disk: keys are stored as rotated, so the position belongs to it."""
-        return f"{self.key}-{self.native_offset}"
-
-    def idle(self) -> bool:
-        """Whether it is in the pool and nothing keeps it there."""
-        return self.segment is not None and self.segment.pins == 1 and not self.pins
-
-    def keeps(self) -> bool:
-        """Whether it is kept below the pool: of what is rather made again, only what a request waits for."""
-        return self.stored != "low-rank" or self.wanted > 0
-
-    def fill(self, pool: KVPool, segment: Segment, kv: HostKV, arrivals: list[Arrival] | None) -> None:
-        """Bring its KV into a segment: now or, with a list of arrivals, in the step that these are given to."""
-        full = kv.dequantized(pool.geometry.dtype)
-        if arrivals is None:
-            pool.write(segment, full)
-            return
-        from_disk = self.on_disk and self.writing is None
-        segment.encoded, self.arriving = self.tokens, Arrival(segment, full, kv, from_disk)
-        arrivals.append(self.arriving)
-
-    def withdraw(self, pool: KVPool, arrival: Arrival) -> None:
-        """It did not arrive: it is again where it was."""
-        arrival.end(is_there=False)
-        self.segment, self.staged, self.arriving = None, arrival.stored, None
-        pool.unpin(arrival.segment)
-
-    def kept(self, pool: KVPool) -> HostKV:
-        """What is kept of it there."""
-        assert self.segment is not None
-        kv = pool.read(self.segment)
-        return kv.quantized() if self.stored == "int8" else kv
-
-
-@dataclass
-class Movements:
-    """What moved between the tiers so far."""
-
-    evicted: int = 0
-    """Messages that left the pool."""
-    restored_from_host: int = 0
-    restored_from_disk: int = 0
-    recomputed: int = 0
-    lost: int = 0
-    """Messages that left the last tier, to be computed again when they are read."""
-    adopted: int = 0
-    """Messages whose KV was encoded elsewhere."""
-
-
-RESTORED = ("restored_from_host", "restored_from_disk")
-"""What a message that came back counts as; the second if from the disk."""
+from choreo_agents.kv.store.eviction import leaving
+from choreo_agents.kv.store.host import HostTier
+from choreo_agents.kv.tiers import HostKV, stored_bytes
+from choreo_agents.tracing import Ledger
 
 
 class KVCache:
@@ -114,35 +24,29 @@ class KVCache:
     Args:
         pool: Device memory.
         host: What leaves the pool goes here.
-        disk: What leaves the host goes here; None: it is lost.
+        files: What leaves the host goes here.
         movements: What it counts them in.
-        sink: Told of files that could not be used.
     """
-
-    wake: Callable[[], None] = staticmethod(lambda: None)
-    """Called from the disk's thread when something that was asked of it is done."""
 
     def __init__(
         self,
         pool: KVPool,
         host: HostTier[CacheEntry],
-        disk: DiskThread | None,
-        movements: Ledger[Movements] | None = None,
-        sink: EventSink = discard,
+        files: EntryFiles,
+        movements: Ledger[Movements],
     ) -> None:
         self.pool = pool
-        self.movements = Ledger(Movements) if movements is None else movements
+        self.files = files
+        self.movements = movements
         self._host = host
-        self._disk = disk
         self._entries: set[CacheEntry] = set()
-        self._emit = sink
-        self._files: dict[str, CacheEntry] = {}
-        """Who has a file on disk, or one under way, by its key there."""
         self._clock = itertools.count(1)
 
     def hold(self, entry: CacheEntry) -> CacheEntry:
         """Keep a message's KV; takes over its segment's pin."""
         self.touch(entry)
+        if entry.segment is None:
+            self.files.find(entry)
         self._entries.add(entry)
         return entry
 
@@ -152,11 +56,8 @@ class KVCache:
         self._host.take(entry)
         if entry.segment is not None:
             self.pool.unpin(entry.segment)
-        if self._disk is not None and (entry.on_disk or entry.writing is not None):
-            self._files.pop(entry.file, None)
-            self._disk.drop(entry.file)
-        entry.segment = entry.staged = entry.writing = entry.fetching = None
-        entry.on_disk = False
+        self.files.drop(entry)
+        entry.segment = entry.staged = None
 
     def refill(self, entry: CacheEntry, segment: Segment) -> None:
         """A lost message was encoded again; takes over the segment's pin."""
@@ -167,19 +68,26 @@ class KVCache:
 
     def lost(self, entry: CacheEntry) -> bool:
         """Whether it has to be computed again."""
-        self._arrive(entry)
-        anywhere = entry.segment is not None or entry.staged is not None or entry in self._host
-        return not (anywhere or entry.on_disk)
+        self.files.arrive(entry)
+        return not (self.in_memory(entry) or entry.filed)
+
+    def in_memory(self, entry: CacheEntry) -> bool:
+        """Whether the pool or the host has it."""
+        return entry.segment is not None or entry.staged is not None or entry in self._host
 
     def fetch(self, entry: CacheEntry) -> bool:
         """Whether `restore` can bring it into the pool at once; if not because it is on disk, begin to read it."""
-        self._arrive(entry)
-        if entry.segment is not None or entry.staged is not None or entry in self._host:
+        self.files.arrive(entry)
+        if self.in_memory(entry):
             return True
-        if entry.on_disk and entry.fetching is None and self._disk is not None:
-            shapes = shapes_of(self.pool.geometry, entry.tokens, quantized=entry.stored == "int8")
-            entry.fetching = self._disk.get(entry.file, shapes, self.wake)
+        if entry.filed:
+            self.files.fetch(entry)
         return False
+
+    def below(self, entry: CacheEntry) -> HostKV | None:
+        """What the host has of it now, as the pool would have it."""
+        kv = entry.staged or self._host.peek(entry)
+        return None if kv is None else kv.dequantized(self.pool.geometry.dtype)
 
     def restore(self, entry: CacheEntry, arrivals: list[Arrival] | None = None) -> bool:
         """Bring it into the pool, now or as an arrival that is added to a list; False if there is no room for it."""
@@ -199,7 +107,7 @@ class KVCache:
             entry.staged = kv
             self.pool.unpin(segment)
             raise
-        self.movements.add(entry.tenant, RESTORED[entry.on_disk and entry.writing is None])
+        self.movements.add(entry.tenant, RESTORED[entry.filed and entry.writing is None])
         entry.segment = segment
         if entry.writing is None:
             entry.staged = None
@@ -214,12 +122,11 @@ class KVCache:
 
         Those that a waiting request wants go last.
         """
-        if self.pool.free_tokens >= tokens:
+        over = tokens - self.pool.free_tokens
+        if over <= 0:
             return
-        for entry in sorted((e for e in self._entries if e.idle()), key=lambda e: (e.wanted > 0, e.used)):
-            self._leave(entry)
-            if self.pool.free_tokens >= tokens:
-                return
+        idle = sorted((e for e in self._entries if e.idle()), key=lambda e: (e.wanted > 0, e.used))
+        self.park(leaving([(e, e.segment.capacity) for e in idle if e.segment is not None], over))
 
     def park(self, entries: Iterable[CacheEntry]) -> None:
         """Take idle messages out of the pool."""
@@ -233,6 +140,8 @@ class KVCache:
 
     def want(self, entry: CacheEntry) -> None:
         """A request waits to read it."""
+        if not entry.wanted and not self.in_memory(entry) and not entry.filed:
+            self.files.find(entry)  # perhaps it was written since; not while somebody has it computed again
         entry.wanted += 1
 
     def unwant(self, entry: CacheEntry) -> None:
@@ -246,7 +155,7 @@ class KVCache:
         if entry.wanted or entry not in self._entries or entry.staged is None or entry.writing is not None:
             return
         kv, entry.staged = entry.staged, None
-        if not entry.on_disk:
+        if not entry.filed:
             self._to_host(entry, kv)
 
     def holder(self, segment: Segment) -> CacheEntry | None:
@@ -275,77 +184,27 @@ class KVCache:
         """Out of the pool, to wherever there is a place."""
         assert entry.segment is not None
         segment = entry.segment
-        copied = entry.keeps() and entry.staged is None and (entry.wanted or not entry.on_disk)
-        kv = entry.kept(self.pool) if copied else None
+        needed = entry.keeps() and entry.staged is None and (entry.wanted or not entry.filed)
+        kv = entry.copied(self.pool) if needed else None
         entry.segment = None
         self.pool.unpin(segment)
         self.movements.add(entry.tenant, "evicted")
         self.movements.add(entry.tenant, "lost", not entry.keeps())
-        if kv is not None and entry.on_disk:
+        if kv is not None and entry.filed:
             entry.staged = kv
         elif kv is not None:
             self._to_host(entry, kv)
 
     def _to_host(self, entry: CacheEntry, kv: HostKV) -> None:
-        for leaving, left in self._host.put(entry, kv):
-            if leaving.wanted:
-                leaving.staged = left
+        for leaver, left in self._host.put(entry, kv):
+            if leaver.wanted:
+                leaver.staged = left
             else:
-                self._to_disk(leaving, left)
-
-    def _to_disk(self, entry: CacheEntry, kv: HostKV) -> None:
-        """Written by the disk's thread; until it is there the kv stays on the host."""
-        if self._disk is None or not self._disk.is_open:
-            self.movements.add(entry.tenant, "lost")
-            return
-        entry.staged = kv
-        entry.writing = self._disk.put(entry.file, kv)
-        self._files[entry.file] = entry
-        writing = [e for e in self._entries if e.writing is not None]
-        if sum(e.tokens for e in writing) * self.pool.geometry.bytes_per_token > _UNWRITTEN_BYTES:
-            # The disk is slower than what leaves for it: wait, rather than fill the host.
-            for slow in writing:
-                self._arrive(slow, wait=True)
-
-    def _arrive(self, entry: CacheEntry, *, wait: bool = False) -> None:
-        """Take note of what the disk's thread has done for it."""
-        if entry.writing is not None and (wait or entry.writing.done()):
-            removed = [entry.file] if entry.writing.exception() is not None else entry.writing.result()
-            entry.writing = None
-            entry.on_disk = True
-            for file in removed:
-                self._removed(file)
-            if not entry.wanted or entry.segment is not None:
-                entry.staged = None
-        if entry.fetching is not None and entry.fetching.done():
-            kv = None if entry.fetching.exception() is not None else entry.fetching.result()
-            entry.fetching = None
-            for event in () if self._disk is None else self._disk.skipped():
-                self._emit(event)
-            if kv is None:
-                self._removed(entry.file)
-                entry.on_disk = False
-            elif entry.wanted and entry.segment is None and entry.staged is None:
-                entry.staged = kv
-
-    def _removed(self, file: str) -> None:
-        """A file is not there any more; whose it was may be lost."""
-        entry = self._files.get(file)
-        if entry is None:
-            return
-        # It was written before it was removed.
-        self._arrive(entry)
-        if entry.writing is not None:
-            return  # once more, meanwhile
-        if self._files.pop(file, None) is None or not entry.on_disk:
-            return
-        entry.on_disk = False
-        anywhere = entry.segment is not None or entry in self._host or (entry.staged is not None and entry.wanted)
-        self.movements.add(entry.tenant, "lost", not anywhere)
+                self.files.put(leaver, left)
 
     def _arrive_all(self) -> None:
         for entry in self._entries:
-            self._arrive(entry)
+            self.files.arrive(entry)
 
     def touch(self, entry: CacheEntry) -> None:
         """It was used just now."""

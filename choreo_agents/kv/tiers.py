@@ -1,11 +1,9 @@
-"""Keys and values outside of the pool, and the host memory in which they wait."""
+"""Keys and values outside of the pool, and how they are kept there."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +14,6 @@ from choreo_agents.kv.quantization import dequantize, quantize
 Stored = Literal["full", "int8", "low-rank"]
 """How KV is kept below the pool: as it is; in whole numbers of eight bits, exact for what was rounded to them before;
 or not at all, because what it was made of is there, and a low-rank correction makes it again."""
-Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,45 +63,3 @@ def shapes_of(geometry: KVGeometry, tokens: int, *, quantized: bool) -> dict[str
     each = ((*heads, geometry.head_dim), torch.int8 if quantized else geometry.dtype)
     named: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"keys": each, "values": each}
     return named | {"exponents": ((2, *heads), torch.int8)} if quantized else named
-
-
-class HostTier(Generic[Key]):
-    """KV in host memory, the least recently used ones leaving when a budget is reached.
-
-    Not thread-safe.
-    """
-
-    def __init__(self, budget_bytes: int) -> None:
-        self.budget_bytes = budget_bytes
-        self.used_bytes = 0
-        self._kept: OrderedDict[Key, HostKV] = OrderedDict()
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self._kept
-
-    def bytes_of(self, key: Key) -> int:
-        """What it takes here."""
-        return self._kept[key].nbytes if key in self._kept else 0
-
-    def put(self, key: Key, kv: HostKV) -> list[tuple[Key, HostKV]]:
-        """Keep KV; what leaves for it, oldest first: itself if it is larger than the budget."""
-        assert key not in self._kept
-        self._kept[key] = kv
-        self.used_bytes += kv.nbytes
-        left: list[tuple[Key, HostKV]] = []
-        while self.used_bytes > self.budget_bytes:
-            oldest, leaving = self._kept.popitem(last=False)
-            self.used_bytes -= leaving.nbytes
-            left.append((oldest, leaving))
-        return left
-
-    def take(self, key: Key) -> HostKV | None:
-        """Hand KV out and forget it."""
-        kv = self._kept.pop(key, None)
-        if kv is not None:
-            self.used_bytes -= kv.nbytes
-        return kv
-
-    def check(self) -> None:
-        """Assert that the budget is kept and counted."""
-        assert self.used_bytes == sum(kv.nbytes for kv in self._kept.values()) <= self.budget_bytes

@@ -60,8 +60,8 @@ class SchemaLibrary(Answering):
     ) -> None:
         _require_bytes(device_bytes=device_bytes, host_bytes=host_bytes, disk_bytes=disk_bytes)
         super().__init__(engine)
-        archive = None if folder is None else engine.kv.archive(folder, disk_bytes)
-        self._shelf = Shelf(engine, archive, Budgets(device_bytes, host_bytes))
+        store = None if folder is None else engine.kv.store(folder, disk_bytes)
+        self._shelf = Shelf(engine, store, Budgets(device_bytes, host_bytes))
         self._compiled: dict[str, CompiledSchema] = {}
 
     @property

@@ -8,19 +8,18 @@ nowhere   encoded when it is next read
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from choreo_agents.engine import Engine, Prefill
-from choreo_agents.errors import CapacityError, InvalidRequestError
-from choreo_agents.kv.archive import Archive
+from choreo_agents.errors import CapacityError, ChoreoError, InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.kv.store import KVStore
+from choreo_agents.kv.store.eviction import LongestUnused
 from choreo_agents.pml.slots import Place, Recipe, RecipeSlot, batches, levels, needed
-from choreo_agents.pml.writing import ArchiveWriter
 
 OnReady = Callable[[int], None]
 """Told how many more tokens are ready to be read."""
@@ -37,27 +36,28 @@ class Budgets:
 
 
 class Shelf:
-    """Keeps encoded texts, the least recently used ones leaving a memory when it is full. May be used from any thread.
+    """Pins encoded texts while they are needed, and keeps the others within budgets. May be used from any thread.
 
     Its leases are of no scope; what it hands out is leased once more, for whoever asks.
 
     Args:
         engine: Encodes texts, and has them on the device and the host.
-        archive: Has them on disk; None: every process encodes them again.
+        store: Has them on disk; None: every process encodes them again.
         budgets: Of device and host.
     """
 
-    def __init__(self, engine: Engine, archive: Archive | None, budgets: Budgets) -> None:
+    def __init__(self, engine: Engine, store: KVStore | None, budgets: Budgets) -> None:
         self._engine = engine
         # A twin that re-encodes text has nothing to keep.
-        self._archive = archive if engine.method == "choreo" else None
-        self._writer = None if self._archive is None else ArchiveWriter(engine, self._archive)
+        self._store = store if engine.method == "choreo" else None
+        self._kept = None if self._store is None else engine.kv.kept_in(self._store)
         self._budgets = budgets
         self._token_bytes = engine.model.adapter.geometry.bytes_per_token
         self._together = min(_TOGETHER, engine.stats().kv_budget_bytes // self._token_bytes // 4)
         self._lock = threading.RLock()
         self._slots: dict[str, RecipeSlot] = {}
-        self._clock = itertools.count(1)
+        self._order: LongestUnused[RecipeSlot] = LongestUnused()
+        """All of them, and those that calls still need: pinned by each of these, and while they are to stay."""
         self._reads = ThreadPoolExecutor(2, "choreo-library-read")
 
     def add(self, recipes: Iterable[Recipe]) -> None:
@@ -70,7 +70,9 @@ class Shelf:
                     self.remove([recipe.key])
                     seen = [parent.kv_key.handle for parent in parents]
                     call = Prefill(recipe.tokens, seen, [parent.recipe.start for parent in parents], recipe.start)
-                    self._slots[recipe.key] = RecipeSlot(recipe, parents, self._engine.kv.key(call))
+                    slot = RecipeSlot(recipe, parents, self._engine.kv.key(call))
+                    self._slots[recipe.key] = slot
+                    self._order.add(slot, slot.tokens * self._token_bytes)
 
     def remove(self, keys: Iterable[str]) -> None:
         """Forget texts; their files stay."""
@@ -78,9 +80,8 @@ class Shelf:
             for slot in (self._slots.pop(key, None) for key in keys):
                 if slot is not None:
                     slot.removed = True
-                    slot.unpin(self._engine)
-                    if not slot.users:
-                        slot.give_up()
+                    self._unpin(slot)
+                    self._forget_unneeded(slot)
 
     @contextmanager
     def brought(
@@ -112,40 +113,44 @@ class Shelf:
                     if not (slot.pinned or slot.removed):
                         self._engine.kv.pin(slot.leased())
                         slot.pinned = True
+                        self._order.pin(slot)
 
     def unpin(self, keys: Iterable[str]) -> None:
         """Keep them there no longer."""
         with self._lock:
             for slot in (self._slots[key] for key in keys):
-                slot.unpin(self._engine)
+                self._unpin(slot)
 
     def evict(self, keys: Iterable[str], *, files: bool = False) -> None:
         """Give texts up on the device and the host; with `files`, on disk, too. What is pinned or needed now stays."""
-        if self._writer is not None:
-            self._writer.wait()
+        if self._kept is not None:
+            self._kept.wait()
         with self._lock:
-            for slot in (self._slots[key] for key in keys):
-                if not slot.users and not slot.pinned:
-                    slot.give_up()
-                    if files and self._archive is not None:
-                        self._archive.drop(slot.kv_key.id)
+            free = [slot for slot in (self._slots[key] for key in keys) if not self._is_needed(slot)]
+            for slot in free:
+                slot.give_up()
+            if files and self._kept is not None:
+                self._kept.discard([slot.kv_key.id for slot in free])
+        if files and self._kept is not None:
+            self._kept.wait()
 
     def place(self, key: str) -> tuple[Place, bool]:
         """The fastest memory that has a text, and whether it is pinned there."""
         with self._lock:
             slot = self._slots[key]
-            return self._place(slot), slot.pinned
+            return self._place(slot), self._is_pinned(slot)
 
     def flush(self) -> None:
         """Wait until all that was encoded is written; raises `OSError` if it cannot be."""
-        if self._writer is not None:
-            self._writer.flush()
+        if self._kept is not None:
+            with suppress(ChoreoError):  # what was lost meanwhile is written another time
+                self._kept.flush()
         self._make_room()  # what was being written could not leave its memory
 
     def close(self) -> None:
         """Write what is to be written, and give everything up; files stay."""
-        if self._writer is not None:
-            self._writer.close()
+        if self._kept is not None:
+            self._kept.close()
         self._reads.shutdown(wait=True)
         self.remove(list(self._slots))
 
@@ -156,16 +161,16 @@ class Shelf:
             asked = {key: self._slots[key] for key in keys}
             slots = needed(asked.values())
             for slot in slots:
-                slot.users += 1
-                slot.used = next(self._clock)
+                self._order.pin(slot)
+                self._order.use(slot)
         try:
             yield asked, slots
         finally:
             with self._lock:
                 for slot in slots:
-                    slot.users -= 1
-                    if slot.removed and not slot.users:
-                        slot.give_up()
+                    self._order.unpin(slot)
+                    if slot.removed:
+                        self._forget_unneeded(slot)
 
     def _ready_all(
         self, slots: Sequence[RecipeSlot], on_ready: OnReady = lambda _: None, *, patient: bool = False
@@ -203,30 +208,15 @@ class Shelf:
         return tier is not None and (tier != "lineage" or not self._filed(slot))
 
     def _filed(self, slot: RecipeSlot) -> bool:
-        return self._archive is not None and self._archive.has(slot.kv_key.id)
+        return self._store is not None and self._store.has(slot.kv_key.id)
 
     def _read(self, slot: RecipeSlot) -> bool:
         """Take a text in from its file; whether that was good."""
         try:
-            return self._taken_in(slot)
+            return self._store is not None and _taken_in(self._engine, self._store, slot, self._keep)
         finally:
             with self._lock:
                 slot.arriving = None
-
-    def _taken_in(self, slot: RecipeSlot) -> bool:
-        assert self._archive is not None
-        found = self._archive.load(slot.kv_key)
-        if found is None:
-            return False
-        try:
-            with self._engine.scope():
-                self._keep(slot, self._engine.kv.adopt(slot.call(), *found))
-        except InvalidRequestError:
-            self._archive.set_aside(slot.kv_key.id, "holds other keys and values")
-            return False
-        except CapacityError:
-            return False  # running calls need all memory: a prefill waits for it
-        return True
 
     def _encode(self, slots: Sequence[RecipeSlot], on_ready: OnReady, *, patient: bool) -> None:
         for together in batches(slots, self._together):
@@ -234,8 +224,8 @@ class Shelf:
                 handles = self._engine.prefill([slot.call() for slot in together])
                 for slot, handle in zip(together, handles, strict=True):
                     self._keep(slot, handle)
-            if self._writer is not None:
-                self._writer.write(handles)
+            if self._kept is not None:
+                self._kept.keep(handles, lost_too=True)
             if patient:
                 self.flush()
             on_ready(sum(slot.tokens for slot in together))
@@ -263,11 +253,49 @@ class Shelf:
             for slot in self._over("host", self._budgets.host):
                 slot.give_up()
 
-    def _over(self, place: Place, budget: int | None) -> Iterator[RecipeSlot]:
-        """What has to leave a memory, the longest unused first."""
-        there = [] if budget is None else [slot for slot in self._slots.values() if self._place(slot) == place]
-        used = sum(slot.tokens for slot in there) * self._token_bytes
-        for slot in sorted(there, key=lambda slot: slot.used):
-            if budget is not None and used > budget and not (slot.pinned or slot.users):
-                used -= slot.tokens * self._token_bytes
-                yield slot
+    def _over(self, place: Place, budget: int | None) -> list[RecipeSlot]:
+        """What has to leave a memory."""
+        if budget is None:
+            return []
+        return self._order.leaving(budget, {slot for slot in self._slots.values() if self._place(slot) == place})
+
+    def _is_needed(self, slot: RecipeSlot) -> bool:
+        """Whether a call needs it right now, or it is to stay."""
+        self._is_pinned(slot)
+        return self._order.is_pinned(slot)
+
+    def _is_pinned(self, slot: RecipeSlot) -> bool:
+        """Whether it is to stay; not if somebody else has released it."""
+        if slot.pinned and slot.tier(self._engine) is None:
+            slot.pinned = False
+            self._order.unpin(slot)
+        return slot.pinned
+
+    def _unpin(self, slot: RecipeSlot) -> None:
+        if self._is_pinned(slot):
+            slot.unpin(self._engine)
+            self._order.unpin(slot)
+
+    def _forget_unneeded(self, slot: RecipeSlot) -> None:
+        """It was removed: give it up, unless a call needs it."""
+        if not self._order.is_pinned(slot):
+            slot.give_up()
+            self._order.remove(slot)
+
+
+def _taken_in(
+    engine: Engine, store: KVStore, slot: RecipeSlot, keep: Callable[[RecipeSlot, MessageHandle], None]
+) -> bool:
+    """Read a text from its file; whether that was good."""
+    found = store.load(slot.kv_key)
+    if found is None:
+        return False
+    try:
+        with engine.scope():
+            keep(slot, engine.kv.adopt(slot.call(), *found))
+    except InvalidRequestError:
+        store.set_aside(slot.kv_key.id, "holds other keys and values")
+        return False
+    except CapacityError:
+        return False  # running calls need all memory: a prefill waits for it
+    return True

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from choreo_agents.engine import Engine, Prefill
-from choreo_agents.engine.kv_transfer import Leases
 from choreo_agents.engine.memory_map import TierName
+from choreo_agents.engine.transfer.leases import Leases
 from choreo_agents.errors import HandleError
-from choreo_agents.kv.archive import KVKey
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.kv.store import KVKey
 
 Place = Literal["device", "host", "disk", "nowhere"]
 
@@ -45,11 +45,8 @@ class RecipeSlot:
     """The shelf's lease of it, of no scope."""
     arriving: Future[bool] | None = None
     """Being read from a file: whether that was good."""
-    users: int = 0
-    """Calls that need it right now: it is not given up."""
     pinned: bool = False
     removed: bool = False
-    used: int = 0
 
     @property
     def tokens(self) -> int:
@@ -63,7 +60,7 @@ class RecipeSlot:
         """The fastest memory of the engine's that has it; None: it is not leased there, or was released by others."""
         found = None if self.handle is None else engine.kv.tiers([self.handle])[0]
         if found is None:
-            self.handle, self.leases, self.pinned = None, None, False
+            self.handle, self.leases = None, None
         return found
 
     def keep(self, engine: Engine, handle: MessageHandle) -> None:

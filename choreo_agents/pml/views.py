@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from choreo_agents.engine import Engine, Prefill
-from choreo_agents.engine.kv_transfer import Leases
+from choreo_agents.engine.transfer.leases import Leases
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.pml.assembling import Assembly, FreshText
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from choreo_agents.errors import KVMemoryError
-from choreo_agents.kv.cache import CacheEntry
 from choreo_agents.kv.copying import Arrival
+from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.segment import Piece, Segment
 from choreo_agents.runtime.decoding import Decoding
 from choreo_agents.sampling import Chosen

@@ -3,6 +3,7 @@
 from choreo_agents.tracing.events import (
     Event,
     FileSkipped,
+    FileUnwritten,
     FirstToken,
     RequestFinished,
     RequestSubmitted,
@@ -17,6 +18,7 @@ __all__ = [
     "EventList",
     "EventSink",
     "FileSkipped",
+    "FileUnwritten",
     "FirstToken",
     "Ledger",
     "RequestFinished",

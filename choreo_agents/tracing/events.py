@@ -80,4 +80,14 @@ class FileSkipped:
     reason: str
 
 
-Event = RequestSubmitted | FirstToken | RequestFinished | StepRan | StepFailed | FileSkipped
+@dataclass(frozen=True)
+class FileUnwritten:
+    """Files of KV cannot be written to a folder, and why; told once until one can be."""
+
+    time_s: float
+    path: str
+    """The folder's."""
+    reason: str
+
+
+Event = RequestSubmitted | FirstToken | RequestFinished | StepRan | StepFailed | FileSkipped | FileUnwritten

@@ -19,8 +19,8 @@ from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.pending import Pending
 from choreo_agents.kv.cache import KVCache
-from choreo_agents.kv.disk import DiskTier
 from choreo_agents.kv.pool import KVPool
+from choreo_agents.kv.store import KVStore
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.step import Step
 
@@ -55,8 +55,8 @@ BEFORE: dict[str, tuple[type, str]] = {
     "a layer is copied": (KVPool, "fill"),
     "it is computed again": (MessageTable, "computed"),
     "it is filled again": (KVCache, "refill"),
-    "its file is read": (DiskTier, "get"),
-    "its file is written": (DiskTier, "put"),
+    "its file is read": (KVStore, "load"),
+    "its file is written": (KVStore, "save"),
 }
 """What is done before, and on the way."""
 

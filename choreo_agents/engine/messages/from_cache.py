@@ -12,8 +12,9 @@ from choreo_agents.engine.messages.message import Lineage
 from choreo_agents.engine.messages.recompute import Recomputer
 from choreo_agents.engine.settings import MethodName
 from choreo_agents.errors import KVMemoryError
-from choreo_agents.kv.cache import RESTORED, CacheEntry
 from choreo_agents.kv.copying import Arrival
+from choreo_agents.kv.entry import CacheEntry
+from choreo_agents.kv.movements import RESTORED
 from choreo_agents.kv.segment import Piece, Segment
 from choreo_agents.runtime.request import Binding, Request, all_or_none
 

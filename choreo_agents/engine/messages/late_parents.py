@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.table import MessageTable
-from choreo_agents.kv.cache import CacheEntry
+from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.segment import Piece, Segment
 from choreo_agents.runtime.request import Request, all_or_none
 

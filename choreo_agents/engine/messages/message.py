@@ -11,7 +11,7 @@ from typing import Any
 from choreo_agents.engine.messages.placement import Placement
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
-from choreo_agents.kv.cache import CacheEntry
+from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.runtime.decoding import FinishReason
 from choreo_agents.sampling import Chosen

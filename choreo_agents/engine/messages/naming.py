@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 
 from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.engine.messages.seals import Seals
-from choreo_agents.kv.archive import KVKey
 from choreo_agents.kv.handle import MessageHandle, message_id
+from choreo_agents.kv.store import KVKey
 
 
 class Naming:

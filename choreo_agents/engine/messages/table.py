@@ -18,7 +18,8 @@ from choreo_agents.errors import (
     ReleasedHandleError,
     UnknownHandleError,
 )
-from choreo_agents.kv.cache import CacheEntry, KVCache
+from choreo_agents.kv.cache import KVCache
+from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.tiers import Stored

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -13,6 +14,7 @@ from langchain_core.runnables import RunnableConfig
 from choreo_agents.engine import Engine
 from choreo_agents.engine.lineage import LineageRow, Note
 from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.errors import HandleError
 from choreo_agents.graph.durable.finding import lineage_store_of
 from choreo_agents.graph.durable.lineage_store import LineageStore
 from choreo_agents.kv.handle import MessageHandle
@@ -72,7 +74,8 @@ class RunLineage:
             await self._take_in(missing)
 
     async def commit(self, used: Iterable[MessageHandle], held: Iterable[MessageHandle]) -> None:
-        """Write what messages are computed from, and all that they come from; return when it is committed.
+        """Write what messages are computed from, and all that they come from; return when it is committed. What KV
+        there is of those that are used is kept, if the engine keeps any; that is not waited for.
 
         Args:
             used: What a call has read and made.
@@ -88,6 +91,10 @@ class RunLineage:
             written = self._store.commits.enqueue(self._store.writes(self._thread, described.values()))
         await written
         known.add(each.note for each in described.values())
+        kv = self._engine.kv
+        there = [each for each, tier in zip(handles, kv.tiers(handles), strict=True) if tier not in (None, "lineage")]
+        with suppress(HandleError):  # released meanwhile: it is computed again
+            kv.keep(there)
 
     async def _read(self) -> None:
         if not self._known.is_read:

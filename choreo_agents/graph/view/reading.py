@@ -11,7 +11,7 @@ from langchain_core.messages import BaseMessage
 
 from choreo_agents.chat import Described, own_turns, tools_called
 from choreo_agents.engine import Engine, Prefill
-from choreo_agents.engine.kv_transfer import Leases
+from choreo_agents.engine.transfer.leases import Leases
 from choreo_agents.errors import ContextLengthError, HandleError
 from choreo_agents.graph.by_model import handle_for, is_of_agent
 from choreo_agents.graph.provenance.callers import callers_of

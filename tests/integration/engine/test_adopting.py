@@ -15,7 +15,7 @@ from support.tiny import save_tiny_llama
 
 from choreo_agents import Engine, MessageHandle, Prefill, Sampling
 from choreo_agents.errors import CapacityError, HandleError, InvalidRequestError
-from choreo_agents.kv.archive import Archive, KVKey
+from choreo_agents.kv.store import KVKey, KVStore
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.models import load_model
 
@@ -219,25 +219,25 @@ def wanted(engine: Engine, call: Prefill) -> KVKey:
     return engine.kv.key(Prefill(call.content, [root.handle], [5], 50))
 
 
-def saved(engine: Engine, folder: Path) -> tuple[Archive, list[Prefill], list[MessageHandle]]:
-    archive = engine.kv.archive(folder)
+def saved(engine: Engine, folder: Path) -> tuple[KVStore, list[Prefill], list[MessageHandle]]:
+    store = engine.kv.store(folder)
     calls, made = pair(engine)
     for handle in made:
-        assert archive.save(engine.kv.key(handle), engine.kv.read(handle)) and archive.has(handle.id)
-    return archive, calls, made
+        assert store.save(engine.kv.key(handle), engine.kv.read(handle)) and store.has(handle.id)
+    return store, calls, made
 
 
 def test_a_file_holds_the_same_bits_for_another_engine(make_engine: MakeEngine, tmp_path: Path) -> None:
     here, there = make_engine(salt="s"), make_engine(salt="s")
     _, calls, made = saved(here, tmp_path)
-    archive = there.kv.archive(tmp_path)
+    store = there.kv.store(tmp_path)
     for call, handle in zip(calls, made, strict=True):
-        found = archive.load(wanted(there, call))
+        found = store.load(wanted(there, call))
         assert found is not None
         there.kv.adopt(call, *found)
         assert same(there.kv.read(handle), here.kv.read(handle))
     assert there.stats().tokens_encoded == 0
-    assert [path.suffix for path in archive.folder.iterdir()] == [".safetensors"] * 2
+    assert [path.suffix for path in store.folder.iterdir()] == [".safetensors"] * 2
 
 
 def _rewritten(change: Callable[[dict[str, torch.Tensor], dict[str, str]], None]) -> Callable[[Path, Path], None]:
@@ -278,30 +278,30 @@ DAMAGE: dict[str, Callable[[Path, Path], None]] = {
 @pytest.mark.parametrize("damage", sorted(DAMAGE))
 def test_a_damaged_or_foreign_file_is_set_aside(make_engine: MakeEngine, tmp_path: Path, damage: str) -> None:
     engine = make_engine(salt="s")
-    archive, calls, made = saved(engine, tmp_path)
-    path, other = (archive.folder / f"{handle.id}.safetensors" for handle in made)
+    store, calls, made = saved(engine, tmp_path)
+    path, other = (store.folder / f"{handle.id}.safetensors" for handle in made)
     entry = wanted(engine, calls[0])
-    assert archive.load(entry) is not None
+    assert store.load(entry) is not None
     DAMAGE[damage](path, other)
-    assert archive.load(entry) is None
+    assert store.load(entry) is None
     assert not path.exists() and path.with_suffix(".broken").exists()
-    assert archive.save(engine.kv.key(made[0]), engine.kv.read(made[0])) and archive.load(entry) is not None
+    assert store.save(engine.kv.key(made[0]), engine.kv.read(made[0])) and store.load(entry) is not None
 
 
 def test_models_and_tenants_have_folders_of_their_own(
     make_engine: MakeEngine, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     engine = make_engine(salt="s")
-    archive, calls, made = saved(engine, tmp_path)
+    store, calls, made = saved(engine, tmp_path)
     twin = make_engine(load_model(save_tiny_llama(tmp_path_factory.mktemp("other"), seed=5)), salt="s")
     tenant = engine.tenant("other")
     for stranger in (twin, tenant):
-        theirs = stranger.kv.archive(tmp_path)
+        theirs = stranger.kv.store(tmp_path)
         entry = wanted(stranger, calls[0])
-        assert theirs.folder != archive.folder and theirs.load(entry) is None
+        assert theirs.folder != store.folder and theirs.load(entry) is None
         # Even under the right name it is no other's: the seal is the tenant's.
         (theirs.folder / f"{entry.id}.safetensors").write_bytes(
-            (archive.folder / f"{made[0].id}.safetensors").read_bytes()
+            (store.folder / f"{made[0].id}.safetensors").read_bytes()
         )
         assert theirs.load(entry) is None
 
@@ -311,13 +311,13 @@ def test_the_longest_unused_files_leave_for_new_ones(make_engine: MakeEngine, tm
 
     engine = make_engine(salt="s")
     made = [engine.prefill(tokens(seed, 40)) for seed in range(4)]
-    archive = engine.kv.archive(tmp_path, budget_bytes=3 * 42 * TOKEN)
+    store = engine.kv.store(tmp_path, budget_bytes=3 * 42 * TOKEN)
     for age, handle in enumerate(made[:3]):
-        assert archive.save(engine.kv.key(handle), engine.kv.read(handle))
-        os.utime(archive.folder / f"{handle.id}.safetensors", (age, age))
-    assert archive.load(engine.kv.key(made[0])) is not None, "used just now"
-    archive.save(engine.kv.key(made[3]), engine.kv.read(made[3]))
-    assert [archive.has(handle.id) for handle in made] == [True, False, True, True]
-    assert archive.used_bytes() <= archive.budget_bytes
-    tight = engine.kv.archive(tmp_path / "tight", budget_bytes=39 * TOKEN)
+        assert store.save(engine.kv.key(handle), engine.kv.read(handle))
+        os.utime(store.folder / f"{handle.id}.safetensors", (age, age))
+    assert store.load(engine.kv.key(made[0])) is not None, "used just now"
+    store.save(engine.kv.key(made[3]), engine.kv.read(made[3]))
+    assert [store.has(handle.id) for handle in made] == [True, False, True, True]
+    assert store.used_bytes() <= store.budget_bytes
+    tight = engine.kv.store(tmp_path / "tight", budget_bytes=39 * TOKEN)
     assert not tight.save(engine.kv.key(made[0]), engine.kv.read(made[0])) and not tight.has(made[0].id)

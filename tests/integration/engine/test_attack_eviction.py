@@ -6,7 +6,8 @@ import torch
 from conftest import MakeEngine
 
 from choreo_agents import Decode, MessageHandle, Sampling
-from choreo_agents.kv.tiers import HostKV, HostTier
+from choreo_agents.kv.store.host import HostTier
+from choreo_agents.kv.tiers import HostKV
 from choreo_agents.tracing import EventList, FirstToken
 
 TOKEN = 2 * 3 * 2 * 16 * 4

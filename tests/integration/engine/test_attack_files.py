@@ -18,10 +18,12 @@ from safetensors.torch import load_file, save_file
 
 from choreo_agents import Engine, MessageHandle, Prefill, Sampling
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.kv import disk as disk_module
-from choreo_agents.kv import files as files_module
-from choreo_agents.kv.archive import Archive
-from choreo_agents.kv.disk import DiskTier
+from choreo_agents.kv.geometry import KVGeometry
+from choreo_agents.kv.store import KVStore
+from choreo_agents.kv.store import files as files_module
+from choreo_agents.kv.store import places as places_module
+from choreo_agents.kv.store.key import TierKey
+from choreo_agents.kv.store.places import EnginePlace, LastingPlace
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.tracing import EventList, FileSkipped
 
@@ -78,8 +80,8 @@ def parked(engine: Engine) -> tuple[MessageHandle, Path]:
     handle = engine.prefill(TEXT)
     engine.kv.park()
     until(lambda: engine.kv.tiers([handle]) == ["disk"])
-    assert engine._core._disk is not None
-    [path] = engine._core._disk._tier.folder.glob(f"{handle.id}*.safetensors")
+    assert engine._core._disk is not None and engine._core._disk.store is not None
+    [path] = engine._core._disk.store.folder.glob(f"{handle.id}*.safetensors")
     return handle, path
 
 
@@ -119,7 +121,7 @@ def test_attack_no_other_engines_file_is_believed(make_engine: MakeEngine, tmp_p
 def test_attack_what_a_killed_engine_has_left_is_removed_and_never_read(
     make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_module, "_JUST_MADE_S", -1.0)
+    monkeypatch.setattr(places_module, "_JUST_MADE_S", -1.0)
     living = make_engine(disk=tmp_path)
     handle, path = parked(living)
     left = path.parent.with_name("0" * 32)
@@ -138,13 +140,13 @@ def test_attack_only_its_user_can_look_into_the_folders(make_engine: MakeEngine,
         (disk / model).mkdir(parents=True)
         engine = make_engine(disk=disk, salt="s")
         handle, path = parked(engine)
-        archive = engine.kv.archive(shelf)
-        assert archive.save(engine.kv.key(handle), engine.kv.read(handle))
+        store = engine.kv.store(shelf)
+        assert store.save(engine.kv.key(handle), engine.kv.read(handle))
     finally:
         os.umask(old)
-    made = [path.parent.parent, path.parent, shelf, archive.folder.parent, archive.folder]
+    made = [path.parent.parent, path.parent, shelf, store.folder.parent, store.folder]
     assert [stat.S_IMODE(folder.stat().st_mode) for folder in made] == [0o700] * 5
-    files = [path, *archive.folder.iterdir()]
+    files = [path, *store.folder.iterdir()]
     assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600] * 2
 
 
@@ -166,31 +168,31 @@ def test_attack_a_folder_that_others_could_exchange_is_refused(
         place.mkdir()
         place.chmod(0o777)
     with pytest.raises(InvalidRequestError, match="give a folder of your own"):
-        engine.kv.archive(place) if kind == "shelf" else make_engine(disk=place)
+        engine.kv.store(place) if kind == "shelf" else make_engine(disk=place)
 
 
 def test_attack_what_outlives_an_engine_without_a_salt_is_refused(make_engine: MakeEngine, tmp_path: Path) -> None:
     engine = make_engine()
     with pytest.raises(InvalidRequestError, match="salt="):
-        engine.kv.archive(tmp_path)
+        engine.kv.store(tmp_path)
     assert not list(tmp_path.iterdir())
-    engine.tenant("a secret").kv.archive(tmp_path)
+    engine.tenant("a secret").kv.store(tmp_path)
 
 
 @pytest.mark.parametrize("harm", [name for name in HARMS if name != "gone"])
-def test_attack_a_file_of_an_archive_that_was_changed_is_set_aside(
+def test_attack_a_file_that_outlives_its_engine_and_was_changed_is_set_aside(
     make_engine: MakeEngine, tmp_path: Path, harm: str
 ) -> None:
     events = EventList()
     engine = make_engine(salt="s", sink=events)
-    archive, handle = engine.kv.archive(tmp_path), engine.prefill(TEXT)
+    store, handle = engine.kv.store(tmp_path), engine.prefill(TEXT)
     key, kv = engine.kv.key(handle), engine.kv.read(handle)
-    assert archive.save(key, kv) and archive.load(key) is not None
-    HARMS[harm](archive.folder / f"{handle.id}.safetensors")
-    assert archive.load(key) is None
+    assert store.save(key, kv) and store.load(key) is not None
+    HARMS[harm](store.folder / f"{handle.id}.safetensors")
+    assert store.load(key) is None
     [skipped] = [event for event in events.events if isinstance(event, FileSkipped)]
     assert skipped.path.endswith(f"{handle.id}.safetensors") and skipped.reason
-    assert archive.save(key, kv) and archive.load(key) is not None
+    assert store.save(key, kv) and store.load(key) is not None
 
 
 @pytest.mark.parametrize("harm", ["a pipe", "a link to a device", "a folder"])
@@ -198,39 +200,45 @@ def test_attack_what_stands_in_a_files_place_is_not_taken_for_one(
     make_engine: MakeEngine, tmp_path: Path, harm: str
 ) -> None:
     engine = make_engine(salt="s")
-    archive, handle = engine.kv.archive(tmp_path), engine.prefill(TEXT)
-    path = archive.folder / f"{handle.id}.safetensors"
+    store, handle = engine.kv.store(tmp_path), engine.prefill(TEXT)
+    path = store.folder / f"{handle.id}.safetensors"
     path.touch()
     HARMS[harm](path)
-    assert not archive.has(handle.id)
-    assert archive.used_bytes() < 100
+    assert not store.has(handle.id)
+    assert store.used_bytes() < 100
 
 
 def test_attack_a_file_sealed_by_one_tenant_is_not_believed_by_another(make_engine: MakeEngine, tmp_path: Path) -> None:
     """It says of itself all that the other asks for, and lies where the other looks: but it bears the wrong seal."""
     engine = make_engine(salt="mine")
     other = engine.tenant("other's")
-    theirs = other.kv.archive(tmp_path)
+    theirs = other.kv.store(tmp_path)
     key = other.kv.key(Prefill(TEXT))
     kv = engine.kv.read(engine.prefill(TEXT))
     place, geometry = theirs.folder.relative_to(tmp_path).parts, engine.model.adapter.geometry
     forged = HostKV(torch.ones_like(kv.keys), torch.ones_like(kv.values))
-    assert Archive(tmp_path, place, geometry, engine._tenant.naming.seal, 1 << 30).save(key, forged)
+    assert KVStore(LastingPlace(tmp_path, *place), geometry, engine._tenant.naming.seal, 1 << 30).save(key, forged)
     assert theirs.load(key) is None
     assert theirs.save(key, kv) and theirs.load(key) is not None, "its own it believes"
 
 
-def test_attack_the_disk_tier_reads_nothing_that_it_has_not_written(tmp_path: Path) -> None:
-    """The same bytes under another message's name, and what another tier of the same folder has written."""
-    one, other = (DiskTier(tmp_path, 1 << 20, "model") for _ in range(2))
-    kv = HostKV(torch.ones(1, 1, 4, 8), torch.zeros(1, 1, 4, 8))
-    assert one.put("a", kv) == other.put("a", kv) == []
-    found = one.get("a", kv.shapes())
-    assert found is not None and torch.equal(found.keys, kv.keys)
+def test_attack_an_engines_store_reads_nothing_that_it_has_not_written(tmp_path: Path) -> None:
+    """The same bytes under another message's name, and what another engine has written into the same folder."""
+    why: list[str] = []
+    one, other = (
+        KVStore(
+            EnginePlace(tmp_path, "model"), KVGeometry(1, 1, 8, torch.float32), key, 1 << 20, lambda _, w: why.append(w)
+        )
+        for key in (b"one", b"other")
+    )
+    kv, key = HostKV(torch.ones(1, 1, 4, 8), torch.zeros(1, 1, 4, 8)), TierKey("a", 4, 7)
+    assert one.save(key, kv) and other.save(key, kv)
+    found = one.load(key)
+    assert found is not None and torch.equal(found[0].keys, kv.keys) and found[1] == 7
     shutil.copy(one.folder / "a.safetensors", one.folder / "b.safetensors")
-    assert one.get("b", kv.shapes()) is None
+    assert one.load(TierKey("b", 4, 7)) is None
     shutil.copy(other.folder / "a.safetensors", one.folder / "a.safetensors")
-    assert one.get("a", kv.shapes()) is None
-    assert [event.reason for event in one.skipped] == ["does not bear this engine's seal"] * 2
+    assert one.load(key) is None
+    assert why == ["is of another message", "does not bear the seal of its store"]
     one.close()
-    assert not one.folder.exists() and other.get("a", kv.shapes()) is not None
+    assert not one.folder.exists() and other.load(key) is not None

@@ -16,7 +16,7 @@ from conftest import MakeEngine
 
 from choreo_agents import Engine, Memory, MessageHandle, Sampling
 from choreo_agents.errors import ChoreoError, EngineClosedError, HandleError
-from choreo_agents.kv.disk import DiskTier
+from choreo_agents.kv.store import KVStore
 from choreo_agents.models import LoadedModel
 
 TOKEN = 2 * 3 * 2 * 16 * 4
@@ -32,8 +32,8 @@ def test_attack_messages_leave_while_the_disk_is_closed(
     engine.kv.park()
     while engine.kv.tiers(made).count("disk") < len(made):
         time.sleep(0.005)
-    drop = DiskTier.drop
-    monkeypatch.setattr(DiskTier, "drop", lambda *a: (time.sleep(0.002), drop(*a))[1])
+    drop = KVStore.drop
+    monkeypatch.setattr(KVStore, "drop", lambda *a: (time.sleep(0.002), drop(*a))[1])
     errors: list[BaseException] = []
 
     def close() -> None:

@@ -34,7 +34,7 @@ def settled_bytes(engine: Engine) -> int:
     """Below the pool, when all that was on its way to the disk is there."""
     with engine._core.lock:
         for entry in engine._core.cache._entries:
-            engine._core.cache._arrive(entry, wait=True)
+            engine._core.cache.files.arrive(entry, wait=True)
     stats = engine.stats()
     return stats.host_bytes + stats.disk_bytes
 

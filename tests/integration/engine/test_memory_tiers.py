@@ -16,8 +16,8 @@ from conftest import MakeEngine
 
 from choreo_agents import Decode, Engine, MessageHandle, Sampling
 from choreo_agents.errors import CapacityError, EngineFailedError, InvalidRequestError, RequestTimeoutError
-from choreo_agents.kv import cache
-from choreo_agents.kv.disk import DiskTier
+from choreo_agents.kv import entry_files
+from choreo_agents.kv.store import KVStore
 
 TOKEN = 2 * 3 * 2 * 16 * 4
 """Bytes of keys and values of one token of the tiny model."""
@@ -151,7 +151,7 @@ def test_files_are_removed_when_their_messages_are_released(make_engine: MakeEng
     made = [engine.prefill(tokens(seed, 20)) for seed in range(3)]
     engine.kv.park()
     wait_until(lambda: len(list(tmp_path.rglob("*.safetensors"))) == 3)
-    assert {path.stem for path in tmp_path.rglob("*.safetensors")} == {f"{handle.id}-0" for handle in made}
+    assert {path.stem for path in tmp_path.rglob("*.safetensors")} == {handle.id for handle in made}
     for handle in made:
         engine.release(handle)
     wait_until(lambda: not list(tmp_path.rglob("*.safetensors")))
@@ -166,7 +166,7 @@ def test_a_file_that_cannot_be_read_is_computed_again(
     probe(engine, [one, other], 930)
     engine.kv.park()
     wait_until(lambda: engine.stats().host_bytes == 0)
-    files = {path.stem.partition("-")[0]: path for path in tmp_path.rglob("*.safetensors")}
+    files = {path.stem: path for path in tmp_path.rglob("*.safetensors")}
     if harm == "missing":
         files[one.id].unlink()
     elif harm == "damaged":
@@ -298,14 +298,14 @@ def test_waiting_for_a_slow_disk_does_not_stop_the_engine(
     make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More leaves for the disk than may be on its way, while a reader waits for the disk: neither blocks the other."""
-    monkeypatch.setattr(cache, "_UNWRITTEN_BYTES", 20 * TOKEN)
+    monkeypatch.setattr(entry_files, "_UNWRITTEN_BYTES", 20 * TOKEN)
     engine = make_engine(disk=tmp_path)
     first = engine.prefill(tokens(1, 30))
     engine.kv.park()
     wait_until(lambda: engine.stats().host_bytes == 0)
     slow = threading.Event()
-    get = DiskTier.get
-    monkeypatch.setattr(DiskTier, "get", lambda *a: (slow.wait(0.2) and None) or get(*a))
+    get = KVStore.load
+    monkeypatch.setattr(KVStore, "load", lambda *a: (slow.wait(0.2) and None) or get(*a))
     others = [engine.prefill(tokens(seed, 30)) for seed in range(2, 6)]
     answers: list[MessageHandle] = []
     reader = threading.Thread(target=lambda: answers.append(engine.decode([7], [first], sampling=forced(9))))
@@ -346,8 +346,8 @@ def test_what_was_read_from_disk_for_nobody_is_not_kept(
     made = [engine.prefill(tokens(seed, 30)) for seed in range(4)]
     engine.kv.park()
     wait_until(lambda: engine.stats().host_bytes == 0)
-    get = DiskTier.get
-    monkeypatch.setattr(DiskTier, "get", lambda *a: (time.sleep(0.1), get(*a))[1])
+    get = KVStore.load
+    monkeypatch.setattr(KVStore, "load", lambda *a: (time.sleep(0.1), get(*a))[1])
     for handle in made:
         with pytest.raises(RequestTimeoutError):
             engine.decode([7], [handle], sampling=forced(1), timeout_s=0.02)

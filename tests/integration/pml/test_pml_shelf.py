@@ -18,7 +18,8 @@ import torch
 from conftest import MakeEngine
 
 from choreo_agents import Engine, Sampling
-from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.engine.keeping.wanted import WantedKV
+from choreo_agents.kv.store import KVKey
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.pml.shelf import Budgets, Shelf
 from choreo_agents.pml.slots import Recipe
@@ -50,7 +51,7 @@ def make_shelf(make_engine: MakeEngine) -> Iterator[MakeShelf]:
 
         def make(folder: Path | None = None, budgets: Budgets | None = None, **options: Any) -> tuple[Engine, Shelf]:
             engine = make_engine(**({"salt": "s"} | options))
-            shelf = Shelf(engine, None if folder is None else engine.kv.archive(folder), budgets or Budgets())
+            shelf = Shelf(engine, None if folder is None else engine.kv.store(folder), budgets or Budgets())
             shelf.add(ALL)
             stack.callback(shelf.close)
             return engine, shelf
@@ -166,14 +167,14 @@ def test_what_is_written_late_comes_back_for_no_longer_than_that(
     make_shelf: MakeShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     budgets = Budgets(device=64 * TOKEN, host=32 * TOKEN)
-    engine, shelf = make_shelf(tmp_path, budgets, host_bytes=1 << 20)
-    gate, read = threading.Event(), engine.kv.read
+    _, shelf = make_shelf(tmp_path, budgets, host_bytes=1 << 20)
+    gate, read = threading.Event(), WantedKV.read
 
-    def late(handle: MessageHandle) -> HostKV:
+    def late(wanted: WantedKV) -> tuple[KVKey, HostKV]:
         assert gate.wait(20)
-        return read(handle)
+        return read(wanted)
 
-    monkeypatch.setattr(engine.kv, "read", late)
+    monkeypatch.setattr(WantedKV, "read", late)
     for key in ("right", "left", "root"):
         with shelf.brought([key]):
             pass
@@ -310,17 +311,17 @@ def test_a_file_is_read_once_for_all_who_wait_for_it(
     with filling.brought(["root"]):
         filling.flush()
     engine, shelf = make_shelf(tmp_path)
-    archive = shelf._archive
-    assert archive is not None
-    load, reads, waiting = archive.load, list[str](), threading.Barrier(3)
+    store = shelf._store
+    assert store is not None
+    load, reads, waiting = store.load, list[str](), threading.Barrier(3)
 
     def slowly(key: Any) -> Any:
         reads.append(key.id)
-        while shelf._slots["root"].users < 3:
+        while shelf._order._kept[shelf._slots["root"]].pins < 3:
             time.sleep(0.001)
         return load(key)
 
-    monkeypatch.setattr(archive, "load", slowly)
+    monkeypatch.setattr(store, "load", slowly)
 
     brought: list[list[int]] = []
 
@@ -362,8 +363,8 @@ def test_who_fails_while_files_are_read_leaves_nothing_leased(make_shelf: MakeSh
     engine, shelf = make_shelf(tmp_path)
     with shelf.brought(["right"]):
         shelf.flush()
-    assert shelf._archive is not None
-    load, ready = shelf._archive.load, list[int]()
+    assert shelf._store is not None
+    load, ready = shelf._store.load, list[int]()
 
     def slowly(key: Any) -> Any:
         time.sleep(0.1)
@@ -374,7 +375,7 @@ def test_who_fails_while_files_are_read_leaves_nothing_leased(make_shelf: MakeSh
         if len(ready) == 3:  # the root is there, and so is what stands behind a file that is being read
             raise KeyboardInterrupt
 
-    setattr(shelf._archive, "load", slowly)  # noqa: B010 - of this one
+    setattr(shelf._store, "load", slowly)  # noqa: B010 - of this one
     with pytest.raises(KeyboardInterrupt), shelf.brought(["left", "right"], fail):
         pass
     shelf.remove(["left", "right"])
@@ -392,7 +393,7 @@ from choreo_agents.pml.slots import Recipe
 model, folder, recipes = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 torch.set_num_threads(1)
 with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23), salt="s") as engine:
-    shelf = Shelf(engine, engine.kv.archive(folder), Budgets())
+    shelf = Shelf(engine, engine.kv.store(folder), Budgets())
     shelf.add([Recipe(key, tuple(tokens), start, tuple(parents)) for key, tokens, start, parents in recipes])
     print("ready", flush=True)
     sys.stdin.readline()

@@ -29,7 +29,7 @@ def token_memory(model: LoadedModel, tokens: int = 256) -> TokenMemory:
     ):
         handle = engine.prefill([number % min(256, model.adapter.vocabulary_size) for number in range(count)])
         device = engine.stats().kv_bytes
-        archive = engine.kv.archive(folder)
-        archive.save(engine.kv.key(handle), engine.kv.read(handle))
+        store = engine.kv.store(folder)
+        store.save(engine.kv.key(handle), engine.kv.read(handle))
         engine.kv.park([handle])
-        return TokenMemory(device / count, engine.stats().host_bytes / count, archive.used_bytes() / count)
+        return TokenMemory(device / count, engine.stats().host_bytes / count, store.used_bytes() / count)

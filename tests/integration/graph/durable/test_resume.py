@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import MakeEngine
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
@@ -213,3 +214,41 @@ def test_who_is_asked_again_has_the_new_answer_everywhere(make_engine: MakeEngin
         plain = {"configurable": {**start.config["configurable"], "choreo": RunOptions(seed=7)}}
         state = graph().compile(saver, engine=engine).invoke(None, plain)
         assert said(engine, state)["dan"] == second and engine.stats().steps == steps
+
+
+class TestKeptKV:
+    """What has a file is not computed again."""
+
+    def run(self, make_engine: MakeEngine, folder: Path, stop: list[str], given: Any, **memory: Any) -> Any:
+        rows: dict[str, list[torch.Tensor]] = {}
+
+        def watch(author: str, *_: int) -> Any:
+            return lambda row: rows.setdefault(author, []).append(row.clone())
+
+        config = {"configurable": {**THREAD["configurable"], "choreo": RunOptions(watch=watch)}}
+        with saved(folder / "states") as saver:
+            engine = make_engine(salt="s", **memory)
+            state = graph().compile(saver, engine=engine, interrupt_before=stop).invoke(given, config)
+        found = said(engine, state), rows, engine.stats()
+        engine.close()
+        return found
+
+    def test_words_are_the_same_bit_by_bit(self, make_engine: MakeEngine, tmp_path: Path) -> None:
+        (tmp_path / "whole").mkdir()
+        words, rows, _ = self.run(make_engine, tmp_path / "whole", [], ASKED)
+        self.run(make_engine, tmp_path, ["cleo"], ASKED, kept=tmp_path / "kv")
+        again, later, stats = self.run(make_engine, tmp_path, [], None, kept=tmp_path / "kv")
+        assert again == words and stats.tokens_recomputed == 0
+        assert [*later] == ["cleo", "dan"]
+        for author, made in later.items():
+            assert len(made) == len(rows[author]) == 24 and all(map(torch.equal, made, rows[author]))
+
+    def test_files_of_a_forgotten_thread_are_removed(self, make_engine: MakeEngine, tmp_path: Path) -> None:
+        self.run(make_engine, tmp_path, [], ASKED, kept=tmp_path / "kv")
+        files = {*tmp_path.glob("kv/*/*/*.safetensors")}
+        assert len(files) >= 5
+        with saved(tmp_path / "states") as saver:
+            engine = make_engine(salt="s", kept=tmp_path / "kv")
+            graph().compile(saver, engine=engine).forget(THREAD["configurable"]["thread_id"])
+            engine.kv.flush()
+        assert not [*tmp_path.glob("kv/*/*/*.safetensors")]

@@ -20,10 +20,12 @@ from torch import Tensor
 
 from choreo_agents.errors import InvalidRequestError
 
-SUFFIX = ".safetensors"
+SUFFIX, _PARTIAL = ".safetensors", ".partial"
 # A FIFO is opened without waiting for who writes it, and a link not at all.
 _READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _MAKING = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_REPLACED = 8
+"""Times that a file may be replaced while it is opened: as many as write it at once."""
 _ABANDONED_S = 3600.0
 """Age of a half-written file that nobody is writing any more."""
 
@@ -75,12 +77,18 @@ def is_regular(path: Path) -> bool:
 
 
 def write_private(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-    """Write a file that only this user can read: whole, or not at all. Whatever stood in its place is replaced."""
-    partial = path.with_suffix(f".{uuid4().hex}.partial")
+    """Write a file that only this user can read: whole, or not at all. Whatever stood in its place is replaced.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    partial = path.with_suffix(f".{uuid4().hex}{_PARTIAL}")
     try:
         os.close(os.open(partial, _MAKING, 0o600))
         save_file(dict(tensors), partial, metadata=dict(about))
         partial.replace(path)
+    except SafetensorError as error:  # a full disk
+        raise OSError(f"{str(path)!r} cannot be written: {error}") from error
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
@@ -97,15 +105,8 @@ def read_private(path: Path, least: int, most: int) -> tuple[dict[str, str], dic
         FileNotFoundError: There is none.
         UnusableFileError: It is a link, no regular file, another user's, of another size, or damaged.
     """
+    descriptor, found = _opened(path)
     try:
-        descriptor = os.open(path, _READING)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        why = "is a link" if error.errno == errno.ELOOP else f"cannot be opened: {error.strerror}"
-        raise UnusableFileError(why) from error
-    try:
-        found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise UnusableFileError("is no regular file")
         if not _ours(found) or found.st_nlink != 1:
@@ -129,19 +130,22 @@ def seal_of(key: bytes, about: Mapping[str, str], tensors: Mapping[str, Tensor])
     return code.hexdigest()
 
 
-def sizes(folder: Path, pattern: str = "*") -> Iterator[tuple[float, int, Path]]:
-    """Last use, bytes and path of what is in a folder; other processes may remove some meanwhile."""
-    for path in folder.glob(pattern):
+def sizes(folder: Path) -> Iterator[tuple[float, int, Path]]:
+    """Last use, bytes and path of what is in a folder, if there is one; other processes may remove some meanwhile."""
+    found: list[os.DirEntry[str]] = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        found = list(entries)
+    for entry in found:
         with suppress(OSError):
-            about = path.lstat()
+            about = entry.stat(follow_symlinks=False)
             if not stat.S_ISDIR(about.st_mode):
-                yield about.st_mtime, about.st_size, path
+                yield about.st_mtime, about.st_size, folder / entry.name
 
 
 def remove_abandoned(folder: Path) -> None:
     """Remove what processes have left half-written: they were killed long ago."""
-    for changed, _, path in list(sizes(folder, "*.partial")):
-        if time.time() - changed > _ABANDONED_S:
+    for changed, _, path in list(sizes(folder)):
+        if path.suffix == _PARTIAL and time.time() - changed > _ABANDONED_S:
             with suppress(OSError):
                 path.unlink()
 
@@ -150,6 +154,27 @@ def used_now(path: Path) -> None:
     """It was read: let it be the last that leaves for others."""
     with suppress(OSError):
         os.utime(path, follow_symlinks=False)
+
+
+def _opened(path: Path) -> tuple[int, os.stat_result]:
+    """A descriptor of a file, and what it says of that; raises what `read_private` raises."""
+    for _ in range(_REPLACED):
+        try:
+            descriptor = os.open(path, _READING)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            why = "is a link" if error.errno == errno.ELOOP else f"cannot be opened: {error.strerror}"
+            raise UnusableFileError(why) from error
+        try:
+            found = os.fstat(descriptor)
+        except OSError as error:
+            os.close(descriptor)
+            raise UnusableFileError(f"cannot be read: {error.strerror}") from error
+        if found.st_nlink:
+            return descriptor, found
+        os.close(descriptor)  # removed, or replaced by who wrote the same, since it was opened
+    raise UnusableFileError("is replaced again and again")
 
 
 def _parsed(data: bytes) -> tuple[dict[str, str], dict[str, Tensor]]:

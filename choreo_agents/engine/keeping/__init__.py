@@ -1,0 +1,1 @@
+"""KV that outlives its engine: who has it written, and from what it is read then."""

@@ -1,0 +1,1 @@
+"""KV out of the engine and into it: `engine.kv`."""

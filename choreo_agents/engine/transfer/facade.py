@@ -1,0 +1,256 @@
+"""KV out of the engine and into it: what one process has encoded serves another that runs the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from choreo_agents.engine.calling import Caller
+from choreo_agents.engine.calls import Prefill
+from choreo_agents.engine.keeping.kept import WITHOUT_SALT, KeptKV, lasting_store
+from choreo_agents.engine.keeping.wanted import kv_key
+from choreo_agents.engine.memory_map import MemoryMap, TierName, tier_of
+from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.table import require_handle
+from choreo_agents.engine.transfer.bringing import in_pool, pin
+from choreo_agents.engine.transfer.filling import (
+    adopted_message,
+    allocated,
+    fill,
+    place_adopted,
+    require_native,
+    require_shapes,
+)
+from choreo_agents.engine.transfer.leases import Leases
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.kv.store import KVKey, KVStore
+from choreo_agents.kv.tiers import HostKV
+
+T = TypeVar("T")
+
+
+class KVTransfer:
+    """Keys and values themselves, for those who keep them elsewhere or move them about: `engine.kv`.
+
+    Unless it says otherwise, every method raises `HandleError` if a handle is unknown, released, or another model's.
+    """
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._tenant = caller.tenant
+
+    def key(self, of: MessageHandle | Prefill) -> KVKey:
+        """What names a message's KV, as a store writes it beside the KV.
+
+        Args:
+            of: The message, or the prefill that would make it: then nothing is encoded or leased, and its parents are
+                named without asking whether the engine has them.
+
+        Raises:
+            InvalidRequestError: The prefill can never work, or is a mapped copy's.
+        """
+        tenant = self._tenant
+        if isinstance(of, Prefill):
+            with tenant.core.lock:
+                tenant.require_open()
+            return tenant.builder.key(of)
+        with tenant.core.lock:
+            return kv_key(tenant.find(of))
+
+    def read(self, handle: MessageHandle) -> HostKV:
+        """A copy of a message's keys and values, [layers, kv_heads, tokens, head_dim] each, on the host.
+
+        It is brought into the KV memory for it, if it is not there.
+
+        Raises:
+            InvalidRequestError: The engine's method keeps no KV.
+            CapacityError: Pinned and running messages leave no room for it now.
+        """
+        if not self._tenant.core.keeps_kv:
+            method = self._tenant.core.settings.method
+            raise InvalidRequestError(f"an engine of method {method!r} keeps no KV to read")
+        with in_pool(self._tenant, handle) as (pool, segment):
+            return pool.read(segment)
+
+    def restore(self, handles: Sequence[MessageHandle]) -> None:
+        """Bring messages into the KV memory, or compute them again, before they are read.
+
+        Raises:
+            CapacityError: Pinned and running messages leave no room for one of them now.
+        """
+        for handle in handles if self._tenant.core.keeps_kv else ():
+            with in_pool(self._tenant, handle):
+                pass
+
+    def adopt(self, call: Prefill, kv: HostKV, native_offset: int | None = None) -> MessageHandle:
+        """Take in KV that was encoded elsewhere, in place of a prefill: nothing is encoded.
+
+        The message is as if it had been prefilled here: found again by its content, and computed again from its
+        lineage if its KV is lost. If the engine has its KV already, that serves.
+
+        Args:
+            call: The prefill that made it.
+            kv: Its keys and values, as `read` gives them.
+            native_offset: The position that its first token was encoded at; None: where the call places it.
+
+        Returns:
+            A leased handle.
+
+        Raises:
+            InvalidRequestError: The call can never work, or the kv is not of this model's shapes and type.
+            CapacityError: Pinned and running messages leave no room for it now.
+        """
+        if not isinstance(call, Prefill):
+            raise InvalidRequestError(f"only a Prefill can be adopted, not {call!r}")
+        tenant, core, scope = self._tenant, self._tenant.core, self._caller.scope()
+        [read] = tenant.builder.read(call)
+        with core.lock:
+            tenant.require_open()
+            placed = place_adopted(tenant, read)
+            require_shapes(tenant, kv, len(read.tokens))
+            lineage = placed.lineage.at(require_native(tenant, placed.lineage, native_offset))
+            known, pool = core.table.get(tenant.naming.handle(lineage).id), core.pool
+            if known is not None and known.entry is not None and not core.cache.lost(known.entry):
+                return tenant.answered(known, placed, scope).result()
+            if not core.method.keeps_kv:
+                return tenant.answered(adopted_message(tenant, placed, lineage), placed, scope).result()
+            segment = allocated(tenant, len(lineage.tokens), lineage.placement.new_offset)
+        fill(tenant, pool, segment, kv)
+        with core.lock:
+            if tenant.closed:
+                pool.unpin(segment)
+                tenant.require_open()
+            # If the engine has started again meanwhile, its memory is empty: lineage is left.
+            taken = segment if core.pool is pool else None
+            answer = tenant.answered(adopted_message(tenant, placed, lineage), placed, scope, taken)
+            core.movements.add(tenant.name, "adopted")
+            return answer.result()
+
+    def lease(self, handles: Sequence[MessageHandle], *, scoped: bool = True) -> Leases:
+        """Take one more lease of each message, or none if one of them raises.
+
+        Args:
+            handles: What to lease.
+            scoped: Whether the end of the scope drops them, too; else they last until they are released.
+        """
+        scope, tenant = self._caller.scope() if scoped else None, self._tenant
+        with tenant.core.lock:
+            found = [tenant.find(handle) for handle in handles]
+            for message in found if scope is None or not scope.closed else ():
+                tenant.core.table.lease(message, scope)
+        return Leases(tenant, scope, list(handles))
+
+    def tiers(self, handles: Sequence[MessageHandle]) -> list[TierName | None]:
+        """The fastest tier that has each message's KV: `"lineage"` if none has, None if it is not known and leased.
+
+        Of a closed engine, too.
+        """
+        core = self._tenant.core
+        with core.lock:
+            self._tenant.require_tenancy()
+            found = [core.table.get(require_handle(handle).id) for handle in handles]
+            mine = [
+                m if m and (m.handle, m.tenant) == (h, self._tenant.name) else None
+                for m, h in zip(found, handles, strict=True)
+            ]
+            return [None if message is None else tier_of(message, core.cache) for message in mine]
+
+    def park(self, what: Scope | Sequence[MessageHandle] | None = None) -> None:
+        """Give the pool's memory back for now: of messages, of what only a scope leases, or of everything.
+
+        What is being read or pinned stays. The rest goes to the host or the disk, or is forgotten and computed again,
+        and comes back when it is next read: handles stay good.
+        """
+        tenant, core = self._tenant, self._tenant.core
+        with core.lock:
+            tenant.require_tenancy()
+            if what is None or isinstance(what, Scope):
+                mine = [message for message in core.table.messages() if message.tenant == tenant.name]
+                parked = [m for m in mine if what is None or m.leased_only_within(what)]
+            else:
+                parked = [tenant.find(handle) for handle in what]
+            core.cache.park(m.entry for m in parked if m.entry is not None)
+
+    def pin(self, handle: MessageHandle) -> None:
+        """Keep a message in the pool, however little room that leaves; `unpin` takes it back.
+
+        Raises:
+            QuotaError: The tenant has pinned as much as it may.
+        """
+        pin(self._tenant, handle, 1)
+
+    def unpin(self, handle: MessageHandle) -> None:
+        """Undo one `pin`."""
+        pin(self._tenant, handle, -1)
+
+    def store(self, folder: str | Path, budget_bytes: int = 1 << 34) -> KVStore:
+        """KV of this model and tenant in a folder that outlives the engine and may be shared between processes.
+
+        Args:
+            folder: Has a folder for each model in it, and in that one for each tenant.
+            budget_bytes: Of this model's and tenant's files; the longest unused ones are removed.
+
+        Raises:
+            InvalidRequestError: The tenant has no salt: what outlives the engine is sealed from it. Or the folder is
+                another user's.
+        """
+        tenant, core = self._tenant, self._tenant.core
+        if not tenant.naming.salted:
+            raise InvalidRequestError(WITHOUT_SALT)
+        with core.lock:
+            tenant.require_open()
+        store, place = lasting_store(core, tenant.naming, Path(folder), budget_bytes, core.tell_skipped_file)
+        place.make()
+        return store
+
+    def kept_in(self, store: KVStore) -> KeptKV:
+        """What writes the tenant's messages to a store, in the background; close it before the engine."""
+        return KeptKV(self._tenant.core, self._tenant.find, store)
+
+    def keep(self, handles: Sequence[MessageHandle]) -> None:
+        """Have the KV of messages written to `Memory(kept=...)`, in the background: it outlives the engine.
+
+        What is lost is read from there, bit by bit the same, by this engine and by others of the same model and salt.
+        Nothing happens without such a folder, or for what has a file, has no KV, is a mapped copy, or is larger than
+        the budget. `flush` tells what could not be written, as does a `FileUnwritten` event, once.
+
+        Raises:
+            InvalidRequestError: The tenant has no salt: what outlives the engine is sealed from it.
+        """
+        if self._tenant.kept is not None:
+            self._tenant.kept.keep(handles)
+
+    def discard(self, messages: Sequence[MessageHandle | str]) -> None:
+        """Remove files that `keep` has written, or is to write, and return when they are gone.
+
+        Args:
+            messages: Handles or their ids, known here or not. What memory has of them stays.
+        """
+        if self._tenant.kept is not None:
+            self._tenant.kept.discard([each.id if isinstance(each, MessageHandle) else each for each in messages])
+            self._tenant.kept.wait()
+
+    def flush(self) -> None:
+        """Return when all that was to be kept is written; closing does so, too, and tells nobody.
+
+        Raises:
+            OSError: Something could not be.
+        """
+        self._tenant.core.lock.require_own()
+        if self._tenant.kept is not None:
+            self._tenant.kept.flush()
+
+    def memory_map(self) -> MemoryMap:
+        """How much is in each tier, and which of the tenant's authors keep it there."""
+        return self._tenant.memory_map()
+
+    def keeper(self, make: Callable[..., T], *args: Any) -> T:
+        """What keeps messages for this tenant: made once, and found again for as long as the tenancy lasts.
+
+        Args:
+            make: A function or class; the same one finds the same again. Called under the engine's lock.
+            args: What it is called with.
+        """
+        return self._tenant.keeper(make, *args)

@@ -1,0 +1,83 @@
+"""KV that was encoded elsewhere comes into the pool: what is wrong with it, room for it, and the message it is of."""
+
+from __future__ import annotations
+
+from choreo_agents.engine.calls import Prefill
+from choreo_agents.engine.messages.message import Lineage, Message
+from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.engine.request_builder import PlacedCall, ReadCall
+from choreo_agents.engine.tenant import Tenant
+from choreo_agents.errors import CapacityError, ContextLengthError, InvalidRequestError
+from choreo_agents.kv.pool import KVPool
+from choreo_agents.kv.segment import Segment
+from choreo_agents.kv.tiers import HostKV, shapes_of
+
+
+def place_adopted(tenant: Tenant, read: ReadCall) -> PlacedCall:
+    """Find and place what an adopted call reads; raises what `Engine.prefill` raises."""
+    placed = tenant.builder.place(read)
+    if placed.lineage.mapper:
+        raise InvalidRequestError("a cache mapper's copy is made of its source: it is not adopted")
+    return placed
+
+
+def no_room(tenant: Tenant, tokens: int) -> CapacityError:
+    """Why so many tokens cannot be brought into the pool."""
+    pool = tenant.core.pool
+    return CapacityError(
+        f"KV memory has room for {pool.free_tokens} of {tokens} tokens now: release or unpin messages"
+        f"{tenant.core.method.pinned(tenant.name)}, or load the engine with a larger kv_budget_bytes"
+    )
+
+
+def allocated(tenant: Tenant, tokens: int, at: int) -> Segment:
+    """Room in the pool; raises `CapacityError` if there is none now."""
+    core = tenant.core
+    tenant.quotas.make_room(tokens)
+    core.method.evict(core.pool.rounded(tokens))
+    segment = core.pool.allocate(tokens, at, tenant.name)
+    if segment is None:
+        raise no_room(tenant, tokens)
+    return segment
+
+
+def fill(tenant: Tenant, pool: KVPool, segment: Segment, kv: HostKV) -> None:
+    """Copy KV into a segment, without the engine's lock: no step knows the segment yet, so steps go on meanwhile."""
+    try:
+        pool.write(segment, kv)
+    except BaseException:
+        with tenant.core.lock:
+            pool.unpin(segment)
+        raise
+
+
+def adopted_message(tenant: Tenant, placed: PlacedCall, lineage: Lineage) -> Message:
+    """The message that an adopted prefill makes."""
+    table, call, handle = tenant.core.table, placed.read.call, tenant.naming.handle(lineage)
+    assert isinstance(call, Prefill)
+    known = table.get(handle.id)
+    usage = Usage(0, 0, None, 0.0) if known is None else known.usage
+    label = lineage.label(call.author, call.role)
+    return Message(handle, lineage, call.author, call.role, usage, label, origin=label)
+
+
+def require_shapes(tenant: Tenant, kv: HostKV, tokens: int) -> None:
+    """Raise unless KV is of so many tokens of the engine's model."""
+    wanted = shapes_of(tenant.core.model.adapter.geometry, tokens, quantized=False)
+    if not isinstance(kv, HostKV) or kv.shapes() != wanted:
+        found = kv.shapes() if isinstance(kv, HostKV) else kv
+        raise InvalidRequestError(f"the kv is not of {tokens} tokens of this model: {found!r}, not {wanted!r}")
+
+
+def require_native(tenant: Tenant, lineage: Lineage, native_offset: int | None) -> int:
+    """Where KV was encoded; raises if it or what it attends to could not have stood there."""
+    placement = lineage.placement
+    at = placement.new_offset if native_offset is None else native_offset
+    most = tenant.core.model.adapter.max_positions
+    if isinstance(at, bool) or not isinstance(at, int) or min(at, at + min(placement.relative(), default=0)) < 0:
+        raise InvalidRequestError(f"native_offset {at!r} puts the message or a parent before position 0")
+    lengths = [len(parent.tokens) for parent in lineage.parents]
+    reach = placement.end(lengths, len(lineage.tokens)) - placement.new_offset + at
+    if reach > most:
+        raise ContextLengthError(f"the message was encoded up to position {reach}, the model's context ends at {most}")
+    return at

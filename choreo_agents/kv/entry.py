@@ -1,0 +1,90 @@
+"""The KV of one message, wherever it is."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from choreo_agents.kv.copying import Arrival
+from choreo_agents.kv.pool import KVPool
+from choreo_agents.kv.segment import Segment
+from choreo_agents.kv.store.key import TierKey
+from choreo_agents.kv.tiers import HostKV, Stored
+
+
+@dataclass(eq=False)
+class CacheEntry:
+    """The KV of one message, wherever it is.
+
+    device   segment         read and written by steps
+    host     kv          in the host tier, or staged on its way to or from the disk
+    disk     on_disk         a file named by the message's id
+    kept     kept            a file that outlives the engine, and is all that there is of it
+    lost     none of them    lineage says how to compute it again
+    """
+
+    key: str
+    """The message's id."""
+    tokens: int
+    native_offset: int
+    """The position that its first token was encoded at: what computes it again encodes it there."""
+    segment: Segment | None = None
+    staged: HostKV | None = None
+    """On the host, whatever the host tier's budget, for as long as a request waits for it or the disk does."""
+    on_disk: bool = False
+    kept: bool = False
+    """As far as is known: for as long as it is true, nobody computes it again."""
+    writing: Future[list[str]] | None = None
+    """Under way to the disk; staged until it is there."""
+    fetching: Future[tuple[HostKV, int] | None] | None = None
+    """Under way from the disk."""
+    arriving: Arrival | None = None
+    """Of the step that brought it into the pool last, and may be at it still."""
+    wanted: int = 0
+    """Requests that wait to read it: it may leave the pool, but is kept on the host at least."""
+    pins: int = 0
+    """How often it was pinned: it stays in the pool."""
+    stored: Stored = "full"
+    used: int = 0
+    tenant: str = ""
+    """Whose it is."""
+
+    @property
+    def filed(self) -> bool:
+        """Whether a file has it."""
+        return self.on_disk or self.kept
+
+    @property
+    def file(self) -> TierKey:
+        """What its file is asked for by."""
+        return TierKey(self.key, self.tokens, self.native_offset, quantized=self.stored == "int8")
+
+    def idle(self) -> bool:
+        """Whether it is in the pool and nothing keeps it there."""
+        return self.segment is not None and self.segment.pins == 1 and not self.pins
+
+    def keeps(self) -> bool:
+        """Whether it is kept below the pool: of what is rather made again, only what a request waits for."""
+        return self.stored != "low-rank" or self.wanted > 0
+
+    def fill(self, pool: KVPool, segment: Segment, kv: HostKV, arrivals: list[Arrival] | None) -> None:
+        """Bring its KV into a segment: now or, with a list of arrivals, in the step that these are given to."""
+        full = kv.dequantized(pool.geometry.dtype)
+        if arrivals is None:
+            pool.write(segment, full)
+            return
+        from_disk = self.filed and self.writing is None
+        segment.encoded, self.arriving = self.tokens, Arrival(segment, full, kv, from_disk)
+        arrivals.append(self.arriving)
+
+    def withdraw(self, pool: KVPool, arrival: Arrival) -> None:
+        """It did not arrive: it is again where it was."""
+        arrival.end(is_there=False)
+        self.segment, self.staged, self.arriving = None, arrival.stored, None
+        pool.unpin(arrival.segment)
+
+    def copied(self, pool: KVPool) -> HostKV:
+        """What is kept of it there."""
+        assert self.segment is not None
+        kv = pool.read(self.segment)
+        return kv.quantized() if self.stored == "int8" else kv

@@ -1,0 +1,24 @@
+"""What moved between the tiers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Movements:
+    """What moved between the tiers so far."""
+
+    evicted: int = 0
+    """Messages that left the pool."""
+    restored_from_host: int = 0
+    restored_from_disk: int = 0
+    recomputed: int = 0
+    lost: int = 0
+    """Messages that left the last tier, to be computed again when they are read."""
+    adopted: int = 0
+    """Messages whose KV was encoded elsewhere."""
+
+
+RESTORED = ("restored_from_host", "restored_from_disk")
+"""What a message that came back counts as; the second if from the disk."""

@@ -1,0 +1,7 @@
+"""KV below the pool: host memory and sealed files, each within a budget that the longest unused leaves."""
+
+from choreo_agents.kv.store.key import KVKey
+from choreo_agents.kv.store.store import KVStore
+from choreo_agents.kv.store.writer import KVWriter
+
+__all__ = ["KVKey", "KVStore", "KVWriter"]

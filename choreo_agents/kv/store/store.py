@@ -1,0 +1,187 @@
+"""KV in files: one for each message, named by what it holds, sealed, and believed by nobody without the key."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from choreo_agents.kv.geometry import KVGeometry
+from choreo_agents.kv.store.eviction import leaving
+from choreo_agents.kv.store.files import (
+    SUFFIX,
+    UnusableFileError,
+    is_regular,
+    read_private,
+    seal_of,
+    used_now,
+    write_private,
+)
+from choreo_agents.kv.store.key import FileKey
+from choreo_agents.kv.store.places import Place
+from choreo_agents.kv.tiers import HostKV, shapes_of, stored_bytes
+
+_HEADER_BYTES, _TOKEN_BYTES = 1 << 22, 16
+"""Of what a file says of itself, at most: by itself, its parents' names included, and for each token."""
+_WRITERS = 8
+"""Processes that may write at once without looking at each other's files, as long as there is room for all of them."""
+
+
+class KVStore:
+    """One file for each message, written whole or not at all.
+
+    A file is good only if it says of itself all that was asked for, has the shapes and the type of the model's KV, and
+    carries a keyed checksum over all of that; any other is put away and counts as missing, and nobody waits for it.
+    Files that other processes write into the same place are good, too, if they have the same key. Slow, but for
+    `knows`. May be used from any thread.
+
+    Args:
+        place: Where the files are.
+        geometry: The model's KV shape.
+        seal: The key: without it nobody can write a file that is taken for good.
+        budget_bytes: Of all files of the place; the longest unused ones are removed.
+        skipped: Told of every file that could not be used: where it was, and why.
+        removed: Told of every message whose file had to make room for others.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        geometry: KVGeometry,
+        seal: bytes,
+        budget_bytes: int,
+        skipped: Callable[[Path, str], None] = lambda path, why: None,
+        removed: Callable[[str], None] = lambda message_id: None,
+    ) -> None:
+        self.budget_bytes = budget_bytes
+        self._place = place
+        self._geometry = geometry
+        self._seal = seal
+        self._skipped, self._removed = skipped, removed
+        self._there: set[str] = set()
+        """Messages that have a file, as far as is known without looking."""
+        self._spare_bytes = -1
+        """That may be written before looking how much there is."""
+        self.look()
+
+    @property
+    def folder(self) -> Path:
+        return self._place.folder
+
+    def knows(self, message_id: str) -> bool:
+        """Whether there was a file when the store last looked. Does not look."""
+        return message_id in self._there
+
+    def has(self, message_id: str) -> bool:
+        """Whether there is a file, good or not; `knows` knows it from then on."""
+        there = is_regular(self._path(message_id))
+        (self._there.add if there else self._there.discard)(message_id)
+        return there
+
+    def look(self) -> int:
+        """See which files there are, other processes' included; the bytes of all."""
+        files = list(self._place.files())
+        self._there = {path.stem for _, _, path in files if path.suffix == SUFFIX and path.parent == self.folder}
+        return sum(size for _, size, _ in files)
+
+    def save(self, key: FileKey, kv: HostKV) -> bool:
+        """Write a message's KV, unless there is a file of it; whether there is one now.
+
+        One that is larger than the whole budget is not written.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        if self.has(key.id):
+            return True
+        if kv.nbytes > self.budget_bytes:
+            return False
+        self._place.make()
+        path, tensors = self._path(key.id), kv.tensors()
+        about = key.written() | {"native_offset": str(key.native_offset)}
+        write_private(path, tensors, about | {"seal": seal_of(self._seal, about, tensors)})
+        self._there.add(key.id)
+        self._make_room(path)
+        return self.has(key.id)
+
+    def load(self, key: FileKey) -> tuple[HostKV, int] | None:
+        """A message's KV, and the position that it was encoded at; None if there is no good file."""
+        path = self._path(key.id)
+        try:
+            found = self._read(path, key)
+        except FileNotFoundError:
+            if self.knows(key.id):  # who removes files tells of it
+                self._there.discard(key.id)
+                self._skipped(path, "is missing")
+            return None
+        except UnusableFileError as error:
+            self.set_aside(key.id, str(error))
+            return None
+        used_now(path)
+        return found
+
+    def drop(self, message_id: str) -> None:
+        """Remove a file, if it is there."""
+        with suppress(OSError):
+            self._path(message_id).unlink(missing_ok=True)
+        self._there.discard(message_id)
+
+    def set_aside(self, message_id: str, why: str) -> None:
+        """Let a file that cannot be used not be found again."""
+        path = self._path(message_id)
+        self._place.put_away(path)
+        self._there.discard(message_id)
+        self._skipped(path, why)
+
+    def used_bytes(self) -> int:
+        """Of all files, other processes' included."""
+        return sum(size for _, size, _ in self._place.files())
+
+    def close(self) -> None:
+        """It is used no more: what is gone with its engine is removed."""
+        self._place.close()
+
+    def _read(self, path: Path, key: FileKey) -> tuple[HostKV, int]:
+        shapes = shapes_of(self._geometry, key.length, quantized=key.quantized)
+        nbytes = stored_bytes(self._geometry, "int8" if key.quantized else "full") * key.length
+        about, tensors = read_private(path, nbytes, nbytes + _HEADER_BYTES + _TOKEN_BYTES * key.length)
+        seal, at = about.pop("seal", ""), about.get("native_offset", "")
+        if {name: (tuple(each.shape), each.dtype) for name, each in tensors.items()} != shapes:
+            raise UnusableFileError("holds other keys and values")
+        if not at.isdecimal() or about | key.written() != about:
+            raise UnusableFileError("is of another message")
+        if not hmac.compare_digest(seal, seal_of(self._seal, about, tensors)):
+            raise UnusableFileError("does not bear the seal of its store")
+        return HostKV(**tensors), int(at)
+
+    def _make_room(self, written: Path) -> None:
+        """Remove the longest unused files over the budget; what was just written only if that is over it alone.
+
+        All processes that find the place too full at once remove the same files.
+        """
+        try:
+            size = written.lstat().st_size
+        except OSError:
+            return  # it had to make room for others' already
+        if size > self.budget_bytes:
+            self.drop(written.stem)
+            return
+        self._spare_bytes -= size
+        if self._spare_bytes >= 0:
+            return
+        files = sorted(self._place.files(), key=lambda each: (each[2] == written, each))
+        self._there = {path.stem for _, _, path in files if path.suffix == SUFFIX and path.parent == self.folder}
+        used = sum(size for _, size, _ in files)
+        size_of = {path: size for _, size, path in files}
+        for path in leaving(size_of.items(), used - self.budget_bytes):
+            with suppress(OSError):
+                path.unlink()
+            used -= size_of[path]
+            if path.parent == self.folder and path.suffix == SUFFIX:
+                self._there.discard(path.stem)
+                self._removed(path.stem)
+        self._spare_bytes = (self.budget_bytes - used) // _WRITERS
+
+    def _path(self, message_id: str) -> Path:
+        return self.folder / f"{message_id}{SUFFIX}"
