@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, groupby
 from typing import Any, Protocol
@@ -75,8 +75,7 @@ class Reading:
         self.inputs: list[HandleEntry] = []
         """Entries that this call has made of messages which no node had encoded."""
         self.lost: dict[str, tuple[HandleEntry, str]] = {}
-        """What stood for messages that were encoded again since their encodings are of no use here, and why these are
-        not: by message."""
+        """What stood for messages that were encoded again, and why their encodings are of no use here: by message."""
         self._modules: Leases | None = None
         self._branches = MergedBranches(self.bound, reader.place.author, reader.merging, reader.adapter)
         self._earliest = earliest
@@ -196,10 +195,9 @@ class Reading:
         made = {entry["message_id"]: entry for entry in await self._others.encoded(seen, named)}
         if not made:
             return seen
-        served = {self.bound.model, *(engine.model.adapter.fingerprint for engine in self._reader.others)}
-        for entry in made.values():
-            if is_of_agent(entry) and base_model(entry["handle"]["model"]) not in served:
-                self.lost[entry["message_id"]] = entry, "another model has said it, which is not served here"
+        self.lost |= _unserved(
+            made, {self.bound.model, *(each.model.adapter.fingerprint for each in self._reader.others)}
+        )
         self.inputs = [*(entry for entry in self.inputs if entry["message_id"] not in made), *made.values()]
         self.entries = [made.get(entry["message_id"], entry) for entry in self.entries]
         return self._seen()
@@ -298,6 +296,13 @@ class Reading:
             if len(group) > 1:
                 await self._turns.close(so_far)
             view.extend(so_far, shown)
+
+
+def _unserved(made: Mapping[str, HandleEntry], served: Collection[str]) -> dict[str, tuple[HandleEntry, str]]:
+    """Those of these entries that stand for what models have said which are not served, by message."""
+    why = "another model has said it, which is not served here"
+    said = {name: entry for name, entry in made.items() if is_of_agent(entry)}
+    return {name: (each, why) for name, each in said.items() if base_model(each["handle"]["model"]) not in served}
 
 
 def _groups(seen: Sequence[SeenEntry], *, parallel: bool) -> Iterator[list[list[SeenEntry]]]:
