@@ -242,8 +242,10 @@ class EngineCore:
             self.holdings.check()
             self.method.check()
             if not self.loop.unfinished() and self.method.keeps_kv:
-                entries = [message.entry for message in self.table.messages()]
-                owned = sum(entry is not None and entry.segment is not None for entry in entries)
+                leased = {message.entry for message in self.table.messages()}
+                held = self.cache.entries_of(None)
+                assert all(entry in leased or entry.wanted for entry in held), "KV outlived its message"
+                owned = sum(entry.segment is not None for entry in held)
                 assert self.pool.live_segments() == owned, "a segment outlived its message"
 
 

@@ -77,7 +77,7 @@ def test_a_draw_is_the_same_again_and_goes_on_where_it_stopped(monkeypatch: pyte
 
 def test_a_file_is_in_one_room() -> None:
     files = [file for room in drawing.ROOMS for file in drawing.files_of(room)]
-    assert len(files) == len({*files}) and drawing.PACKAGE / "kv" / "archive.py" in drawing.files_of("seals")
+    assert len(files) == len({*files}) and drawing.PACKAGE / "kv" / "store" / "store.py" in drawing.files_of("seals")
 
 
 def test_a_room_whose_place_is_gone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -49,7 +50,7 @@ class Machine(RuleBasedStateMachine):
     """An engine with little memory, and the lineage of every message it has made."""
 
     @initialize(
-        tiers=st.sampled_from(["none", "host", "disk", "both"]),
+        tiers=st.sampled_from(["none", "host", "disk", "both", "kept", "all"]),
         step_tokens=st.sampled_from([512, 7]),
         stored=st.sampled_from(["full", "low-rank"]),
     )
@@ -61,11 +62,14 @@ class Machine(RuleBasedStateMachine):
             model,
             memory=Memory(
                 kv_budget_bytes=BUDGET * self.token,
-                host_bytes=100 * self.token if tiers in ("host", "both") else 0,
-                disk=self.folder if tiers in ("disk", "both") else None,
+                host_bytes=100 * self.token if tiers in ("host", "both", "all") else 0,
+                disk=self.folder if tiers in ("disk", "both", "all") else None,
+                kept=self.folder if tiers in ("kept", "all") else None,
+                kept_bytes=200 * self.token,
                 mapped_storage=stored,
             ),
             scheduling=Scheduling(step_tokens=step_tokens),
+            salt="machine",
         )
         # One that changes nothing: a copy reads as its source does.
         mapper = CacheMapper(model.adapter.geometry, model.adapter.kinds)
@@ -84,6 +88,7 @@ class Machine(RuleBasedStateMachine):
         for handle, count in self.leases.items():
             for _ in range(count):
                 self.engine.release(handle)
+        self.flush()
         assert self.engine.stats().kv_bytes == self.engine.stats().host_bytes == self.engine.stats().messages == 0
         self.engine.check()
         self.engine.close()
@@ -251,6 +256,15 @@ class Machine(RuleBasedStateMachine):
     def park(self) -> None:
         self.engine.kv.park()
 
+    @rule(seed=seeds, waits=st.booleans(), again=st.booleans())
+    def keep(self, seed: int, waits: bool, again: bool) -> None:
+        handles = self.draw_view(Random(seed))[0]
+        if again:
+            self.engine.kv.discard(handles)
+        self.engine.kv.keep(handles)
+        if waits:
+            self.flush()
+
     @rule(tokens=st.integers(1, BUDGET))
     def evict(self, tokens: int) -> None:
         with self.engine._core.lock:
@@ -277,6 +291,10 @@ class Machine(RuleBasedStateMachine):
         self.engine.kv.unpin(handle)
         self.pins[handle] -= 1
         self.pins += Counter()
+
+    def flush(self) -> None:
+        with suppress(InjectedError):  # a fault has met the writer
+            self.engine.kv.flush()
 
     def draw_view(self, rng: Random) -> tuple[list[MessageHandle], list[int], int]:
         """A few leased messages and copies, anywhere."""

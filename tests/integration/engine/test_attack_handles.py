@@ -59,7 +59,7 @@ def test_attack_without_a_salt_no_name_can_be_computed(make_engine: MakeEngine) 
         assert message_id(salt, handle.model, one.tokens(handle), [], []) != handle.id
     assert one._tenant.name != other._tenant.name
     with pytest.raises(InvalidRequestError, match="salt="):
-        one.kv.archive("anywhere")
+        one.kv.store("anywhere")
 
 
 def test_with_a_salt_names_are_the_same_in_each_engine(make_engine: MakeEngine) -> None:

@@ -471,3 +471,46 @@ def test_eviction_is_not_kept_from_by_a_folder_that_cannot_be_written(make_shelf
     assert engine.stats().messages == 0
     with pytest.raises(OSError):
         shelf.flush()
+
+
+def test_files_that_were_evicted_do_not_come_back_from_who_still_writes_them(
+    make_shelf: MakeShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was encoded after eviction had waited for the writer is still to be written when it removes files."""
+    _, shelf = make_shelf(tmp_path)
+    assert shelf._kept is not None
+    inside, gate, read, wait = threading.Event(), threading.Event(), WantedKV.read, shelf._kept.wait
+
+    def late(wanted: WantedKV) -> tuple[KVKey, HostKV]:
+        inside.set()
+        assert gate.wait(20)
+        return read(wanted)
+
+    def waited() -> None:
+        wait()
+        if not inside.is_set():
+            with shelf.brought(["root"]):
+                assert inside.wait(20)
+            threading.Timer(0.05, gate.set).start()
+
+    monkeypatch.setattr(WantedKV, "read", late)
+    monkeypatch.setattr(shelf._kept, "wait", waited)
+    shelf.evict(["root"], files=True)
+    assert inside.is_set() and files(tmp_path) == [] and shelf.place("root")[0] == "nowhere"
+    shelf.flush()
+    assert files(tmp_path) == []
+
+
+def test_what_is_pinned_and_needed_stays_until_both_are_over(make_shelf: MakeShelf) -> None:
+    engine, shelf = make_shelf(None, Budgets(device=0))
+    shelf.pin(["left"])
+    assert shelf.place("left") == ("device", True)
+    with shelf.brought(["left"]) as handles:
+        shelf.unpin(["left"])
+        shelf.evict(["left"])
+        assert shelf.place("left") == ("device", False)
+        engine.release(handles["left"])
+    shelf.unpin(["left"])
+    assert engine.stats().leases == 1 and shelf.place("left") == ("nowhere", False)
+    shelf.remove(KEYS)
+    assert engine.stats().leases == 0 and not any(slot in shelf._order for slot in shelf._slots.values())

@@ -14,6 +14,7 @@ from support.tuning import full_disk
 
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.store import KVKey, KVStore
+from choreo_agents.kv.store import files as files_module
 from choreo_agents.kv.store import places as places_module
 from choreo_agents.kv.store.key import FileKey, TierKey
 from choreo_agents.kv.store.places import EnginePlace, LastingPlace
@@ -155,6 +156,29 @@ def test_two_that_write_one_message_at_once_leave_one_whole_file(tmp_path: Path)
     for thread in threads:
         thread.join()
     assert sorted(path.name for path in stores[0].folder.iterdir()) == sorted(f"{n}.safetensors" for n in range(30))
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By who has written the same message at once; somebody who does nothing else is not waited for."""
+    one, fstat, times = store(tmp_path), os.fstat, [0]
+    assert one.save(key("a"), kv(1))
+    path = one.folder / "a.safetensors"
+
+    def replaced(descriptor: int) -> os.stat_result:
+        if times[0] and path.exists():
+            times[0] -= 1
+            path.with_suffix(".new").write_bytes(path.read_bytes())
+            path.with_suffix(".new").replace(path)
+        return fstat(descriptor)
+
+    monkeypatch.setattr(files_module.os, "fstat", replaced)
+    times[0] = 3
+    found = one.load(key("a"))
+    assert found is not None and same(found[0], kv(1)) and times == [0]
+    times[0] = 1000
+    assert one.load(key("a")) is None and path.with_suffix(".broken").exists()
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
