@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, groupby
 from typing import Any, Protocol
@@ -195,9 +195,7 @@ class Reading:
         made = {entry["message_id"]: entry for entry in await self._others.encoded(seen, named)}
         if not made:
             return seen
-        self.lost |= _unserved(
-            made, {self.bound.model, *(each.model.adapter.fingerprint for each in self._reader.others)}
-        )
+        self.lost |= _unserved(made, [self._engine, *self._reader.others])
         self.inputs = [*(entry for entry in self.inputs if entry["message_id"] not in made), *made.values()]
         self.entries = [made.get(entry["message_id"], entry) for entry in self.entries]
         return self._seen()
@@ -244,8 +242,7 @@ class Reading:
 
     async def _start(self) -> PlacedView:
         """What stands before all that the agent is told."""
-        imported = self._reader.imported
-        if imported is None:
+        if (imported := self._reader.imported) is None:
             return self._turns.root.copy()
         view = PlacedView()
         for handle in imported.behind(await self._turns.whole_root(self._rules.public)):
@@ -298,8 +295,9 @@ class Reading:
             view.extend(so_far, shown)
 
 
-def _unserved(made: Mapping[str, HandleEntry], served: Collection[str]) -> dict[str, tuple[HandleEntry, str]]:
-    """Those of these entries that stand for what models have said which are not served, by message."""
+def _unserved(made: Mapping[str, HandleEntry], engines: Sequence[Engine]) -> dict[str, tuple[HandleEntry, str]]:
+    """Those of these entries that stand for what models have said which nobody serves, by message."""
+    served = {engine.model.adapter.fingerprint for engine in engines}
     why = "another model has said it, which is not served here"
     said = {name: entry for name, entry in made.items() if is_of_agent(entry)}
     return {name: (each, why) for name, each in said.items() if base_model(each["handle"]["model"]) not in served}
