@@ -30,6 +30,7 @@ from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.owner import EngineOwner
 from choreo_agents.engine.quota import Quota
+from choreo_agents.engine.recording import Recordings
 from choreo_agents.engine.settings import Memory, MethodName, Scheduling, Settings
 from choreo_agents.engine.stats import EngineStats
 from choreo_agents.engine.tenants import Tenants
@@ -60,8 +61,8 @@ class Engine:
         """Keys and values themselves: to read, take in, pin, and move about."""
         self.inspect, self.threads = Inspection(self._tenant), Threads(self._caller)
         """How messages came about; and what threads of graphs hold between their calls."""
-        self.seals = self._tenant.naming.seals
-        """What tells whether something that comes back is what the tenant gave out."""
+        self.record, self.seals = Recordings(self._tenant), self._tenant.naming.seals
+        """Records runs of graphs; and what tells whether something that comes back is what the tenant gave out."""
 
     @classmethod
     def load(

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args
 
 from langchain_core.runnables import RunnableLambda
 from langgraph.graph import END, START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
@@ -29,6 +30,7 @@ from choreo_agents.graph.engines import EngineChoice, Engines, engines_among, se
 from choreo_agents.graph.langgraph_internals import relabelled
 from choreo_agents.graph.provenance.signing import sign
 from choreo_agents.graph.quorum.rewiring import rewire
+from choreo_agents.graph.recording.around import around
 from choreo_agents.graph.state import ChoreoState
 from choreo_agents.graph.synthesizer import Synthesizer
 from choreo_agents.graph.tenancy import Resolver, Tenancy, require_by_tenant
@@ -327,8 +329,15 @@ def _bound_nodes(bound: ChoreoGraph, engines: Engines, **told: bool) -> dict[str
             nodes[name] = bound_agent(bound, bound.nodes, name, engines, declared, **told)
         else:
             signing = partial(sign, persona=bound.personas.get(name))
-            nodes[name] = replace(spec, runnable=node | RunnableLambda(signing, name=f"sign {name}"))
+            heard = node if _holds_agents(node) else around(node, name)
+            nodes[name] = replace(spec, runnable=heard | RunnableLambda(signing, name=f"sign {name}"))
     return nodes
+
+
+def _holds_agents(node: Any) -> bool:
+    """Whether a node is a graph whose nodes are to be listened to, each by itself."""
+    inner = list(found(node, CompiledStateGraph))
+    return any(isinstance(each, CompiledChoreoGraph) or any(agents_of(each.builder)) for each in inner)
 
 
 def _require_names(graph: ChoreoGraph) -> None:

@@ -6,7 +6,7 @@ A new LangGraph that breaks us breaks this file.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,8 +14,11 @@ from typing import Any, TypeVar
 from langchain_core.runnables import RunnableConfig
 from langgraph._internal._config import ensure_config
 from langgraph._internal._constants import TASKS
+from langgraph._internal._runnable import RunnableCallable
+from langgraph._internal._serde import build_serde_allowlist
 from langgraph.channels.binop import _get_overwrite
 from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import StateGraph
 from langgraph.graph._branch import BranchSpec
 from langgraph.types import RetryPolicy, TimeoutPolicy
@@ -24,6 +27,7 @@ from choreo_agents.errors import InvalidRequestError
 
 __all__ = [
     "SENDS",
+    "AroundNode",
     "BranchSpec",
     "NodePolicies",
     "adelete_thread",
@@ -49,11 +53,14 @@ __all__ = [
     "saved_state_of",
     "saver_of",
     "state_before",
+    "stops_of",
+    "strict_serializer",
     "superstep_of",
     "task_of",
     "task_path_of",
     "task_token_of",
     "thread_of",
+    "values_in",
     "with_hidden",
 ]
 
@@ -307,6 +314,56 @@ def policies_of(builder: StateGraph[Any, Any, Any, Any], node: str) -> NodePolic
         timeout=own.timeout or usual.timeout,
         is_handled=own.error_handler_node is not None or usual.error_handler is not None,
     )
+
+
+class AroundNode(RunnableCallable):
+    """A node of a graph inside of functions of ours. What a node is, and holds, is seen through it.
+
+    Args:
+        node: The node.
+        run: Runs it, given the input and the config.
+        arun: The same, awaited.
+    """
+
+    def __init__(self, node: Any, run: Callable[..., Any], arun: Callable[..., Any]) -> None:
+        super().__init__(run, arun, name=node.get_name(), trace=False, recurse=False)
+        self.node = node
+
+
+def stops_of(compiled: Any) -> dict[str, Any]:
+    """What a graph was compiled with beside its checkpointer, its cache and its debugging: where it stops, its store
+    and its name."""
+    stops = {f"interrupt_{when}": getattr(compiled, f"interrupt_{when}_nodes") for when in ("before", "after")}
+    listed = {name: nodes if isinstance(nodes, str) else list(nodes) for name, nodes in stops.items()}
+    return {**listed, "store": compiled.store, "name": compiled.name}
+
+
+def strict_serializer(builder: StateGraph[Any, Any, Any, Any]) -> JsonPlusSerializer:
+    """Reads back plain values, messages, and what a graph's own schemas are made of: no pickle, no other types."""
+    allowed = build_serde_allowlist(schemas=[*builder.schemas], channels=builder.channels)
+    return JsonPlusSerializer(allowed_msgpack_modules=[key for key in allowed if len(key) == 2])
+
+
+def values_in(part: Any, options: Mapping[str, Any], usual: Any) -> Iterator[Any]:
+    """The state of the graph, if that is what a part of its stream is.
+
+    Args:
+        part: Of the stream.
+        options: With which it was begun.
+        usual: The graph's own mode of streaming.
+    """
+    modes = options.get("stream_mode") or usual
+    inner: Sequence[str] = ()
+    mode = modes if isinstance(modes, str) else None
+    if isinstance(part, Mapping) and options.get("version") == "v2":
+        mode, inner, part = part.get("type"), part.get("ns") or (), part.get("data")
+    else:
+        if options.get("subgraphs") and isinstance(part, tuple):
+            inner, part = (part[0], part[1]) if len(part) == 2 else (part[0], part[1:])
+        if mode is None and isinstance(part, tuple) and len(part) == 2:
+            mode, part = part
+    if mode == "values" and not inner:
+        yield part
 
 
 def relabelled(compiled: Any, kind: type[T]) -> T:
