@@ -86,6 +86,9 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         """Of a compiled graph's builder, the engine that seals what is said in it; None: it has no agents."""
         self.engines: tuple[Engine, ...] = ()
         """Of a compiled graph's builder, all that serve it, subgraphs included."""
+        self.choice: EngineChoice | None = None
+        """Of a compiled graph's builder, what it was compiled with; and whether `strict`."""
+        self.strict = False
         self._charted: Chart | None = None
         """Of a compiled graph's builder, the chart as it runs."""
         self.origin: ChoreoGraph = self
@@ -226,6 +229,12 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         changed.nodes = with_system(self.nodes, node, text)
         return changed
 
+    def with_nodes(self: Self, runnables: Mapping[str, Any]) -> Self:
+        """A copy in which other runnables, of the same kinds, stand in the place of some nodes'."""
+        changed = self._copied()
+        changed.nodes |= {name: replace(self.nodes[name], runnable=each) for name, each in runnables.items()}
+        return changed
+
     def _copied(self: Self) -> Self:
         copied = copy.copy(self)
         copied.nodes, copied.edges = dict(self.nodes), set(self.edges)
@@ -286,6 +295,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         require_channels(self)
         bound = self._copied()
         bound.origin, bound.tenancy = self._copied(), None if tenant is None else Tenancy(tenant)
+        bound.choice, bound.strict = engine, strict
         engines = Engines(engine)
         whole = _kept(self, bound, engines)
         stops = {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")}

@@ -52,7 +52,7 @@ class Timetable:
         self.steps: list[tuple[tuple[Name, int], ...]] = []
         """Of each step so far, every row's request and tokens."""
         self._wanted = None if steps is None else [tuple(step) for step in steps]
-        self._named = named
+        self.named = named
         self._names: dict[int, Name] = {}
         self._counts: Counter[str] = Counter()
         self._since: float | None = None
@@ -60,7 +60,7 @@ class Timetable:
 
     def again(self) -> Timetable:
         """A timetable for another engine, which runs the steps of this one."""
-        return Timetable(self.steps, self._named)
+        return Timetable(self.steps, self.named)
 
     @property
     def is_kept_to(self) -> bool:
@@ -71,7 +71,7 @@ class Timetable:
         """What a request is called in every run."""
         known = self._names.get(request.number)
         if known is None:
-            called = self._named(request)
+            called = self.named(request)
             known = self._names[request.number] = (called, self._counts[called])
             self._counts[called] += 1
         return known
