@@ -86,13 +86,11 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         """Of a compiled graph's builder, the engine that seals what is said in it; None: it has no agents."""
         self.engines: tuple[Engine, ...] = ()
         """Of a compiled graph's builder, all that serve it, subgraphs included."""
-        self.choice: EngineChoice | None = None
-        """Of a compiled graph's builder, what it was compiled with; and whether `strict`."""
-        self.strict = False
         self._charted: Chart | None = None
         """Of a compiled graph's builder, the chart as it runs."""
         self.origin: ChoreoGraph = self
-        """Of a compiled graph's builder, the graph that it was compiled from."""
+        self.served: tuple[EngineChoice | None, bool] = (None, False)
+        """Of a compiled graph's builder, of which graph it was compiled, with which engines, and whether `strict`."""
         self.tenancy: Tenancy | None = None
         """Of a compiled graph's builder, whose its runs are; None: all are one tenant's."""
 
@@ -174,7 +172,6 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
 
         Args:
             source: The node after which control branches; `path` and `path_map` as LangGraph's.
-            path: Says where.
             path_map: The targets, if `path` does not name them in its return type.
             visibility: As for `add_edge`, for every target.
         """
@@ -227,12 +224,6 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         """
         changed = self._copied()
         changed.nodes = with_system(self.nodes, node, text)
-        return changed
-
-    def with_nodes(self: Self, runnables: Mapping[str, Any]) -> Self:
-        """A copy in which other runnables, of the same kinds, stand in the place of some nodes'."""
-        changed = self._copied()
-        changed.nodes |= {name: replace(self.nodes[name], runnable=each) for name, each in runnables.items()}
         return changed
 
     def _copied(self: Self) -> Self:
@@ -295,8 +286,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         require_channels(self)
         bound = self._copied()
         bound.origin, bound.tenancy = self._copied(), None if tenant is None else Tenancy(tenant)
-        bound.choice, bound.strict = engine, strict
-        engines = Engines(engine)
+        engines, bound.served = Engines(engine), (engine, strict)
         whole = _kept(self, bound, engines)
         stops = {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")}
         note_unseen(self, whole)

@@ -338,9 +338,10 @@ def stops_of(compiled: Any) -> dict[str, Any]:
     return {**listed, "store": compiled.store, "name": compiled.name}
 
 
-def strict_serializer(builder: StateGraph[Any, Any, Any, Any]) -> JsonPlusSerializer:
+def strict_serializer(builder: StateGraph[Any, Any, Any, Any] | None) -> JsonPlusSerializer:
     """Reads back plain values, messages, and what a graph's own schemas are made of: no pickle, no other types."""
-    allowed = build_serde_allowlist(schemas=[*builder.schemas], channels=builder.channels)
+    schemas: list[Any] = [] if builder is None else [*builder.schemas]
+    allowed = build_serde_allowlist(schemas=schemas, channels=None if builder is None else builder.channels)
     return JsonPlusSerializer(allowed_msgpack_modules=[key for key in allowed if len(key) == 2])
 
 

@@ -43,6 +43,8 @@ class RecordingHeader(_Line):
     """As the engine was told."""
     adapters: dict[str, str] = {}
     """Folders, by the names that calls use."""
+    adapter: str | None = None
+    """The name of that which calls have by default."""
     bits: bool
     """Whether it has digests of logits, and every step."""
     confidential: bool
@@ -85,6 +87,8 @@ class RecordedCall(_Line):
     superstep: int
     branch: int
     call: int
+    step: int
+    """LangGraph's number of the superstep in which it was made."""
     message: str
     """The message's id."""
     model: str

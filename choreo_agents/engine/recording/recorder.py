@@ -79,7 +79,7 @@ class Recorder:
         core = tenant.core
         scheduling, memory = core.settings.scheduling, core.settings.memory
         with core.lock:
-            adapters = core.adapters.folders(tenant.name)
+            adapters, default = core.adapters.folders(tenant.name), core.adapters.loaded(tenant.name)[0]
         self.write(
             RecordingHeader(
                 model=core.model.name,
@@ -89,6 +89,7 @@ class Recorder:
                 rows=scheduling.rows,
                 kv_budget_bytes=memory.kv_budget_bytes,
                 adapters=adapters,
+                adapter=None if default is None else default[0],
                 bits=bits,
                 confidential=confidential,
                 keyed="salt" if salted else "file",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from queue import SimpleQueue
 
 from choreo_agents.engine.recording.format import Line
 from choreo_agents.errors import InvalidRequestError
@@ -23,29 +24,43 @@ def created(path: Path) -> int:
 
 
 class RecordingFile:
-    """Open for writing. May be used from any thread.
+    """Open for writing. May be used from any thread, and by event loops: another thread waits for the disk.
 
     Each line is handed to the system in one piece: what a process that dies has written, it leaves behind.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = created(path)
+        self._lines: SimpleQueue[Line | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._is_closed = False
+        self._failure: OSError | None = None
+        self._thread = threading.Thread(target=self._write, name="choreo-recording", daemon=True)
+        self._thread.start()
 
     def write(self, line: Line) -> None:
         """Add a line; after `close`, nothing: a run may outlive the block that it began in."""
-        written = line.model_dump_json(exclude_defaults=False).encode() + b"\n"
+        with self._lock:
+            if not self._is_closed:
+                self._lines.put(line)
+
+    def close(self) -> None:
+        """End it, when all is written; raises the `OSError` with which a line could not be."""
         with self._lock:
             if self._is_closed:
                 return
-            left = memoryview(written)
-            while left:
-                left = left[os.write(self._file, left) :]
+            self._is_closed = True
+            self._lines.put(None)
+        self._thread.join()
+        os.close(self._file)
+        if self._failure is not None:
+            raise self._failure
 
-    def close(self) -> None:
-        """End it."""
-        with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                os.close(self._file)
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            left = memoryview(line.model_dump_json().encode() + b"\n")
+            try:
+                while left and self._failure is None:
+                    left = left[os.write(self._file, left) :]
+            except OSError as failure:
+                self._failure = failure  # half a line may stand there, and nothing may follow it

@@ -34,6 +34,8 @@ class AskedCall:
     superstep: int
     branch: int
     call: int
+    step: int
+    """LangGraph's number of the superstep."""
     handles: Sequence[MessageHandle]
     offsets: Sequence[int]
     end: int

@@ -27,7 +27,7 @@ class Packing:
     """Of one graph: packs what its own schemas are made of, and unpacks nothing else.
 
     Args:
-        builder: The graph's.
+        builder: The graph's; None: of no graph, so that types of its own come as the plain values they were packed as.
     """
 
     def __init__(self, builder: Any) -> None:

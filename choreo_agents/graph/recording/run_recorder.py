@@ -38,6 +38,7 @@ class RunRecorder:
                 superstep=asked.superstep,
                 branch=asked.branch,
                 call=asked.call,
+                step=asked.step,
                 message=said.message,
                 model=asked.engine.model.adapter.fingerprint,
                 seed=asked.seed(None),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langgraph.checkpoint.memory import InMemorySaver
@@ -91,9 +91,10 @@ class Stage:
         self._used: set[str] = set() if not prefix else self._used
         graph: ChoreoGraph = builder.origin
         nodes = {name: self._node(prefix + name, spec.runnable) for name, spec in graph.nodes.items()}
-        changed = {name: node for name, node in nodes.items() if node is not graph.nodes[name].runnable}
-        engine = self._choice(builder.choice)
-        return graph.with_nodes(changed).compile(saver, engine=engine, strict=builder.strict, **stops_of(app))
+        copied = graph.with_policy(graph.policy)
+        copied.nodes = {name: replace(spec, runnable=nodes[name]) for name, spec in graph.nodes.items()}
+        choice, strict = builder.served
+        return copied.compile(saver, engine=self._choice(choice), strict=strict, **stops_of(app))
 
     def _node(self, path: str, node: Any) -> Any:
         if isinstance(node, CompiledChoreoGraph):
@@ -136,8 +137,8 @@ class Stage:
             is_recorded = model == self._header.conditions["model"]
             settings = engine.record.copy_of(timetable=self._timetable if is_recorded else None)
             if is_recorded:
-                budget = self._header.kv_budget_bytes or settings["memory"].kv_budget_bytes
-                settings["memory"] = settings["memory"].model_copy(update={"kv_budget_bytes": budget})
+                budget = {"kv_budget_bytes": self._header.kv_budget_bytes}
+                settings["memory"] = settings["memory"].model_copy(update=budget)
                 settings["seed"] = self._header.seed
             fresh = self._stack.enter_context(Engine.load(engine.model, **settings))
             engine.record.share_adapters(fresh.record)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from choreo_agents.chat import Described, ToolChoice
 from choreo_agents.engine import Engine, PlayedCall, Thinking
+from choreo_agents.graph.langgraph_internals import superstep_of
 from choreo_agents.graph.recording.listening import AskedCall, Cue, Look, SaidCall, listener_in
 from choreo_agents.graph.view.placed_view import PlacedView
 from choreo_agents.graph.view.run_place import RunPlace
@@ -66,6 +67,7 @@ class CuedCall:
                 superstep=superstep,
                 branch=place.branch,
                 call=place.call,
+                step=superstep_of(config),
                 handles=view.handles,
                 offsets=view.offsets,
                 end=view.end,
