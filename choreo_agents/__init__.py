@@ -35,6 +35,10 @@ if TYPE_CHECKING:
         Synthesizer,
         VisibilityMode,
         Worker,
+        afork,
+        areplay,
+        fork,
+        replay,
         send,
     )
     from choreo_agents.kv.handle import MessageHandle
@@ -83,6 +87,10 @@ __all__ = [
     "VisibilityMode",
     "Worker",
     "__version__",
+    "afork",
+    "areplay",
+    "fork",
+    "replay",
     "send",
 ]
 
@@ -103,7 +111,19 @@ _ROOMS = {
     ),
     "graph": (
         *("END", "START", "Agent", "AuditReport", "ChoreoGraph", "ChoreoState", "Command", "HandleEntry", "Keep"),
-        *("Policy", "Rule", "RunOptions", "Send", "Synthesizer", "VisibilityMode", "Worker", "send"),
+        *(
+            "Policy",
+            "Rule",
+            "RunOptions",
+            "Send",
+            "Synthesizer",
+            "VisibilityMode",
+            "Worker",
+            "afork",
+            "areplay",
+            "fork",
+        ),
+        *("replay", "send"),
     ),
     "kv.handle": ("MessageHandle",),
     "models.framed": ("FramedText",),

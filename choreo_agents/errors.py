@@ -13,6 +13,7 @@
     ├── ForeignThreadError (LookupError)      a thread of a graph that belongs to another tenant
     ├── VisibilityError (ValueError)          a declaration that names no node, or a read that none allows
     ├── AdapterError (ValueError)             an adapter or cache mapper of another model, damaged, or not loaded
+    ├── ReplayError (ValueError)              a recording that cannot be played, or forked, here
     ├── UnsupportedModelError (ValueError)    a model whose attention or positions the engine cannot serve exactly
     ├── ModelNotFoundError (FileNotFoundError) no such folder, no such model on the hub, or no hub within reach
     ├── PMLError (ValueError)                 a schema or prompt that is not right, with every problem and its place
@@ -116,6 +117,10 @@ class ProvenanceWarning(UserWarning):
 
 class AdapterError(ChoreoError, ValueError):
     """An adapter or cache mapper that does not fit the model, that its files do not hold, or that is not loaded."""
+
+
+class ReplayError(ChoreoError, ValueError):
+    """A recording that cannot be played or forked here; the message names what is missing, or what differs."""
 
 
 class UnsupportedModelError(ChoreoError, ValueError):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import typer
 from rich import box
@@ -14,9 +12,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from choreo_agents.cli.commands import SHOW_EDGES
+from choreo_agents.cli.graphs import load_graph
 from choreo_agents.cli.lazy import found
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph import START, AuditReport, ChoreoGraph, CompiledChoreoGraph, Policy
+from choreo_agents.graph import START, AuditReport, ChoreoGraph, Policy
 from choreo_agents.graph.audit import Finding
 from choreo_agents.graph.drawing import draw_audit
 from choreo_agents.graph.visibility import Mode, Rule
@@ -82,33 +81,6 @@ def audit(
         else:
             _print(console, target, report)
     raise typer.Exit(1 if report.violations else 0)
-
-
-def load_graph(target: str) -> ChoreoGraph:
-    """The graph that `module:name` is, or makes when it is called without arguments.
-
-    Raises:
-        InvalidRequestError: There is none.
-    """
-    module_name, colon, name = target.partition(":")
-    if not colon or not name:
-        raise InvalidRequestError(f"name the graph as module:graph, not {target!r}")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name.removesuffix(".py").replace("/", "."))
-    except ModuleNotFoundError as error:
-        raise InvalidRequestError(f"there is no module {module_name!r}: {error}") from error
-    named: Any = module
-    for part in name.split("."):
-        named = getattr(named, part, None)
-    if callable(named) and not isinstance(named, ChoreoGraph | CompiledChoreoGraph):
-        named = named()
-    if isinstance(named, CompiledChoreoGraph):
-        named = named.builder
-    if not isinstance(named, ChoreoGraph):
-        raise InvalidRequestError(f"{target!r} is no ChoreoGraph, and does not make one: it is {named!r}")
-    return named
 
 
 def _changed(graph: ChoreoGraph, rules: list[str], keep: list[str]) -> ChoreoGraph:

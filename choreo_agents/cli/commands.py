@@ -147,12 +147,16 @@ _MODELS = Group(
     },
 )
 _INSPECT = Group(
-    "See what an engine holds.",
+    "See what an engine holds, or has done.",
     {
         "memory": Command(
             "choreo_agents.cli.inspect:memory",
             "Hold a debate, and show who keeps how much KV memory in which tier at its end.",
-        )
+        ),
+        "record": Command(
+            "choreo_agents.cli.recordings.show:record",
+            "Show a recording: its calls in order, who made them, how many tokens, and words unless masked.",
+        ),
     },
 )
 _PML = Group(
@@ -185,6 +189,14 @@ CHOREO = Group(
         "audit": Command(
             "choreo_agents.cli.audit:audit",
             "Who can be influenced by which private context, and how: proved from the graph alone.",
+        ),
+        "replay": Command(
+            "choreo_agents.cli.recordings.replay:replay",
+            "Play a recorded run again, without running its tools, and say what differs: in words, or bit by bit.",
+        ),
+        "fork": Command(
+            "choreo_agents.cli.recordings.fork:fork",
+            "Go on from a recorded run otherwise: only what the change can reach is computed again.",
         ),
         "eval": _EVAL,
         "bench": _BENCH,

@@ -1,6 +1,6 @@
 """The engine: prefill, decode, release, and the twins that re-encode text."""
 
-from choreo_agents.engine.calls import Decode, Guided, Prefill, StreamedToken, Thinking
+from choreo_agents.engine.calls import Decode, Guided, PlayedCall, Prefill, StreamedToken, Thinking
 from choreo_agents.engine.engine import Engine
 from choreo_agents.engine.messages.holdings import UnkeptRun
 from choreo_agents.engine.messages.joining import Joining
@@ -16,6 +16,7 @@ __all__ = [
     "Guided",
     "Joining",
     "Memory",
+    "PlayedCall",
     "Prefill",
     "Quota",
     "Scheduling",

@@ -91,6 +91,20 @@ class Guided:
     once for each answer that is really decoded, or replayed and as long as `max_tokens`: it must be quick."""
 
 
+@dataclass(frozen=True)
+class PlayedCall:
+    """A decode of a run that is recorded, or played again."""
+
+    place: str
+    """What tells it from all others of its run: its author, its superstep, its branch and which call it is."""
+    tokens: tuple[int, ...] | None = None
+    """What it sampled then: each is taken in its place, whatever is drawn. All else is as when they were drawn: guides
+    are followed, and what ended it ends it. None: it samples."""
+    at_once: bool = False
+    """Whether these, or those that its sampling forces, are encoded as a prompt is: no step samples any, and nobody is
+    told their log-probabilities."""
+
+
 class CallOptions(TypedDict, total=False):
     """Fields of `Prefill` and of `Decode`, by name."""
 
@@ -123,6 +137,7 @@ class DecodeOptions(CallOptions, total=False):
     joining: Joining | None
     thinking: Thinking | None
     guide: Guided | None
+    played: PlayedCall | None
 
 
 @dataclass(frozen=True)
@@ -205,6 +220,8 @@ class Decode:
     """How it thinks before it answers; the header is then where its thoughts start. None: it answers at once."""
     guide: Guided | None = None
     """Leads the answer, in the place of `choices` or a `guide` of `sampling`; None: those do, or nothing."""
+    played: PlayedCall | None = None
+    """Which call of a run it is, and what it says if that is played again."""
 
 
 Calls = list[Prefill] | list[Decode]

@@ -30,6 +30,7 @@ from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.owner import EngineOwner
 from choreo_agents.engine.quota import Quota
+from choreo_agents.engine.recording import Recordings
 from choreo_agents.engine.settings import Memory, MethodName, Scheduling, Settings
 from choreo_agents.engine.stats import EngineStats
 from choreo_agents.engine.tenants import Tenants
@@ -61,8 +62,8 @@ class Engine:
         """Keys and values themselves: to read, take in, pin, and move about."""
         self.inspect, self.threads = Inspection(self._tenant), Threads(self._caller)
         """How messages came about; and what threads of graphs hold between their calls."""
-        self.lineage = LineageExchange(self._tenant)
-        """What messages are computed from, for a store; and what tells whether something was given out here."""
+        self.record, self.lineage = Recordings(self._tenant), LineageExchange(self._tenant)
+        """Records runs of graphs; and what messages are computed from, for a store."""
 
     @classmethod
     def load(

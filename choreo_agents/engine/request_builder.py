@@ -14,6 +14,7 @@ from choreo_agents.engine.calls import Content, Decode, Prefill, Thinking
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.decoding.detokenizer import TextStop
 from choreo_agents.engine.decoding.leading import LedAnswer, compiled, ends_replay, led_answer
+from choreo_agents.engine.decoding.playing import is_known, label_of, played
 from choreo_agents.engine.decoding.thoughts import longest_thoughts, thoughts_guide, thoughts_in
 from choreo_agents.engine.messages.labels import Label
 from choreo_agents.engine.messages.message import Lineage, Message, who_thinks
@@ -162,8 +163,8 @@ class RequestBuilder:
         if isinstance(call, Prefill):
             decoding, role, label = None, call.role, lineage.label(call.author, call.role, placed.said.source)
         else:
-            decoding, role = self._decoding(lineage, placed.read, call), "assistant"
-            label = lineage.label(call.author, f"decode {placed.read.sample}")
+            decoding, role = played(self._decoding(lineage, placed.read, call), call), "assistant"
+            label = lineage.label(call.author, label_of(call, placed.read.sample))
         keeps_end = decoding is None or core.method.keeps_kv
         encoding = core.method.encoding(lineage)
         memo = None if decoding is None else placed.name
@@ -256,7 +257,7 @@ class RequestBuilder:
             stops = read.stops | frozenset(_closer(model, read.closing))
             guide = partial(thoughts_guide, model, sampling, call.thinking, stops, read.led)
         sampler: Sampler
-        if model.sampler is None:
+        if model.sampler is None or is_known(call):
             sampler = TokenSampler(sampling, seed, lineage.text(), call.watch, None if guide is None else guide())
         else:
             view = tuple((parent.author, parent.tokens) for parent in lineage.parents)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args
 
 from langchain_core.runnables import RunnableLambda
 from langgraph.graph import END, START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
@@ -30,6 +31,7 @@ from choreo_agents.graph.engines import EngineChoice, Engines, engines_among, se
 from choreo_agents.graph.langgraph_internals import relabelled
 from choreo_agents.graph.provenance.signing import sign
 from choreo_agents.graph.quorum.rewiring import rewire
+from choreo_agents.graph.recording.around import around
 from choreo_agents.graph.state import ChoreoState
 from choreo_agents.graph.synthesizer import Synthesizer
 from choreo_agents.graph.tenancy import Resolver, Tenancy, require_by_tenant
@@ -88,7 +90,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         self._charted: Chart | None = None
         """Of a compiled graph's builder, the chart as it runs."""
         self.origin: ChoreoGraph = self
-        """Of a compiled graph's builder, the graph that it was compiled from."""
+        self.served: tuple[EngineChoice | None, bool] = (None, False)
+        """Of a compiled graph's builder, of which graph it was compiled, with which engines, and whether `strict`."""
         self.tenancy: Tenancy | None = None
         """Of a compiled graph's builder, whose its runs are; None: all are one tenant's."""
         self.lineage: LineageChoice = None
@@ -171,7 +174,6 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
 
         Args:
             source: The node after which control branches; `path` and `path_map` as LangGraph's.
-            path: Says where.
             path_map: The targets, if `path` does not name them in its return type.
             visibility: As for `add_edge`, for every target.
         """
@@ -288,7 +290,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         require_channels(self)
         bound = self._copied()
         bound.origin, bound.tenancy = self._copied(), None if tenant is None else Tenancy(tenant)
-        engines = Engines(engine)
+        engines, bound.served = Engines(engine), (engine, strict)
         whole = _kept(self, bound, engines)
         stops = {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")}
         _require_bounded(self, whole, stops)
@@ -342,8 +344,15 @@ def _bound_nodes(bound: ChoreoGraph, engines: Engines, **told: bool) -> dict[str
             nodes[name] = bound_agent(bound, bound.nodes, name, engines, declared, **told)
         else:
             signing = partial(sign, persona=bound.personas.get(name))
-            nodes[name] = replace(spec, runnable=node | RunnableLambda(signing, name=f"sign {name}"))
+            heard = node if _holds_agents(node) else around(node, name)
+            nodes[name] = replace(spec, runnable=heard | RunnableLambda(signing, name=f"sign {name}"))
     return nodes
+
+
+def _holds_agents(node: Any) -> bool:
+    """Whether a node is a graph whose nodes are to be listened to, each by itself."""
+    inner = list(found(node, CompiledStateGraph))
+    return any(isinstance(each, CompiledChoreoGraph) or any(agents_of(each.builder)) for each in inner)
 
 
 def _require_names(graph: ChoreoGraph) -> None:

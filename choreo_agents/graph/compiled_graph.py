@@ -30,6 +30,7 @@ from choreo_agents.graph.langgraph_internals import (
 from choreo_agents.graph.provenance.door import Door
 from choreo_agents.graph.provenance.notary import notary_of, with_notary
 from choreo_agents.graph.quorum.board import with_board
+from choreo_agents.graph.recording.recorded_run import RecordedRun, recorded_run
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.tenancy import TenantThreads
 from choreo_agents.graph.view.tasks_around import with_tasks_around
@@ -67,22 +68,36 @@ class CompiledChoreoGraph(TenantThreads):
         door, run, engines = self._opened(config)
         saved = door.asks(input)
         held = None if saved is None else self.get_state(saved)
-        return kept(super().stream(door.admitted(input, held), run, **options), engines, run)
+        given = door.admitted(input, held)
+        recorded = recorded_run(self, called_with(self, run), engines, options)
+        if recorded is None:
+            return kept(super().stream(given, run, **options), engines, run)
+        parts = super().stream(given, recorded.heard(run), **options)
+        return kept(recorded.stream(parts, given, lambda: self.get_state(recorded.saved)), engines, run)
 
     def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
         door, run, engines = self._opened(config)
-        saved = door.asks(input)
+        saved, recorded = door.asks(input), recorded_run(self, called_with(self, run), engines, options)
         parts = (
             super().astream(door.admitted(input), run, **options)
-            if saved is None
-            else self._astream_after(saved, door, input, run, options)
+            if saved is None and recorded is None
+            else self._astream_after(saved, recorded, door, input, run, options)
         )
         return akept(parts, engines, run)
 
     async def _astream_after(
-        self, saved: RunnableConfig, door: Door, given: Any, run: RunnableConfig, options: Mapping[str, Any]
+        self,
+        saved: RunnableConfig | None,
+        recorded: RecordedRun | None,
+        door: Door,
+        given: Any,
+        run: RunnableConfig,
+        options: Mapping[str, Any],
     ) -> AsyncGenerator[Any]:
-        parts: Any = super().astream(door.admitted(given, await self.aget_state(saved)), run, **options)
+        given = door.admitted(given, None if saved is None else await self.aget_state(saved))
+        parts: Any = super().astream(given, run if recorded is None else recorded.heard(run), **options)
+        if recorded is not None:
+            parts = recorded.astream(parts, given, lambda: self.aget_state(recorded.saved))
         async with aclosing(parts):
             async for part in parts:
                 yield part

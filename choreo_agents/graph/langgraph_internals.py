@@ -6,7 +6,7 @@ A new LangGraph that breaks us breaks this file.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,8 +14,11 @@ from typing import Any, TypeVar
 from langchain_core.runnables import RunnableConfig
 from langgraph._internal._config import ensure_config
 from langgraph._internal._constants import TASKS
+from langgraph._internal._runnable import RunnableCallable
+from langgraph._internal._serde import build_serde_allowlist
 from langgraph.channels.binop import _get_overwrite
 from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import StateGraph
 from langgraph.graph._branch import BranchSpec
 from langgraph.store.base import BaseStore
@@ -25,6 +28,7 @@ from choreo_agents.errors import InvalidRequestError
 
 __all__ = [
     "SENDS",
+    "AroundNode",
     "BranchSpec",
     "NodePolicies",
     "adelete_thread",
@@ -39,7 +43,6 @@ __all__ = [
     "hidden_in",
     "is_joined",
     "is_nested",
-    "loop_of_store",
     "overwritten",
     "paths_around",
     "pending_writes",
@@ -53,12 +56,15 @@ __all__ = [
     "saved_state_of",
     "saver_of",
     "state_before",
+    "stops_of",
     "store_of",
+    "strict_serializer",
     "superstep_of",
     "task_of",
     "task_path_of",
     "task_token_of",
     "thread_of",
+    "values_in",
     "with_hidden",
 ]
 
@@ -242,11 +248,6 @@ def store_of(config: RunnableConfig) -> BaseStore | None:
     return getattr(_configurable(config).get("__pregel_runtime"), "store", None)
 
 
-def loop_of_store(store: BaseStore) -> asyncio.AbstractEventLoop | None:
-    """The event loop that a store can be awaited in; None: in any."""
-    return getattr(store, "_loop", None) or getattr(store, "loop", None)
-
-
 def saved_metadata(saver: Any, thread: str | None) -> dict[str, Any] | None:
     """What the last checkpoint of a thread says of itself; None: there is none."""
     if saver is None or thread is None:
@@ -335,6 +336,57 @@ def policies_of(builder: StateGraph[Any, Any, Any, Any], node: str) -> NodePolic
         timeout=own.timeout or usual.timeout,
         is_handled=own.error_handler_node is not None or usual.error_handler is not None,
     )
+
+
+class AroundNode(RunnableCallable):
+    """A node of a graph inside of functions of ours. What a node is, and holds, is seen through it.
+
+    Args:
+        node: The node.
+        run: Runs it, given the input and the config.
+        arun: The same, awaited.
+    """
+
+    def __init__(self, node: Any, run: Callable[..., Any], arun: Callable[..., Any]) -> None:
+        super().__init__(run, arun, name=node.get_name(), trace=False, recurse=False)
+        self.node = node
+
+
+def stops_of(compiled: Any) -> dict[str, Any]:
+    """What a graph was compiled with beside its checkpointer, its cache and its debugging: where it stops, its store
+    and its name."""
+    stops = {f"interrupt_{when}": getattr(compiled, f"interrupt_{when}_nodes") for when in ("before", "after")}
+    listed = {name: nodes if isinstance(nodes, str) else list(nodes) for name, nodes in stops.items()}
+    return {**listed, "store": compiled.store, "name": compiled.name}
+
+
+def strict_serializer(builder: StateGraph[Any, Any, Any, Any] | None) -> JsonPlusSerializer:
+    """Reads back plain values, messages, and what a graph's own schemas are made of: no pickle, no other types."""
+    schemas: list[Any] = [] if builder is None else [*builder.schemas]
+    allowed = build_serde_allowlist(schemas=schemas, channels=None if builder is None else builder.channels)
+    return JsonPlusSerializer(allowed_msgpack_modules=[key for key in allowed if len(key) == 2])
+
+
+def values_in(part: Any, options: Mapping[str, Any], usual: Any) -> Iterator[Any]:
+    """The state of the graph, if that is what a part of its stream is.
+
+    Args:
+        part: Of the stream.
+        options: With which it was begun.
+        usual: The graph's own mode of streaming.
+    """
+    modes = options.get("stream_mode") or usual
+    inner: Sequence[str] = ()
+    mode = modes if isinstance(modes, str) else None
+    if isinstance(part, Mapping) and options.get("version") == "v2":
+        mode, inner, part = part.get("type"), part.get("ns") or (), part.get("data")
+    else:
+        if options.get("subgraphs") and isinstance(part, tuple):
+            inner, part = (part[0], part[1]) if len(part) == 2 else (part[0], part[1:])
+        if mode is None and isinstance(part, tuple) and len(part) == 2:
+            mode, part = part
+    if mode == "values" and not inner:
+        yield part
 
 
 def relabelled(compiled: Any, kind: type[T]) -> T:

@@ -32,6 +32,8 @@ class Decoding:
     """How many of tokens that are forced come before the answer."""
     complete: bool = False
     """Whether tokens that are forced are an answer that a guide ends, however many there may be."""
+    known: tuple[int, ...] | None = None
+    """What it says, if that is known before: it is encoded as a prompt is. None: it samples."""
     cut: bool = False
     """Whether it has ended since it may sample no more tokens, and not by itself."""
 

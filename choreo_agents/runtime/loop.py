@@ -47,7 +47,7 @@ class EngineLoop:
         self.executor = executor
         self.counters = executor.counters
         self._lock = lock
-        self._planner = planner
+        self.planner = planner
         self._emit = guarded(sink)
         self._changed = threading.Event()
         """Set whenever there may be something to do; by whom needs no lock."""
@@ -186,7 +186,7 @@ class EngineLoop:
             self._grow(request)
         seen = admission.seen()
         unfinished = self.unfinished()
-        plan = self._planner.plan(seen, admission.waiting, running, admission.room())
+        plan = self.planner.plan(seen, admission.waiting, running, admission.room())
         if plan is None:
             return [], [], unfinished
         by_number = {request.number: request for request in admission.waiting}
@@ -201,7 +201,7 @@ class EngineLoop:
         rows = [_row(running[n], count) for n, count in plan.chunks if n in running]
         admitted = [running[n].binding for n in plan.admitted if n in running]
         arrivals = [arrival for binding in admitted if binding is not None for arrival in binding.arrivals]
-        self._planner.record([(running[row.number], len(row.tokens)) for row in rows])
+        self.planner.record([(running[row.number], len(row.tokens)) for row in rows])
         waits = (admission.waiting or running) and not stuck and not self._closed
         return rows, arrivals, unfinished if rows or waits else 0
 

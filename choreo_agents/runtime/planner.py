@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.scheduler import (
@@ -30,6 +30,8 @@ class Planner:
         self._policy = policy
         self._limits = limits
         self._timetable = timetable
+        self.watch: Callable[[Sequence[tuple[Request, int]]], None] | None = None
+        """Is told of every step, beside the timetable."""
 
     def plan(
         self, seen: Sequence[Waiting], waiting: Sequence[Request], running: Mapping[int, Request], free_tokens: int
@@ -54,3 +56,5 @@ class Planner:
         """Write down a step that is about to run: requests, and how many tokens of each."""
         if self._timetable is not None:
             self._timetable.record(chunks)
+        if self.watch is not None and chunks:
+            self.watch(chunks)

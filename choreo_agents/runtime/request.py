@@ -214,6 +214,18 @@ class Request:
         if self.decoding is not None and self.decoding.is_silent:
             self._end(self.decoding)
         self.encoding.bound(segment)
+        if self.decoding is not None and self.decoding.known is not None and not self.ended:
+            self._say(self.decoding, self.decoding.known)
+
+    def _say(self, decoding: Decoding, known: Sequence[int]) -> None:
+        """It says what was said before: no step has to sample that."""
+        for token in known:
+            chosen = Chosen(token)
+            for listener in self.listeners if self.take(chosen) else ():
+                listener(chosen)
+            if self.ended:
+                return
+        self._end(decoding)
 
     def hand_over(self) -> Segment | None:
         """Its segment with the pin that came with it, once: who takes it keeps it or gives it back."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Protocol
 
 from choreo_agents.errors import InvalidRequestError
@@ -30,16 +30,29 @@ class Named(Protocol):
     def label(self) -> str: ...
 
 
+def _labelled(request: Named) -> str:
+    return request.label
+
+
 class Timetable:
     """Of one engine. An empty one is filled as the engine runs; `again()` gives one that is kept to.
 
-    Requests are told apart by their labels, and by the order of those alike.
+    Requests are told apart by what they are called, and by the order of those alike.
+
+    Args:
+        steps: That are kept to.
+        named: What a request is called: by default its label.
     """
 
-    def __init__(self, steps: Sequence[Sequence[tuple[Name, int]]] | None = None) -> None:
+    def __init__(
+        self,
+        steps: Sequence[Sequence[tuple[Name, int]]] | None = None,
+        named: Callable[[Named], str] = _labelled,
+    ) -> None:
         self.steps: list[tuple[tuple[Name, int], ...]] = []
         """Of each step so far, every row's request and tokens."""
         self._wanted = None if steps is None else [tuple(step) for step in steps]
+        self.named = named
         self._names: dict[int, Name] = {}
         self._counts: Counter[str] = Counter()
         self._since: float | None = None
@@ -47,7 +60,7 @@ class Timetable:
 
     def again(self) -> Timetable:
         """A timetable for another engine, which runs the steps of this one."""
-        return Timetable(self.steps)
+        return Timetable(self.steps, self.named)
 
     @property
     def is_kept_to(self) -> bool:
@@ -58,8 +71,9 @@ class Timetable:
         """What a request is called in every run."""
         known = self._names.get(request.number)
         if known is None:
-            known = self._names[request.number] = (request.label, self._counts[request.label])
-            self._counts[request.label] += 1
+            called = self.named(request)
+            known = self._names[request.number] = (called, self._counts[called])
+            self._counts[called] += 1
         return known
 
     def plan(self, requests: Iterable[Named], running: Container[int]) -> Plan | None:

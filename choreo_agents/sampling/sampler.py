@@ -92,6 +92,8 @@ class TokenSampler:
         self._seed = seed
         self._watch = watch
         self._taken = 0
+        self.played: tuple[int, ...] = ()
+        """What was chosen when the same was asked before, from the first token on: it is chosen again."""
         self._is_shown = False
         """Whether the logits before the next token were."""
         self._is_refused = False
@@ -113,7 +115,9 @@ class TokenSampler:
 
     def forced(self) -> int | None:
         """The next token, if it is not to be chosen."""
-        return None if self.sampling.forced is None else self.sampling.forced[self._taken]
+        if self.sampling.forced is not None:
+            return self.sampling.forced[self._taken]
+        return self.played[self._taken] if self._taken < len(self.played) else None
 
     def draw(self, logits: Tensor) -> Draw:
         """What is to be drawn from the [vocabulary] logits. Asked again, it draws from the same random numbers."""

@@ -15,6 +15,7 @@ from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit.chart import Chart, ChartNode
 from choreo_agents.graph.audit.policy import Policy
 from choreo_agents.graph.engines import Engines
+from choreo_agents.graph.langgraph_internals import AroundNode
 from choreo_agents.graph.view.imported_prompt import confidential_modules, has_own_words
 from choreo_agents.graph.visibility import START_SOURCE, Rule, VisibilityTable
 from choreo_agents.graph.words.thoughts import thinks
@@ -143,6 +144,8 @@ def found(runnable: Any, kind: type[Any]) -> Iterator[Any]:
     """What of a kind a node is, or has among the steps of a sequence."""
     if isinstance(runnable, kind):
         yield runnable
+    elif isinstance(runnable, AroundNode):
+        yield from found(runnable.node, kind)
     elif isinstance(runnable, RunnableSequence):
         steps: list[Runnable[Any, Any]] = runnable.steps
         for step in steps:

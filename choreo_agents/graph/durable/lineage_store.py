@@ -22,7 +22,6 @@ from choreo_agents.engine import Engine
 from choreo_agents.engine.lineage import DamagedRowError, DescribedMessage, LineageRow, Note
 from choreo_agents.errors import StoreError
 from choreo_agents.graph.durable.commits import Commits
-from choreo_agents.graph.langgraph_internals import loop_of_store
 
 ROOT = "choreo"
 _AT_ONCE = 512
@@ -139,7 +138,7 @@ class _Weak:
 
 async def _done(store: BaseStore, ops: Sequence[Op]) -> list[Any]:
     try:
-        if loop_of_store(store) in (None, asyncio.get_running_loop()):
+        if getattr(store, "loop", None) in (None, asyncio.get_running_loop()):  # LangGraph's async stores have one
             try:
                 return await store.abatch(ops)
             except NotImplementedError:  # a store that is sync only

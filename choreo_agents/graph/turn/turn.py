@@ -33,6 +33,7 @@ from choreo_agents.graph.outputs import Writer, sampling_of, written
 from choreo_agents.graph.provenance.proven import ProvenState
 from choreo_agents.graph.sending import sent_at
 from choreo_agents.graph.state import HandleEntry
+from choreo_agents.graph.turn.cueing import CuedCall
 from choreo_agents.graph.turn.streaming import DecodeRun, decode_run, report, tell_reencoded
 from choreo_agents.graph.view.history import Keep
 from choreo_agents.graph.view.imported_prompt import ImportedPrompt
@@ -249,15 +250,16 @@ class AgentTurn:
 
     async def _decode(self, view: PlacedView, sampling: Sampling, place: RunPlace) -> _Told:
         engine, superstep = self.engine, self.reading.superstep
-        memo = place.memo(superstep, is_open=self._late is not None) or str(uuid.uuid4())
-        if self._lineage is not None and not place.again:
-            await self._lineage.recall(memo)
-        call, message_id = self._sampling(sampling, place, superstep), place.message_id(superstep)
         config = merge_configs(self.config, {"tags": [*self.agent.tags], "metadata": {**self.agent.metadata}})
         thinking = thinking_of(self.agent, self.state, engine.chat, self._room(view, sampling))
+        header = header_of(self.agent, self.state, engine.chat), thinking
+        cued = CuedCall(self.config, self.agent, engine, place, superstep, view, sampling, header)
+        sampling = cued.sampled(sampling)
         read, tools = self.reading.rendered.messages, self.reading.rendered.tools
-        async with decode_run(config, place.node, engine.model, call, read, tools) as run:
-            return await self._decode_in(run, view, call, place, message_id, memo, thinking)
+        async with decode_run(config, place.node, engine.model, sampling, read, tools) as run:
+            told = await self._decode_in(run, view, sampling, place, cued, thinking)
+        cued.said(told.message, told.handle, told.thought)
+        return told
 
     async def _decode_in(
         self,
@@ -265,11 +267,13 @@ class AgentTurn:
         view: PlacedView,
         sampling: Sampling,
         place: RunPlace,
-        message_id: str,
-        memo: str,
+        cued: CuedCall,
         thinking: Thinking | None,
     ) -> _Told:
-        engine, superstep = self.engine, self.reading.superstep
+        engine, superstep, message_id = self.engine, self.reading.superstep, cued.message
+        memo = place.memo(superstep, is_open=self._late is not None) or str(uuid.uuid4())
+        if self._lineage is not None and not place.again:
+            await self._lineage.recall(memo)
         opening = engine.model.encode(header_of(self.agent, self.state, engine.chat))
         chunks = MessageChunks(engine.model, thinking, message_id, place.node)
         speaking = Speaking(chunks, engine.model, self.agent.tools, f"{place.at(superstep)} {view.end}")
@@ -288,9 +292,10 @@ class AgentTurn:
             anew=place.again,
             joining=self._joining,
             adapter=self.agent.adapter,
-            watch=place.watch and place.watch(place.author, superstep, place.branch, place.call),
+            watch=cued.watch,
             thinking=thinking,
             guide=must_call(self.agent.tools, self.agent.tool_choice, engine.model),
+            played=cued.played,
         )
         handle, first_token_s = None, None
         async with aclosing(stream):
@@ -346,16 +351,6 @@ class AgentTurn:
             needed += BLANK_LINES
         needed += sum(len(engine.model.encode(text)) for text in own)
         return engine.model.adapter.max_positions - needed
-
-    def _sampling(self, sampling: Sampling, place: RunPlace, superstep: int) -> Sampling:
-        """With a seed of this very call, or with the tokens that the run replays."""
-        at = (place.author, superstep, place.branch, place.call)
-        forced = None if place.replay is None else place.replay[at]
-        if forced is not None:
-            return sampling.model_copy(update={"forced": forced})
-        if sampling.seed is None:
-            return sampling.model_copy(update={"seed": place.call_seed(self.engine.seed, superstep)})
-        return sampling
 
 
 def _message(

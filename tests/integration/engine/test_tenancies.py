@@ -29,7 +29,7 @@ FACADE = {
     *("text", "tokens", "usage", "logprobs", "release", "scope"),
     *("load", "tenant", "stats", "check", "close", "owner"),
     *("load_adapter", "adapters", "model", "chat", "method", "seed"),
-    *("branches", "kv", "inspect", "lineage", "threads"),
+    *("branches", "kv", "inspect", "lineage", "threads", "record"),
 }
 
 

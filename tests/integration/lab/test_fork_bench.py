@@ -32,7 +32,7 @@ from choreo_agents.lab.experiments.bench_fork.measure import (
     answer_tokens,
     round_of,
 )
-from choreo_agents.lab.experiments.bench_fork.report import SOONER_AT, ForkReport, as_markdown
+from choreo_agents.lab.experiments.bench_fork.report import SOONER_AT, ForkingReport, as_markdown
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.journal import Journal, read_journal
 
@@ -160,11 +160,11 @@ def record(fork: float, text: float, encoded: int) -> dict[str, Any]:
 def test_bars_are_of_medians_and_leave_own_prompts_out() -> None:
     settings = {"model": "smollm2-135m", "dtype": "fp32", "threads": 1, "device": "cpu", "messages": 1, **SOONER_AT}
     rounds = [record(1.0, 4.0, 140), record(2.0, 12.0, 140), record(3.0, 99.0, 140)]
-    report = ForkReport(settings, rounds)
+    report = ForkingReport(settings, rounds)
     assert [(bar.found, bar.met) for bar in report.bars()] == [(1.0, True), (1.25, False), (6.0, True)]
     lines = report.lines()
     assert lines[1].startswith("missed:") and "6.00x sooner" in lines[3] and "a token of 12" in lines[4]
-    smaller = ForkReport({**settings, "tokens": 9}, rounds)
+    smaller = ForkingReport({**settings, "tokens": 9}, rounds)
     assert len(smaller.bars()) == 2 and "6.00x sooner" in smaller.lines()[2]
 
 
@@ -181,7 +181,7 @@ def test_the_command_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytes
     found = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
     assert found["settings"]["subagents"] == 2 and [bar["wanted"] for bar in found["bars"]] == [1.1, 1.1]
     assert len(found["rounds"]) == 1 and found["rounds"][0]["ways"].keys() == set(WAYS)
-    assert as_markdown(ForkReport(found["settings"], found["rounds"]), "c") in page.read_text().replace(
+    assert as_markdown(ForkingReport(found["settings"], found["rounds"]), "c") in page.read_text().replace(
         page.read_text().splitlines()[0], "`c`"
     )
 
@@ -190,7 +190,7 @@ def test_the_command_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytes
 def test_the_page_has_the_tables_of_its_rounds(name: str) -> None:
     page, raw = PAGES / "fork.md", PAGES / f"{name}.jsonl"
     settings = json.loads(raw.read_text().splitlines()[0])["settings"]
-    lines = as_markdown(ForkReport(settings, [*read_journal(raw).values()]), "").splitlines()[1:]
+    lines = as_markdown(ForkingReport(settings, [*read_journal(raw).values()]), "").splitlines()[1:]
     assert len(lines) > 10 and "\n".join(lines) in page.read_text()
 
 

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from choreo_agents.lab.experiments.bench_fork.measure import WAYS, ForkBench
-from choreo_agents.lab.experiments.bench_fork.report import COLUMNS, ForkReport, as_markdown
+from choreo_agents.lab.experiments.bench_fork.report import COLUMNS, ForkingReport, as_markdown
 from choreo_agents.lab.timing.model import timed_model
 from choreo_agents.models.random_llama import SHAPES
 from choreo_agents.terminal.loading import IN_BF16, Loading, device_name, dtype_name, takes_loading
@@ -91,7 +91,7 @@ def fork(
                 task = progress.add_task("", total=repeats * len(WAYS))
                 bench.measure(journal, repeats, lambda way: progress.update(task, advance=1, description=way))
             # A journal may hold more than was asked for.
-            found = ForkReport(settings, [journal.records[str(number)] for number in range(repeats)])
+            found = ForkingReport(settings, [journal.records[str(number)] for number in range(repeats)])
         if report is not None:
             report.write_text(as_markdown(found, _command(settings, loading, repeats)))
             console.print(f"[dim]written to {escape(str(report))}[/]")

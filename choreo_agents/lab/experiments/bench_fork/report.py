@@ -41,7 +41,7 @@ class ForkBar:
 
 
 @dataclass(frozen=True)
-class ForkReport:
+class ForkingReport:
     """Rounds of one model.
 
     Args:
@@ -140,7 +140,7 @@ class ForkReport:
         }
 
 
-def as_markdown(report: ForkReport, command: str) -> str:
+def as_markdown(report: ForkingReport, command: str) -> str:
     """The table, with the command that makes it again."""
     versions = ", ".join(f"{name} {report.settings[name]}" for name in ("torch", "transformers"))
     lines = [f"`{command}`", "", f"{report.title()}. {versions}.", ""]

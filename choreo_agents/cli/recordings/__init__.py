@@ -1,0 +1,1 @@
+"""Recordings on the command line: shown, played again, and forked."""

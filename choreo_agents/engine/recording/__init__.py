@@ -1,0 +1,39 @@
+"""Recordings of runs: one versioned file of JSON lines, which records, replays, forks and inspections share."""
+
+from choreo_agents.engine.recording.conditions import conditions_of, differences
+from choreo_agents.engine.recording.digests import Digests, LogitsDigests
+from choreo_agents.engine.recording.format import (
+    FORMAT,
+    Outcome,
+    RecordedCall,
+    RecordedNode,
+    RecordedStep,
+    RecordingEnded,
+    RecordingHeader,
+    RunEnded,
+    RunStarted,
+)
+from choreo_agents.engine.recording.reading import Recording, key_of, read_recording
+from choreo_agents.engine.recording.recorder import Recorder, Recordings, StepNames
+
+__all__ = [
+    "FORMAT",
+    "Digests",
+    "LogitsDigests",
+    "Outcome",
+    "RecordedCall",
+    "RecordedNode",
+    "RecordedStep",
+    "Recorder",
+    "Recording",
+    "RecordingEnded",
+    "RecordingHeader",
+    "Recordings",
+    "RunEnded",
+    "RunStarted",
+    "StepNames",
+    "conditions_of",
+    "differences",
+    "key_of",
+    "read_recording",
+]

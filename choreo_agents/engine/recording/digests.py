@@ -1,0 +1,75 @@
+"""Digests of what was asked and said. Nobody who lacks their key can find out by guessing what they are of."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from choreo_agents.engine.messages.message import Lineage, Message
+from choreo_agents.kv.handle import MessageHandle, message_id
+
+_encode = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
+_SHORT = 16
+"""Characters of a digest of which a recording has one for each token."""
+
+
+class Digests:
+    """Under the key of one recording: the same for the same things in every run of a program that has the key.
+
+    Args:
+        key: The recording's.
+        find: The message of a handle.
+    """
+
+    def __init__(self, key: bytes, find: Callable[[MessageHandle], Message]) -> None:
+        self.key = key
+        self._find = find
+        self._messages: WeakKeyDictionary[Message, str] = WeakKeyDictionary()
+
+    def of(self, what: str, content: Any) -> str:
+        """Of JSON-plain content; `what` says what it is."""
+        return hmac.digest(self.key, _encode([what, content]).encode(), "sha256").hex()[:32]
+
+    def request(self, handles: Sequence[MessageHandle], offsets: Sequence[int], end: int, asked: Any) -> str:
+        """Of a call: of what its view was made, where that stands, and what else it depends on."""
+        seen = [self.message(self._find(handle)) for handle in handles]
+        return self.of("request", [seen, [offset - end for offset in offsets], asked])
+
+    def message(self, message: Message) -> str:
+        """Of a message's words, and of all that its encoding has attended to."""
+        waiting = [message]
+        while waiting:  # no recursion: a conversation may be long
+            each = waiting[-1]
+            above = next((parent for parent in each.parents if parent not in self._messages), None)
+            if each in self._messages or above is None:
+                waiting.pop()
+                if each not in self._messages:
+                    self._messages[each] = self.lineage(each.lineage)
+            else:
+                waiting.append(above)
+        return self._messages[message]
+
+    def lineage(self, lineage: Lineage) -> str:
+        """The same of a message that is not there yet."""
+        parents = [self.message(parent) for parent in lineage.parents]
+        placement, encoder = lineage.placement, f"{lineage.adapter}~{lineage.mapper}"
+        return message_id(self.key, encoder, lineage.tokens, parents, placement.relative(), placement.seen_since())
+
+
+class LogitsDigests:
+    """Of one decode: is shown its logits, token by token (see `Decode.watch`)."""
+
+    def __init__(self, digests: Digests) -> None:
+        self._digests = digests
+        self.found: list[str] = []
+
+    def __call__(self, logits: Tensor) -> None:
+        plain = logits.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes()
+        self.found.append(self._digests.of("logits", hashlib.sha256(plain).hexdigest())[:_SHORT])

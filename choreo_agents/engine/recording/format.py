@@ -1,0 +1,177 @@
+"""What a recording holds: each line is one of these, as JSON.
+
+    header    the engine, and what its bits depend on
+    run       a run of a graph begins: its thread, its input, its seed
+    call      an agent has spoken
+    node      a function, a tool or a model of somebody else's has returned
+    step      a forward pass, of a recording whose bits can be compared
+    ran       a run is over
+    end       the recording was closed; without it, its process ended before
+
+Digests are made under a key that is not in the file (see `digests`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+FORMAT = 1
+Outcome = Literal["done", "interrupted", "failed", "left"]
+"""How a run ended: by itself, at an interrupt, with an error, or since nobody took more of what it gave."""
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RecordingHeader(_Line):
+    """The first line."""
+
+    kind: Literal["header"] = "header"
+    format: int = FORMAT
+    model: str
+    """Its name or folder."""
+    conditions: dict[str, str]
+    """What the bits of a run depend on, by what it is called: the model's fingerprint, torch, threads, ..."""
+    seed: int
+    """The engine's."""
+    step_tokens: int
+    rows: int
+    kv_budget_bytes: int | None
+    """As the engine was told."""
+    adapters: dict[str, str] = {}
+    """Folders, by the names that calls use."""
+    adapter: str | None = None
+    """The name of that which calls have by default."""
+    bits: bool
+    """Whether it has digests of logits, and every step."""
+    confidential: bool
+    """Whether it has confidential words, too."""
+    keyed: Literal["salt", "file"]
+    """Where the key of its digests comes from: the tenant's salt, or a file beside it."""
+    nonce: str
+    proof: str
+    """A digest of nothing, by which the key is known."""
+
+
+class RunStarted(_Line):
+    """A run of a graph."""
+
+    kind: Literal["run"] = "run"
+    run: int
+    """Its number in the recording, from 0."""
+    thread: str | None
+    kept: bool
+    """Whether a checkpointer keeps its state."""
+    seed: int | None
+    """As in `RunOptions`."""
+    given: str | None
+    """The input, packed (see `graph.recording.packing`); None: it is masked, or cannot be written."""
+    before: str | None
+    """A digest of the state that the thread was in; None: in none."""
+    travels: bool = False
+    """Whether it goes on from an earlier checkpoint than the last."""
+    recursion_limit: int | None = None
+    interrupts: dict[str, list[str]] = {}
+    """Nodes before and after which the run was to stop, as its caller has said."""
+
+
+class RecordedCall(_Line):
+    """One message of an agent, and what it was asked for."""
+
+    kind: Literal["call"] = "call"
+    run: int
+    author: str
+    superstep: int
+    branch: int
+    call: int
+    step: int
+    """LangGraph's number of the superstep in which it was made."""
+    message: str
+    """The message's id."""
+    model: str
+    """Fingerprint of the model."""
+    seed: int | None
+    """Which the call was given."""
+    read: int
+    """Tokens of its view."""
+    request: str
+    """A digest of all that it depends on: its view and what that was made of, its header, its sampling and, unless the
+    likeliest token is taken, its seed."""
+    tokens: tuple[int, ...] | None
+    """What was sampled, thoughts included; None: it is masked."""
+    count: int
+    """How many tokens that are."""
+    said: str
+    """A digest of them."""
+    words: str | None
+    """The answer; None: it is masked."""
+    finish: str | None
+    logits: tuple[str, ...] | None = None
+    """A digest of the logits before each token that was sampled."""
+
+    @property
+    def place(self) -> tuple[str, int, int, int]:
+        """Author, superstep, branch and call."""
+        return self.author, self.superstep, self.branch, self.call
+
+
+class RecordedNode(_Line):
+    """One execution of a node that is no agent."""
+
+    kind: Literal["node"] = "node"
+    run: int
+    node: str
+    """Behind the subgraphs that it stands in."""
+    step: int
+    """LangGraph's number of its superstep."""
+    branch: int
+    given: str
+    """A digest of its input."""
+    outcome: Literal["result", "interrupt", "error"]
+    result: str | None
+    """What it returned, or what it asked at an interrupt, packed; of an error, what kind. None: it is masked, or cannot
+    be written."""
+    masked: bool = False
+    """Whether it is left out since it might tell confidential words."""
+    calls: int = 0
+    """Calls of agents that it made itself, which are no part of the recording."""
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Node, superstep and branch."""
+        return self.node, self.step, self.branch
+
+
+class RecordedStep(_Line):
+    """A forward pass: of each row, the name of its request and how many of its tokens were encoded."""
+
+    kind: Literal["step"] = "step"
+    rows: tuple[tuple[str, int, int], ...]
+    """Name, number among those of one name, tokens."""
+    others: bool = False
+    """Whether rows of other tenants were among them."""
+
+
+class RunEnded(_Line):
+    """A run is over."""
+
+    kind: Literal["ran"] = "ran"
+    run: int
+    outcome: Outcome
+    state: str | None
+    """A digest of the state that it ended in; None: nobody has seen it."""
+    error: str | None = None
+    """Its kind."""
+
+
+class RecordingEnded(_Line):
+    """The last line."""
+
+    kind: Literal["end"] = "end"
+
+
+Line = RecordingHeader | RunStarted | RecordedCall | RecordedNode | RecordedStep | RunEnded | RecordingEnded
+LINES: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])

@@ -1,0 +1,260 @@
+"""What a recording has of the runs of a block, and what it has not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from blockbuster import blockbuster_ctx
+from conftest import MakeEngine
+from langchain_core.messages import AIMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from support.recorded import FREE, QUESTION, looking
+from support.templates import tokenizer_for
+from support.tiny import save_tiny_llama
+
+from choreo_agents import START, Agent, ChoreoGraph, Engine, Memory, RunOptions, replay
+from choreo_agents.engine.recording import RecordedCall, RecordedNode, read_recording
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.models import load_model
+
+
+def test_a_run_is_written_down(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path = make_engine(seed=3), tmp_path / "run.jsonl"
+    app = looking().compile(engine=engine)
+    app.invoke(QUESTION)  # before the block: no part of it
+    with engine.record(path):
+        state = app.invoke(QUESTION, {"configurable": {"choreo": RunOptions(seed=4)}})
+    app.invoke(QUESTION)
+    recording = read_recording(path)
+    assert recording.cut is None and len(recording.runs) == 1
+    header, [run] = recording.header, recording.runs
+    assert header.conditions == engine.record.conditions() and header.seed == 3
+    assert header.conditions["torch"] == torch.__version__ and header.conditions["threads"] == "1"
+    assert (run.seed, run.thread, run.kept) == (4, None, False)
+    ended = recording.ended(0)
+    assert ended is not None and ended.outcome == "done" and ended.state
+    ann, bob = recording.calls()
+    said = {message.name: message for message in state["messages"]}
+    for call in (ann, bob):
+        entry = next(each for each in state["handles"] if each["author"] == call.author)
+        assert call.place == (call.author, entry["superstep"], entry["branch"], entry["call"])
+        assert call.message == entry["message_id"] and call.words == said[call.author].text
+        assert call.tokens is not None and len(call.tokens) == call.count == 6 and call.logits is None
+        assert call.finish == "length"
+    [node] = recording.nodes()
+    assert (node.node, node.outcome, node.masked) == ("look", "result", False) and node.result
+    assert not recording.steps()
+
+
+def test_the_file_is_its_users_alone_and_overwrites_nothing(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path = make_engine(), tmp_path / "run.jsonl"
+    before = os.umask(0)
+    try:
+        with engine.record(path):
+            pass
+    finally:
+        os.umask(before)
+    key = tmp_path / "run.jsonl.key"
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (path, key)] == [0o600, 0o600]
+    written = path.read_bytes()
+    with pytest.raises(InvalidRequestError, match="is there already"), engine.record(path):
+        pass
+    assert path.read_bytes() == written
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InvalidRequestError, match="is there already"), engine.record(tmp_path / "link"):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_salted_tenants_recording_has_no_key_beside_it(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path = make_engine(salt="s"), tmp_path / "run.jsonl"
+    with engine.record(path):
+        looking().compile(engine=engine).invoke(QUESTION)
+    assert [each.name for each in tmp_path.iterdir()] == ["run.jsonl"]
+    with pytest.raises(InvalidRequestError, match="recorded under another salt"):
+        replay(looking().compile(engine=make_engine(salt="other")), path)
+    assert replay(looking().compile(engine=make_engine(salt="s")), path).same
+
+
+def test_one_block_at_a_time(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine = make_engine()
+    with (
+        engine.record(tmp_path / "one"),
+        pytest.raises(InvalidRequestError, match="is recording to"),
+        engine.record(tmp_path / "two"),
+    ):
+        pass
+    with engine.record(tmp_path / "two"):
+        pass
+
+
+def test_bits_are_those_of_an_engine_that_was_just_loaded(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine = make_engine()
+    app = looking().compile(engine=engine)
+    app.invoke(QUESTION)
+    with pytest.raises(InvalidRequestError, match="steps before"), engine.record(tmp_path / "one", bits=True):
+        pass
+    fresh, path = make_engine(), tmp_path / "two"
+    with fresh.record(path, bits=True):
+        looking().compile(engine=fresh).invoke(QUESTION)
+    recording = read_recording(path)
+    assert len(recording.steps()) == fresh.stats().steps
+    assert all(call.logits is not None and len(call.logits) == call.count for call in recording.calls())
+
+
+SECRET = "zirconium"
+
+
+def shouting(state: Any) -> dict[str, Any]:
+    return {"messages": [AIMessage(f"Ann said {state['messages'][-1].text!r}.".upper())]}
+
+
+@pytest.mark.parametrize("confidential", [False, True])
+def test_confidential_words_are_not_in_the_file(make_engine: MakeEngine, tmp_path: Path, confidential: bool) -> None:
+    """Nor what a function might have made of them, nor their tokens; and digests need a key that is not there."""
+    engine, path = make_engine(), tmp_path / "run.jsonl"
+    graph = ChoreoGraph(system=f"The public root says {SECRET}0.")
+    graph.add_node(Agent("ann", system=f"Ann has {SECRET}1.", confidential=True, sampling=FREE))
+    graph.add_node("shout", shouting)
+    graph.add_node(Agent("bob", sampling=FREE, reads={"ann": "shared"}))
+    graph.add_edge(START, "ann").add_edge("ann", "shout", visibility={}).add_edge("shout", "bob")
+    with engine.record(path, bits=True, confidential=confidential):
+        state = graph.compile(engine=engine).invoke(QUESTION)
+    said = {message.name: message.text for message in state["messages"]}
+    ann, bob = read_recording(path).calls()
+    [node] = read_recording(path).nodes()
+    written = path.read_text()
+    assert SECRET not in written
+    assert bob.words == said["bob"] and bob.tokens
+    assert ann.count == 6
+    if confidential:
+        assert ann.words == said["ann"] and ann.tokens and not node.masked
+    else:
+        assert ann.words is None and ann.tokens is None and node.masked and node.result is None
+        tokens = engine.logprobs(_handle(state, "ann"))
+        assert str([each.token for each in tokens])[1:-1].replace(" ", "") not in written
+
+
+def _handle(state: Any, author: str) -> Any:
+    from choreo_agents import MessageHandle
+
+    entry = next(each for each in state["handles"] if each["author"] == author)
+    return MessageHandle.model_validate(entry["handle"])
+
+
+def test_thoughts_are_not_in_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    tokenizer = tokenizer_for("Qwen 3")
+    save_tiny_llama(folder, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    tokenizer.save_pretrained(folder)
+    with Engine.load(load_model(folder), memory=Memory(kv_budget_bytes=1 << 24)) as engine:
+        graph = ChoreoGraph().add_node(Agent("ann", thinking=6, sampling=FREE)).add_edge(START, "ann")
+        app, path = graph.compile(engine=engine), tmp_path / "run.jsonl"
+        with engine.record(path):
+            state = app.invoke(QUESTION)
+        [call] = read_recording(path).calls()
+        block = state["messages"][-1].content[0]
+        assert block["type"] == "reasoning" and block["reasoning"]
+        assert call.tokens is None and call.words == state["messages"][-1].text and call.count > 6
+        report = replay(app, path)
+        assert report.same and report.calls[0].recorded == call.words
+        with engine.record(tmp_path / "whole.jsonl", confidential=True):
+            app.invoke(QUESTION)
+        [whole] = read_recording(tmp_path / "whole.jsonl").calls()
+        assert whole.tokens is not None and len(whole.tokens) == whole.count
+        assert replay(app, tmp_path / "whole.jsonl").same
+
+
+KILLED = """
+import os, signal, sys, time
+import torch
+torch.set_num_threads(1)
+sys.path.insert(0, sys.argv[3])
+from choreo_agents import Engine, Memory
+from support.recorded import QUESTION, looking
+
+with Engine.load(sys.argv[1], memory=Memory(kv_budget_bytes=1 << 23)) as engine:
+    app = looking().compile(engine=engine)
+    with engine.record(sys.argv[2]):
+        for part in app.stream(QUESTION):
+            if "look" in part:
+                while '"kind":"node"' not in open(sys.argv[2]).read():
+                    time.sleep(0.01)
+                with open(sys.argv[2], "a") as file:
+                    file.write('{"kind":"call","run":0,"auth')  # half of a line
+                os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_recording_whose_process_was_killed_is_read_up_to_there(
+    make_engine: MakeEngine, tiny_path: Path, tmp_path: Path
+) -> None:
+    path, tests = tmp_path / "run.jsonl", Path(__file__).parents[2]
+    program = [sys.executable, "-c", KILLED, str(tiny_path), str(path), str(tests)]
+    environment = {**os.environ, "PYTHONPATH": str(tests.parent)}
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    recording = read_recording(path)
+    assert recording.cut is not None and "its process ended" in recording.cut
+    assert [type(line) for line in recording.lines[1:]] == [RecordedCall, RecordedNode]
+    report = replay(looking().compile(engine=make_engine()), path)
+    assert report.same, report
+    [ann] = report.calls
+    assert ann.place[0] == "ann" and ann.words == recording.calls()[0].words
+    assert any("played up to there" in note for note in report.notes)
+
+
+def test_a_damaged_line_is_named(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path = make_engine(), tmp_path / "run.jsonl"
+    with engine.record(path):
+        looking().compile(engine=engine).invoke(QUESTION)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1][:40], *lines[2:], ""]))
+    with pytest.raises(InvalidRequestError, match="line 2 of"):
+        read_recording(path)
+    path.write_text("\n".join([json.dumps(json.loads(lines[0]) | {"format": 99}), ""]))
+    with pytest.raises(InvalidRequestError, match="has format 99"):
+        read_recording(path)
+    path.write_text("Hello.\n")
+    with pytest.raises(InvalidRequestError, match="is no recording"):
+        read_recording(path)
+
+
+async def test_recording_does_not_block_the_event_loop(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path = make_engine(), tmp_path / "run.jsonl"
+    app = looking().compile(InMemorySaver(), engine=engine)
+    config: Any = {"configurable": {"thread_id": "t"}}
+    await app.ainvoke(QUESTION, config)
+    with engine.record(path), blockbuster_ctx("choreo_agents"):
+        await asyncio.gather(*(app.ainvoke(QUESTION, {"configurable": {"thread_id": name}}) for name in "ab"))
+    assert len(read_recording(path).calls()) == 4
+
+
+def test_a_run_that_fails_or_is_left_says_so(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path = make_engine(), tmp_path / "run.jsonl"
+
+    def fails(_: Any) -> None:
+        raise ValueError("zirconium")
+
+    graph = ChoreoGraph().add_node(Agent("ann", sampling=FREE)).add_node("fails", fails)
+    app = graph.add_edge(START, "ann").add_edge("ann", "fails", visibility={}).compile(engine=engine)
+    with engine.record(path):
+        with pytest.raises(ValueError, match="zirconium"):
+            app.invoke(QUESTION)
+        for _ in app.stream(QUESTION):
+            break
+    recording = read_recording(path)
+    ended = [recording.ended(run) for run in (0, 1)]
+    assert [each and (each.outcome, each.error) for each in ended] == [("failed", "ValueError"), ("left", None)]
+    assert recording.nodes()[0].outcome == "error" and "zirconium" not in path.read_text()
+    assert replay(app, path).same

@@ -1,0 +1,93 @@
+"""Graphs whose runs are recorded: with functions that count how often they are run, with tools, and confidential."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
+from langgraph.prebuilt import ToolNode
+
+from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Command, Sampling
+from support.tiny import save_tiny_llama
+from support.tool_templates import tool_tokenizer
+
+QUESTION = {"messages": [("user", "What does Ann have?")]}
+FREE = Sampling(temperature=1.0, max_tokens=6, stop_tokens=())
+executions: Counter[str] = Counter()
+"""How often each function was run."""
+
+
+class Counted(ChoreoState, total=False):
+    """How often a function has looked."""
+
+    looks: int
+
+
+@tool
+def count(of: int) -> str:
+    """Count all things."""
+    executions["count"] += 1
+    return f"There are {executions['count']} things."
+
+
+def look(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Says what differs whenever it is run."""
+    executions["look"] += 1
+    return {"looks": state.get("looks", 0) + 1, "messages": [AIMessage(f"I looked {executions['look']} times.")]}
+
+
+def looking(confidential: bool = False) -> ChoreoGraph:
+    """Ann speaks, a function looks, and Bob speaks about both."""
+    graph = ChoreoGraph(Counted, system="Be brief.")
+    graph.add_node(Agent("ann", system="Ann has 3 red kites.", confidential=confidential, sampling=FREE))
+    graph.add_node("look", look)
+    graph.add_node(Agent("bob", sampling=FREE, reads={"ann": "shared"}))
+    graph.add_edge(START, "ann").add_edge("ann", "look", visibility={}).add_edge("look", "bob")
+    return graph
+
+
+def calling() -> ChoreoGraph:
+    """An agent that must call a tool, and one that tells what came of it."""
+    graph = ChoreoGraph(system="Be brief.")
+    told: dict[str, Any] = {"sampling": Sampling(temperature=1.0, max_tokens=60), "thinking": False}
+    graph.add_node(Agent("ann", tools=[count], tool_choice="count", **told))
+    graph.add_node("tools", ToolNode([count]))
+    graph.add_node(Agent("bob", sampling=FREE, thinking=False, reads={"ann": "shared", "tools": "shared"}))
+    graph.add_edge(START, "ann").add_edge("ann", "tools", visibility={}).add_edge("tools", "bob").add_edge("bob", END)
+    return graph
+
+
+def routed(state: Mapping[str, Any]) -> Command[Any]:
+    """Goes where Ann's message says."""
+    executions["routed"] += 1
+    return Command(goto="bob" if "B" in str(state["messages"][-1].text) else "cleo", update={"looks": 1})
+
+
+def routing() -> ChoreoGraph:
+    """What Ann says decides who speaks next."""
+    graph = ChoreoGraph(Counted)
+    graph.add_node(Agent("ann", system="Ann has 3 red kites.", sampling=FREE))
+    graph.add_node("routed", routed, destinations=("bob", "cleo"))
+    for name in ("bob", "cleo"):
+        graph.add_node(Agent(name, sampling=FREE, reads={"ann": "shared"})).add_edge(name, "last", visibility={})
+    graph.add_node(Agent("last", sampling=FREE, reads={"bob": "shared", "cleo": "shared"}))
+    graph.add_edge(START, "ann").add_edge("ann", "routed", visibility={})
+    return graph
+
+
+def save_caller(folder: Path) -> Path:
+    """A random model whose template knows of tools."""
+    tokenizer = tool_tokenizer("Qwen 3")
+    save_tiny_llama(
+        folder,
+        vocab_size=len(tokenizer),
+        eos_token_id=[tokenizer.eos_token_id],
+        max_position_embeddings=8192,
+        num_hidden_layers=1,
+    )
+    tokenizer.save_pretrained(folder)
+    return folder
