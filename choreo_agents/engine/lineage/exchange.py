@@ -113,6 +113,14 @@ class LineageExchange:
                     taking.lease(message_id, thread)
             return taking.refused
 
+    def look_for_kv(self, ids: Iterable[str]) -> None:
+        """See which messages have files, also of other processes: they are read from these in place of being computed.
+        Slow.
+        """
+        if (kept := self._tenant.kept) is not None:
+            for message_id in ids:
+                kept.has(message_id)
+
     def _is_unknown(self, handle: MessageHandle) -> bool:
         try:
             self._tenant.find(handle)

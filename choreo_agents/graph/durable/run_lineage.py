@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -113,6 +114,7 @@ class RunLineage:
             waiting = [each for each in dict.fromkeys(more) if each not in seen]
             seen |= {*waiting}
         notes = {message_id: self._known.notes[message_id] for message_id in seen if message_id in self._known.notes}
+        await asyncio.to_thread(self._engine.lineage.look_for_kv, rows)
         refused = self._engine.lineage.take_in(wanted, rows, notes, self._scope)
         self.refused |= {message_id: self._store.damaged.get(message_id, why) for message_id, why in refused.items()}
 
