@@ -6,9 +6,11 @@ A new LangGraph that breaks us breaks this file.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -16,6 +18,7 @@ from langgraph._internal._config import ensure_config
 from langgraph._internal._constants import TASKS
 from langgraph._internal._runnable import RunnableCallable
 from langgraph._internal._serde import build_serde_allowlist
+from langgraph.channels import DeltaChannel
 from langgraph.channels.binop import _get_overwrite
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -40,9 +43,11 @@ __all__ = [
     "called_with",
     "channel_values",
     "delete_thread",
+    "growing",
     "hidden_in",
     "is_joined",
     "is_nested",
+    "merges_by",
     "overwritten",
     "paths_around",
     "pending_writes",
@@ -72,6 +77,9 @@ SENDS = TASKS
 """The channel of what is sent: an update may write it, too."""
 _HIDDEN = "__pregel_choreo_"
 """LangGraph leaves configurable values whose names start with `__pregel` out of what it stores and shows."""
+
+_GROWS_FROM = (1, 2, 20)
+"""Since when the `DeltaChannel` of LangGraph, in beta, reads after forks and overwritten values what was written."""
 
 T = TypeVar("T")
 
@@ -313,6 +321,26 @@ def _execution(config: RunnableConfig) -> Any:
 
 
 # A graph as it is declared
+
+
+def growing(merge: Callable[[Any, Any], Any], merge_all: Callable[[Any, Sequence[Any]], Any], whole_every: int) -> Any:
+    """What says of a channel of a state how its updates are merged, so that a checkpoint has what is new in it alone.
+
+    Under an older LangGraph every checkpoint has all of it.
+
+    Args:
+        merge: The value with one update.
+        merge_all: With several, the same as one after the other.
+        whole_every: How many updates apart checkpoints have all of it.
+    """
+    if tuple(map(int, re.findall(r"\d+", version("langgraph"))[:3])) < _GROWS_FROM:
+        return merge
+    return DeltaChannel(merge_all, snapshot_frequency=whole_every)
+
+
+def merges_by(channel: Any, *merging: Callable[..., Any]) -> bool:
+    """Whether a channel merges updates by one of these functions."""
+    return any(getattr(channel, name, None) in merging for name in ("operator", "reducer"))
 
 
 @dataclass(frozen=True)

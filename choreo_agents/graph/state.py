@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import partial, reduce
 from typing import Annotated, Any, NotRequired
 
 from langchain_core.messages import AnyMessage
@@ -12,10 +12,13 @@ from langgraph.graph.message import add_messages
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
+from choreo_agents.graph.langgraph_internals import growing
 from choreo_agents.kv.handle import base_model
 
 _SAME = ("digest", "author", "persona", "confidential")
 """What two entries of one message agree in, if they have the same words of the same speaker."""
+_WHOLE_EVERY = 20
+"""Updates of `handles` after which a checkpoint has all of them: what comes in between is read from that one on."""
 
 
 class HandleEntry(TypedDict):
@@ -94,6 +97,11 @@ def merge_entries(left: list[HandleEntry] | None, right: list[HandleEntry] | Non
     return list(merged.values())
 
 
+def merge_updates(entries: list[HandleEntry] | None, updates: Sequence[list[HandleEntry] | None]) -> list[HandleEntry]:
+    """The same for several updates, one after the other."""
+    return reduce(merge_entries, updates, merge_entries(entries, None))
+
+
 def _with_handles(entry: HandleEntry, other: HandleEntry) -> HandleEntry:
     """An entry with the encodings that another of the same message has by other models: they were made side by side."""
     if any(entry.get(name) != other.get(name) for name in _SAME):
@@ -129,8 +137,12 @@ def with_said(state: Any, update: Mapping[str, Any]) -> Any:
     return dataclasses.replace(state, handles=handles, messages=messages) if is_data else state
 
 
+Handles = Annotated[list[HandleEntry], growing(merge_entries, merge_updates, _WHOLE_EVERY)]
+"""Entries as a graph's state has them."""
+
+
 class ChoreoState(TypedDict, total=False):
     """What choreographed nodes read and write. Extend it with channels of your own."""
 
-    handles: Annotated[list[HandleEntry], merge_entries]
+    handles: Handles
     messages: Annotated[list[AnyMessage], add_messages]

@@ -8,14 +8,14 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from langchain_core.runnables.base import RunnableBinding, RunnableBindingBase
 from langchain_core.runnables.retry import RunnableRetry
-from langgraph.channels import BinaryOperatorAggregate
 from langgraph.graph import StateGraph
 from langgraph.types import Command, RetryPolicy
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.compiling.charting import found
-from choreo_agents.graph.state import merge_entries
+from choreo_agents.graph.langgraph_internals import merges_by
+from choreo_agents.graph.state import merge_entries, merge_updates
 
 
 def unwrapped(node: Any) -> tuple[Any, RetryPolicy | None]:
@@ -92,7 +92,7 @@ def require_channels(graph: StateGraph[Any, Any, Any, Any]) -> None:
             f"the state {schema} has no {' and no '.join(map(repr, missing))}, in which agents say what they say: "
             f"derive it from ChoreoState, as class {schema}(ChoreoState)"
         )
-    if not isinstance(handles, BinaryOperatorAggregate) or handles.operator is not merge_entries:
+    if not merges_by(handles, merge_entries, merge_updates):
         raise InvalidRequestError(
             f"the handles of the state {schema} would not be merged: derive it from ChoreoState, and leave that "
             "channel as it is"

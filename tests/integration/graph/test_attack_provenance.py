@@ -147,6 +147,7 @@ def edit(change: dict[str, Any], entry: dict[str, Any]) -> HandleEntry:
         {"superstep": 99},
         {"confidential": True},
         {"branch": 3},
+        {"around": [1]},
         {"prompt": {"id": "0" * 32, "model": "m", "length": 1}},
         {"message_id": "m"},
         {"digest": "0" * 32},

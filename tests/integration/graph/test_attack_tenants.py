@@ -36,6 +36,7 @@ HOT = Sampling(temperature=1.0, max_tokens=6, stop_tokens=())
         {"seed": None},
         {"replay": {}},
         {"watch": "x"},
+        {"again": True},
         {"choreo": {"seed": 7}},
         {"choreo": {"replay": {"ann": [5]}, "watch": None}},
         {"choreo": None},

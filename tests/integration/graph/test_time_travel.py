@@ -293,6 +293,28 @@ async def test_two_tasks_of_one_function_and_two_ways_to_one_node_are_two_places
     assert len(asked.calls) == 2 and len(state["messages"]) == 3
 
 
+@pytest.mark.parametrize("positions", ["sequential", "parallel"])
+def test_branches_of_a_subgraph_stand_as_they_were_sent(engine: Engine, positions: Any) -> None:
+    """In whatever order their message ids sort; where positions are parallel, side by side."""
+    graph = ChoreoGraph(positions=positions)
+    graph.add_node("team", team(engine)).add_node(agent("judge"))
+    graph.add_conditional_edges(START, lambda s: [Send("team", s)] * 3, ["team"])
+    graph.add_edge("team", "judge")
+    app, orders = graph.compile(InMemorySaver(), engine=engine), set()
+    for thread in range(4):
+        state = app.invoke(QUESTION, Asked(str(thread)).config())
+        leads = [entry for entry in state["handles"] if entry["author"] == "team|lead"]
+        assert [entry.get("around", [0]) for entry in leads] == [[0], [1], [2]]
+        [judge] = [entry for entry in state["handles"] if entry["author"] == "judge"]
+        made = engine.inspect.records([engine_handle(judge)])[-1]
+        places = [made.parents.index(engine_handle(entry)) for entry in leads]
+        offsets = {made.offsets[place] for place in places}
+        assert places == sorted(places) and len(offsets) == (1 if positions == "parallel" else 3)
+        ids_of = [entry["message_id"] for entry in leads]
+        orders.add(tuple(sorted(range(3), key=ids_of.__getitem__)))
+    assert len(orders) > 1
+
+
 async def test_a_subgraph_that_is_stopped_finds_what_was_said_in_it(engine: Engine) -> None:
     graph = ChoreoGraph()
     graph.add_node(agent("lead")).add_node("stop", lambda _: interrupt("go on?") and {}).add_node(agent("second"))

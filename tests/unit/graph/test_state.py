@@ -1,6 +1,9 @@
 """The reducer of the `handles` channel."""
 
-from choreo_agents.graph.state import HandleEntry, merge_entries
+import pytest
+
+from choreo_agents.graph import langgraph_internals
+from choreo_agents.graph.state import HandleEntry, merge_entries, merge_updates
 
 
 def entry(author: str, superstep: int, branch: int, message_id: str) -> HandleEntry:
@@ -30,3 +33,10 @@ def test_the_reducer_takes_missing_sides_and_changes_neither() -> None:
     left, right = [entry("a", 0, 0, "1")], [entry("b", 0, 0, "1")]
     merge_entries(left, right)
     assert left == [entry("a", 0, 0, "1")] and right == [entry("b", 0, 0, "1")]
+
+
+def test_an_old_langgraph_keeps_all_entries_in_every_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, is_whole in (("1.2.7", True), ("1.2.20", False), ("1.3.0rc1", False), ("1.10", False)):
+        monkeypatch.setattr(langgraph_internals, "version", lambda _, found=found: found)
+        channel = langgraph_internals.growing(merge_entries, merge_updates, 20)
+        assert (channel is merge_entries) is is_whole
