@@ -64,8 +64,12 @@ def opened(path: Path) -> BaseStore:
 async def swept(store: BaseStore) -> None:
     """Leave nothing of what was deleted in a file of ours, nor in its log."""
     if store in _opened.values():
-        connection = store.conn  # type: ignore[attr-defined]
-        await asyncio.to_thread(connection.execute, "PRAGMA wal_checkpoint(TRUNCATE)")
+        await asyncio.to_thread(_emptied, store)
+
+
+def _emptied(store: Any) -> None:
+    with store.lock:  # an answer that is not fetched would keep whoever comes next from committing
+        store.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
 def _store(path: Path) -> BaseStore:
