@@ -14,6 +14,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -26,6 +27,8 @@ from choreo_agents.graph.durable.commits import Commits
 from choreo_agents.graph.langgraph_internals import loop_of_store
 
 ROOT = "choreo"
+_ID = "\x1f"
+"""Stands for a thread's id, which a store is not to tell."""
 HOLDS = {"v": FORMAT}
 """What stands where a thread holds a message."""
 _AT_ONCE = 512
@@ -48,19 +51,30 @@ class LineageStore:
         self.store = store
         self._sealed, self._tenant = engine.lineage.sealed, engine.lineage.name
         self.commits = commits_of(store)
+        self._ids: dict[str, str] = {}
+        """Of threads, by their names here."""
         self.damaged: dict[str, str] = {}
         """What was found and could not be read, by id, and why."""
 
     def thread(self, thread: str) -> str:
         """What a thread is called here."""
-        return self._sealed.thread(thread)
+        name = self._sealed.thread(thread)
+        self._ids[name] = thread
+        return name
 
     def writes(self, thread: str, described: Iterable[DescribedMessage]) -> list[PutOp]:
         """What writes messages for a thread, by its name here. No part of a store's index: nobody searches it."""
         ops: list[PutOp] = []
         for row, note in described:
             ops.append(PutOp(rows_of(self._tenant), row.id, self._sealed.row(row), index=False))
-            ops.append(PutOp(notes_of(self._tenant, thread), row.id, self._sealed.note(thread, note), index=False))
+            ops.append(
+                PutOp(
+                    notes_of(self._tenant, thread),
+                    row.id,
+                    self._sealed.note(thread, self._kept(thread, note)),
+                    index=False,
+                )
+            )
             ops.append(PutOp(holders_of(self._tenant, row.id), thread, HOLDS, index=False))
         return ops
 
@@ -71,7 +85,7 @@ class LineageStore:
             try:
                 note = self._sealed.read_note(thread, item.value)
                 require_own_place(item.key, note.id)
-                found[item.key] = note
+                found[item.key] = self._said(thread, note)
             except DamagedRowError as error:
                 self.damaged[item.key] = str(error)
         return found
@@ -91,6 +105,15 @@ class LineageStore:
                 except DamagedRowError as error:
                     self.damaged[item.key] = str(error)
         return found
+
+    def _kept(self, thread: str, note: Note) -> Note:
+        """A note as it is written: calls are named by the thread's id, which may name a person."""
+        thread_id = self._ids.get(thread)
+        return replace(note, memos=tuple(each.replace(thread_id, _ID) for each in note.memos)) if thread_id else note
+
+    def _said(self, thread: str, note: Note) -> Note:
+        """As it was before."""
+        return replace(note, memos=tuple(each.replace(_ID, self._ids.get(thread, _ID)) for each in note.memos))
 
 
 def rows_of(tenant: str) -> tuple[str, ...]:
