@@ -90,6 +90,10 @@ _BENCH = Group(
             "choreo_agents.lab.experiments.bench_fork.command:fork",
             "Subagents with system prompts of their own over one conversation: forked, and with a prefix cache.",
         ),
+        "durable": Command(
+            "choreo_agents.lab.experiments.bench_durable.command:durable",
+            "What it costs that a run can go on in another process: the same graph with lineage, and without.",
+        ),
         "guides": Command(
             "choreo_agents.lab.experiments.bench_guides.command:guides",
             "How many answers that random JSON schemas lead validate, and what masks cost beside a step.",

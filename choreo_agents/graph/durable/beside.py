@@ -30,7 +30,7 @@ async def store_beside(saver: Any) -> BaseStore | None:
     Raises:
         StoreError: The file cannot be made or read.
     """
-    if not type(saver).__module__.startswith("langgraph.checkpoint.sqlite"):
+    if not any(each.__module__.startswith("langgraph.checkpoint.sqlite") for each in type(saver).__mro__):
         return None
     if saver not in _files:
         _files[saver] = await _file_of(saver.conn)
