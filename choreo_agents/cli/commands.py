@@ -90,6 +90,10 @@ _BENCH = Group(
             "choreo_agents.lab.experiments.bench_fork.command:fork",
             "Subagents with system prompts of their own over one conversation: forked, and with a prefix cache.",
         ),
+        "durable": Command(
+            "choreo_agents.lab.experiments.bench_durable.command:durable",
+            "What it costs that a run can go on in another process: the same graph with lineage, and without.",
+        ),
         "guides": Command(
             "choreo_agents.lab.experiments.bench_guides.command:guides",
             "How many answers that random JSON schemas lead validate, and what masks cost beside a step.",
@@ -159,6 +163,21 @@ _INSPECT = Group(
         ),
     },
 )
+_STORE = Group(
+    "Keep in order what lets runs go on in another process: their lineage.\n\n"
+    "It stands in a file beside that of a SQLite checkpointer, [b]states.sqlite.lineage[/b], or in the store that a "
+    "graph was compiled with.",
+    {
+        "check": Command(
+            "choreo_agents.cli.store:check",
+            "Read all of a store: what is damaged, what is missing, and what nobody needs.",
+        ),
+        "compact": Command(
+            "choreo_agents.cli.store:compact",
+            "Delete what nobody needs, and threads that nobody has written to for long; make the file smaller.",
+        ),
+    },
+)
 _PML = Group(
     "Schemas whose modules are encoded once, and prompts of them.",
     {
@@ -203,6 +222,7 @@ CHOREO = Group(
         "train": _TRAIN,
         "models": _MODELS,
         "inspect": _INSPECT,
+        "store": _STORE,
         "pml": _PML,
     },
     installed="choreo.commands",

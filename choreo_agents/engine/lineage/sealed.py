@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from choreo_agents.engine.lineage.rows import DamagedRowError, LineageRow, Note
+from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.seals import Seals
 
 _SEAL = "seal"
@@ -20,6 +21,12 @@ class SealedRows:
 
     def __init__(self, seals: Seals) -> None:
         self._seals = seals
+
+    @classmethod
+    def of(cls, salt: str) -> tuple[str, SealedRows]:
+        """What a tenant is called in a store, and its rows there, by its salt alone: no model, no engine."""
+        naming = Naming(salt, "", b"")
+        return naming.tenant, cls(naming.seals)
 
     def thread(self, thread: str) -> str:
         """What a thread is called in a store: it does not tell the id, which may name a person."""
@@ -48,7 +55,9 @@ class SealedRows:
     def _sealed(self, kind: str, plain: dict[str, Any]) -> dict[str, Any]:
         return {**plain, _SEAL: self._seals.seal(kind, plain)}
 
-    def _opened(self, kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    def _opened(self, kind: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise DamagedRowError(f"it is no object of JSON, but {type(value).__name__}")
         plain = {name: each for name, each in value.items() if name != _SEAL}
         if not self._seals.holds(value.get(_SEAL), kind, plain):
             raise DamagedRowError("it does not bear the tenant's seal: somebody else wrote it, or has changed it")

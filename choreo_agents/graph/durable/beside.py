@@ -30,7 +30,7 @@ async def store_beside(saver: Any) -> BaseStore | None:
     Raises:
         StoreError: The file cannot be made or read.
     """
-    if not type(saver).__module__.startswith("langgraph.checkpoint.sqlite"):
+    if not any(each.__module__.startswith("langgraph.checkpoint.sqlite") for each in type(saver).__mro__):
         return None
     if saver not in _files:
         _files[saver] = await _file_of(saver.conn)
@@ -64,8 +64,12 @@ def opened(path: Path) -> BaseStore:
 async def swept(store: BaseStore) -> None:
     """Leave nothing of what was deleted in a file of ours, nor in its log."""
     if store in _opened.values():
-        connection = store.conn  # type: ignore[attr-defined]
-        await asyncio.to_thread(connection.execute, "PRAGMA wal_checkpoint(TRUNCATE)")
+        await asyncio.to_thread(_emptied, store)
+
+
+def _emptied(store: Any) -> None:
+    with store.lock:  # an answer that is not fetched would keep whoever comes next from committing
+        store.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
 def _store(path: Path) -> BaseStore:

@@ -1,57 +1,147 @@
 """What a thread has written is deleted with it, but for what another thread needs.
 
-A forgetting that was broken off is done by the next: a thread's notes, which say what it holds, go last.
+A forgetting that was broken off is done by the next: a thread's notes, which say what it holds, go last, and a row is
+nowhere only when it is known that nobody needs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-from langgraph.store.base import BaseStore, GetOp, PutOp, SearchOp
+from langgraph.store.base import BaseStore, GetOp, PutOp, SearchItem, SearchOp
 
 from choreo_agents.graph.durable.beside import swept
-from choreo_agents.graph.durable.lineage_store import ROOT, asked, commits_of, everything
+from choreo_agents.graph.durable.lineage_store import (
+    HOLDS,
+    asked,
+    commits_of,
+    everything,
+    holders_of,
+    leaving_of,
+    notes_of,
+    rows_of,
+)
 
 _AT_ONCE = 512
 
 
-async def forget_thread(store: BaseStore, tenant: str, thread: str) -> list[str]:
+async def forget_thread(
+    store: BaseStore, tenant: str, thread: str, *, unless_since: datetime | None = None
+) -> list[str]:
     """Delete a thread's notes, and the rows that only it holds. Both are named as they are in the store.
 
+    Args:
+        store: LangGraph's.
+        tenant: The thread's.
+        thread: Which.
+        unless_since: A thread that is written to from then on is left as it is: one that another process goes on
+            with meanwhile keeps what was not deleted yet.
+
     Returns:
-        The ids of the messages whose rows are gone.
+        The ids of the messages whose rows are gone, those included that another forgetting had not come to.
 
     Raises:
         StoreError: The store has failed; forget the thread again when it works.
     """
-    notes, rows = (ROOT, "notes", tenant, thread), (ROOT, "rows", tenant)
-    ids, gone = [message_id for message_id, _ in await everything(store, notes)], list[str]()
+    notes, gone = notes_of(tenant, thread), await finish_leaving(store, tenant)
+    ids = [item.key for item in await everything(store, notes)]
     for start in range(0, len(ids), _AT_ONCE):
+        if unless_since is not None and await last_written(store, tenant, thread) >= unless_since:
+            break
         some = ids[start : start + _AT_ONCE]
-        await _write(store, [PutOp(_holders(tenant, each), thread, None) for each in some])
-        unheld = await _unheld(store, tenant, some)
-        before = dict(zip(unheld, await asked(store, [GetOp(rows, each) for each in unheld]), strict=True))
-        await _write(store, [PutOp(rows, each, None) for each in unheld])
-        # Another process may have begun to hold it after it was looked at, and found its row.
-        left = {*await _unheld(store, tenant, unheld)}
-        back = [each for each in unheld if each not in left and before[each] is not None]
-        await _write(store, [PutOp(rows, each, before[each].value, index=False) for each in back])
-        gone += left
-        await _write(store, [PutOp(notes, each, None) for each in some])
+        await write(store, [PutOp(holders_of(tenant, each), thread, None) for each in some])
+        gone += await drop_unheld(store, tenant, some)
+        await write(store, [PutOp(notes, each, None) for each in some])
     await swept(store)
     return gone
 
 
+async def drop_unheld(store: BaseStore, tenant: str, ids: Sequence[str]) -> list[str]:
+    """Delete the rows of these messages that no thread holds, and return the ids of those that are gone.
+
+    A row leaves by way of a place beside, in which it is found until it is known that nobody needs it:
+
+        looked at      here            |leaving          |looked at again
+        row            row             |                 |row, if it is held       another process may have begun to
+        leaving                        |row              |                         hold it, and found it here
+
+    Raises:
+        StoreError: The store has failed.
+    """
+    gone, rows = list[str](), rows_of(tenant)
+    for start in range(0, len(ids), _AT_ONCE):
+        unheld = await _unheld(store, tenant, ids[start : start + _AT_ONCE])
+        found = await asked(store, [GetOp(rows, each, refresh_ttl=False) for each in unheld])
+        there = {item.key: item.value for item in found if item is not None}
+        leaving = [PutOp(leaving_of(tenant), each, row, index=False) for each, row in there.items()]
+        await write(store, [*leaving, *(PutOp(rows, each, None) for each in there)])
+        gone += await _left(store, tenant, there)
+    return gone
+
+
+async def finish_leaving(store: BaseStore, tenant: str) -> list[str]:
+    """Do what a deletion that was broken off has left: rows that are held stand where they stood, others are gone.
+
+    Raises:
+        StoreError: The store has failed.
+    """
+    items, gone = await everything(store, leaving_of(tenant)), list[str]()
+    for start in range(0, len(items), _AT_ONCE):
+        gone += await _left(store, tenant, {item.key: item.value for item in items[start : start + _AT_ONCE]})
+    return gone
+
+
+async def _left(store: BaseStore, tenant: str, rows: Mapping[str, dict[str, Any]]) -> list[str]:
+    unheld = {*await _unheld(store, tenant, [*rows])}
+    back = [PutOp(rows_of(tenant), each, rows[each], index=False) for each in rows if each not in unheld]
+    await write(store, [*back, *(PutOp(leaving_of(tenant), each, None) for each in rows)])
+    return [each for each in rows if each in unheld]
+
+
+async def drop_unnoted(store: BaseStore, tenant: str, held: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Have threads no longer hold messages that they say nothing of: id and thread of each; return those that are gone.
+
+    Raises:
+        StoreError: The store has failed.
+    """
+    gone = list[tuple[str, str]]()
+    for start in range(0, len(held), _AT_ONCE):
+        unnoted = await _unnoted(store, tenant, held[start : start + _AT_ONCE])
+        await write(store, [PutOp(holders_of(tenant, each), thread, None) for each, thread in unnoted])
+        left = {*await _unnoted(store, tenant, unnoted)}
+        back = [each for each in unnoted if each not in left]  # written meanwhile, with its note
+        await write(store, [PutOp(holders_of(tenant, each), thread, HOLDS, index=False) for each, thread in back])
+        gone += left
+    return gone
+
+
+async def last_written(store: BaseStore, tenant: str, thread: str) -> datetime:
+    """When a thread has last written of a message; in the first year, if it never has."""
+    return max(map(written_at, await everything(store, notes_of(tenant, thread))), default=_NEVER)
+
+
+def written_at(item: SearchItem) -> datetime:
+    """When something was written; SQLite says it without the zone, which is UTC."""
+    at = item.updated_at
+    return at.replace(tzinfo=UTC) if at.tzinfo is None else at
+
+
+_NEVER = datetime.min.replace(tzinfo=UTC)
+
+
+async def write(store: BaseStore, ops: Sequence[Any]) -> None:
+    """Have operations committed behind all that others of this process write there."""
+    if ops:
+        await commits_of(store).enqueue(ops)
+
+
 async def _unheld(store: BaseStore, tenant: str, ids: Sequence[str]) -> list[str]:
-    ops = [SearchOp(_holders(tenant, each), limit=1, refresh_ttl=False) for each in ids]
+    ops = [SearchOp(holders_of(tenant, each), limit=1, refresh_ttl=False) for each in ids]
     return [each for each, held in zip(ids, await asked(store, ops), strict=True) if not held]
 
 
-def _holders(tenant: str, message_id: str) -> tuple[str, ...]:
-    return (ROOT, "holders", tenant, message_id)
-
-
-async def _write(store: BaseStore, ops: Sequence[Any]) -> None:
-    if ops:
-        await commits_of(store).enqueue(ops)
+async def _unnoted(store: BaseStore, tenant: str, held: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    ops = [GetOp(notes_of(tenant, thread), each, refresh_ttl=False) for each, thread in held]
+    return [each for each, note in zip(held, await asked(store, ops), strict=True) if note is None]

@@ -3,6 +3,7 @@
     ("choreo", "rows", tenant)             id      from what a message is computed
     ("choreo", "notes", tenant, thread)    id      what a thread says of it
     ("choreo", "holders", tenant, id)      thread  that this thread needs it, itself or for what came of it
+    ("choreo", "leaving", tenant)          id      a row that is being deleted, until it is known that nobody needs it
 
 Tenants and threads are named by digests under the tenant's key. A row is there for as long as it has a holder.
 """
@@ -11,19 +12,24 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from langgraph.store.base import BaseStore, GetOp, Op, PutOp, SearchOp
+from langgraph.store.base import BaseStore, GetOp, Op, PutOp, SearchItem, SearchOp
 
 from choreo_agents.engine import Engine
-from choreo_agents.engine.lineage import DamagedRowError, DescribedMessage, LineageRow, Note
+from choreo_agents.engine.lineage import FORMAT, DamagedRowError, DescribedMessage, LineageRow, Note
 from choreo_agents.errors import StoreError
 from choreo_agents.graph.durable.commits import Commits
 
 ROOT = "choreo"
+_ID = "\x1f"
+"""Stands for a thread's id, which a store is not to tell."""
+HOLDS = {"v": FORMAT}
+"""What stands where a thread holds a message."""
 _AT_ONCE = 512
 """Operations in one question to a store; SQLite takes no more than so many parameters."""
 _PAGE = 4096
@@ -44,51 +50,89 @@ class LineageStore:
         self.store = store
         self._sealed, self._tenant = engine.lineage.sealed, engine.lineage.name
         self.commits = commits_of(store)
+        self._ids: dict[str, str] = {}
+        """Of threads, by their names here."""
         self.damaged: dict[str, str] = {}
         """What was found and could not be read, by id, and why."""
 
     def thread(self, thread: str) -> str:
         """What a thread is called here."""
-        return self._sealed.thread(thread)
+        name = self._sealed.thread(thread)
+        self._ids[name] = thread
+        return name
 
     def writes(self, thread: str, described: Iterable[DescribedMessage]) -> list[PutOp]:
         """What writes messages for a thread, by its name here. No part of a store's index: nobody searches it."""
         ops: list[PutOp] = []
         for row, note in described:
-            ops.append(PutOp(self._rows(), row.id, self._sealed.row(row), index=False))
-            ops.append(PutOp(self._notes(thread), row.id, self._sealed.note(thread, note), index=False))
-            ops.append(PutOp(self._holders(row.id), thread, {"v": 1}, index=False))
+            ops.append(PutOp(rows_of(self._tenant), row.id, self._sealed.row(row), index=False))
+            ops.append(
+                PutOp(
+                    notes_of(self._tenant, thread),
+                    row.id,
+                    self._sealed.note(thread, self._kept(thread, note)),
+                    index=False,
+                )
+            )
+            ops.append(PutOp(holders_of(self._tenant, row.id), thread, HOLDS, index=False))
         return ops
 
     async def notes(self, thread: str) -> dict[str, Note]:
         """All that a thread has written of messages, by id."""
         found: dict[str, Note] = {}
-        for message_id, value in await everything(self.store, self._notes(thread)):
+        for item in await everything(self.store, notes_of(self._tenant, thread)):
             try:
-                found[message_id] = self._sealed.read_note(thread, value)
+                note = self._sealed.read_note(thread, item.value)
+                require_own_place(item.key, note.id)
+                found[item.key] = self._said(thread, note)
             except DamagedRowError as error:
-                self.damaged[message_id] = str(error)
+                self.damaged[item.key] = str(error)
         return found
 
     async def rows(self, ids: Sequence[str]) -> dict[str, LineageRow]:
         """Those of these messages that are here, by id."""
         found: dict[str, LineageRow] = {}
-        for item in await asked(self.store, [GetOp(self._rows(), each, refresh_ttl=False) for each in ids]):
-            if item is not None:
+        for place in (rows_of(self._tenant), leaving_of(self._tenant)):
+            missing = [each for each in ids if each not in found]
+            for item in await asked(self.store, [GetOp(place, each, refresh_ttl=False) for each in missing]):
+                if item is None:
+                    continue
                 try:
-                    found[item.key] = self._sealed.read_row(item.value)
+                    row = self._sealed.read_row(item.value)
+                    require_own_place(item.key, row.id)
+                    found[item.key] = row
                 except DamagedRowError as error:
                     self.damaged[item.key] = str(error)
         return found
 
-    def _rows(self) -> tuple[str, ...]:
-        return (ROOT, "rows", self._tenant)
+    def _kept(self, thread: str, note: Note) -> Note:
+        """A note as it is written: calls are named by the thread's id, which may name a person."""
+        thread_id = self._ids.get(thread)
+        return replace(note, memos=tuple(each.replace(thread_id, _ID) for each in note.memos)) if thread_id else note
 
-    def _notes(self, thread: str) -> tuple[str, ...]:
-        return (ROOT, "notes", self._tenant, thread)
+    def _said(self, thread: str, note: Note) -> Note:
+        """As it was before."""
+        return replace(note, memos=tuple(each.replace(_ID, self._ids.get(thread, _ID)) for each in note.memos))
 
-    def _holders(self, message_id: str) -> tuple[str, ...]:
-        return (ROOT, "holders", self._tenant, message_id)
+
+def rows_of(tenant: str) -> tuple[str, ...]:
+    """Where a tenant's rows stand."""
+    return (ROOT, "rows", tenant)
+
+
+def notes_of(tenant: str, thread: str) -> tuple[str, ...]:
+    """Where a thread's notes stand."""
+    return (ROOT, "notes", tenant, thread)
+
+
+def holders_of(tenant: str, message_id: str) -> tuple[str, ...]:
+    """Where it stands who holds a message."""
+    return (ROOT, "holders", tenant, message_id)
+
+
+def leaving_of(tenant: str) -> tuple[str, ...]:
+    """Where rows stand that are being deleted."""
+    return (ROOT, "leaving", tenant)
 
 
 def commits_of(store: BaseStore) -> Commits:
@@ -100,16 +144,30 @@ def commits_of(store: BaseStore) -> Commits:
     return found
 
 
-async def everything(store: BaseStore, namespace: tuple[str, ...]) -> list[tuple[str, dict[str, Any]]]:
+def require_own_place(place: str, message_id: str) -> None:
+    """Raise `DamagedRowError` if what is said of a message stands in another's place: no seal tells that."""
+    if place != message_id:
+        raise DamagedRowError(f"it is {message_id}'s, and somebody has put it in this place")
+
+
+async def everything(store: BaseStore, namespace: tuple[str, ...]) -> list[SearchItem]:
     """All that stands in a namespace."""
-    found: dict[str, dict[str, Any]] = {}
+    found = await whole(store, lambda limit: SearchOp(namespace, limit=limit, refresh_ttl=False))
+    return [item for item in found if item.namespace == namespace]
+
+
+async def whole(store: BaseStore, question: Callable[[int], Op]) -> list[Any]:
+    """All that a store has to say to a question that names how many answers it wants at most.
+
+    In one answer: between two pages others write, and of what was written together PostgreSQL shows any order, each
+    time another.
+    """
+    limit = _PAGE
     while True:
-        op = SearchOp(namespace, limit=_PAGE, offset=len(found), refresh_ttl=False)
-        [items] = await asked(store, [op])
-        before = len(found)
-        found |= {item.key: item.value for item in items if item.namespace == namespace}
-        if len(items) < _PAGE or len(found) == before:
-            return [*found.items()]
+        [found] = await asked(store, [question(limit)])
+        if len(found) < limit:
+            return list(found)
+        limit *= 8
 
 
 async def asked(store: BaseStore, ops: Sequence[Op]) -> list[Any]:

