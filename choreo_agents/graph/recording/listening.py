@@ -113,6 +113,7 @@ class NodeExecution:
     given: Any
     state: Mapping[str, Any]
     """The messages and entries of the graph's state."""
+    config: RunnableConfig
 
     @property
     def place(self) -> tuple[str, int, int]:
@@ -163,4 +164,4 @@ def heard_by(config: RunnableConfig | None, listener: Listener) -> RunnableConfi
 def execution_of(config: RunnableConfig, name: str, given: Any) -> NodeExecution:
     """What a node with this config does."""
     state = channel_values(config, ("messages", "handles"))
-    return NodeExecution(author_of(config, name), superstep_of(config), branch_of(config), given, state)
+    return NodeExecution(author_of(config, name), superstep_of(config), branch_of(config), given, state, config)

@@ -60,7 +60,7 @@ class RunRecorder:
         return CallCounter()
 
     def after(self, execution: NodeExecution, value: Any, inside: Listener) -> Any:
-        value = named(value)
+        value = named(value, execution.config)
         self._note(execution, "result", value, inside)
         return value
 
