@@ -12,7 +12,7 @@ from langgraph.types import interrupt
 from choreo_agents.engine.recording import Digests, LogitsDigests, RecordedCall, RecordedNode
 from choreo_agents.errors import ReplayError
 from choreo_agents.graph.recording.listening import AskedCall, Cue, Listener, NodeExecution, Returned, SaidCall
-from choreo_agents.graph.recording.packing import Packing, canonical, named, resolved
+from choreo_agents.graph.recording.packing import Packing, named, resolved
 from choreo_agents.graph.recording.run_recorder import CallCounter
 from choreo_agents.graph.replaying.reports import ReplayedCall
 from choreo_agents.graph.replaying.script import RunScript
@@ -171,7 +171,7 @@ class Player:
 
 def given_digest(digests: Digests, execution: NodeExecution) -> str:
     """Of a function's input."""
-    return digests.of("given", canonical(execution.given))
+    return digests.of("given", execution.asked)
 
 
 def first_difference(one: Any, other: Any) -> int:
