@@ -53,8 +53,9 @@ class StepNames:
         lineage = encoding.lineage if isinstance(encoding, FromCache) else None
         lineage = owner.lineage if isinstance(owner, Pending) else lineage
         assert lineage is not None, "a request encodes a message"
-        label = request.label if request.decoding is not None else ""
-        return self._digests.of("request of a step", [self._digests.lineage(lineage), label])[:16]
+        # Not its label: that tells who was the first to ask for what it reads.
+        place = None if request.decoding is None else request.decoding.place
+        return self._digests.of("request of a step", [self._digests.lineage(lineage), place])[:16]
 
 
 class Recorder:
