@@ -7,7 +7,7 @@ from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import AuditReport, Policy
 from choreo_agents.graph.choreo_graph import ChoreoGraph
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
-from choreo_agents.graph.replay import ForkReport, ReplayReport, afork, areplay, fork, replay
+from choreo_agents.graph.replaying import ForkReport, ReplayReport, afork, areplay, fork, replay
 from choreo_agents.graph.sending import send
 from choreo_agents.graph.state import ChoreoState, HandleEntry
 from choreo_agents.graph.synthesizer import Synthesizer

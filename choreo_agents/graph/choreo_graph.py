@@ -31,7 +31,7 @@ from choreo_agents.graph.engines import EngineChoice, Engines, engines_among, se
 from choreo_agents.graph.langgraph_internals import relabelled
 from choreo_agents.graph.provenance.signing import sign
 from choreo_agents.graph.quorum.rewiring import rewire
-from choreo_agents.graph.recording.around import around
+from choreo_agents.graph.recording.around import around, around_routes
 from choreo_agents.graph.state import ChoreoState
 from choreo_agents.graph.synthesizer import Synthesizer
 from choreo_agents.graph.tenancy import Resolver, Tenancy, require_by_tenant
@@ -331,6 +331,7 @@ def _rewire(bound: ChoreoGraph, stops: Mapping[str, Any]) -> None:
     if bound.tenancy is not None:
         require_by_tenant(bound, agents, agents_of(bound))
     rewire(bound, agents, early, stops)
+    around_routes(bound.branches)
 
 
 def _bound_nodes(bound: ChoreoGraph, engines: Engines, **told: bool) -> dict[str, Any]:

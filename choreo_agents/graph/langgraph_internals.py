@@ -54,6 +54,7 @@ __all__ = [
     "place_in_superstep",
     "policies_of",
     "relabelled",
+    "resumed_with",
     "run_start_of",
     "run_step_of",
     "running_saver_of",
@@ -156,6 +157,13 @@ def task_of(config: RunnableConfig) -> str:
 def task_token_of(config: RunnableConfig) -> Any:
     """An object that LangGraph makes anew whenever it runs a task; None outside LangGraph."""
     return _configurable(config).get("__pregel_read")
+
+
+def resumed_with(config: RunnableConfig) -> list[Any]:
+    """The values with which a node that was interrupted goes on; none, if it begins."""
+    pad = _configurable(config).get("__pregel_scratchpad")
+    found = None if pad is None else pad.get_null_resume(False)
+    return [*([] if pad is None else pad.resume), *([] if found is None else [found])]
 
 
 def attempt_of(config: RunnableConfig) -> int:

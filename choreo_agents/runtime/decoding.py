@@ -34,6 +34,8 @@ class Decoding:
     """Whether tokens that are forced are an answer that a guide ends, however many there may be."""
     known: tuple[int, ...] | None = None
     """What it says, if that is known before: it is encoded as a prompt is. None: it samples."""
+    place: str = ""
+    """What tells it from others of its run, whoever has asked for what it reads; empty: nothing does."""
     cut: bool = False
     """Whether it has ended since it may sample no more tokens, and not by itself."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
@@ -28,7 +28,7 @@ class Counted(ChoreoState, total=False):
 
 
 @tool
-def count(of: int) -> str:
+def count(of: Literal["kites", "boats"]) -> str:
     """Count all things."""
     executions["count"] += 1
     return f"There are {executions['count']} things."
@@ -42,11 +42,12 @@ def look(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def looking(confidential: bool = False) -> ChoreoGraph:
     """Ann speaks, a function looks, and Bob speaks about both."""
-    graph = ChoreoGraph(Counted, system="Be brief.")
+    graph = ChoreoGraph(Counted, system="Agents read their notes and answer the question.")
     graph.add_node(Agent("ann", system="Ann has 3 red kites.", confidential=confidential, sampling=FREE))
     graph.add_node("look", look)
     graph.add_node(Agent("bob", sampling=FREE, reads={"ann": "shared"}))
-    graph.add_edge(START, "ann").add_edge("ann", "look", visibility={}).add_edge("look", "bob")
+    graph.add_edge(START, "ann", visibility="reencoded")
+    graph.add_edge("ann", "look", visibility={}).add_edge("look", "bob")
     return graph
 
 

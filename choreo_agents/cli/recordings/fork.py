@@ -23,8 +23,8 @@ from choreo_agents.cli.recordings.loading import (
     recorded_app,
 )
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.replay import ForkReport
-from choreo_agents.graph.replay import fork as go_on
+from choreo_agents.graph.replaying import ForkReport
+from choreo_agents.graph.replaying import fork as go_on
 from choreo_agents.terminal.loading import USUAL, Loading, takes_loading
 from choreo_agents.terminal.options import errors_as_lines
 from choreo_agents.terminal.waiting import waiting

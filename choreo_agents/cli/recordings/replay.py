@@ -22,8 +22,8 @@ from choreo_agents.cli.recordings.loading import (
     ThreadsOption,
     recorded_app,
 )
-from choreo_agents.graph.replay import ReplayReport
-from choreo_agents.graph.replay import replay as play
+from choreo_agents.graph.replaying import ReplayReport
+from choreo_agents.graph.replaying import replay as play
 from choreo_agents.terminal.loading import USUAL, Loading, takes_loading
 from choreo_agents.terminal.options import errors_as_lines
 from choreo_agents.terminal.waiting import waiting

@@ -17,6 +17,7 @@ def played(decoding: Decoding, call: Decode) -> Decoding:
     told = call.played
     if told is None:
         return decoding
+    decoding.place = told.place
     tokens = told.tokens if call.sampling.forced is None else call.sampling.forced
     if told.at_once:
         decoding.known = tokens

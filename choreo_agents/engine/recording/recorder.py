@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from choreo_agents.engine.messages.from_cache import FromCache
 from choreo_agents.engine.messages.seals import Seals
 from choreo_agents.engine.pending import Pending
 from choreo_agents.engine.recording.conditions import conditions_of
@@ -46,10 +47,15 @@ class StepNames:
         self._digests = digests
 
     def __call__(self, request: Named) -> str:
-        if not isinstance(request, Request) or not isinstance(request.owner, Pending):
-            return request.label  # what memory had lost
-        label = request.label if request.decoding is not None else ""
-        return self._digests.of("request of a step", [self._digests.lineage(request.owner.lineage), label])[:16]
+        if not isinstance(request, Request):
+            return request.label
+        owner, encoding = request.owner, request.encoding
+        lineage = encoding.lineage if isinstance(encoding, FromCache) else None
+        lineage = owner.lineage if isinstance(owner, Pending) else lineage
+        assert lineage is not None, "a request encodes a message"
+        # Not its label: that tells who was the first to ask for what it reads.
+        place = None if request.decoding is None else request.decoding.place
+        return self._digests.of("request of a step", [self._digests.lineage(lineage), place])[:16]
 
 
 class Recorder:

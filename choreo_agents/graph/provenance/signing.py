@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +11,7 @@ from langgraph.types import Overwrite
 
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.langgraph_internals import author_of, channel_values, overwritten, run_step_of
+from choreo_agents.graph.message_names import with_id
 from choreo_agents.graph.provenance.authorship import Authorship
 from choreo_agents.graph.provenance.conversation import Conversation
 from choreo_agents.graph.provenance.notary import notary_of
@@ -90,13 +90,13 @@ class _Signature:
         if is_proven and (not is_edited(message) or self._covers(message)):
             return message
         if claim is not None and self._conversation is not None and self._covers(message):
-            return self._conversation.sealed(_named(message))
+            return self._conversation.sealed(with_id(message, self._config))
         if message.id is not None and message.type in ("human", "system") and not is_anothers and not is_proven:
             return stripped(message) if claim is not None else message
         return self._own(message)
 
     def _own(self, message: BaseMessage) -> BaseMessage:
-        named, step = _named(message), run_step_of(self._config)
+        named, step = with_id(message, self._config), run_step_of(self._config)
         if self._conversation is not None:
             return self._conversation.signed(named, self._author, step, confidential=self._is_confidential)
         bare = stripped(named)
@@ -114,8 +114,3 @@ def _hands_on(message: BaseMessage, standing: BaseMessage) -> bool:
     """Whether it is what stands there, or that without its thoughts."""
     digest = digest_of(standing)
     return digest_of(message) == digest or drops_thoughts(message, digest)
-
-
-def _named(message: BaseMessage) -> BaseMessage:
-    """The same, with an id."""
-    return message if message.id is not None else message.model_copy(update={"id": str(uuid.uuid4())})

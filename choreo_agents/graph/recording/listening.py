@@ -15,9 +15,11 @@ from choreo_agents.graph.langgraph_internals import (
     branch_of,
     channel_values,
     hidden_in,
+    resumed_with,
     superstep_of,
     with_hidden,
 )
+from choreo_agents.graph.recording.packing import canonical
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Sampling
 
@@ -113,6 +115,9 @@ class NodeExecution:
     given: Any
     state: Mapping[str, Any]
     """The messages and entries of the graph's state."""
+    config: RunnableConfig
+    asked: Any
+    """Its input, and with what it is resumed, as they were before it ran: JSON-plain, and the same in every run."""
 
     @property
     def place(self) -> tuple[str, int, int]:
@@ -163,4 +168,5 @@ def heard_by(config: RunnableConfig | None, listener: Listener) -> RunnableConfi
 def execution_of(config: RunnableConfig, name: str, given: Any) -> NodeExecution:
     """What a node with this config does."""
     state = channel_values(config, ("messages", "handles"))
-    return NodeExecution(author_of(config, name), superstep_of(config), branch_of(config), given, state)
+    asked, place = canonical([given, resumed_with(config)]), (superstep_of(config), branch_of(config))
+    return NodeExecution(author_of(config, name), *place, given, state, config, asked)

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command, Overwrite, Send
 from pydantic import BaseModel
 
-from choreo_agents.graph.langgraph_internals import strict_serializer
+from choreo_agents.graph.langgraph_internals import overwritten, strict_serializer
+from choreo_agents.graph.message_names import with_id
 from choreo_agents.graph.provenance.notes import digest_of, is_confidential, thoughts_in
+from choreo_agents.graph.provenance.updates import listed_messages, rewritten
 
 _REFERENCE = "choreo_recorded"
 _OF_A_SEND = ("select", "behind")
@@ -36,7 +38,7 @@ class Packing:
     def packed(self, value: Any) -> str | None:
         """A value as text; None if it could not be read back as it is."""
         try:
-            kind, written = self._serializer.dumps_typed(value)
+            kind, written = self._serializer.dumps_typed(_boxed(value))
         except Exception:  # whatever the types of others raise
             return None
         text = f"{kind}:{base64.b64encode(written).decode()}"
@@ -47,7 +49,7 @@ class Packing:
         kind, _, written = text.partition(":")
         if kind not in ("msgpack", "null"):  # whatever else there is may run code
             raise ValueError(f"what was packed as {kind!r} is not read")
-        return self._serializer.loads_typed((kind, base64.b64decode(written)))
+        return _unboxed(self._serializer.loads_typed((kind, base64.b64decode(written))))
 
 
 def canonical(value: Any) -> Any:  # noqa: PLR0911 - a line for each kind
@@ -114,15 +116,23 @@ def parts(value: Any) -> Iterator[Any]:
         yield from parts(each)
 
 
-def named(value: Any) -> Any:
-    """A value whose messages all have ids: they are known by them when it is played again."""
+def named(value: Any, config: RunnableConfig) -> Any:
+    """What a node with this config returned, with ids for all messages: by them they are known in other runs."""
 
-    def name(each: Any) -> Any:
-        if isinstance(each, BaseMessage) and each.id is None:
-            return each.model_copy(update={"id": str(uuid.uuid4())})
-        return each
+    def listed(written: Any) -> Any:
+        is_overwrite, given = overwritten(written)
+        try:
+            messages = [*listed_messages(given)]
+        except (NotImplementedError, ValueError):
+            return written  # whoever signs it says what is wrong with it
+        return Overwrite(messages) if is_overwrite else messages
 
-    return _rebuilt(value, name)
+    def sent(each: Any) -> Any:
+        if isinstance(each, Send):
+            return Send(each.node, named(each.arg, config))
+        return with_id(each, config) if isinstance(each, BaseMessage) else each
+
+    return _rebuilt(rewritten(value, {"messages": listed}), sent)
 
 
 def referring(value: Any, *states: Any) -> Any:
@@ -180,6 +190,23 @@ def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:  # noqa: PLR0911 
     if isinstance(value, Overwrite):
         return Overwrite(_rebuilt(value.value, change))
     return value
+
+
+def _boxed(value: Any) -> Any:
+    """A value whose tuples are told from lists, which msgpack does not do."""
+
+    def box(each: Any) -> Any:
+        return {_REFERENCE: "tuple", "parts": [_boxed(part) for part in each]} if type(each) is tuple else each
+
+    return _rebuilt(value, box)
+
+
+def _unboxed(value: Any) -> Any:
+    def unbox(each: Any) -> Any:
+        is_box = isinstance(each, dict) and each.get(_REFERENCE) == "tuple"
+        return tuple(_unboxed(part) for part in each["parts"]) if is_box else each
+
+    return _rebuilt(value, unbox)
 
 
 def _called(message: BaseMessage) -> Any:

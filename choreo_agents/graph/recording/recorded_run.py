@@ -11,6 +11,7 @@ from langchain_core.runnables import RunnableConfig
 from choreo_agents.engine import Engine
 from choreo_agents.engine.recording import Digests, Outcome, Recorder, RunEnded, RunStarted
 from choreo_agents.graph.langgraph_internals import saved_state_of, saver_of, thread_of, values_in
+from choreo_agents.graph.message_names import MessageNames, with_names
 from choreo_agents.graph.recording.listening import heard_by, listener_in
 from choreo_agents.graph.recording.packing import Packing, canonical, hides
 from choreo_agents.graph.recording.run_recorder import RunRecorder
@@ -41,7 +42,8 @@ class RecordedRun:
 
     def heard(self, config: RunnableConfig | None) -> RunnableConfig:
         """The config of the run, with who listens."""
-        return heard_by(config, RunRecorder(self._recorder, self._number, self._packing))
+        named = with_names(config, MessageNames(self._number))
+        return heard_by(named, RunRecorder(self._recorder, self._number, self._packing))
 
     def stream(self, parts: Any, given: Any, state: Callable[[], Any]) -> Generator[Any]:
         """What the run gives, with a line before and one behind it.

@@ -9,7 +9,7 @@ from langgraph.errors import GraphBubbleUp, GraphInterrupt
 
 from choreo_agents.engine.recording import LogitsDigests, RecordedCall, RecordedNode, Recorder
 from choreo_agents.graph.recording.listening import AskedCall, Cue, Listener, NodeExecution, Returned, SaidCall
-from choreo_agents.graph.recording.packing import Packing, canonical, hides, named, referring, tells
+from choreo_agents.graph.recording.packing import Packing, hides, named, referring, tells
 
 
 class RunRecorder:
@@ -60,7 +60,7 @@ class RunRecorder:
         return CallCounter()
 
     def after(self, execution: NodeExecution, value: Any, inside: Listener) -> Any:
-        value = named(value)
+        value = named(value, execution.config)
         self._note(execution, "result", value, inside)
         return value
 
@@ -84,7 +84,7 @@ class RunRecorder:
                 node=execution.node,
                 step=execution.step,
                 branch=execution.branch,
-                given=self._recorder.digests.of("given", canonical(execution.given)),
+                given=self._recorder.digests.of("given", execution.asked),
                 outcome=outcome,
                 result=None if masked else self._packing.packed(told),
                 masked=masked,

@@ -23,6 +23,8 @@ from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.workflows import debate
 from choreo_agents.workflows.tree_of_thoughts import tree_of_thoughts
 
+LONGER = Sampling(temperature=1.0, max_tokens=14)
+OTHER = "Ann has 7 blue cups."
 BOTH: Any = pytest.mark.parametrize("expect", ["words", "bits"])
 
 
@@ -33,7 +35,7 @@ def debating() -> ChoreoGraph:
 
 def thinking() -> ChoreoGraph:
     return tree_of_thoughts(
-        branches=3, voters=2, depth=2, think="Think.", go_on="Go on.", vote="Vote.", answer="Answer.", sampling=FREE
+        branches=3, voters=2, depth=2, think="Think.", go_on="Go on.", vote="Vote.", answer="Answer.", sampling=LONGER
     )
 
 
@@ -72,8 +74,8 @@ def test_a_tool_is_not_run_again(make_engine: MakeEngine, caller: LoadedModel, t
     assert report.same and report.given == 1, report
     assert executions["count"] == 1
     again = replay(app, tmp_path / "run.jsonl", run="tools")
-    assert executions["count"] == 2 and again.ran == ("tools",) and not again.same
-    assert [call.place[0] for call in again.calls if call.difference] == ["bob"]
+    assert executions["count"] == 2 and again.ran == ("tools",)
+    assert again.differences == ("run 1 ended in another state",), "the tool said something else"
 
 
 def test_bits_are_refused_where_they_cannot_come_again(make_engine: MakeEngine, tmp_path: Path) -> None:
@@ -126,10 +128,11 @@ def test_a_changed_bit_is_found(make_engine: MakeEngine, tmp_path: Path) -> None
     assert not report.same
 
 
-def test_words_that_differ_are_shown(make_engine: MakeEngine, tmp_path: Path) -> None:
+def test_words_that_differ_are_shown(make_engine: MakeEngine, embedded: LoadedModel, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    recorded(make_engine(), looking(), path)
-    other = looking().with_system("ann", "Ann has 7 blue cups.").compile(engine=make_engine())
+    recorded(make_engine(embedded, kv_budget_bytes=1 << 25), looking(), path)
+    engine = make_engine(embedded, kv_budget_bytes=1 << 25)
+    other = looking().with_system("ann", OTHER).compile(engine=engine)
     report = replay(other, path)
     ann, bob = report.calls
     assert ann.difference is not None and ann.difference.startswith("token ") and "recorded" in ann.difference
@@ -147,16 +150,17 @@ def test_a_run_that_goes_elsewhere_stops_with_the_function_named(make_engine: Ma
     assert not report.same
 
 
-def test_masked_calls_are_compared_by_digests(make_engine: MakeEngine, tmp_path: Path) -> None:
+def test_masked_calls_are_compared_by_digests(make_engine: MakeEngine, embedded: LoadedModel, tmp_path: Path) -> None:
     """And what a function made of them has to be run, or recorded."""
     executions.clear()
     path = tmp_path / "run.jsonl"
-    app = recorded(make_engine(), looking(confidential=True), path)
+    engine = make_engine(embedded, kv_budget_bytes=1 << 25)
+    app = recorded(engine, looking(confidential=True), path)
     stopped = replay(app, path)
     assert any("might tell confidential words" in line for line in stopped.differences)
     ann = next(call for call in replay(app, path, run="look").calls if call.place[0] == "ann")
     assert ann.difference is None and ann.words is None and ann.recorded is None
-    changed = looking(confidential=True).with_system("ann", "Ann has 7 blue cups.").compile(engine=make_engine())
+    changed = looking(confidential=True).with_system("ann", OTHER).compile(engine=engine)
     ann = next(call for call in replay(changed, path, run="look").calls if call.place[0] == "ann")
     assert ann.difference == "its masked words differ"
     (tmp_path / "run.jsonl.key").unlink()
@@ -209,7 +213,7 @@ def test_functions_of_subgraphs_are_given_their_results(make_engine: MakeEngine,
     engine, path = make_engine(), tmp_path / "run.jsonl"
     inner = looking().compile(engine=engine)
     graph = ChoreoGraph()
-    graph.add_node("team", inner).add_node(Agent("judge", sampling=FREE, reads={"team|bob": "shared"}))
+    graph.add_node("team", inner).add_node(Agent("judge", sampling=FREE, reads={"team": "shared"}))
     graph.add_conditional_edges(
         START,
         lambda state: [Send("team", {"messages": [("user", f"Look at box {box}.")]}) for box in (1, 2)],

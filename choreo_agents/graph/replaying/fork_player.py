@@ -9,9 +9,9 @@ from choreo_agents.engine.recording import RecordedCall
 from choreo_agents.errors import ReplayError
 from choreo_agents.graph.recording.listening import AskedCall, Cue, NodeExecution, Returned, SaidCall
 from choreo_agents.graph.recording.packing import Packing
-from choreo_agents.graph.replay.player import Player, Playing, given_digest
-from choreo_agents.graph.replay.reports import ForkedCall
-from choreo_agents.graph.replay.script import RunScript
+from choreo_agents.graph.replaying.player import Player, Playing, given_digest
+from choreo_agents.graph.replaying.reports import ForkedCall
+from choreo_agents.graph.replaying.script import RunScript
 from choreo_agents.models import FramedText
 
 

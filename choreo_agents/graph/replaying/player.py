@@ -12,10 +12,10 @@ from langgraph.types import interrupt
 from choreo_agents.engine.recording import Digests, LogitsDigests, RecordedCall, RecordedNode
 from choreo_agents.errors import ReplayError
 from choreo_agents.graph.recording.listening import AskedCall, Cue, Listener, NodeExecution, Returned, SaidCall
-from choreo_agents.graph.recording.packing import Packing, canonical, named, resolved
+from choreo_agents.graph.recording.packing import Packing, named, resolved
 from choreo_agents.graph.recording.run_recorder import CallCounter
-from choreo_agents.graph.replay.reports import ReplayedCall
-from choreo_agents.graph.replay.script import RunScript
+from choreo_agents.graph.replaying.reports import ReplayedCall
+from choreo_agents.graph.replaying.script import RunScript
 
 TOOLS = "tools"
 """Among the functions that may be run: all of them."""
@@ -133,7 +133,7 @@ class Player:
         return CallCounter()
 
     def after(self, execution: NodeExecution, value: Any, inside: Listener) -> Any:
-        return named(value)
+        return named(value, execution.config)
 
     def failed(self, execution: NodeExecution, error: BaseException, inside: Listener) -> None:
         pass
@@ -171,7 +171,7 @@ class Player:
 
 def given_digest(digests: Digests, execution: NodeExecution) -> str:
     """Of a function's input."""
-    return digests.of("given", canonical(execution.given))
+    return digests.of("given", execution.asked)
 
 
 def first_difference(one: Any, other: Any) -> int:

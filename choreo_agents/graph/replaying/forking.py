@@ -12,7 +12,7 @@ from choreo_agents.engine.recording import Digests, RecordedCall, Recording, Run
 from choreo_agents.errors import ReplayError
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.recording.packing import Packing
-from choreo_agents.graph.replay.changes import (
+from choreo_agents.graph.replaying.changes import (
     Changes,
     call_named,
     changes_of,
@@ -20,13 +20,13 @@ from choreo_agents.graph.replay.changes import (
     is_before,
     numbered,
 )
-from choreo_agents.graph.replay.fork_player import ForkPlayer
-from choreo_agents.graph.replay.player import Playing, RecordedFailureError
-from choreo_agents.graph.replay.playing import Progress, input_of, played, require_playable
-from choreo_agents.graph.replay.reports import ForkReport
-from choreo_agents.graph.replay.routes import route_change
-from choreo_agents.graph.replay.script import RunScript
-from choreo_agents.graph.replay.stage import Stage, recorded_engine
+from choreo_agents.graph.replaying.fork_player import ForkPlayer
+from choreo_agents.graph.replaying.player import Playing, RecordedFailureError
+from choreo_agents.graph.replaying.playing import Progress, input_of, played, require_playable
+from choreo_agents.graph.replaying.reports import ForkReport
+from choreo_agents.graph.replaying.routes import route_change
+from choreo_agents.graph.replaying.script import RunScript
+from choreo_agents.graph.replaying.stage import Stage, recorded_engine
 from choreo_agents.graph.sync_bridge import run_coroutine
 
 

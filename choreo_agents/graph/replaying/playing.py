@@ -11,11 +11,12 @@ from langchain_core.runnables.config import merge_configs
 
 from choreo_agents.engine.recording import Digests, Recording, RunStarted
 from choreo_agents.errors import ReplayError
+from choreo_agents.graph.message_names import MessageNames, with_names
 from choreo_agents.graph.recording.listening import Listener, heard_by
 from choreo_agents.graph.recording.packing import Packing
 from choreo_agents.graph.recording.recorded_run import state_digest
-from choreo_agents.graph.replay.player import EndOfRecordingError
-from choreo_agents.graph.replay.stage import Stage
+from choreo_agents.graph.replaying.player import EndOfRecordingError
+from choreo_agents.graph.replaying.stage import Stage
 from choreo_agents.graph.view.run_options import RunOptions
 
 Progress = Callable[[int, int], None]
@@ -82,9 +83,10 @@ async def played(
         seed: Of the run.
     """
     app = stage.app(kept=run.kept)
+    config = with_names(config, MessageNames(run.run))
     own: dict[str, Any] = {"choreo": RunOptions(seed=seed)}
     own |= {"thread_id": run.thread} if run.thread is not None else {}
-    called: Any = merge_configs(config or {}, {"configurable": own})
+    called: Any = merge_configs(config, {"configurable": own})
     if run.recursion_limit is not None:
         called["recursion_limit"] = run.recursion_limit
     values: Any = {}

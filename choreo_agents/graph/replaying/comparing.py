@@ -18,11 +18,11 @@ from choreo_agents.engine.recording import (
 from choreo_agents.errors import InvalidRequestError, ReplayError
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.recording.packing import Packing
-from choreo_agents.graph.replay.player import Player, Playing, RecordedFailureError
-from choreo_agents.graph.replay.playing import PlayedRun, Progress, input_of, played, require_playable
-from choreo_agents.graph.replay.reports import ReplayedCall, ReplayReport
-from choreo_agents.graph.replay.script import RunScript
-from choreo_agents.graph.replay.stage import Stage, recorded_engine
+from choreo_agents.graph.replaying.player import Player, Playing, RecordedFailureError
+from choreo_agents.graph.replaying.playing import PlayedRun, Progress, input_of, played, require_playable
+from choreo_agents.graph.replaying.reports import ReplayedCall, ReplayReport
+from choreo_agents.graph.replaying.script import RunScript
+from choreo_agents.graph.replaying.stage import Stage, recorded_engine
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.runtime.timetable import Timetable
 

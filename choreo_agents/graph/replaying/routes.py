@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from choreo_agents.graph.replay.fork_player import ForkPlayer
-from choreo_agents.graph.replay.reports import RouteChange
+from choreo_agents.graph.replaying.fork_player import ForkPlayer
+from choreo_agents.graph.replaying.reports import RouteChange
 
 Steps = Mapping[int, tuple[str, ...]]
 

@@ -10,7 +10,7 @@ from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, conve
 
 from choreo_agents.engine.recording import RecordedCall, Recording
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.graph.replay.stage import ToldOtherwise
+from choreo_agents.graph.replaying.stage import ToldOtherwise
 
 _MEANT = "run.seed, input, NODE.system, NODE.prompt or NODE:NUMBER.words"
 

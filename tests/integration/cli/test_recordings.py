@@ -1,0 +1,116 @@
+"""`choreo inspect record`, `choreo replay` and `choreo fork`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from choreo_agents import Engine, Memory
+from choreo_agents.cli import app
+from choreo_agents.workflows.debate import graph
+
+DEBATE = "choreo_agents.workflows.debate:graph"
+QUESTION = {"messages": [("user", "What does Ann have?")]}
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "160"})
+    assert result.exit_code == code, result.output
+    return result.stdout if code == 0 else result.output
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    path = tmp_path_factory.mktemp("recording") / "run.jsonl"
+    with Engine.load(memory=Memory(kv_budget_bytes=1 << 25)) as engine:
+        compiled = graph().compile(engine=engine)
+        with engine.record(path, bits=True):
+            compiled.invoke(QUESTION)
+    yield str(path)
+
+
+def test_help_lists_the_commands() -> None:
+    out = run("--help")
+    assert "replay" in out and "fork" in out
+    assert "record" in run("inspect", "--help")
+
+
+def test_a_recording_is_shown(recording: str) -> None:
+    out = run("inspect", "record", recording)
+    assert "run 1: done" in out and "What does Ann have?" in out and "Ann has 7 blue cups." in out
+    said = sorted(line.split()[0] for line in out.splitlines() if "Ann has" in line)
+    assert said == ["Alice", "Alice", "Bruno", "Bruno", "Clara", "Clara"]
+    lines = [json.loads(line) for line in run("inspect", "record", recording, "--json").splitlines()]
+    assert lines[0]["kind"] == "header" and lines[-1]["kind"] == "end"
+
+
+@pytest.mark.parametrize("expect", ["words", "bits"])
+def test_a_replay_that_is_the_same_ends_with_0(recording: str, expect: str) -> None:
+    out = run("replay", DEBATE, recording, "--expect", expect)
+    assert f"6 of 6 calls have the same {expect}; 2 results of functions given" in out
+    found = json.loads(run("replay", DEBATE, recording, "--expect", expect, "--json"))
+    assert found["same"] is True and len(found["calls"]) == 6
+
+
+def test_bits_on_another_number_of_threads_end_with_2(recording: str) -> None:
+    before = torch.get_num_threads()
+    out = run("replay", DEBATE, recording, "--expect", "bits", "--threads", "2", code=2).replace("\n", "")
+    assert "threads: recorded with 1, here 2" in out
+    assert torch.get_num_threads() == before
+    run("replay", DEBATE, recording, "--threads", "2")
+
+
+def test_words_that_differ_end_with_1(recording: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "another_debate.py").write_text(
+        "from choreo_agents.workflows.debate import graph as debate\n"
+        "def graph():\n"
+        "    return debate().with_system('Clara', 'Ann has 5 old lamps.')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    out = run("replay", "another_debate:graph", recording, code=1)
+    assert "first difference" in out and "Clara" in out and "5 of 6" in out.replace("4 of 6", "5 of 6")
+
+
+def test_a_fork_shows_what_changed(recording: str) -> None:
+    change = ("--set", "Clara.system=Ann has 5 old lamps.")
+    out = run("fork", DEBATE, recording, *change, code=2)
+    assert "the function 'moderator' would have to be run" in out.replace("\n", " ")
+    out = run("fork", DEBATE, recording, *change, "--run", "tools")
+    assert "messages that are not as recorded" in out and "Clara" in out
+    assert "4 computed again" in out and "14 taken as recorded" in out and "2 run." in out
+    found = json.loads(run("fork", DEBATE, recording, *change, "--run", "tools", "--json"))
+    assert [call["outcome"] for call in found["calls"]][:3] == ["taken", "taken", "changed"]
+    out = run("fork", DEBATE, recording, "--at", "Alice:2", "--set", "Clara:1.words=No.", "--run", "tools")
+    assert "No." in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("replay", DEBATE, "missing.jsonl"), "missing.jsonl"),
+        (("replay", "nowhere", "{recording}"), "name the graph as module:graph"),
+        (("fork", DEBATE, "{recording}", "--set", "x"), "NAME=VALUE"),
+        (("fork", DEBATE, "{recording}", "--at", "Alice"), "name a call as NODE:NUMBER"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_played_ends_with_2(recording: str, arguments: tuple[str, ...], says: str) -> None:
+    out = run(*(each.format(recording=recording) for each in arguments), code=2)
+    assert says in out.replace("\n", " ")
+
+
+def test_a_recording_that_is_not_whole_says_so(recording: str, tmp_path: Path) -> None:
+    lines = Path(recording).read_bytes().splitlines(keepends=True)
+    cut = tmp_path / "run.jsonl"
+    cut.write_bytes(b"".join(lines[: len(lines) * 2 // 3]) + lines[-2][:9])
+    (tmp_path / "run.jsonl.key").write_bytes(Path(f"{recording}.key").read_bytes())
+    assert "not whole" in run("inspect", "record", str(cut))
+    for expect in ("words", "bits"):
+        assert "it was played up to there" in run("replay", DEBATE, str(cut), "--expect", expect).replace("\n", " ")

@@ -1,0 +1,37 @@
+"""Digests of a recording: equal for equal things in any engine, under one key and no other."""
+
+from __future__ import annotations
+
+from conftest import MakeEngine
+
+from choreo_agents import Engine, MessageHandle
+
+
+def request(engine: Engine, key: bytes, words: str, *, told: str = "Be brief.") -> str:
+    root = engine.prefill(told)
+    seen: list[MessageHandle] = [engine.prefill(words, [root]), root]
+    return engine.record.digests(key).request(seen, [4, 0], 30, ["x"])
+
+
+def test_a_request_has_one_digest_in_all_engines_with_the_key(make_engine: MakeEngine) -> None:
+    one, other = make_engine(), make_engine(salt="s", seed=4)
+    assert request(one, b"key", "Ann.") == request(other, b"key", "Ann.")
+    assert request(one, b"key", "Ann.") != request(one, b"another", "Ann.")
+    assert request(one, b"key", "Ann.") != request(one, b"key", "Bob.")
+    # Equal words that have attended to something else are another message.
+    assert request(one, b"key", "Ann.", told="Be kind.") != request(one, b"key", "Ann.")
+
+
+def test_moving_a_whole_view_changes_nothing(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    seen, digests = [engine.prefill("Ann.")], engine.record.digests(b"key")
+    assert digests.request(seen, [0], 10, []) == digests.request(seen, [5], 15, [])
+    assert digests.request(seen, [0], 10, []) != digests.request(seen, [1], 10, [])
+
+
+def test_long_conversations_need_no_recursion(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    last = engine.prefill("A")
+    for _ in range(1500):
+        last = engine.prefill("A", [last], offsets=[0], new_offset=9)
+    assert len(engine.record.digests(b"key").request([last], [0], 9, [])) == 32
