@@ -1,0 +1,121 @@
+"""A graph as it is declared and compiled: its policies, channels, nodes and parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+from langgraph._internal._runnable import RunnableCallable
+from langgraph._internal._serde import build_serde_allowlist
+from langgraph.channels import DeltaChannel
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.graph import StateGraph
+from langgraph.types import RetryPolicy, TimeoutPolicy
+
+_GROWS_FROM = (1, 2, 20)
+"""Since when the `DeltaChannel` of LangGraph, in beta, reads after forks and overwritten values what was written."""
+T = TypeVar("T")
+
+
+def growing(merge: Callable[[Any, Any], Any], merge_all: Callable[[Any, Sequence[Any]], Any], whole_every: int) -> Any:
+    """What says of a channel of a state how its updates are merged, so that a checkpoint has what is new in it alone.
+
+    Under an older LangGraph every checkpoint has all of it.
+
+    Args:
+        merge: The value with one update.
+        merge_all: With several, the same as one after the other.
+        whole_every: How many updates apart checkpoints have all of it.
+    """
+    if tuple(map(int, re.findall(r"\d+", version("langgraph"))[:3])) < _GROWS_FROM:
+        return merge
+    return DeltaChannel(merge_all, snapshot_frequency=whole_every)
+
+
+def merges_by(channel: Any, *merging: Callable[..., Any]) -> bool:
+    """Whether a channel merges updates by one of these functions."""
+    return any(getattr(channel, name, None) in merging for name in ("operator", "reducer"))
+
+
+@dataclass(frozen=True)
+class NodePolicies:
+    """What LangGraph does about a node, its own policies before its graph's."""
+
+    is_cached: bool
+    retries: Sequence[RetryPolicy]
+    timeout: TimeoutPolicy | None
+    is_handled: bool
+    """Whether a node of the graph handles its errors, so that the run goes on."""
+
+
+def policies_of(builder: StateGraph[Any, Any, Any, Any], node: str) -> NodePolicies:
+    """The policies of a node."""
+    own, usual = builder.nodes[node], builder._node_defaults
+    retry = own.retry_policy or usual.retry_policy
+    return NodePolicies(
+        is_cached=(own.cache_policy or usual.cache_policy) is not None,
+        retries=() if retry is None else (retry,) if isinstance(retry, RetryPolicy) else tuple(retry),
+        timeout=own.timeout or usual.timeout,
+        is_handled=own.error_handler_node is not None or usual.error_handler is not None,
+    )
+
+
+class AroundNode(RunnableCallable):
+    """A node of a graph inside of functions of ours. What a node is, and holds, is seen through it.
+
+    Args:
+        node: The node.
+        run: Runs it, given the input and the config.
+        arun: The same, awaited.
+    """
+
+    def __init__(self, node: Any, run: Callable[..., Any], arun: Callable[..., Any]) -> None:
+        super().__init__(run, arun, name=node.get_name(), trace=False, recurse=False)
+        self.node = node
+
+
+def stops_of(compiled: Any) -> dict[str, Any]:
+    """What a graph was compiled with beside its checkpointer, its cache and its debugging: where it stops, its store
+    and its name."""
+    stops = {f"interrupt_{when}": getattr(compiled, f"interrupt_{when}_nodes") for when in ("before", "after")}
+    listed = {name: nodes if isinstance(nodes, str) else list(nodes) for name, nodes in stops.items()}
+    return {**listed, "store": compiled.store, "name": compiled.name}
+
+
+def strict_serializer(builder: StateGraph[Any, Any, Any, Any] | None) -> JsonPlusSerializer:
+    """Reads back plain values, messages, and what a graph's own schemas are made of: no pickle, no other types."""
+    schemas: list[Any] = [] if builder is None else [*builder.schemas]
+    allowed = build_serde_allowlist(schemas=schemas, channels=None if builder is None else builder.channels)
+    return JsonPlusSerializer(allowed_msgpack_modules=[key for key in allowed if len(key) == 2])
+
+
+def values_in(part: Any, options: Mapping[str, Any], usual: Any) -> Iterator[Any]:
+    """The state of the graph, if that is what a part of its stream is.
+
+    Args:
+        part: Of the stream.
+        options: With which it was begun.
+        usual: The graph's own mode of streaming.
+    """
+    modes = options.get("stream_mode") or usual
+    inner: Sequence[str] = ()
+    mode = modes if isinstance(modes, str) else None
+    if isinstance(part, Mapping) and options.get("version") == "v2":
+        mode, inner, part = part.get("type"), part.get("ns") or (), part.get("data")
+    else:
+        if options.get("subgraphs") and isinstance(part, tuple):
+            inner, part = (part[0], part[1]) if len(part) == 2 else (part[0], part[1:])
+        if mode is None and isinstance(part, tuple) and len(part) == 2:
+            mode, part = part
+    if mode == "values" and not inner:
+        yield part
+
+
+def relabelled(compiled: Any, kind: type[T]) -> T:
+    """A compiled graph as one of a class of ours: `StateGraph.compile` names the class of what it makes."""
+    compiled.__class__ = kind
+    assert isinstance(compiled, kind)
+    return compiled
