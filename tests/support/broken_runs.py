@@ -71,6 +71,7 @@ class Said:
     id: str
     """Which is of its tokens, and of all that it comes from."""
     tokens: tuple[int, ...]
+    """Empty: the engine does not know it, as no agent on this leg had to."""
     sampled: tuple[int, ...]
     sees: tuple[tuple[str, int], ...]
     """Ids and relative offsets of its parents."""
@@ -89,10 +90,6 @@ class Heard:
     """What was really decoded, and the logits before each token if they were asked for."""
     seeds: dict[str, int]
     """That messages were sampled with, by their ids, as far as they were decoded here."""
-
-    def by_place(self) -> dict[Place, Said]:
-        """What nodes have decoded."""
-        return {said.place: said for said in self.said if said.sampled}
 
 
 def heard_on(leg: Leg, model: LoadedModel) -> Heard:
@@ -140,6 +137,8 @@ def _saver(states: str) -> Iterator[BaseCheckpointSaver[Any]]:
 def _said(engine: Engine, entry: Any) -> Said:
     handle = MessageHandle.model_validate(entry["handle"])
     place = (entry["author"], entry["superstep"], entry["branch"], entry.get("call", 0))
+    if engine.lineage.unknown([handle]):
+        return Said(place, handle.id, (), (), ())
     message = engine._tenant.find(handle)
     return Said(
         place,
