@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import tempfile
 import threading
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -75,12 +77,27 @@ def _emptied(store: Any) -> None:
 def _store(path: Path) -> BaseStore:
     from langgraph.store.sqlite import SqliteStore  # noqa: PLC0415 - where there is a SQLite checkpointer, it is there
 
+    if not path.exists():
+        # What is set up in place is half made if its process is killed, and another's that does so at once fails.
+        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        os.close(handle)
+        try:
+            with closing(_connected(Path(aside))) as connection:
+                SqliteStore(connection).setup()
+            with suppress(OSError):  # it is there now; or links cannot be made in this folder
+                os.link(aside, path)
+        finally:
+            Path(aside).unlink()
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=_BUSY_S)
-    connection.execute("PRAGMA secure_delete=ON")  # what is forgotten is overwritten
-    store = SqliteStore(connection)
+    store = SqliteStore(_connected(path))
     store.setup()
     return store
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=_BUSY_S)
+    connection.execute("PRAGMA secure_delete=ON")  # what is forgotten is overwritten
+    return connection
 
 
 async def _file_of(connection: Any) -> Path | None:

@@ -1,0 +1,188 @@
+"""Who hears all that is reported, forgets nothing of it, and looks whether it is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from itertools import permutations
+from typing import Any, NamedTuple
+
+from langgraph.store.base import BaseStore, SearchOp
+
+from choreo_agents import Engine
+from choreo_agents.engine.lineage import LineageRow, Note
+from choreo_agents.graph.durable.lineage_store import ROOT, asked
+
+Place = tuple[str, int, int, int]
+"""Author, superstep, branch and call."""
+
+
+class Reported(NamedTuple):
+    """A message that a caller has been told of whole."""
+
+    handle: str
+    words: str | None
+    """None: of what was put in, which the caller knew."""
+
+    def is_same(self, other: Reported | None) -> bool:
+        if other is None or self.handle != other.handle:
+            return False
+        return None in (self.words, other.words) or self.words == other.words
+
+
+@dataclass
+class ThreadHeard:
+    """All that was heard of a thread, by whichever process."""
+
+    said: dict[Place, Reported] = field(default_factory=dict)
+    ids: dict[Place, set[str]] = field(default_factory=lambda: defaultdict(set))
+    streams: dict[tuple[str, ...], dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
+    """Words streamed, by where in the run; and there by the process and the message's id."""
+    decoded: list[tuple[Place, frozenset[str]]] = field(default_factory=list)
+    """What was really decoded, and which answers stood in the store before that leg."""
+
+
+@dataclass
+class Reader:
+    """Hears journals. What is wrong stands in `wrong`."""
+
+    threads: dict[str, ThreadHeard] = field(default_factory=lambda: defaultdict(ThreadHeard))
+    wrong: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def hear(self, told: Mapping[str, Any], process: int, answers: frozenset[str]) -> None:
+        """Hear a line of a process's journal.
+
+        Args:
+            told: The line.
+            process: Which.
+            answers: That stood in the store, of this thread, when the process began its leg.
+        """
+        if told["kind"] == "update":
+            for each in told["said"]:
+                self._hear_said(told["thread"], tuple(each["place"]), each)
+        elif told["kind"] == "token":
+            self.counts["tokens streamed"] += 1
+            streams = self.threads[told["thread"]].streams[tuple(map(str, told["at"]))]
+            name = f"{process} {told['id']}"
+            streams[name] = streams.get(name, "") + told["text"]
+        elif told["kind"] == "decoded":
+            self.counts["decodes"] += 1
+            self.threads[told["thread"]].decoded.append((tuple(told["place"]), answers))
+
+    def _hear_said(self, thread: str, place: Place, told: Mapping[str, Any]) -> None:
+        heard = self.threads[thread]
+        now, before = Reported(told["handle"], told["words"]), heard.said.setdefault(place, None)  # type: ignore[arg-type]
+        heard.said[place] = before or now
+        heard.ids[place].add(told["id"])
+        self.counts["messages reported"] += 1
+        if before is not None:
+            self.counts["messages reported again"] += 1
+            self.require(before.is_same(now), f"{thread}: {place} said {before}, and now {now}")
+
+    def require(self, holds: bool, what: str) -> None:
+        """Note what does not hold."""
+        if not holds:
+            self.wrong.append(what)
+
+    def look_at_state(self, thread: str, values: Mapping[str, Any], noted: Set[str]) -> None:
+        """A thread has come to an interrupt, or its end: what was reported stands in its state and among its notes."""
+        heard = self.threads[thread]
+        words = {message.id: str(message.text) for message in values["messages"]}
+        state = {
+            (entry["author"], entry["superstep"], entry["branch"], entry.get("call", 0)): Reported(
+                entry["handle"]["id"], words[entry["message_id"]]
+            )
+            for entry in values["handles"]
+        }
+        for place, reported in heard.said.items():
+            self.require(reported.is_same(state.get(place)), f"{thread}: {place} was {reported}, is {state.get(place)}")
+            self.require(reported.handle in noted, f"{thread}: {place} was reported, and nothing is noted of it")
+        for place, before in heard.decoded:
+            said = state.get(place)
+            self.require(
+                said is None or said.handle not in before,
+                f"{thread}: {place} was decoded again, though its answer stood in the store",
+            )
+        for at, streams in heard.streams.items():
+            whole = self._said_at(at, streams, heard)
+            for process in {name.split()[0] for name in streams}:
+                texts = [text for name, text in streams.items() if name.split()[0] == process]
+                matched = any(all(map(str.startswith, said, texts)) for said in permutations(whole, len(texts)))
+                self.require(matched, f"{thread}: {texts} were streamed at {at}, where {whole} was said")
+
+    def _said_at(self, at: tuple[str, ...], streams: Mapping[str, str], heard: ThreadHeard) -> list[str]:
+        """What was said in the end in one place of a run: by the ids that a stream and an update share."""
+        ids = {name.split()[1] for name in streams}
+        return [said.words for place, said in heard.said.items() if place[0] == at[0] and ids & heard.ids[place]]
+
+    def look_at_end(self, thread: str, expected: Mapping[Place, Reported]) -> None:
+        """It has ended: it has said what it would have said if nobody had killed it."""
+        said = self.threads[thread].said
+        for place, reported in expected.items():
+            self.require(
+                reported.is_same(said.get(place)), f"{thread}: {place} should be {reported}, is {said.get(place)}"
+            )
+        self.counts["threads ended"] += 1
+
+
+class Kept(NamedTuple):
+    """All that a store has of a tenant's lineage."""
+
+    rows: dict[str, Mapping[str, Any]]
+    notes: dict[tuple[str, str], Mapping[str, Any]]
+    """By thread and message."""
+    holders: set[tuple[str, str]]
+    """Message and thread."""
+
+
+def read_store(store: BaseStore, engine: Engine) -> Kept:
+    """All that an engine's tenant has there, as it stands at one moment."""
+    found = Kept({}, {}, set())
+    [items] = asyncio.run(asked(store, [SearchOp((ROOT,), limit=1 << 30, refresh_ttl=False)]))
+    for item in items:
+        kind, tenant = item.namespace[1:3]
+        if tenant != engine.lineage.name:
+            continue
+        if kind == "rows":
+            found.rows[item.key] = item.value
+        elif kind == "notes":
+            found.notes[item.namespace[3], item.key] = item.value
+        else:
+            found.holders.add((item.namespace[3], item.key))
+    return found
+
+
+def damage(kept: Kept, engine: Engine) -> list[str]:
+    """What is wrong with a store: seals, notes without row or holder, rows that nobody holds or that lack a parent."""
+    wrong: list[str] = []
+    rows: dict[str, LineageRow] = {}
+    sealed = engine.lineage.sealed
+    for message_id, value in kept.rows.items():
+        try:
+            rows[message_id] = sealed.read_row(value)
+        except ValueError as error:
+            wrong.append(f"row {message_id}: {error}")
+    held = {message_id for message_id, _ in kept.holders}
+    for message_id, row in rows.items():
+        if message_id not in held:
+            wrong.append(f"row {message_id} has no holder")
+        wrong += [f"row {message_id} lacks its parent {each}" for each, _ in row.parents if each not in rows]
+    for (thread, message_id), value in kept.notes.items():
+        try:
+            note = sealed.read_note(thread, value)
+        except ValueError as error:
+            wrong.append(f"note {message_id} of {thread}: {error}")
+            continue
+        if message_id not in rows or (message_id, thread) not in kept.holders:
+            wrong.append(f"note {message_id} of {thread} has no row, or does not hold it")
+        wrong += [f"note {message_id} lacks its thought {each}" for each, _ in note.thoughts if each not in rows]
+    return wrong
+
+
+def notes_of(kept: Kept, engine: Engine, thread: str) -> dict[str, Note]:
+    """What a thread has noted of messages, by their ids."""
+    name = engine.lineage.sealed.thread(thread)
+    return {message_id: Note.read(value) for (its, message_id), value in kept.notes.items() if its == name}
