@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from torch import Tensor
 
-from choreo_agents import ChoreoGraph, Engine, Memory, MessageHandle, RunOptions
+from choreo_agents import ChoreoGraph, Engine, Memory, MessageHandle, RunOptions, Scheduling
 from choreo_agents.errors import LineageWarning
 from choreo_agents.models import LoadedModel
 from support.interference import QUESTION, WARN
@@ -61,6 +62,10 @@ class Leg:
     begins: bool = False
     adapter: str | None = None
     with_logits: bool = False
+    step_tokens: int = 512
+    """That a step holds at most."""
+    replay: Mapping[Place, tuple[int, ...]] = field(default_factory=dict)
+    """Tokens to force."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +108,9 @@ def heard_on(leg: Leg, model: LoadedModel) -> Heard:
 
         return show
 
-    memory = Memory(kv_budget_bytes=1 << 23)
+    memory, scheduling = Memory(kv_budget_bytes=1 << 23), Scheduling(step_tokens=leg.step_tokens)
     with (
-        Engine.load(model, memory=memory, salt="s", adapter=None) as engine,
+        Engine.load(model, memory=memory, scheduling=scheduling, salt="s") as engine,
         _saver(leg.states) as saver,
         warnings.catch_warnings(),
     ):
@@ -115,7 +120,7 @@ def heard_on(leg: Leg, model: LoadedModel) -> Heard:
         app = leg.program.graph().compile(
             saver, engine=engine, interrupt_before=[*leg.stop.before], interrupt_after=[*leg.stop.after]
         )
-        options = RunOptions(seed=5, watch=watch)
+        options = RunOptions(seed=5, watch=watch, replay=defaultdict(lambda: None, leg.replay))
         config: Any = {"configurable": {"thread_id": "1", "choreo": options}, "callbacks": [seeds]}
         state = app.invoke(QUESTION if leg.begins else None, config)
         said = tuple(_said(engine, entry) for entry in state.get("handles") or [])
