@@ -109,7 +109,7 @@ def test_a_run_goes_on_in_another_process(capsys: pytest.CaptureFixture[str]) ->
     lines = run_example("09", capsys)
     assert "next: ('Bruno',)" in lines[1] and "next: ()" in lines[3]
     assert lines[-3].startswith("Bruno: ") and lines[-3].endswith("The result is right.")
-    assert lines[-2].startswith("the question has the same handle") and lines[-1].startswith("Alice's has another")
+    assert lines[-2].startswith("the question has the same handle") and lines[-1].startswith("Alice's has the same")
 
 
 def test_the_tools_answer_decides_what_the_supervisor_says(capsys: pytest.CaptureFixture[str]) -> None:
@@ -277,6 +277,16 @@ def test_subagents_read_their_own_prompts_and_tasks_alone(capsys: pytest.Capture
         # Of text, the beginning of all prompts alone.
         assert (found, inherited) == (1, numbers(forked[0])[-1]) and read + found == own + inherited
         assert 3 * own < read
+
+
+def test_a_run_that_lasts_asks_nobody_again(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run_example("15", capsys)
+    assert lines[1] == "  failed: no power" and numbers(lines[2])[1] == 0
+    said = dict(line.strip().split(": ", 1) for line in lines[4:8])
+    cleo = "Cleo has 4 green drums."
+    assert said == {"Alice": "Ann has 3 red kites.", "Bruno": "Bob has 5 blue boats.", "Clara": cleo, "David": cleo}
+    encoded, again = numbers(lines[8])
+    assert encoded < numbers(lines[2])[0] and again > 0 and numbers(lines[9])[-1] == 0
 
 
 def test_the_page_on_prompts_in_graphs_runs(capsys: pytest.CaptureFixture[str]) -> None:

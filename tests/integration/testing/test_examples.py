@@ -34,6 +34,11 @@ def last(call: ScriptedCall) -> str:
     return call.messages[-1].text.partition(": ")[2]
 
 
+def clara(call: ScriptedCall) -> str:
+    """What she has said."""
+    return next(message.text.partition(": ")[2] for message in call.messages if message.author == "Clara")
+
+
 def found(call: ScriptedCall) -> str:
     """Of a document, what is anywhere."""
     return " ".join(sentence for sentence in re.findall(r"Find \w+: \w+\.", call.text) if "none" not in sentence)
@@ -121,6 +126,10 @@ PLAYS: dict[str, Callable[[], Play]] = {
             }
         ),
         ("with a prefix cache, once the parent has said: Dan: 4 rings.", "Alice: Ann: 3 kites.", "forked in a graph:"),
+    ),
+    "15": lambda: Play(
+        Script({"Alice": ["Ann: 3."], "Bruno": ["Bob: 5."], "Clara": ["Cleo: 4."], "David": clara}),
+        ("failed: no power", "0 computed again", "Alice: Ann: 3.", "David: Cleo: 4.", " seals hold, 0 findings"),
     ),
 }
 
