@@ -56,6 +56,8 @@ async def speaking(
     with engine.threads.used(thread) as held, engine.threads.speaking(thread) as scope:
         lineage = await lineage_of(engine, config, thread, scope, held.noted)
         if lineage is not None:
+            if not entries:
+                lineage.begin_anew()
             await lineage.restore(named_in(entries))
         engine.threads.hold(named_in(entries), scope)
         yield lineage

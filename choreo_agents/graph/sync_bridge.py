@@ -11,6 +11,14 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_waiting: contextvars.ContextVar[asyncio.AbstractEventLoop | None] = contextvars.ContextVar("waiting", default=None)
+"""The event loop that stands still until this work is done."""
+
+
+def stands_still(loop: asyncio.AbstractEventLoop | None) -> bool:
+    """Whether an event loop waits for what is run here, so that nothing can be awaited in it."""
+    return loop is not None and _waiting.get() is loop
+
 
 def run_coroutine(work: Coroutine[Any, Any, T]) -> T:
     """Run async work from sync code: here, or on a thread of its own if this one already runs an event loop."""
@@ -20,6 +28,7 @@ def run_coroutine(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
     done: Future[T] = Future()
     context = contextvars.copy_context()
+    context.run(_waiting.set, asyncio.get_running_loop())
 
     def target() -> None:
         try:

@@ -12,6 +12,7 @@ from choreo_agents.engine.messages.entering import entering
 from choreo_agents.engine.messages.message import Lineage, Message, Thought
 from choreo_agents.engine.messages.placement import Placement
 from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import HandleError, UnknownHandleError
@@ -45,17 +46,19 @@ class LineageExchange:
         """What the tenant is called in a store; does not tell the salt."""
         return self._tenant.name
 
-    def unknown(self, handles: Iterable[MessageHandle]) -> list[MessageHandle]:
-        """Those of this engine's model that it does not know: what was released on purpose it does."""
+    def unknown(self, handles: Iterable[MessageHandle], thread: Scope) -> list[MessageHandle]:
+        """Those of this engine's model that it does not know, or not as the thread's: what was released on purpose it
+        does."""
         core, model = self._tenant.core, self._tenant.core.model.adapter.fingerprint
         with core.lock:
             self._tenant.require_open()
-            return [handle for handle in handles if handle.base_model == model and self._is_unknown(handle)]
+            return [handle for handle in handles if handle.base_model == model and self._is_unknown(handle, thread)]
 
-    def unleased(self, ids: Iterable[str]) -> list[str]:
-        """Those that nobody leases."""
+    def unleased(self, ids: Iterable[str], thread: Scope) -> list[str]:
+        """Those that the thread does not lease, whoever else does."""
         with self._tenant.core.lock:
-            return [each for each in ids if self._tenant.core.table.get(each) is None]
+            found = [(each, self._tenant.core.table.get(each)) for each in ids]
+            return [each for each, message in found if message is None or not message.scoped[thread]]
 
     def described(
         self, handles: Iterable[MessageHandle], thread: Scope, noted: Mapping[str, Note]
@@ -77,7 +80,7 @@ class LineageExchange:
             found: dict[str, DescribedMessage] = {}
             for message in waiting:
                 before = noted.get(message.handle.id)
-                note = _note(message, thread, before)
+                note = _note(message, thread, before, core.table)
                 if note == before:
                     continue
                 found[message.handle.id] = DescribedMessage(_row(message), note)
@@ -121,14 +124,13 @@ class LineageExchange:
             for message_id in ids:
                 kept.has(message_id)
 
-    def _is_unknown(self, handle: MessageHandle) -> bool:
+    def _is_unknown(self, handle: MessageHandle, thread: Scope) -> bool:
         try:
-            self._tenant.find(handle)
+            return not self._tenant.find(handle).scoped[thread]
         except UnknownHandleError:
             return True
         except HandleError:
             return False
-        return False
 
 
 class _TakingIn:
@@ -249,11 +251,12 @@ def _row(message: Message) -> LineageRow:
     return LineageRow(message.handle.id, message.handle.model, message.tokens, parents, message.since, at)
 
 
-def _note(message: Message, thread: Scope, before: Note | None) -> Note:
+def _note(message: Message, thread: Scope, before: Note | None, table: MessageTable) -> Note:
     """What a thread says of a message: what it held of others when it wrote before, it may hold no longer."""
     sources = [each.handle.id for each in message.sources if each.scoped[thread]]
     thoughts = [(each.message.handle.id, each.call) for each in message.thoughts if each.scope is thread]
-    memos = [memo for memo, scope in message.memos.items() if scope is thread]
+    memos = [memo for memo in before.memos if table.recall(memo) in (None, message)] if before else []
+    memos += [memo for memo, scope in message.memos.items() if scope is thread]
     return Note(
         message.handle.id,
         message.author,
@@ -270,7 +273,7 @@ def _note(message: Message, thread: Scope, before: Note | None) -> Note:
         tuple(dict.fromkeys([*(before.sources if before else ()), *sources])),
         tuple((each.id, each.model, each.length) for each in message.foreign),
         tuple(dict.fromkeys([*(before.thoughts if before else ()), *thoughts])),
-        tuple(dict.fromkeys([*(before.memos if before else ()), *memos])),
+        tuple(dict.fromkeys(memos)),
     )
 
 

@@ -7,7 +7,7 @@ note    what one thread says of it: who has said it, of whose words it was made,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from choreo_agents.errors import ChoreoError
@@ -87,6 +87,19 @@ class Note:
         told = {name: _plain(value) for name, value in vars(self).items() if value != _USUAL.get(name)}
         return {"v": FORMAT, **told}
 
+    def merged(self, other: Note) -> Note:
+        """With what another process has said of the message in the same thread."""
+        return replace(
+            self,
+            authors=_both(self.authors, other.authors),
+            marked=self.marked or other.marked,
+            is_thought=self.is_thought or other.is_thought,
+            sources=_both(self.sources, other.sources),
+            foreign=_both(self.foreign, other.foreign),
+            thoughts=_both(self.thoughts, other.thoughts),
+            memos=_both(self.memos, other.memos),
+        )
+
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> Note:
         """A note that `plain` wrote.
@@ -98,6 +111,10 @@ class Note:
 
 
 _USUAL = {name: field.default for name, field in Note.__dataclass_fields__.items()}
+
+
+def _both(some: tuple[T, ...], others: tuple[T, ...]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys([*some, *others]))
 
 
 def _read(plain: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]) -> T:

@@ -31,18 +31,21 @@ class Seals:
         """Of JSON-plain content; `kind` says what of, so that a seal of one kind is none of another."""
         return hmac.digest(self._key, _encode([kind, content]).encode(), "sha256").hex()[:32]
 
-    def holds(self, seal: object, kind: str, content: Any) -> bool:
-        """Whether this very content was sealed under this key. Content may be anybody's: what is not plain is not."""
+    def holds(self, seal: object, kind: str, content: Any, *, once: bool = False) -> bool:
+        """Whether this very content was sealed under this key. Content may be anybody's: what is not plain is not.
+
+        What is looked at `once` is not remembered.
+        """
         if not isinstance(seal, str) or not seal.isascii():
             return False
         try:
-            if self._held.get(seal) == (kind, content):
+            if not once and self._held.get(seal) == (kind, content):
                 return True
             made = self.seal(kind, content)
         except (TypeError, ValueError, RecursionError):
             return False
         holds = hmac.compare_digest(made, seal)
-        if holds:
+        if holds and not once:
             if len(self._held) >= _REMEMBERED:
                 self._held.clear()
             self._held[seal] = (kind, deepcopy(content))

@@ -236,6 +236,8 @@ class MessageTable:
         self.release(leased, scope)
         if leased is holder or kept in held:
             self.release(leased, None)  # one is enough
+            if kept in held:
+                held.append(held.pop(held.index(kept)))  # the latest stands last
         else:
             held.append(kept)
 

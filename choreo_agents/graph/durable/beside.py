@@ -22,7 +22,7 @@ _BUSY_S = 30.0
 _DATABASES = "PRAGMA database_list"
 _files: WeakKeyDictionary[Any, Path | None] = WeakKeyDictionary()
 """Of checkpointers."""
-_opened: dict[tuple[Path, int], BaseStore] = {}
+_opened: dict[tuple[Path, int], tuple[tuple[int, int] | None, BaseStore]] = {}
 _lock = threading.Lock()
 
 
@@ -39,9 +39,7 @@ async def store_beside(saver: Any) -> BaseStore | None:
     states = _files[saver]
     if states is None:
         return None
-    path = states.with_name(states.name + SUFFIX)
-    known = _opened.get((path, os.getpid()))
-    return known or await asyncio.to_thread(opened, path)
+    return await asyncio.to_thread(opened, states.with_name(states.name + SUFFIX))
 
 
 def opened(path: Path) -> BaseStore:
@@ -52,20 +50,33 @@ def opened(path: Path) -> BaseStore:
     """
     key = (path, os.getpid())
     with _lock:
+        known = _opened.get(key)
+        if known is not None and _file(path) != known[0]:  # somebody has removed it
+            del _opened[key]
         if key not in _opened:
             try:
-                _opened[key] = _store(path)
+                store = _store(path)
+                _opened[key] = _file(path), store
             except (OSError, sqlite3.Error) as error:
                 raise StoreError(
                     f"the lineage of runs cannot be kept in {str(path)!r} ({error!r}): make room or give the right to "
                     "write there, choose a store with compile(lineage=...), or leave it out with lineage=False"
                 ) from error
-        return _opened[key]
+        return _opened[key][1]
+
+
+def _file(path: Path) -> tuple[int, int] | None:
+    """Which file that is; None: none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 async def swept(store: BaseStore) -> None:
     """Leave nothing of what was deleted in a file of ours, nor in its log."""
-    if store in _opened.values():
+    if any(store is each for _, each in _opened.values()):
         await asyncio.to_thread(_emptied, store)
 
 

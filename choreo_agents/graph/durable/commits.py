@@ -2,7 +2,7 @@
 
 node a   |ops|........|
 node b     |ops|......|           one batch: who came first has the store write all that waits
-node c         |ops|..........|   the next
+node c         |ops|..........|   the next: the first of those who wait leads
 """
 
 from __future__ import annotations
@@ -15,17 +15,28 @@ from dataclasses import dataclass, field
 
 from langgraph.store.base import PutOp
 
+from choreo_agents.errors import StoreError
+
 Write = Callable[[Sequence[PutOp]], Awaitable[object]]
 
 
 @dataclass(eq=False)
 class _Waiting:
     ops: Sequence[PutOp]
-    over: Future[Exception | None] = field(default_factory=Future)
-    """What the store raised, when it has ended."""
+    turn: Future[bool] = field(default_factory=Future)
+    """True: it is over. False: its caller leads now."""
+    error: Exception | None = None
+    """What the store raised."""
+    is_left: bool = False
+    """Whether its caller waits no longer."""
 
     def __post_init__(self) -> None:
-        self.over.set_running_or_notify_cancel()  # who waits for it no longer does not take it back
+        self.turn.set_running_or_notify_cancel()  # who waits for it no longer does not take it back
+
+    def end(self, error: Exception | None) -> None:
+        self.error = error
+        if not self.turn.done():
+            self.turn.set_result(True)
 
 
 class Commits:
@@ -53,19 +64,43 @@ class Commits:
         return self._committed(own, leads=leads)
 
     async def _committed(self, own: _Waiting, *, leads: bool) -> None:
-        error = await (_to_its_end(self._lead(own)) if leads else asyncio.wrap_future(own.over))
-        if error is not None:
-            raise error
+        if leads or not await self._turn(own):
+            await _to_its_end(self._lead())
+        if own.error is not None:
+            raise own.error
 
-    async def _lead(self, own: _Waiting) -> Exception | None:
-        await asyncio.sleep(0)  # those that end in the same turn of the event loop come in
-        while True:
+    async def _turn(self, own: _Waiting) -> bool:
+        try:
+            return await asyncio.wrap_future(own.turn)
+        except asyncio.CancelledError:
+            with self._lock:
+                own.is_left = True
+            if own.turn.done() and not own.turn.result():
+                self._hand_over()
+            raise
+
+    async def _lead(self) -> None:
+        together: list[_Waiting] = []
+        try:
+            await asyncio.sleep(0)  # those that end in the same turn of the event loop come in
             with self._lock:
                 together, self._waiting = self._waiting, []
-                if not together:
-                    self._led = False
-                    return own.over.result()
             await self._commit(together)
+        except BaseException:  # its event loop ends
+            for each in together:
+                if not each.turn.done() or each.error is None:
+                    each.end(StoreError("a commit of the run's lineage was broken off: run it again"))
+            raise
+        finally:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Let the first who waits still lead; what only others wait for is written with what comes next."""
+        with self._lock:
+            following = next((each for each in self._waiting if not each.is_left), None)
+            self._led = following is not None
+        if following is not None:
+            following.turn.set_result(False)
 
     async def _commit(self, together: Sequence[_Waiting]) -> None:
         error: Exception | None = None
@@ -79,11 +114,11 @@ class Commits:
                 await self._commit([each])
             return
         for each in together:
-            each.over.set_result(error)
+            each.end(error)
 
 
-async def _to_its_end(work: Awaitable[Exception | None]) -> Exception | None:
-    """What work gives, which is not left half-way: others wait for it."""
+async def _to_its_end(work: Awaitable[None]) -> None:
+    """Await work that is not left half-way: others wait for it."""
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():
         try:
@@ -92,4 +127,4 @@ async def _to_its_end(work: Awaitable[Exception | None]) -> Exception | None:
             cancelled = error
     if cancelled is not None:
         raise cancelled
-    return task.result()
+    task.result()

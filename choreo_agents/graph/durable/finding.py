@@ -8,6 +8,7 @@ none               nothing keeps the run's states in a file, or its engine has n
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from langchain_core.runnables import RunnableConfig
@@ -21,6 +22,13 @@ from choreo_agents.graph.langgraph_internals import hidden_in, running_saver_of,
 LineageChoice = BaseStore | Literal[False] | None
 """A store of LangGraph's; False: nothing is kept; None: as the run has it."""
 _LINEAGE = "lineage"
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """What the outermost graph of a run says."""
+
+    choice: LineageChoice
 
 
 def require_choice(choice: Any, engine: Engine | None, *, by_tenant: bool) -> None:
@@ -43,9 +51,9 @@ def with_lineage(config: RunnableConfig, called: RunnableConfig, choice: Lineage
         config: As the graph was given it, and `called` as it runs with it.
         choice: The graph's own.
     """
-    if choice is None or hidden_in(called, _LINEAGE) is not None:
+    if hidden_in(called, _LINEAGE) is not None:
         return config
-    return with_hidden(config, _LINEAGE, choice)
+    return with_hidden(config, _LINEAGE, _Chosen(choice))
 
 
 async def lineage_store_of(config: RunnableConfig) -> BaseStore | None:
@@ -54,7 +62,8 @@ async def lineage_store_of(config: RunnableConfig) -> BaseStore | None:
     Raises:
         StoreError: It cannot be opened.
     """
-    return await _found(hidden_in(config, _LINEAGE), store_of(config), running_saver_of(config))
+    around = hidden_in(config, _LINEAGE)
+    return await _found(getattr(around, "choice", None), store_of(config), running_saver_of(config))
 
 
 async def lineage_store_for(graph: Any, called: RunnableConfig, choice: LineageChoice) -> BaseStore | None:
@@ -66,7 +75,7 @@ async def lineage_store_for(graph: Any, called: RunnableConfig, choice: LineageC
         choice: The graph's own.
     """
     around = hidden_in(called, _LINEAGE)
-    return await _found(choice if around is None else around, graph.store, saver_of(graph, called))
+    return await _found(getattr(around, "choice", choice), graph.store, saver_of(graph, called))
 
 
 async def _found(choice: Any, usual: BaseStore | None, saver: Any) -> BaseStore | None:

@@ -24,6 +24,7 @@ from choreo_agents.engine import Engine
 from choreo_agents.engine.lineage import FORMAT, DamagedRowError, DescribedMessage, LineageRow, Note
 from choreo_agents.errors import StoreError
 from choreo_agents.graph.durable.commits import Commits
+from choreo_agents.graph.sync_bridge import stands_still
 
 ROOT = "choreo"
 _ID = "\x1f"
@@ -32,6 +33,7 @@ HOLDS = {"v": FORMAT}
 """What stands where a thread holds a message."""
 _AT_ONCE = 512
 """Operations in one question to a store; SQLite takes no more than so many parameters."""
+_WRITTEN_AT_ONCE = 4096
 _PAGE = 4096
 _commits: WeakKeyDictionary[BaseStore, Commits] = WeakKeyDictionary()
 
@@ -61,21 +63,19 @@ class LineageStore:
         self._ids[name] = thread
         return name
 
-    def writes(self, thread: str, described: Iterable[DescribedMessage]) -> list[PutOp]:
-        """What writes messages for a thread, by its name here. No part of a store's index: nobody searches it."""
-        ops: list[PutOp] = []
+    def writes(self, thread: str, described: Iterable[DescribedMessage], notes: Iterable[Note] = ()) -> list[PutOp]:
+        """What writes messages for a thread, by its name here, and notes of some that stand here. No part of a store's
+        index: nobody searches it."""
+        ops = [self._write(thread, note) for note in notes]
         for row, note in described:
             ops.append(PutOp(rows_of(self._tenant), row.id, self._sealed.row(row), index=False))
-            ops.append(
-                PutOp(
-                    notes_of(self._tenant, thread),
-                    row.id,
-                    self._sealed.note(thread, self._kept(thread, note)),
-                    index=False,
-                )
-            )
+            ops.append(self._write(thread, note))
             ops.append(PutOp(holders_of(self._tenant, row.id), thread, HOLDS, index=False))
         return ops
+
+    def _write(self, thread: str, note: Note) -> PutOp:
+        sealed = self._sealed.note(thread, self._kept(thread, note))
+        return PutOp(notes_of(self._tenant, thread), note.id, sealed, index=False)
 
     async def notes(self, thread: str) -> dict[str, Note]:
         """All that a thread has written of messages, by id."""
@@ -191,12 +191,18 @@ class _Weak:
     async def write(self, ops: Sequence[PutOp]) -> object:
         store = self._store()
         assert store is not None, "whoever writes has it"
-        return await _done(store, ops)
+        # In order: a part that was written has the rows of its notes.
+        for start in range(0, len(ops), _WRITTEN_AT_ONCE):
+            await _done(store, ops[start : start + _WRITTEN_AT_ONCE])
+        return None
 
 
 async def _done(store: BaseStore, ops: Sequence[Op]) -> list[Any]:
     try:
-        if getattr(store, "loop", None) in (None, asyncio.get_running_loop()):  # LangGraph's async stores have one
+        loop = getattr(store, "loop", None)  # LangGraph's async stores have one
+        if stands_still(loop):
+            raise RuntimeError("a sync call waits in the event loop that the store answers in: await ainvoke there")
+        if loop in (None, asyncio.get_running_loop()):
             try:
                 return await store.abatch(ops)
             except NotImplementedError:  # a store that is sync only

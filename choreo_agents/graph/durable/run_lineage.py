@@ -6,7 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
@@ -42,6 +42,14 @@ class ThreadNotes:
                 for memo in note.memos:
                     self.answers[memo.rpartition(" ")[0]][memo] = note.id
 
+    def outdated(self, notes: Sequence[Note]) -> list[Note]:
+        """What stands of messages that answer a call no longer, since one of these does: as it is to stand now."""
+        written = {note.id for note in notes}
+        given = {memo: note.id for note in notes for memo in note.memos}
+        before = {self.answers.get(memo.rpartition(" ")[0], {}).get(memo, each) for memo, each in given.items()}
+        older = [self.notes[each] for each in before - written if each in self.notes]
+        return [replace(note, memos=tuple(memo for memo in note.memos if memo not in given)) for note in older]
+
 
 class RunLineage:
     """Every method raises `StoreError` if the store fails.
@@ -62,15 +70,24 @@ class RunLineage:
 
     async def restore(self, handles: Iterable[MessageHandle]) -> None:
         """Have the engine know messages again that it does not know: what cannot be stands in `refused`."""
-        missing = self._engine.lineage.unknown(handles)
+        missing = self._engine.lineage.unknown(handles, self._scope)
         if missing:
             self._known.is_read = False  # another process may have written them
             await self._take_in([handle.id for handle in missing])
 
+    def begin_anew(self) -> None:
+        """The thread has said nothing: what was known of it, another process has forgotten."""
+        with self._known.lock:
+            self._known.notes.clear()
+            self._known.answers.clear()
+            self._known.is_read = False
+
     async def recall(self, memo: str) -> None:
         """Have it know what a call was answered before, if that was written."""
         await self._read()
-        missing = self._engine.lineage.unleased(self._known.answers.get(memo, {}).values())
+        with self._known.lock:
+            answers = [*self._known.answers.get(memo, {}).values()]
+        missing = self._engine.lineage.unleased(answers, self._scope)
         if missing:
             await self._take_in(missing)
 
@@ -89,9 +106,12 @@ class RunLineage:
             described = self._engine.lineage.described(handles, self._scope, known.notes)
             if not described:
                 return
-            written = self._store.commits.enqueue(self._store.writes(self._thread, described.values()))
+            notes = [each.note for each in described.values()]
+            outdated = known.outdated(notes)
+            ops = self._store.writes(self._thread, described.values(), outdated)
+            written = self._store.commits.enqueue(ops)
         await written
-        known.add(each.note for each in described.values())
+        known.add([*outdated, *notes])
         kv = self._engine.kv
         there = [each for each, tier in zip(handles, kv.tiers(handles), strict=True) if tier not in (None, "lineage")]
         with suppress(HandleError):  # released meanwhile: it is computed again
@@ -100,7 +120,8 @@ class RunLineage:
     async def _read(self) -> None:
         if not self._known.is_read:
             found = await self._store.notes(self._thread)
-            self._known.add(note for note in found.values() if note.id not in self._known.notes)
+            known = self._known.notes
+            self._known.add(known[note.id].merged(note) if note.id in known else note for note in found.values())
             self._known.is_read = True
 
     async def _take_in(self, wanted: Sequence[str]) -> None:
@@ -116,6 +137,9 @@ class RunLineage:
         notes = {message_id: self._known.notes[message_id] for message_id in seen if message_id in self._known.notes}
         await asyncio.to_thread(self._engine.lineage.look_for_kv, rows)
         refused = self._engine.lineage.take_in(wanted, rows, notes, self._scope)
+        with self._known.lock:
+            for message_id in seen - rows.keys():
+                self._known.notes.pop(message_id, None)  # whoever commits it again writes its row
         self.refused |= {message_id: self._store.damaged.get(message_id, why) for message_id, why in refused.items()}
 
     def _made_of(self, message_id: str, row: LineageRow | None) -> list[str]:

@@ -166,7 +166,8 @@ class AgentTurn:
             if lineage is not None:
                 # Committed before the node returns: what it returns names the handles.
                 entries: list[HandleEntry] = update["handles"]
-                await lineage.commit(self.reading.bound.granted(), named_in([*self.reading.entries, *entries]))
+                used = [*self.reading.bound.granted(), *named_in(entries)]
+                await lineage.commit(used, named_in(self.reading.entries))
             return update
 
     async def _spoken(self, behind: Callable[[], int]) -> dict[str, Any]:

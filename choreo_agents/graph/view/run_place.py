@@ -77,7 +77,7 @@ class RunPlace:
             thread=None if running_saver_of(config) is None else thread_of(config),
             task=task,
             around=tasks_around(config),
-            step=None if is_node or not task or _is_graphs(given, config) else superstep_of(config),
+            step=None if is_node or not task else superstep_of(config),
             path=place_in_superstep(config),
             branch=branch_of(config),
             call=_next_call(task_token_of(config)),
