@@ -167,8 +167,7 @@ class Conversation:
 
     def _entry_content(self, entry: Mapping[str, Any], scope: Any) -> list[Any]:
         names = ("message_id", "author", "persona", "confidential", "superstep", "branch", "call")
-        around = [entry["around"]] if "around" in entry else []
-        return [self.name, scope, *(entry.get(name) for name in names), *around]
+        return [self.name, scope, *(entry.get(name) for name in names)]
 
 
 def found_conversation(

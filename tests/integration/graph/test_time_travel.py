@@ -337,16 +337,19 @@ async def test_a_subgraph_that_is_stopped_finds_what_was_said_in_it(engine: Engi
     assert (asked.calls, texts(again)) == ([], texts(state))
 
 
-def test_a_synthesizer_with_a_quorum_is_asked_again_what_comes_late_is_not_in_its_name(engine: Engine) -> None:
-    graph = ChoreoGraph()
-    for name, length in (("quick", 2), ("slow", 24)):
-        graph.add_node(agent(name, sampling=FREE.model_copy(update={"max_tokens": length})))
-        graph.add_edge(START, name)
-    graph.add_node(Synthesizer("sum", merges=["quick", "slow"], strategy="parallel", quorum=1, sampling=FREE))
+def test_a_synthesizer_with_a_quorum_is_asked_again_since_its_name_has_not_what_came_late(engine: Engine) -> None:
+    graph = ChoreoGraph(Rounds)
+    slow, long = (FREE.model_copy(update={"max_tokens": most}) for most in (24, 96))
+    graph.add_node("begin", lambda _: {}).add_edge(START, "begin")
+    graph.add_node(agent("quick")).add_edge("begin", "quick")
+    graph.add_node(agent("slow", sampling=slow, prompt=lambda state: state["note"])).add_edge("begin", "slow")
+    graph.add_node(Synthesizer("sum", merges=["quick", "slow"], strategy="parallel", quorum=1, sampling=long))
     graph.add_edge(["quick", "slow"], "sum")
     app, asked = graph.compile(InMemorySaver(), engine=engine), Asked()
-    app.invoke(QUESTION, asked.config())
-    assert asked.authors == ["quick", "slow", "sum"]
-    before = [each for each in app.get_state_history(asked.config()) if set(each.next) >= {"quick", "slow"}][-1]
-    app.invoke(None, asked.config(before))
-    assert asked.authors == ["sum"]
+    app.invoke({**QUESTION, "note": "Go."}, asked.config())
+    [before] = [each for each in app.get_state_history(asked.config()) if each.next == ("begin",)]
+    fork = app.update_state(before.config, {"note": "Go on."}, as_node="begin")
+    state = app.invoke(None, asked.config(fork))
+    assert asked.authors == ["slow", "sum"], "though quick says the same, and the sum begins over that alone"
+    [said] = [message for message in state["messages"] if message.name == "sum"]
+    assert len(said.response_metadata["choreo"]["branches"]) == 2, "it has seen what slow says now"
