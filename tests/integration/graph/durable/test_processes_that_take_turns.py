@@ -1,0 +1,242 @@
+"""What one process has forgotten, lost or been told anew is no surprise to the next."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from conftest import MakeEngine
+from langchain_core.messages import AnyMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.graph.message import add_messages
+from langgraph.store.sqlite.aio import AsyncSqliteStore
+from support.graphs import FREE, agent
+from support.templates import tokenizer_for
+from support.tiny import save_tiny_llama
+
+from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Engine, Memory, RunOptions, Sampling
+from choreo_agents.errors import LineageWarning, StoreError
+from choreo_agents.graph.durable.commits import Commits
+from choreo_agents.testing import Script
+
+ASKED: Any = {"messages": [("user", "What does Ann have?")]}
+ROWS = "prefix LIKE 'choreo.rows.%'"
+
+
+def config(thread: str = "1", **options: Any) -> Any:
+    return {"configurable": {"thread_id": thread, "choreo": RunOptions(**options)}}
+
+
+def chain(*names: str) -> ChoreoGraph:
+    graph = ChoreoGraph(system="Be brief.", visibility="shared")
+    for at, name in enumerate(names):
+        graph.add_node(agent(name, sampling=FREE)).add_edge(names[at - 1] if at else START, name)
+    return graph.add_edge(names[-1], END)
+
+
+@pytest.fixture
+def saver(tmp_path: Path) -> Iterator[SqliteSaver]:
+    with SqliteSaver.from_conn_string(str(tmp_path / "states")) as saver:
+        yield saver
+
+
+@pytest.fixture
+def scripted() -> Iterator[Any]:
+    made: list[Engine] = []
+
+    def make(script: Script) -> Engine:
+        made.append(script.load(memory=Memory(kv_budget_bytes=1 << 22), salt="s"))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.check()
+        engine.close()
+
+
+@contextmanager
+def nothing_encoded_again() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LineageWarning)
+        yield
+
+
+def before(app: Any, node: str, thread: str = "1", **options: Any) -> Any:
+    """The config of the state before a node's first run, with options of the run that goes on there."""
+    found = [each for each in app.get_state_history(config(thread)) if each.next == (node,)][-1]
+    return {"configurable": {**found.config["configurable"], "choreo": RunOptions(**options)}}
+
+
+@pytest.mark.parametrize("words", ["What does Ann have?", "Where is Bob?"])
+def test_a_thread_that_another_forgot_begins_anew(
+    words: str, make_engine: MakeEngine, saver: SqliteSaver, tmp_path: Path
+) -> None:
+    one, two, three = (chain("ann", "bob").compile(saver, engine=make_engine(salt="s")) for _ in range(3))
+    two.invoke(ASKED, config())
+    one.forget("1")
+    two.invoke({"messages": [("user", words)]}, config())
+    with nothing_encoded_again():
+        three.invoke({"messages": [("user", "And?")]}, config())
+
+
+def test_a_lost_row_is_written_again(make_engine: MakeEngine, saver: SqliteSaver, tmp_path: Path) -> None:
+    chain("ann", "bob").compile(saver, engine=make_engine(salt="s")).invoke(ASKED, config())
+    store = sqlite3.connect(tmp_path / "states.lineage", isolation_level=None)
+    rows = store.execute(f"SELECT key, value FROM store WHERE {ROWS}").fetchall()
+    root = next(key for key, value in rows if not json.loads(value)["parents"])
+    store.execute(f"DELETE FROM store WHERE key = ? AND {ROWS}", (root,))
+    with pytest.warns(LineageWarning, match="it is not in the store"):
+        chain("ann", "bob").compile(saver, engine=make_engine(salt="s")).invoke(ASKED, config())
+    with nothing_encoded_again():
+        chain("ann", "bob").compile(saver, engine=make_engine(salt="s")).invoke(ASKED, config())
+
+
+def test_what_another_thread_has_here_is_the_threads_own_as_well(make_engine: MakeEngine, saver: SqliteSaver) -> None:
+    app = chain("ann", "bob").compile(saver, engine=make_engine(salt="s"))
+    for thread in ("1", "2"):
+        app.invoke(ASKED, config(thread))
+    app = chain("ann", "bob").compile(saver, engine=(engine := make_engine(salt="s")))
+    for thread in ("1", "2"):
+        app.invoke(None, before(app, "ann", thread))
+    assert engine.stats().steps == 0, "both are told what they have said"
+
+
+def test_the_last_answer_counts_in_every_process(saver: SqliteSaver, scripted: Any) -> None:
+    numbers = count()
+    script = Script(default=lambda _: f"Answer {next(numbers)}.")
+    app = chain("ann", "bob").compile(saver, engine=scripted(script))
+    first = app.invoke(ASKED, config())["messages"][-1].text
+    again = app.invoke(None, before(app, "bob", again=True))["messages"][-1].text
+    assert again != first == "Answer 1."
+    assert app.invoke(None, before(app, "bob"))["messages"][-1].text == again
+    there = chain("ann", "bob").compile(saver, engine=scripted(script))
+    assert there.invoke(None, before(there, "bob"))["messages"][-1].text == again
+
+
+def test_another_call_with_the_same_words_is_remembered(saver: SqliteSaver, scripted: Any) -> None:
+    script = Script(default="Fine.")
+    app = chain("ann", "bob").compile(saver, engine=scripted(script))
+    app.invoke(ASKED, config())
+    app.invoke(None, before(app, "bob", seed=5))
+    assert len(script.calls) == 3
+    there = chain("ann", "bob").compile(saver, engine=scripted(script))
+    there.invoke(None, before(there, "bob", seed=5))
+    assert len(script.calls) == 3
+
+
+def test_a_file_that_was_removed_is_made_again(make_engine: MakeEngine, tmp_path: Path) -> None:
+    for _ in range(2):
+        for path in tmp_path.glob("states*"):
+            path.unlink()
+        with SqliteSaver.from_conn_string(str(tmp_path / "states")) as saver:
+            app = chain("ann", "bob").compile(saver, engine=make_engine(salt="s"), interrupt_before=["bob"])
+            app.invoke(ASKED, config())
+    with SqliteSaver.from_conn_string(str(tmp_path / "states")) as saver, nothing_encoded_again():
+        chain("ann", "bob").compile(saver, engine=make_engine(salt="s")).invoke(None, config())
+
+
+async def test_a_sync_call_in_the_loop_of_an_async_store_is_refused(make_engine: MakeEngine, tmp_path: Path) -> None:
+    async with AsyncSqliteStore.from_conn_string(str(tmp_path / "store")) as store:
+        await store.setup()
+        app = chain("ann").compile(InMemorySaver(), engine=make_engine(salt="s"), store=store)
+        with pytest.raises(StoreError, match="await ainvoke there"):
+            app.invoke(ASKED, config())
+        assert (await app.ainvoke(ASKED, config("2")))["handles"]
+
+
+class Drafts(ChoreoState):
+    drafts: Annotated[list[AnyMessage], add_messages]
+    rounds: int
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_function_that_asks_in_a_loop_is_given_an_answer_each_time(kept: bool, scripted: Any) -> None:
+    script = Script(default=lambda call: f"{len(script.calls)}.")
+    asked = agent("ann", engine=scripted(script))
+
+    def drafting(state: Drafts, config: RunnableConfig) -> Any:
+        return {"drafts": asked.invoke(state, config)["messages"], "rounds": state.get("rounds", 0) + 1}
+
+    graph = ChoreoGraph(Drafts, system="Be brief.").add_node("draft", drafting).add_edge(START, "draft")
+    graph.add_conditional_edges("draft", lambda state: "draft" if state["rounds"] < 3 else END, ["draft", END])
+    app = graph.compile(InMemorySaver() if kept else None, engine=asked.engine)
+    assert len({each.text for each in app.invoke(ASKED, config())["drafts"]}) == 3
+
+
+def test_a_fork_has_its_own_thoughts_before_the_same_answer(tmp_path: Path) -> None:
+    tokenizer = tokenizer_for("Qwen 3")
+    save_tiny_llama(tmp_path / "model", vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    tokenizer.save_pretrained(tmp_path / "model")
+    sampling = Sampling(temperature=1.0, max_tokens=8)
+    with Engine.load(tmp_path / "model", memory=Memory(kv_budget_bytes=1 << 23), salt="s") as engine:
+        graph = ChoreoGraph().add_node(Agent("ann", choices=["Yes."], sampling=sampling, thinking=12))
+        app = graph.add_edge(START, "ann").add_edge("ann", END).compile(InMemorySaver(), engine=engine)
+
+        def thoughts(state: Any) -> Any:
+            return [each["thoughts"] for each in state["handles"] if each["author"] == "ann"]
+
+        one = thoughts(app.invoke(ASKED, config(seed=1)))
+        two = thoughts(app.invoke(None, before(app, "ann", seed=2)))
+        assert one != two and thoughts(app.invoke(None, before(app, "ann", seed=1))) == one
+
+
+class TestCommits:
+    def test_a_loop_that_ends_leaves_the_store_to_others(self) -> None:
+        may, written = threading.Event(), list[Any]()
+
+        async def write(ops: Any) -> None:
+            await asyncio.to_thread(may.wait, 10)
+            written.extend(ops)
+
+        commits = Commits(write)
+
+        async def left() -> None:
+            task = asyncio.create_task(awaited(commits, "a"))
+            await asyncio.sleep(0.05)
+            threading.Timer(0.1, may.set).start()  # the loop ends, and waits for its threads
+            assert not task.done()
+
+        async def later() -> None:
+            async with asyncio.timeout(10):
+                await awaited(commits, "b")
+
+        asyncio.run(left())
+        asyncio.run(later())
+        assert "b" in written
+
+    async def test_who_leads_leaves_what_came_later_to_the_next(self) -> None:
+        began, may = list[int](), asyncio.Semaphore(0)
+
+        async def write(ops: Any) -> None:
+            began.append(len(ops))
+            await may.acquire()
+
+        commits = Commits(write)
+        first = asyncio.create_task(awaited(commits, "a"))
+        while not began:
+            await asyncio.sleep(0)
+        second, third = (asyncio.create_task(awaited(commits, each)) for each in "bc")
+        await asyncio.sleep(0)
+        may.release()
+        await first
+        assert not second.done() and not third.done()
+        second.cancel()  # it leads by now, or was to lead
+        may.release()
+        may.release()
+        await third
+        assert sum(began) == 3
+
+
+async def awaited(commits: Commits, op: Any) -> None:
+    await commits.enqueue([op])
