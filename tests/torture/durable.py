@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -48,7 +49,7 @@ class Process:
     """One that runs threads, and what has been read of its journal."""
 
     number: int
-    popen: subprocess.Popen[bytes]
+    pid: int
     journal: Path
     is_ready: bool = False
     thread: str | None = None
@@ -56,6 +57,8 @@ class Process:
     answers: frozenset[str] = frozenset()
     """That stood in the store, of this thread, when the leg began."""
     began_s: float = 0.0
+    pipe: int = -1
+    """To write to where it reads."""
     _read: int = 0
 
     def lines(self) -> Iterator[dict[str, Any]]:
@@ -68,14 +71,31 @@ class Process:
                         self._read += len(line)
                         yield json.loads(line)
 
+    @property
+    def jobs(self) -> Path:
+        """The pipe by which it is told what to run."""
+        return self.journal.with_name(self.journal.name + ".jobs")
+
     def tell(self, **job: str) -> None:
-        assert self.popen.stdin is not None
-        self.popen.stdin.write(json.dumps(job).encode() + b"\n")
-        self.popen.stdin.flush()
+        """Have it run a thread."""
+        os.write(self.pipe, json.dumps(job).encode() + b"\n")
+
+    def is_alive(self) -> bool:
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
 
     def kill(self) -> None:
-        self.popen.send_signal(signal.SIGKILL)
-        self.popen.wait()
+        """Kill it, and wait until it is gone."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        while self.is_alive():
+            time.sleep(0.001)
+        with suppress(FileNotFoundError):
+            self.jobs.unlink()
+            os.close(self.pipe)
 
 
 @dataclass
@@ -97,10 +117,10 @@ class Torture:
         store: Which.
         at: Where its server listens; None: in the folder.
         seed: Of all that is drawn.
-        cuts: The part of the kills in which the server drops the processes' connections, in place of a signal.
+        cuts: At every so many kills the server drops the processes' connections, in place of a signal; 0: never.
     """
 
-    def __init__(self, folder: Path, store: Store, at: str | None = None, *, seed: int = 0, cuts: float = 0.0) -> None:
+    def __init__(self, folder: Path, store: Store, at: str | None = None, *, seed: int = 0, cuts: int = 0) -> None:
         self.folder, self._seed, self._cuts = folder, seed, cuts
         (folder / "journals").mkdir(parents=True, exist_ok=True)
         self.where = Whereabouts(store, str(folder / "states") if at is None else at)
@@ -113,7 +133,7 @@ class Torture:
         self.counts = self.reader.counts
         self.progress = self._known()
         self._running: list[Process] = []
-        self._spare: Process | None = None
+        self._parent = self._forking()
         self._last: dict[str, Process] = {}
         """Who has run each thread's last leg."""
         self._leg_s = _LEG_S
@@ -130,23 +150,24 @@ class Torture:
                 )
             self._finish(Random(f"{self._seed} end"))
         finally:
-            self.end([*self._running, *filter(None, [self._spare])])
+            self.end(self._running)
 
     def end(self, processes: Sequence[Process]) -> None:
         """End processes, and what serves the reader."""
         for process in processes:
             process.kill()
+        self._parent.communicate()
         self.engine.close()
 
     def _kill(self, rng: Random) -> None:
-        at_once = 2 if rng.random() < 0.4 else 1
+        at_once = 1 + self.progress.kills % 2
         while len(self._running) < at_once:
-            self._running.append(self._started())
+            self._running.append(self.start())
         self._until(lambda: all(process.thread is not None for process in self._running), rng)
         moment = time.monotonic() + rng.uniform(0.0, 2.0 * self._leg_s)
         self._until(lambda: time.monotonic() >= moment, rng)
         self.counts["kills with another at work"] += len(self._running) > 1
-        if rng.random() < self._cuts:
+        if self._cuts and self.progress.kills % self._cuts == self._cuts - 1:
             self._cut(rng)
         else:
             victims = [*self._running] if rng.random() < 0.3 else [rng.choice(self._running)]
@@ -154,8 +175,7 @@ class Torture:
                 self._bury(victim)
         self.progress.kills += 1
         self._audit()
-        (self.folder / "progress.new").write_text(json.dumps(vars(self.progress)))
-        (self.folder / "progress.new").replace(self.folder / "progress.json")
+        self._save()
 
     def _bury(self, victim: Process) -> None:
         """Kill it, and hear what it still said."""
@@ -182,7 +202,7 @@ class Torture:
     def _finish(self, rng: Random) -> None:
         """No more kills: every thread ends."""
         if not self._running:
-            self._running.append(self._started())
+            self._running.append(self.start())
         self._until(lambda: not self._active(), rng, new_threads=False)
         self._audit()
         for thread in [each for each in self.progress.ended if each not in self.progress.forgotten]:
@@ -195,7 +215,7 @@ class Torture:
         while not done():
             for process in [*self._running]:
                 self._hear(process)
-                if process.popen.poll() is not None:
+                if not process.is_alive():
                     self._hear(process)
                     self.reader.require(self._is_cut, f"process {process.number} has ended by itself")
                     self._running.remove(process)
@@ -204,7 +224,7 @@ class Torture:
                 elif process.thread is not None and time.monotonic() - process.began_s > _STUCK_S:
                     raise AssertionError(f"process {process.number} is stuck in {process.thread}")
             if not self._running and not done():
-                self._running.append(self._started())
+                self._running.append(self.start())
             time.sleep(0.005)
 
     def _active(self) -> list[str]:
@@ -237,7 +257,7 @@ class Torture:
         while any(process.thread is not None for process in processes):
             for process in processes:
                 self._hear(process)
-                assert process.popen.poll() is None and not self.reader.wrong, self.reader.wrong
+                assert process.is_alive() and not self.reader.wrong, self.reader.wrong
             time.sleep(0.005)
 
     def _hear(self, process: Process) -> None:
@@ -264,6 +284,7 @@ class Torture:
         if ended:
             self.reader.look_at_end(thread, self.expected(thread))
             self.progress.ended.append(thread)
+            self._save()
             for each in self.progress.ended[:-_REMEMBERED]:
                 if each not in self.progress.forgotten:
                     self._forget(each)
@@ -287,6 +308,7 @@ class Torture:
         with self.where.opened() as (saver, store):
             graph().compile(saver, engine=self.engine, store=store).forget(thread)
         self.progress.forgotten.append(thread)
+        self._save()
 
     def _stored(self) -> Kept:
         if self.where.store == "sqlite":
@@ -300,33 +322,44 @@ class Torture:
         for what in damage(self._stored(), self.engine):
             self.reader.require(False, what)
 
-    def _started(self) -> Process:
-        """One that stood by; and another does from now on."""
-        found = self._spare or self.start()
-        self._spare = self.start()
-        return found
-
     def start(self) -> Process:
         """A new process."""
         number = self.progress.processes
         self.progress.processes += 1
-        journal = self.folder / "journals" / f"{number:06}"
+        assert self._parent.stdin is not None and self._parent.stdout is not None
+        process = Process(number, 0, self.folder / "journals" / f"{number:06}")
+        os.mkfifo(process.jobs)
+        process.pipe = os.open(process.jobs, os.O_RDWR)  # does not wait for who reads
+        where = {"store": self.where.store, "at": self.where.at}
+        wanted = {**where, "journal": str(process.journal), "jobs": str(process.jobs)}
+        self._parent.stdin.write(json.dumps(wanted) + "\n")
+        self._parent.stdin.flush()
+        process.pid = int(self._parent.stdout.readline())
+        return process
+
+    def _forking(self) -> subprocess.Popen[str]:
+        """What all processes are forked from."""
         command = [sys.executable, "-m", "torture.durable_worker", str(self.folder / "model")]
         with (self.folder / "stderr").open("ab") as heard:
-            popen = subprocess.Popen(
-                [*command, self.where.store, self.where.at, str(journal)],
-                stdin=subprocess.PIPE, stdout=heard, stderr=heard, env=environment(),
-            )  # fmt: skip
-        return Process(number, popen, journal)
+            return subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=heard, text=True, env=environment()
+            )
+
+    def _save(self) -> None:
+        (self.folder / "progress.new").write_text(json.dumps(vars(self.progress)))
+        (self.folder / "progress.new").replace(self.folder / "progress.json")
 
     def _known(self) -> Progress:
         """What was done before, and heard."""
         path = self.folder / "progress.json"
         progress = Progress(**json.loads(path.read_text())) if path.exists() else Progress()
         for journal in sorted((self.folder / "journals").iterdir()):
+            if journal.suffix:
+                journal.unlink()
+                continue
             number = int(journal.name)
             progress.processes = max(progress.processes, number + 1)
-            for told in Process(number, None, journal).lines():  # type: ignore[arg-type]
+            for told in Process(number, 0, journal).lines():
                 if "thread" in told:
                     progress.threads = max(progress.threads, seed_of(told["thread"]) + 1)
                 self.reader.hear(told, number, frozenset())
@@ -358,7 +391,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--store", choices=["sqlite", "postgres"], default="sqlite")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cuts", type=float, default=0.25, help="of PostgreSQL: which part are dropped connections")
+    parser.add_argument("--cuts", type=int, default=4, help="of PostgreSQL: every so many drop connections instead")
     parser.add_argument("--folder", type=Path, help="keeps everything (default: build/torture/STORE-SEED)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -368,7 +401,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     with server(folder) if options.store == "postgres" else nullcontext(None) as at:
-        cuts = options.cuts if options.store == "postgres" else 0.0
+        cuts = options.cuts if options.store == "postgres" else 0
         torture = Torture(folder, options.store, at, seed=options.seed, cuts=cuts)
         torture.run(options.kills)
     say(f"{torture.progress.kills} kills in {(time.monotonic() - started) / 60:.1f} minutes")

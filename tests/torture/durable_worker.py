@@ -1,7 +1,8 @@
-"""A process that runs threads until it is killed: `python -m torture.durable_worker MODEL STORE AT JOURNAL`.
+"""Processes that run threads until they are killed, all forked from one: `python -m torture.durable_worker MODEL`.
 
-It is told threads on stdin, one a line, runs each up to its next interrupt, and writes all that a caller is told of
-them into its journal, each line on the disk before it goes on.
+That one has imported everything and loaded the model, which takes seconds; an engine it has not. Each of the others is
+told threads by a pipe, one a line, runs each up to its next interrupt, and writes all that a caller is told of them
+into its journal, each line on the disk before it goes on.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import json
 import os
 import signal
 import sys
+import traceback
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +22,7 @@ from langchain_core.messages import AIMessageChunk
 
 from choreo_agents import RunOptions
 from choreo_agents.errors import LineageWarning
-from choreo_agents.models import load_model, loader
+from choreo_agents.models import LoadedModel, load_model, loader
 from torture.durable_program import Whereabouts, engine_of, graph, next_input, seed_of
 
 
@@ -80,29 +83,48 @@ def _tell_update(journal: Journal, thread: str, part: Any) -> None:
         journal.write("update", thread=thread, node=node, said=said)
 
 
-def main(model: str, store: Any, at: str, path: str) -> None:
+def work(model: LoadedModel, store: Any, at: str, journal: Journal, jobs: Path) -> None:
     """Run threads as they are told."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # it does not outlive whoever tells it
-    torch.set_num_threads(1)
-    loader.usual_device = lambda: "cpu"
-    journal = Journal(path)
-    loaded = load_model(model)
     warnings.simplefilter("error", LineageWarning)
-    journal.write("ready")
-    first = sys.stdin.readline()
-    if not first:
-        return
-    with Whereabouts(store, at).opened() as (saver, beside), engine_of(loaded) as engine:
+    with Whereabouts(store, at).opened() as (saver, beside), engine_of(model) as engine, jobs.open() as told:
         app = graph().compile(saver, engine=engine, store=beside)
-        line = first
-        while line:
+        journal.write("ready")
+        for line in told:
             job = json.loads(line)
             try:
                 run(app, job["thread"], job["durability"], journal)
             except Exception as error:
                 journal.write("failed", thread=job["thread"], error=f"{type(error).__name__}: {error}")
-                os._exit(3)
-            line = sys.stdin.readline()
+                return
+
+
+def main(model: str) -> None:
+    """Fork processes as they are asked for on stdin, and tell their ids on stdout."""
+    told = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    die_with_parent()
+    torch.set_num_threads(1)
+    loader.usual_device = lambda: "cpu"
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
+    loaded = load_model(model)
+    for line in sys.stdin:
+        wanted = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            die_with_parent()
+            try:
+                work(loaded, wanted["store"], wanted["at"], Journal(wanted["journal"]), Path(wanted["jobs"]))
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        print(child, file=told, flush=True)
+
+
+def die_with_parent() -> None:
+    """Not to go on with a thread when whoever asked for it is gone, and has another go on."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 if __name__ == "__main__":
