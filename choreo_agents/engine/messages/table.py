@@ -236,10 +236,8 @@ class MessageTable:
         self.release(leased, scope)
         if leased is holder or kept in held:
             self.release(leased, None)  # one is enough
-            if kept in held:
-                held.append(held.pop(held.index(kept)))  # the latest stands last
-        else:
-            held.append(kept)
+        if leased is not holder:
+            held[:] = [*(each for each in held if each != kept), kept]  # the latest stands last
 
     def _hold(self, message: Message, segment: Segment | None) -> CacheEntry:
         stored = self._mapped_storage if message.lineage.mapper else "full"
