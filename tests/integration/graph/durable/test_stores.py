@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -185,6 +186,43 @@ def test_a_folder_that_cannot_be_written_is_told(make_engine: MakeEngine, tmp_pa
         app = graph().compile(saver, engine=make_engine(salt="s"))
         with pytest.raises(StoreError, match=r"cannot be kept in .*lineage=False"):
             app.invoke(ASKED, thread())
+
+
+class KilledError(BaseException):
+    """Stands for a process that is gone."""
+
+
+class Dying(sqlite3.Connection):
+    """Dies between two steps that make a store's tables."""
+
+    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+        if sql.startswith("INSERT INTO store_migrations") and args == ((2,),):
+            raise KilledError
+        return super().execute(sql, *args)
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is killed while it makes one leaves none that nobody can open; whoever comes second takes the first."""
+    from choreo_agents.graph.durable import beside
+
+    path, connect = tmp_path / "states.lineage", sqlite3.connect
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(sqlite3, "connect", partial(connect, factory=Dying))
+        beside.opened(path)
+    assert not [*tmp_path.iterdir()]
+    first: list[BaseStore] = []
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        first.append(beside._store(path))
+        return connect(*args, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", slowly)
+    second = beside._store(path)
+    first[0].put(("choreo", "rows"), "a", {"v": 1})
+    found = second.get(("choreo", "rows"), "a")
+    assert found is not None and found.value == {"v": 1} and [*tmp_path.iterdir()] == [path]
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_locked_file_is_waited_for(make_engine: MakeEngine, tmp_path: Path) -> None:
