@@ -47,7 +47,9 @@ class RunPlace:
     around: tuple[TaskPlace, ...]
     """The tasks of the graphs around it."""
     step: int | None
-    """LangGraph's number of the superstep, where ours does not tell: a function gave its agent a state of its own."""
+    """LangGraph's number of the superstep, for an agent that a function calls: what it says may not be in the state."""
+    sees_all: bool
+    """Whether it was given what the graph's state has of what was said, so that our superstep tells when."""
     path: str
     """Which task of its superstep it is."""
     branch: int
@@ -78,6 +80,7 @@ class RunPlace:
             task=task,
             around=tasks_around(config),
             step=None if is_node or not task else superstep_of(config),
+            sees_all=is_node or not task or _is_graphs(given, config),
             path=place_in_superstep(config),
             branch=branch_of(config),
             call=_next_call(task_token_of(config)),
@@ -122,7 +125,8 @@ class RunPlace:
         if not self.task:
             return None
         by_task = is_open or self.thread is None
-        return repr((self.task, self.agent, self.call) if by_task else (self.thread, *self._place(superstep)))
+        step = None if self.sees_all else self.step
+        return repr((self.task, self.agent, self.call) if by_task else (self.thread, *self._place(superstep, step)))
 
     def message_id(self, superstep: int) -> str:
         """Of what the call says: the same again if LangGraph reruns the node, never shared by two branches or calls.
@@ -132,10 +136,10 @@ class RunPlace:
         if not self.task:
             return str(uuid.uuid4())
         name = self.task if self.thread is None else self.thread
-        return str(uuid.uuid5(uuid.NAMESPACE_OID, repr((name, *self._place(superstep)))))
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, repr((name, *self._place(superstep, self.step)))))
 
-    def _place(self, superstep: int) -> tuple[Any, ...]:
-        return self._tasks, self.author, self.agent, superstep, self.step, self.path, self.call
+    def _place(self, superstep: int, step: int | None) -> tuple[Any, ...]:
+        return self._tasks, self.author, self.agent, superstep, step, self.path, self.call
 
     @property
     def _tasks(self) -> tuple[str, ...]:

@@ -161,9 +161,9 @@ class Drafts(ChoreoState):
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_function_that_asks_in_a_loop_is_given_an_answer_each_time(kept: bool, scripted: Any) -> None:
+def test_what_a_function_is_answered_in_a_loop_stands_side_by_side(kept: bool, scripted: Any) -> None:
     script = Script(default=lambda call: f"{len(script.calls)}.")
-    asked = agent("ann", engine=scripted(script))
+    asked = agent("ann", engine=scripted(script), prompt=lambda state: f"Draft {state.get('rounds', 0)}.")
 
     def drafting(state: Drafts, config: RunnableConfig) -> Any:
         return {"drafts": asked.invoke(state, config)["messages"], "rounds": state.get("rounds", 0) + 1}
