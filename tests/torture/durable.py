@@ -13,12 +13,11 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -32,7 +31,8 @@ from choreo_agents import RunOptions
 from choreo_agents.errors import LineageWarning
 from choreo_agents.graph.durable.beside import opened as file_store
 from choreo_agents.models import LoadedModel, load_model, loader
-from torture.durable_program import Store, Whereabouts, engine_of, environment, graph, next_input, seed_of
+from torture.durable_processes import Forking, Process
+from torture.durable_program import Store, Whereabouts, engine_of, graph, next_input, seed_of
 from torture.durable_reader import Kept, Place, Reader, Reported, damage, notes_of, read_store
 
 _ACTIVE = 3
@@ -41,61 +41,7 @@ _REMEMBERED = 4
 """Threads that have ended and are not forgotten yet."""
 _LEG_S = 1.0
 """About what a leg takes at first."""
-_STUCK_S = 120.0
-
-
-@dataclass(eq=False)
-class Process:
-    """One that runs threads, and what has been read of its journal."""
-
-    number: int
-    pid: int
-    journal: Path
-    is_ready: bool = False
-    thread: str | None = None
-    """Whose leg it runs; None: it is idle."""
-    answers: frozenset[str] = frozenset()
-    """That stood in the store, of this thread, when the leg began."""
-    began_s: float = 0.0
-    pipe: int = -1
-    """To write to where it reads."""
-    _read: int = 0
-
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """What it has written since the last time: what it was writing when it was killed is no line."""
-        if self.journal.exists():
-            with self.journal.open("rb") as file:
-                file.seek(self._read)
-                for line in file:
-                    if line.endswith(b"\n"):
-                        self._read += len(line)
-                        yield json.loads(line)
-
-    @property
-    def jobs(self) -> Path:
-        """The pipe by which it is told what to run."""
-        return self.journal.with_name(self.journal.name + ".jobs")
-
-    def tell(self, **job: str) -> None:
-        """Have it run a thread."""
-        os.write(self.pipe, json.dumps(job).encode() + b"\n")
-
-    def is_alive(self) -> bool:
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
-
-    def kill(self) -> None:
-        """Kill it, and wait until it is gone."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        while self.is_alive():
-            time.sleep(0.001)
-        with suppress(FileNotFoundError):
-            self.jobs.unlink()
-            os.close(self.pipe)
+_STUCK_S = 600.0
 
 
 @dataclass
@@ -133,7 +79,7 @@ class Torture:
         self.counts = self.reader.counts
         self.progress = self._known()
         self._running: list[Process] = []
-        self._parent = self._forking()
+        self._forking = Forking(folder / "model", folder / "stderr")
         self._last: dict[str, Process] = {}
         """Who has run each thread's last leg."""
         self._leg_s = _LEG_S
@@ -156,7 +102,7 @@ class Torture:
         """End processes, and what serves the reader."""
         for process in processes:
             process.kill()
-        self._parent.communicate()
+        self._forking.close()
         self.engine.close()
 
     def _kill(self, rng: Random) -> None:
@@ -221,11 +167,17 @@ class Torture:
                     self._running.remove(process)
                 elif process.thread is None and process.is_ready and dispatching:
                     self._dispatch(process, rng, new_threads=new_threads)
-                elif process.thread is not None and time.monotonic() - process.began_s > _STUCK_S:
-                    raise AssertionError(f"process {process.number} is stuck in {process.thread}")
+                self._require_unstuck(process)
             if not self._running and not done():
                 self._running.append(self.start())
             time.sleep(0.005)
+
+    def _require_unstuck(self, process: Process) -> None:
+        """Raise `AssertionError` if its leg takes too long: where it is stuck stands in the folder's `stderr`."""
+        if process.thread is not None and time.monotonic() - process.began_s > _STUCK_S and process.is_alive():
+            os.kill(process.pid, signal.SIGUSR1)
+            time.sleep(1.0)
+            raise AssertionError(f"process {process.number} is stuck in {process.thread}: {self.folder / 'stderr'}")
 
     def _active(self) -> list[str]:
         """Threads that have begun, and have not ended."""
@@ -258,6 +210,7 @@ class Torture:
             for process in processes:
                 self._hear(process)
                 assert process.is_alive() and not self.reader.wrong, self.reader.wrong
+                self._require_unstuck(process)
             time.sleep(0.005)
 
     def _hear(self, process: Process) -> None:
@@ -326,24 +279,7 @@ class Torture:
         """A new process."""
         number = self.progress.processes
         self.progress.processes += 1
-        assert self._parent.stdin is not None and self._parent.stdout is not None
-        process = Process(number, 0, self.folder / "journals" / f"{number:06}")
-        os.mkfifo(process.jobs)
-        process.pipe = os.open(process.jobs, os.O_RDWR)  # does not wait for who reads
-        where = {"store": self.where.store, "at": self.where.at}
-        wanted = {**where, "journal": str(process.journal), "jobs": str(process.jobs)}
-        self._parent.stdin.write(json.dumps(wanted) + "\n")
-        self._parent.stdin.flush()
-        process.pid = int(self._parent.stdout.readline())
-        return process
-
-    def _forking(self) -> subprocess.Popen[str]:
-        """What all processes are forked from."""
-        command = [sys.executable, "-m", "torture.durable_worker", str(self.folder / "model")]
-        with (self.folder / "stderr").open("ab") as heard:
-            return subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=heard, text=True, env=environment()
-            )
+        return self._forking.fork(number, self.folder / "journals" / f"{number:06}", self.where)
 
     def _save(self) -> None:
         (self.folder / "progress.new").write_text(json.dumps(vars(self.progress)))

@@ -8,6 +8,7 @@ into its journal, each line on the disk before it goes on.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -103,6 +104,7 @@ def main(model: str) -> None:
     told = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     die_with_parent()
+    faulthandler.register(signal.SIGUSR1)  # whoever is stuck says where
     torch.set_num_threads(1)
     loader.usual_device = lambda: "cpu"
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here

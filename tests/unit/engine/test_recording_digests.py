@@ -31,7 +31,7 @@ def test_moving_a_whole_view_changes_nothing(make_engine: MakeEngine) -> None:
 
 def test_long_conversations_need_no_recursion(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    last = engine.prefill("A")
+    last = engine.prefill("A", lazy=True)
     for _ in range(1500):
-        last = engine.prefill("A", [last], offsets=[0], new_offset=9)
+        last = engine.prefill("A", [last], offsets=[0], new_offset=9, lazy=True)
     assert len(engine.record.digests(b"key").request([last], [0], 9, [])) == 32

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from langgraph.store.base import PutOp
 from langgraph.store.memory import InMemoryStore
-from torture.durable import Process, Torture, named
+from torture.durable import Torture, named
+from torture.durable_processes import Process
 from torture.durable_reader import Reader, Reported, damage, read_store
 
 from choreo_agents import Engine
