@@ -159,7 +159,7 @@ _INSPECT = Group(
         ),
         "record": Command(
             "choreo_agents.cli.recordings.show:record",
-            "Show a recording: its calls in order, who made them, how many tokens, and words unless masked.",
+            "Show a recording: its calls in order, who made them, how many tokens they said, and words unless masked.",
         ),
     },
 )
@@ -211,11 +211,11 @@ CHOREO = Group(
         ),
         "replay": Command(
             "choreo_agents.cli.recordings.replay:replay",
-            "Play a recorded run again, without running its tools, and say what differs: in words, or bit by bit.",
+            "Play a recording again, without running its functions and tools, and say what differs.",
         ),
         "fork": Command(
             "choreo_agents.cli.recordings.fork:fork",
-            "Go on from a recorded run otherwise: only what the change can reach is computed again.",
+            "Go on from a recording otherwise: only what the change can reach is computed again.",
         ),
         "eval": _EVAL,
         "bench": _BENCH,

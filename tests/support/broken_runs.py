@@ -18,7 +18,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from torch import Tensor
 
 from choreo_agents import ChoreoGraph, Engine, Memory, MessageHandle, RunOptions, Scheduling
-from choreo_agents.errors import LineageWarning
+from choreo_agents.errors import LineageWarning, UnknownHandleError
 from choreo_agents.models import LoadedModel
 from support.interference import QUESTION, WARN
 from support.visible_graphs import Spec
@@ -142,9 +142,10 @@ def _saver(states: str) -> Iterator[BaseCheckpointSaver[Any]]:
 def _said(engine: Engine, entry: Any) -> Said:
     handle = MessageHandle.model_validate(entry["handle"])
     place = (entry["author"], entry["superstep"], entry["branch"], entry.get("call", 0))
-    if engine.lineage.unknown([handle]):
+    try:
+        message = engine._tenant.find(handle)
+    except UnknownHandleError:
         return Said(place, handle.id, (), (), ())
-    message = engine._tenant.find(handle)
     return Said(
         place,
         handle.id,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from langgraph.store.base import BaseStore, SearchOp
 
 from choreo_agents import Engine
-from choreo_agents.engine.lineage import LineageRow, Note
+from choreo_agents.engine.lineage import Answered, LineageRow
 from choreo_agents.graph.durable.lineage_store import ROOT, asked
 
 Place = tuple[str, int, int, int]
@@ -132,15 +132,17 @@ class Kept(NamedTuple):
     """All that a store has of a tenant's lineage."""
 
     rows: dict[str, Mapping[str, Any]]
-    notes: dict[tuple[str, str], Mapping[str, Any]]
-    """By thread and message."""
+    notes: dict[tuple[str, str, str], Mapping[str, Any]]
+    """By thread, message and digest."""
+    answers: dict[tuple[str, str], Mapping[str, Any]]
+    """By thread and call."""
     holders: set[tuple[str, str]]
     """Message and thread."""
 
 
 def read_store(store: BaseStore, engine: Engine) -> Kept:
     """All that an engine's tenant has there, as it stands at one moment."""
-    found = Kept({}, {}, set())
+    found = Kept({}, {}, {}, set())
     [items] = asyncio.run(asked(store, [SearchOp((ROOT,), limit=1 << 30, refresh_ttl=False)]))
     for item in items:
         kind, tenant = item.namespace[1:3]
@@ -149,7 +151,9 @@ def read_store(store: BaseStore, engine: Engine) -> Kept:
         if kind == "rows":
             found.rows[item.key] = item.value
         elif kind == "notes":
-            found.notes[item.namespace[3], item.key] = item.value
+            found.notes[(*item.namespace[3:5], item.key)] = item.value
+        elif kind == "answers":
+            found.answers[item.namespace[3], item.key] = item.value
         else:
             found.holders.add((item.namespace[3], item.key))
     return found
@@ -170,7 +174,16 @@ def damage(kept: Kept, engine: Engine) -> list[str]:
         if message_id not in held:
             wrong.append(f"row {message_id} has no holder")
         wrong += [f"row {message_id} lacks its parent {each}" for each, _ in row.parents if each not in rows]
-    for (thread, message_id), value in kept.notes.items():
+    noted = {(thread, message_id) for thread, message_id, _ in kept.notes}
+    for (thread, call), value in kept.answers.items():
+        try:
+            answered = sealed.read_answer(thread, value)
+        except ValueError as error:
+            wrong.append(f"answer {call} of {thread}: {error}")
+            continue
+        if (thread, answered.id) not in noted:
+            wrong.append(f"answer {call} of {thread} is {answered.id}, of which nothing is noted")
+    for (thread, message_id, _), value in kept.notes.items():
         try:
             note = sealed.read_note(thread, value)
         except ValueError as error:
@@ -182,7 +195,13 @@ def damage(kept: Kept, engine: Engine) -> list[str]:
     return wrong
 
 
-def notes_of(kept: Kept, engine: Engine, thread: str) -> dict[str, Note]:
-    """What a thread has noted of messages, by their ids."""
+def noted_in(kept: Kept, engine: Engine, thread: str) -> frozenset[str]:
+    """The messages of which a thread has noted something."""
     name = engine.lineage.sealed.thread(thread)
-    return {message_id: Note.read(value) for (its, message_id), value in kept.notes.items() if its == name}
+    return frozenset(message_id for its, message_id, _ in kept.notes if its == name)
+
+
+def answers_in(kept: Kept, engine: Engine, thread: str) -> frozenset[str]:
+    """The messages that answer a thread's calls."""
+    name = engine.lineage.sealed.thread(thread)
+    return frozenset(Answered.read(value).id for (its, _), value in kept.answers.items() if its == name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 from typing import NamedTuple
@@ -12,7 +13,6 @@ from choreo_agents.engine.messages.entering import entering
 from choreo_agents.engine.messages.message import Lineage, Message, Thought
 from choreo_agents.engine.messages.placement import Placement
 from choreo_agents.engine.messages.scope import Scope
-from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import HandleError, UnknownHandleError
@@ -25,6 +25,8 @@ class DescribedMessage(NamedTuple):
 
     row: LineageRow
     note: Note
+    memos: tuple[str, ...] = ()
+    """The thread's calls that it answers."""
 
 
 class LineageExchange:
@@ -61,7 +63,11 @@ class LineageExchange:
             return [each for each, message in found if message is None or not message.scoped[thread]]
 
     def described(
-        self, handles: Iterable[MessageHandle], thread: Scope, noted: Mapping[str, Note]
+        self,
+        handles: Iterable[MessageHandle],
+        thread: Scope,
+        noted: Mapping[str, Note],
+        answered: Mapping[str, str],
     ) -> dict[str, DescribedMessage]:
         """Messages, and all that they come from, as they are to be written for a thread: what it has written is left
         out, unless more is to be said of it now.
@@ -70,6 +76,7 @@ class LineageExchange:
             handles: Leased messages; of others nothing is said.
             thread: The thread's scope.
             noted: What it has written of messages, by id.
+            answered: The ids of those that it has written to answer its calls, by the calls' memos.
         """
         core = self._tenant.core
         with core.lock:
@@ -80,10 +87,10 @@ class LineageExchange:
             found: dict[str, DescribedMessage] = {}
             for message in waiting:
                 before = noted.get(message.handle.id)
-                note = _note(message, thread, before, core.table)
-                if note == before:
+                note, memos = _note(message, thread, before), _memos(message, thread)
+                if note == before and all(answered.get(memo) == note.id for memo in memos):
                     continue
-                found[message.handle.id] = DescribedMessage(_row(message), note)
+                found[message.handle.id] = DescribedMessage(_row(message), note, memos)
                 for each in _made_of(message, thread):
                     if each.handle.id not in seen and each.handle.id not in noted:
                         seen.add(each.handle.id)
@@ -91,7 +98,12 @@ class LineageExchange:
             return found
 
     def take_in(
-        self, wanted: Sequence[str], rows: Mapping[str, LineageRow], notes: Mapping[str, Note], thread: Scope
+        self,
+        wanted: Sequence[str],
+        rows: Mapping[str, LineageRow],
+        notes: Mapping[str, Note],
+        answered: Mapping[str, str],
+        thread: Scope,
     ) -> dict[str, str]:
         """Know messages as if they had been computed here: their KV is, from their own parents, when it is read.
 
@@ -99,6 +111,7 @@ class LineageExchange:
             wanted: Ids of those that the thread leases from now on.
             rows: Of them, and of all that they come from.
             notes: What the thread has written of these.
+            answered: The ids of those of these that answer its calls, by the calls' memos.
             thread: The thread's scope.
 
         Returns:
@@ -107,7 +120,7 @@ class LineageExchange:
         core = self._tenant.core
         with core.lock:
             self._tenant.require_open()
-            taking = _TakingIn(self._tenant, rows, notes)
+            taking = _TakingIn(self._tenant, rows, notes, answered)
             for message_id in wanted:
                 taking.make(message_id)
             taking.tell_all()
@@ -136,9 +149,15 @@ class LineageExchange:
 class _TakingIn:
     """Under the engine's lock."""
 
-    def __init__(self, tenant: Tenant, rows: Mapping[str, LineageRow], notes: Mapping[str, Note]) -> None:
+    def __init__(
+        self, tenant: Tenant, rows: Mapping[str, LineageRow], notes: Mapping[str, Note], answered: Mapping[str, str]
+    ) -> None:
         self._tenant, self._table = tenant, tenant.core.table
         self._rows, self._notes = rows, notes
+        self._memos = defaultdict[str, list[str]](list)
+        """Of the calls that each message answers."""
+        for memo, message_id in answered.items():
+            self._memos[message_id].append(memo)
         self.made: dict[str, Message] = {}
         """By id: made now, or known before."""
         self.refused: dict[str, str] = {}
@@ -232,8 +251,7 @@ class _TakingIn:
         self._remember(message, thread)
 
     def _remember(self, message: Message, thread: Scope) -> None:
-        note = self._notes.get(message.handle.id)
-        for memo in note.memos if note is not None else ():
+        for memo in self._memos.get(message.handle.id, ()):
             if self._table.recall(memo) is None and message.leases:
                 self._table.memoise(memo, message, thread)
 
@@ -251,12 +269,14 @@ def _row(message: Message) -> LineageRow:
     return LineageRow(message.handle.id, message.handle.model, message.tokens, parents, message.since, at)
 
 
-def _note(message: Message, thread: Scope, before: Note | None, table: MessageTable) -> Note:
+def _memos(message: Message, thread: Scope) -> tuple[str, ...]:
+    return tuple(memo for memo, scope in message.memos.items() if scope is thread)
+
+
+def _note(message: Message, thread: Scope, before: Note | None) -> Note:
     """What a thread says of a message: what it held of others when it wrote before, it may hold no longer."""
     sources = [each.handle.id for each in message.sources if each.scoped[thread]]
     thoughts = [(each.message.handle.id, each.call) for each in message.thoughts if each.scope is thread]
-    memos = [memo for memo in before.memos if table.recall(memo) in (None, message)] if before else []
-    memos += [memo for memo, scope in message.memos.items() if scope is thread]
     return Note(
         message.handle.id,
         message.author,
@@ -273,7 +293,6 @@ def _note(message: Message, thread: Scope, before: Note | None, table: MessageTa
         tuple(dict.fromkeys([*(before.sources if before else ()), *sources])),
         tuple((each.id, each.model, each.length) for each in message.foreign),
         tuple(dict.fromkeys([*(before.thoughts if before else ()), *thoughts])),
-        tuple(dict.fromkeys(memos)),
     )
 
 

@@ -1,7 +1,8 @@
 """What is written of a message, as plain values with a version.
 
 row     from what it is computed: the same for whoever says it, wherever
-note    what one thread says of it: who has said it, of whose words it was made, which calls it answers
+note    what one thread says of it: who has said it, of whose words it was made
+answer  that it answers a call of a thread: the last that did
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import Any, TypeVar
 from choreo_agents.errors import ChoreoError
 
 FORMAT = 1
-"""Of rows and notes; what was written in another is not read."""
+"""Of rows, notes and answers; what was written in another is not read."""
 Sampled = tuple[int, float | None, tuple[tuple[int, float], ...]]
 """A token, its log-probability in nats, and the likeliest tokens with theirs."""
 T = TypeVar("T")
 
 
 class DamagedRowError(ChoreoError, ValueError):
-    """What a store gave back is no row or note of this format."""
+    """What a store gave back is no row, note or answer of this format."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,6 @@ class Note:
     """Id, model and length of those that other models have said."""
     thoughts: tuple[tuple[str, str | None], ...] = ()
     """What was thought before it was said, and by which call."""
-    memos: tuple[str, ...] = ()
-    """The calls that it answers."""
 
     def plain(self) -> dict[str, Any]:
         """As `read` takes it: without what is as usual."""
@@ -97,7 +96,6 @@ class Note:
             sources=_both(self.sources, other.sources),
             foreign=_both(self.foreign, other.foreign),
             thoughts=_both(self.thoughts, other.thoughts),
-            memos=_both(self.memos, other.memos),
         )
 
     @classmethod
@@ -108,6 +106,29 @@ class Note:
             DamagedRowError: It did not.
         """
         return _read(plain, _note)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A call of a thread, and what it was answered. Which is replaced when the call is answered anew."""
+
+    memo: str
+    """Names the call, with a digest of what was asked."""
+    id: str
+    """The message's."""
+
+    def plain(self) -> dict[str, Any]:
+        """As `read` takes it."""
+        return {"v": FORMAT, "memo": self.memo, "id": self.id}
+
+    @classmethod
+    def read(cls, plain: Mapping[str, Any]) -> Answered:
+        """An answer that `plain` wrote.
+
+        Raises:
+            DamagedRowError: It did not.
+        """
+        return _read(plain, lambda told: cls(str(told["memo"]), str(told["id"])))
 
 
 _USUAL = {name: field.default for name, field in Note.__dataclass_fields__.items()}
@@ -160,6 +181,5 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "sources": str,
     "foreign": lambda each: (str(each[0]), str(each[1]), int(each[2])),
     "thoughts": lambda each: (str(each[0]), each[1]),
-    "memos": str,
 }
 """How the parts of each list are read."""

@@ -1,11 +1,11 @@
-"""Rows and notes under a tenant's seal: what comes back from a store is what the tenant has written there."""
+"""Rows, notes and answers under a tenant's seal: what comes back from a store is what the tenant has written there."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from choreo_agents.engine.lineage.rows import DamagedRowError, LineageRow, Note
+from choreo_agents.engine.lineage.rows import Answered, DamagedRowError, LineageRow, Note
 from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.seals import Seals
 
@@ -40,6 +40,14 @@ class SealedRows:
         """As it is written for a thread, by the name that it has in the store."""
         return self._sealed(f"note {thread}", note.plain())
 
+    def answer(self, thread: str, answered: Answered) -> dict[str, Any]:
+        """The same of what a call of the thread was answered."""
+        return self._sealed(f"answer {thread}", answered.plain())
+
+    def call(self, thread: str, memo: str) -> str:
+        """What a call of a thread is called in a store: it does not tell the names of agents and functions."""
+        return self._seals.drawn("call", thread, memo)
+
     def read_row(self, value: Mapping[str, Any]) -> LineageRow:
         """A row that was written.
 
@@ -51,6 +59,10 @@ class SealedRows:
     def read_note(self, thread: str, value: Mapping[str, Any]) -> Note:
         """The same of a note of this very thread."""
         return Note.read(self._opened(f"note {thread}", value))
+
+    def read_answer(self, thread: str, value: Mapping[str, Any]) -> Answered:
+        """The same of what a call of this very thread was answered."""
+        return Answered.read(self._opened(f"answer {thread}", value))
 
     def _sealed(self, kind: str, plain: dict[str, Any]) -> dict[str, Any]:
         return {**plain, _SEAL: self._seals.seal(kind, plain)}

@@ -1,7 +1,7 @@
 """What a thread has written is deleted with it, but for what another thread needs.
 
-A forgetting that was broken off is done by the next: a thread's notes, which say what it holds, go last, and a row is
-nowhere only when it is known that nobody needs it.
+A forgetting that was broken off is done by the next: what its calls were answered goes first, a thread's notes, which
+say what it holds, last, and a row is nowhere only when it is known that nobody needs it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from langgraph.store.base import BaseStore, GetOp, PutOp, SearchItem, SearchOp
 from choreo_agents.graph.durable.beside import swept
 from choreo_agents.graph.durable.lineage_store import (
     HOLDS,
+    answers_of,
     asked,
     commits_of,
     everything,
@@ -45,17 +46,30 @@ async def forget_thread(
     Raises:
         StoreError: The store has failed; forget the thread again when it works.
     """
-    notes, gone = notes_of(tenant, thread), await finish_leaving(store, tenant)
-    ids = [item.key for item in await everything(store, notes)]
-    for start in range(0, len(ids), _AT_ONCE):
-        if unless_since is not None and await last_written(store, tenant, thread) >= unless_since:
+    gone = await finish_leaving(store, tenant)
+    await drop_answers(store, tenant, thread, unless_since=unless_since)
+    notes = await everything(store, notes_of(tenant, thread), depth=1)
+    for start in range(0, len(notes), _AT_ONCE):
+        if await _is_written(store, tenant, thread, unless_since):
             break
-        some = ids[start : start + _AT_ONCE]
-        await write(store, [PutOp(holders_of(tenant, each), thread, None) for each in some])
-        gone += await drop_unheld(store, tenant, some)
-        await write(store, [PutOp(notes, each, None) for each in some])
+        some = notes[start : start + _AT_ONCE]
+        ids = [*dict.fromkeys(item.namespace[-1] for item in some)]
+        await write(store, [PutOp(holders_of(tenant, each), thread, None) for each in ids])
+        gone += await drop_unheld(store, tenant, ids)
+        await write(store, [PutOp(item.namespace, item.key, None) for item in some])
     await swept(store)
     return gone
+
+
+async def drop_answers(store: BaseStore, tenant: str, thread: str, *, unless_since: datetime | None = None) -> None:
+    """Delete what a thread's calls were answered, unless it is written to since then.
+
+    Raises:
+        StoreError: The store has failed.
+    """
+    if not await _is_written(store, tenant, thread, unless_since):
+        answers = await everything(store, answers_of(tenant, thread))
+        await write(store, [PutOp(item.namespace, item.key, None) for item in answers])
 
 
 async def drop_unheld(store: BaseStore, tenant: str, ids: Sequence[str]) -> list[str]:
@@ -119,13 +133,17 @@ async def drop_unnoted(store: BaseStore, tenant: str, held: Sequence[tuple[str, 
 
 async def last_written(store: BaseStore, tenant: str, thread: str) -> datetime:
     """When a thread has last written of a message; in the first year, if it never has."""
-    return max(map(written_at, await everything(store, notes_of(tenant, thread))), default=_NEVER)
+    return max(map(written_at, await everything(store, notes_of(tenant, thread), depth=1)), default=_NEVER)
 
 
 def written_at(item: SearchItem) -> datetime:
     """When something was written; SQLite says it without the zone, which is UTC."""
     at = item.updated_at
     return at.replace(tzinfo=UTC) if at.tzinfo is None else at
+
+
+async def _is_written(store: BaseStore, tenant: str, thread: str, since: datetime | None) -> bool:
+    return since is not None and await last_written(store, tenant, thread) >= since
 
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
@@ -143,5 +161,5 @@ async def _unheld(store: BaseStore, tenant: str, ids: Sequence[str]) -> list[str
 
 
 async def _unnoted(store: BaseStore, tenant: str, held: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    ops = [GetOp(notes_of(tenant, thread), each, refresh_ttl=False) for each, thread in held]
-    return [each for each, note in zip(held, await asked(store, ops), strict=True) if note is None]
+    ops = [SearchOp(notes_of(tenant, thread, each), limit=1, refresh_ttl=False) for each, thread in held]
+    return [each for each, noted in zip(held, await asked(store, ops), strict=True) if not noted]

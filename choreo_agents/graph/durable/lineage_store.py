@@ -1,18 +1,23 @@
 """Where rows and notes stand in a LangGraph store.
 
-    ("choreo", "rows", tenant)             id      from what a message is computed
-    ("choreo", "notes", tenant, thread)    id      what a thread says of it
-    ("choreo", "holders", tenant, id)      thread  that this thread needs it, itself or for what came of it
-    ("choreo", "leaving", tenant)          id      a row that is being deleted, until it is known that nobody needs it
+    ("choreo", "rows", tenant)              id      from what a message is computed
+    ("choreo", "notes", tenant, thread, id) digest  what a thread says of it: all of them together
+    ("choreo", "answers", tenant, thread)   call    which message answers a call of the thread
+    ("choreo", "holders", tenant, id)       thread  that this thread needs it, itself or for what came of it
+    ("choreo", "leaving", tenant)           id      a row that is being deleted, until it is known that nobody needs it
 
 Tenants and threads are named by digests under the tenant's key. A row is there for as long as it has a holder.
+A note stands under a digest of itself, and whoever has more to say replaces those that it has read: two processes that
+add to one at the same time leave two.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -21,12 +26,13 @@ from weakref import WeakKeyDictionary, ref
 from langgraph.store.base import BaseStore, GetOp, Op, PutOp, SearchItem, SearchOp
 
 from choreo_agents.engine import Engine
-from choreo_agents.engine.lineage import FORMAT, DamagedRowError, DescribedMessage, LineageRow, Note
+from choreo_agents.engine.lineage import FORMAT, Answered, DamagedRowError, DescribedMessage, LineageRow, Note
 from choreo_agents.errors import StoreError
 from choreo_agents.graph.durable.commits import Commits
 from choreo_agents.graph.sync_bridge import stands_still
 
 ROOT = "choreo"
+_NONE: Mapping[str, Collection[str]] = {}
 _ID = "\x1f"
 """Stands for a thread's id, which a store is not to tell."""
 HOLDS = {"v": FORMAT}
@@ -63,30 +69,54 @@ class LineageStore:
         self._ids[name] = thread
         return name
 
-    def writes(self, thread: str, described: Iterable[DescribedMessage], notes: Iterable[Note] = ()) -> list[PutOp]:
-        """What writes messages for a thread, by its name here, and notes of some that stand here. No part of a store's
-        index: nobody searches it."""
-        ops = [self._write(thread, note) for note in notes]
-        for row, note in described:
+    def writes(
+        self, thread: str, described: Iterable[DescribedMessage], replaced: Mapping[str, Collection[str]] = _NONE
+    ) -> list[PutOp]:
+        """What writes messages for a thread, by its name here. No part of a store's index: nobody searches it.
+
+        Args:
+            thread: Its name here.
+            described: The messages.
+            replaced: Digests of notes that these contain, by the messages' ids.
+        """
+        ops = list[PutOp]()
+        for row, note, memos in described:
             ops.append(PutOp(rows_of(self._tenant), row.id, self._sealed.row(row), index=False))
-            ops.append(self._write(thread, note))
+            place, digest = notes_of(self._tenant, thread, note.id), digest_of(note)
+            ops.append(PutOp(place, digest, self._sealed.note(thread, note), index=False))
+            ops += [PutOp(place, each, None) for each in replaced.get(note.id, ()) if each != digest]
             ops.append(PutOp(holders_of(self._tenant, row.id), thread, HOLDS, index=False))
+            ops += [self._answer(thread, Answered(memo, note.id)) for memo in memos]
         return ops
 
-    def _write(self, thread: str, note: Note) -> PutOp:
-        sealed = self._sealed.note(thread, self._kept(thread, note))
-        return PutOp(notes_of(self._tenant, thread), note.id, sealed, index=False)
+    def _answer(self, thread: str, answered: Answered) -> PutOp:
+        thread_id = self._ids.get(thread)
+        if thread_id:  # calls are named by the thread's id, which may name a person
+            answered = replace(answered, memo=answered.memo.replace(thread_id, _ID))
+        sealed = self._sealed.answer(thread, answered)
+        return PutOp(answers_of(self._tenant, thread), self._sealed.call(thread, answered.memo), sealed, index=False)
 
-    async def notes(self, thread: str) -> dict[str, Note]:
-        """All that a thread has written of messages, by id."""
-        found: dict[str, Note] = {}
-        for item in await everything(self.store, notes_of(self._tenant, thread)):
+    async def notes(self, thread: str) -> list[Note]:
+        """All that a thread, by its name here, has written of messages: of some more than one."""
+        found = list[Note]()
+        for item in await everything(self.store, notes_of(self._tenant, thread), depth=1):
+            message_id = item.namespace[-1]
             try:
                 note = self._sealed.read_note(thread, item.value)
-                require_own_place(item.key, note.id)
-                found[item.key] = self._said(thread, note)
+                require_own_place(message_id, note.id)
+                found.append(note)
             except DamagedRowError as error:
-                self.damaged[item.key] = str(error)
+                self.damaged[message_id] = str(error)
+        return found
+
+    async def answers(self, thread: str) -> dict[str, str]:
+        """The ids of messages that answer a thread's calls, by the calls' memos: those that can be read."""
+        found = dict[str, str]()
+        for item in await everything(self.store, answers_of(self._tenant, thread)):
+            with suppress(DamagedRowError):  # it is asked again
+                answered = self._sealed.read_answer(thread, item.value)
+                require_own_place(item.key, self._sealed.call(thread, answered.memo))
+                found[answered.memo.replace(_ID, self._ids.get(thread, _ID))] = answered.id
         return found
 
     async def rows(self, ids: Sequence[str]) -> dict[str, LineageRow]:
@@ -105,24 +135,25 @@ class LineageStore:
                     self.damaged[item.key] = str(error)
         return found
 
-    def _kept(self, thread: str, note: Note) -> Note:
-        """A note as it is written: calls are named by the thread's id, which may name a person."""
-        thread_id = self._ids.get(thread)
-        return replace(note, memos=tuple(each.replace(thread_id, _ID) for each in note.memos)) if thread_id else note
-
-    def _said(self, thread: str, note: Note) -> Note:
-        """As it was before."""
-        return replace(note, memos=tuple(each.replace(_ID, self._ids.get(thread, _ID)) for each in note.memos))
-
 
 def rows_of(tenant: str) -> tuple[str, ...]:
     """Where a tenant's rows stand."""
     return (ROOT, "rows", tenant)
 
 
-def notes_of(tenant: str, thread: str) -> tuple[str, ...]:
-    """Where a thread's notes stand."""
-    return (ROOT, "notes", tenant, thread)
+def notes_of(tenant: str, thread: str, message_id: str | None = None) -> tuple[str, ...]:
+    """Where a thread's notes stand: all of them below it, or those of a message in it."""
+    return (ROOT, "notes", tenant, thread, *(() if message_id is None else (message_id,)))
+
+
+def digest_of(note: Note) -> str:
+    """What a note stands under."""
+    return hashlib.sha256(json.dumps(note.plain(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def answers_of(tenant: str, thread: str) -> tuple[str, ...]:
+    """Where it stands what a thread's calls were answered."""
+    return (ROOT, "answers", tenant, thread)
 
 
 def holders_of(tenant: str, message_id: str) -> tuple[str, ...]:
@@ -144,16 +175,17 @@ def commits_of(store: BaseStore) -> Commits:
     return found
 
 
-def require_own_place(place: str, message_id: str) -> None:
-    """Raise `DamagedRowError` if what is said of a message stands in another's place: no seal tells that."""
-    if place != message_id:
-        raise DamagedRowError(f"it is {message_id}'s, and somebody has put it in this place")
+def require_own_place(place: str, own: str) -> None:
+    """Raise `DamagedRowError` if what is said of a message or call stands in another's place: no seal tells that."""
+    if place != own:
+        raise DamagedRowError(f"it is {own}'s, and somebody has put it in this place")
 
 
-async def everything(store: BaseStore, namespace: tuple[str, ...]) -> list[SearchItem]:
-    """All that stands in a namespace."""
+async def everything(store: BaseStore, namespace: tuple[str, ...], *, depth: int = 0) -> list[SearchItem]:
+    """All that stands in a namespace, or in those that are so many names deeper."""
     found = await whole(store, lambda limit: SearchOp(namespace, limit=limit, refresh_ttl=False))
-    return [item for item in found if item.namespace == namespace]
+    own = len(namespace)
+    return [item for item in found if len(item.namespace) == own + depth and item.namespace[:own] == namespace]
 
 
 async def whole(store: BaseStore, question: Callable[[int], Op]) -> list[Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
@@ -17,7 +17,7 @@ from choreo_agents.engine.lineage import LineageRow, Note
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.errors import HandleError
 from choreo_agents.graph.durable.finding import lineage_store_of
-from choreo_agents.graph.durable.lineage_store import LineageStore
+from choreo_agents.graph.durable.lineage_store import LineageStore, digest_of
 from choreo_agents.kv.handle import MessageHandle
 
 _REMEMBERED = "lineage"
@@ -30,25 +30,40 @@ class ThreadNotes:
     store: object
     lock: Lock = field(default_factory=Lock)
     notes: dict[str, Note] = field(default_factory=dict)
-    answers: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
-    """The messages that answer calls, by the calls' names and by what was asked."""
+    """By the messages' ids: all that was said of each."""
+    digests: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """What each of them stands under, in parts."""
+    answers: dict[str, str] = field(default_factory=dict)
+    """The messages that answer calls, by the calls' memos."""
+    calls: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """The memos of each call, by the call's name: one for each that was asked."""
     is_read: bool = False
 
-    def add(self, notes: Iterable[Note]) -> None:
+    def add(self, notes: Iterable[Note], answers: Mapping[str, str]) -> None:
         """Know more."""
         with self.lock:
             for note in notes:
-                self.notes[note.id] = note
-                for memo in note.memos:
-                    self.answers[memo.rpartition(" ")[0]][memo] = note.id
+                before = self.notes.get(note.id)
+                self.notes[note.id] = note if before is None else note.merged(before)
+                self.digests[note.id].add(digest_of(note))
+            self.answers.update(answers)
+            for memo in answers:
+                self.calls[memo.rpartition(" ")[0]].add(memo)
 
-    def outdated(self, notes: Sequence[Note]) -> list[Note]:
-        """What stands of messages that answer a call no longer, since one of these does: as it is to stand now."""
-        written = {note.id for note in notes}
-        given = {memo: note.id for note in notes for memo in note.memos}
-        before = {self.answers.get(memo.rpartition(" ")[0], {}).get(memo, each) for memo, each in given.items()}
-        older = [self.notes[each] for each in before - written if each in self.notes]
-        return [replace(note, memos=tuple(memo for memo in note.memos if memo not in given)) for note in older]
+    def replacing(self, notes: Iterable[Note]) -> dict[str, set[str]]:
+        """The digests of what these say again, by the messages' ids."""
+        return {note.id: {*self.digests[note.id]} for note in notes if note.id in self.digests}
+
+    def answering(self, ids: Collection[str]) -> dict[str, str]:
+        """Those of the answers that are among these messages."""
+        return {memo: message_id for memo, message_id in self.answers.items() if message_id in ids}
+
+    def clear(self) -> None:
+        """Know nothing, until it is read again."""
+        with self.lock:
+            for known in (self.notes, self.digests, self.answers, self.calls):
+                known.clear()
+            self.is_read = False
 
 
 class RunLineage:
@@ -77,16 +92,13 @@ class RunLineage:
 
     def begin_anew(self) -> None:
         """The thread has said nothing: what was known of it, another process has forgotten."""
-        with self._known.lock:
-            self._known.notes.clear()
-            self._known.answers.clear()
-            self._known.is_read = False
+        self._known.clear()
 
     async def recall(self, memo: str) -> None:
         """Have it know what a call was answered before, if that was written."""
         await self._read()
         with self._known.lock:
-            answers = [*self._known.answers.get(memo, {}).values()]
+            answers = [self._known.answers[each] for each in self._known.calls.get(memo, ())]
         missing = self._engine.lineage.unleased(answers, self._scope)
         if missing:
             await self._take_in(missing)
@@ -103,15 +115,14 @@ class RunLineage:
         known = self._known
         with known.lock:
             handles = [*used, *(handle for handle in held if handle.id not in known.notes)]
-            described = self._engine.lineage.described(handles, self._scope, known.notes)
+            described = self._engine.lineage.described(handles, self._scope, known.notes, known.answers)
             if not described:
                 return
             notes = [each.note for each in described.values()]
-            outdated = known.outdated(notes)
-            ops = self._store.writes(self._thread, described.values(), outdated)
+            ops = self._store.writes(self._thread, described.values(), known.replacing(notes))
             written = self._store.commits.enqueue(ops)
         await written
-        known.add([*outdated, *notes])
+        known.add(notes, {memo: each.note.id for each in described.values() for memo in each.memos})
         kv = self._engine.kv
         there = [each for each, tier in zip(handles, kv.tiers(handles), strict=True) if tier not in (None, "lineage")]
         with suppress(HandleError):  # released meanwhile: it is computed again
@@ -119,9 +130,8 @@ class RunLineage:
 
     async def _read(self) -> None:
         if not self._known.is_read:
-            found = await self._store.notes(self._thread)
-            known = self._known.notes
-            self._known.add(known[note.id].merged(note) if note.id in known else note for note in found.values())
+            notes, answers = await self._store.notes(self._thread), await self._store.answers(self._thread)
+            self._known.add(notes, answers)
             self._known.is_read = True
 
     async def _take_in(self, wanted: Sequence[str]) -> None:
@@ -136,7 +146,8 @@ class RunLineage:
             seen |= {*waiting}
         notes = {message_id: self._known.notes[message_id] for message_id in seen if message_id in self._known.notes}
         await asyncio.to_thread(self._engine.lineage.look_for_kv, rows)
-        refused = self._engine.lineage.take_in(wanted, rows, notes, self._scope)
+        answers = self._known.answering(seen)
+        refused = self._engine.lineage.take_in(wanted, rows, notes, answers, self._scope)
         with self._known.lock:
             for message_id in seen - rows.keys():
                 self._known.notes.pop(message_id, None)  # whoever commits it again writes its row

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from langgraph.store.base import BaseStore, GetOp, Op, SearchOp
 
-from choreo_agents.engine.lineage import FORMAT, DamagedRowError, LineageRow, Note, SealedRows
+from choreo_agents.engine.lineage import FORMAT, Answered, DamagedRowError, LineageRow, Note, SealedRows
 from choreo_agents.graph.durable.lineage_store import (
+    answers_of,
     asked,
     holders_of,
     leaving_of,
@@ -18,13 +19,14 @@ from choreo_agents.graph.durable.lineage_store import (
     require_own_place,
     rows_of,
 )
-from choreo_agents.graph.durable.upkeep.contents import OnProgress, TenantContents, contents_of
+from choreo_agents.graph.durable.upkeep.contents import OnProgress, TenantContents, contents_of, message_of
 from choreo_agents.graph.durable.upkeep.listing import StoredEntry
 from choreo_agents.graph.sync_bridge import run_coroutine
 
 FindingKind = Literal[
     "damaged row",
     "damaged note",
+    "damaged answer",
     "damaged holder",
     "another format",
     "unknown entry",
@@ -33,12 +35,14 @@ FindingKind = Literal[
     "note without holder",
     "holder without row",
     "holder without note",
+    "answer without note",
     "row without holder",
     "row on its way out",
 ]
 FINDINGS: Mapping[FindingKind, str] = {
     "damaged row": "its reader passes it over, and encodes the message's words again",
     "damaged note": "who said the message, and what it answers, is not known from the store",
+    "damaged answer": "the call is asked again if LangGraph goes back to it",
     "damaged holder": "it counts as one that is whole",
     "another format": "another release has written it, and no other reads it",
     "unknown entry": "no release of ours writes there",
@@ -47,6 +51,7 @@ FINDINGS: Mapping[FindingKind, str] = {
     "note without holder": "a thread was not forgotten to its end: forget it again",
     "holder without row": "the message's words are encoded again when they are read",
     "holder without note": "nobody needs it: compact deletes it",
+    "answer without note": "its thread says nothing: compact deletes it",
     "row without holder": "nobody needs it: compact deletes it",
     "row on its way out": "a deletion was broken off: compact, or any forgetting, ends it",
 }
@@ -161,7 +166,7 @@ class _Reading:
             why = f"it stands in {'.'.join(entry.namespace)!r}"
             self.findings.append(StoreFinding("unknown entry", name, entry.key, thread, why))
             return
-        message_id, thread = (thread, entry.key) if kind == "holders" else (entry.key, thread)
+        message_id, thread = message_of(entry), entry.key if kind == "holders" else thread
         if entry.value is not None and entry.value.get("v") != FORMAT:
             why = f"format {entry.value.get('v')!r}, not {FORMAT}"
             self.findings.append(StoreFinding("another format", name, message_id, thread, why))
@@ -169,7 +174,11 @@ class _Reading:
         try:
             parents = self._read(kind, name, thread, entry)
         except DamagedRowError as error:
-            damaged: dict[str, FindingKind] = {"notes": "damaged note", "holders": "damaged holder"}
+            damaged: dict[str, FindingKind] = {
+                "notes": "damaged note",
+                "answers": "damaged answer",
+                "holders": "damaged holder",
+            }
             what = damaged.get(kind, "damaged row")
             self.findings.append(StoreFinding(what, name, message_id, thread, str(error)))
             return
@@ -183,54 +192,76 @@ class _Reading:
             raise DamagedRowError("it is no object of JSON")
         if kind == "holders":
             return ()
-        found: LineageRow | Note
-        if kind == "notes":
+        found: LineageRow | Note | Answered
+        if kind == "answers":
+            found = Answered.read(value) if sealed is None else sealed.read_answer(thread, value)
+            own = entry.key if sealed is None else sealed.call(thread, found.memo)
+        elif kind == "notes":
             found = Note.read(value) if sealed is None else sealed.read_note(thread, value)
+            own = found.id
         else:
             found = LineageRow.read(value) if sealed is None else sealed.read_row(value)
-        require_own_place(entry.key, found.id)
+            own = found.id
+        require_own_place(message_of(entry), own)
         self.sealed += sealed is not None
         return tuple(parent for parent, _ in found.parents) if isinstance(found, LineageRow) else ()
 
 
 def _doubts(name: str, tenant: TenantContents) -> Iterator[_Doubt]:
-    """What seems to be missing."""
+    """What seems to be missing of what one tenant has."""
+    yield from _doubts_of_rows(name, tenant)
+    yield from _doubts_of_threads(name, tenant)
+    for message_id in tenant.leaving:
+        yield _Doubt(StoreFinding("row on its way out", name, message_id), _at(leaving_of(name), message_id))
 
-    def at(namespace: tuple[str, ...], key: str) -> Op:
-        return GetOp(namespace, key, refresh_ttl=False)
 
-    def row(message_id: str) -> tuple[Op, Op]:
-        return at(rows_of(name), message_id), at(leaving_of(name), message_id)
-
-    def held(message_id: str) -> Op:
-        return SearchOp(holders_of(name, message_id), limit=1, refresh_ttl=False)
-
+def _doubts_of_rows(name: str, tenant: TenantContents) -> Iterator[_Doubt]:
     rows, there = tenant.rows, tenant.rows.keys() | tenant.leaving
     for message_id, parents in rows.items():
-        own = row(message_id)[0]
+        own = _row(name, message_id)[0]
         if message_id not in tenant.holders:
-            yield _Doubt(StoreFinding("row without holder", name, message_id), own, held(message_id))
+            yield _Doubt(StoreFinding("row without holder", name, message_id), own, _any(holders_of(name, message_id)))
         for parent in parents:
             if parent not in there:
                 found = StoreFinding("missing parent", name, message_id, why=f"{parent} is not there")
-                yield _Doubt(found, own, *row(parent))
+                yield _Doubt(found, own, *_row(name, parent))
+
+
+def _doubts_of_threads(name: str, tenant: TenantContents) -> Iterator[_Doubt]:
+    there = tenant.rows.keys() | tenant.leaving
     for thread, noted in tenant.notes.items():
         for message_id in noted:
-            note = at(notes_of(name, thread), message_id)
+            note, row = _any(notes_of(name, thread, message_id)), _row(name, message_id)
             if message_id not in there:
-                yield _Doubt(StoreFinding("note without row", name, message_id, thread), note, *row(message_id))
+                yield _Doubt(StoreFinding("note without row", name, message_id, thread), note, *row)
             if thread not in tenant.holders.get(message_id, ()):
-                holder = at(holders_of(name, message_id), thread)
+                holder = _at(holders_of(name, message_id), thread)
                 yield _Doubt(StoreFinding("note without holder", name, message_id, thread), note, holder)
     for message_id, thread in tenant.held():
-        holder = at(holders_of(name, message_id), thread)
+        holder = _at(holders_of(name, message_id), thread)
         if message_id not in there:
-            yield _Doubt(StoreFinding("holder without row", name, message_id, thread), holder, *row(message_id))
+            row = _row(name, message_id)
+            yield _Doubt(StoreFinding("holder without row", name, message_id, thread), holder, *row)
         if message_id not in tenant.notes.get(thread, ()):
-            note = at(notes_of(name, thread), message_id)
+            note = _any(notes_of(name, thread, message_id))
             yield _Doubt(StoreFinding("holder without note", name, message_id, thread), holder, note)
-    for message_id in tenant.leaving:
-        yield _Doubt(StoreFinding("row on its way out", name, message_id), at(leaving_of(name), message_id))
+    for thread in tenant.answers.keys() - tenant.notes.keys():
+        for call in tenant.answers[thread]:
+            answer, notes = _at(answers_of(name, thread), call), _any(notes_of(name, thread))
+            yield _Doubt(StoreFinding("answer without note", name, call, thread), answer, notes)
+
+
+def _at(namespace: tuple[str, ...], key: str) -> Op:
+    return GetOp(namespace, key, refresh_ttl=False)
+
+
+def _any(namespace: tuple[str, ...]) -> Op:
+    return SearchOp(namespace, limit=1, refresh_ttl=False)
+
+
+def _row(name: str, message_id: str) -> tuple[Op, Op]:
+    """Where it may be."""
+    return _at(rows_of(name), message_id), _at(leaving_of(name), message_id)
 
 
 async def _confirmed(store: BaseStore, doubts: Sequence[_Doubt]) -> AsyncGenerator[StoreFinding]:

@@ -14,6 +14,7 @@ from langgraph.store.base import BaseStore
 
 from choreo_agents.errors import InvalidRequestError, StoreError
 from choreo_agents.graph.durable.forgetting import (
+    drop_answers,
     drop_unheld,
     drop_unnoted,
     finish_leaving,
@@ -23,6 +24,8 @@ from choreo_agents.graph.durable.forgetting import (
 from choreo_agents.graph.durable.upkeep.contents import OnProgress, TenantContents, contents_of
 from choreo_agents.graph.sync_bridge import run_coroutine
 
+_BEGIN = datetime.min.replace(tzinfo=UTC) + timedelta(days=1)
+"""Before anything was written."""
 _BUSY_S = 30.0
 """For so long another process may write before a file cannot be made smaller."""
 
@@ -118,6 +121,8 @@ class _Plan:
     """... and so many messages that they hold."""
     unnoted: tuple[tuple[str, str], ...]
     """Id and thread of what is held, and nothing said of."""
+    unsaid: tuple[str, ...]
+    """Threads whose calls were answered, and that say nothing."""
     rows: tuple[str, ...]
     """That nobody holds once all of this is gone."""
 
@@ -126,7 +131,7 @@ class _Plan:
         """What is to be done, by what was read. Before `since` a thread is old."""
         strange = {name for kind, name in tenant.foreign if kind != "rows"}
         old = {thread for thread, at in tenant.written.items() if since is not None and at < since}
-        old = {thread for thread in old if not tenant.notes[thread] & strange}
+        old = {thread for thread in old if not strange & (tenant.notes[thread] | tenant.answers.get(thread, set()))}
         unnoted = {
             (each, thread)
             for each, thread in tenant.held()
@@ -144,6 +149,7 @@ class _Plan:
             notes=sum(len(tenant.notes[thread]) for thread in old),
             holders=sum(thread in old and (each, thread) not in unnoted for each, thread in tenant.held()),
             unnoted=tuple(sorted(unnoted)),
+            unsaid=tuple(sorted(each for each in tenant.answers.keys() - tenant.notes.keys())),
             rows=tuple(sorted(rows)),
         )
 
@@ -168,6 +174,9 @@ class _Done:
             self.notes += len(tenant.notes[thread])
             self.holders += _held_by(thread, tenant.holders, tenant.notes[thread])
         self.holders += len(await drop_unnoted(store, name, plan.unnoted))
+        for thread in plan.unsaid:
+            if not tenant.answers[thread] & {key for kind, key in tenant.foreign if kind == "answers"}:
+                await drop_answers(store, name, thread, unless_since=_BEGIN)
         self.rows += len(await drop_unheld(store, name, plan.rows))
 
 

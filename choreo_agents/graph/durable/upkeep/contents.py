@@ -13,7 +13,7 @@ from choreo_agents.graph.durable.upkeep.listing import StoredEntry, listed
 
 OnProgress = Callable[[int], None]
 """Is told how many entries have been read."""
-_DEPTHS = {"rows": 3, "notes": 4, "holders": 4, "leaving": 3}
+_DEPTHS = {"rows": 3, "notes": 5, "answers": 4, "holders": 4, "leaving": 3}
 """How many names lead to entries of each kind."""
 
 
@@ -25,6 +25,8 @@ class TenantContents:
     """The parents of each row; none of one that cannot be read."""
     notes: dict[str, set[str]] = field(default_factory=dict)
     """The messages of which each thread has notes."""
+    answers: dict[str, set[str]] = field(default_factory=dict)
+    """What each thread's calls were answered stands under these."""
     holders: dict[str, set[str]] = field(default_factory=dict)
     """The threads that hold each message."""
     leaving: set[str] = field(default_factory=set)
@@ -64,18 +66,26 @@ async def contents_of(
     return found
 
 
+def message_of(entry: StoredEntry) -> str:
+    """The id of the message that an entry is of; of an answer, what that stands under."""
+    _, kind, *_ = entry.namespace
+    return entry.namespace[-1] if kind in ("notes", "holders") else entry.key
+
+
 def _noted(entry: StoredEntry, found: dict[str, TenantContents]) -> TenantContents | None:
     _, kind, *names = entry.namespace if len(entry.namespace) > 1 else (*entry.namespace, "")
     if len(entry.namespace) != _DEPTHS.get(kind):
         return None
     tenant = found.setdefault(names[0], TenantContents())
     if entry.value is not None and entry.value.get("v") != FORMAT:
-        tenant.foreign.add((kind, names[1] if kind == "holders" else entry.key))
+        tenant.foreign.add((kind, message_of(entry)))
     if kind == "rows":
         tenant.rows[entry.key] = ()
     elif kind == "notes":
-        tenant.notes.setdefault(names[1], set()).add(entry.key)
+        tenant.notes.setdefault(names[1], set()).add(message_of(entry))
         tenant.written[names[1]] = max(tenant.written.get(names[1], entry.written), entry.written)
+    elif kind == "answers":
+        tenant.answers.setdefault(names[1], set()).add(entry.key)
     elif kind == "holders":
         tenant.holders.setdefault(names[1], set()).add(entry.key)
     else:

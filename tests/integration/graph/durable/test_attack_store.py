@@ -23,7 +23,7 @@ from choreo_agents.engine.lineage import SealedRows
 from choreo_agents.errors import LineageWarning, StoreError
 from choreo_agents.graph.durable.beside import opened
 from choreo_agents.graph.durable.finding import lineage_store_for
-from choreo_agents.graph.durable.lineage_store import LineageStore, notes_of, rows_of
+from choreo_agents.graph.durable.lineage_store import LineageStore, answers_of, notes_of, rows_of
 from choreo_agents.graph.sync_bridge import run_coroutine
 
 SALT, THREAD = "0c7a2e9d", "ann@example.org"
@@ -159,14 +159,12 @@ def test_attack_a_note_that_was_moved_says_nothing_in_another_thread() -> None:
     ann, bob = thread_named("ann"), thread_named("bob")
     store.batch([*writes("ann", [1, 2]), *writes("bob", [3])])
     for number in (1, 2):
-        item = store.get(notes_of(TENANT, ann), named(number))
-        assert item is not None
-        store.put(notes_of(TENANT, bob), named(number), item.value)
-    item = store.get(notes_of(TENANT, bob), named(3))
-    assert item is not None
-    store.put(notes_of(TENANT, bob), named(4), item.value)
+        [item] = store.search(notes_of(TENANT, ann, named(number)))
+        store.put(notes_of(TENANT, bob, named(number)), item.key, item.value)
+    [item] = store.search(notes_of(TENANT, bob, named(3)))
+    store.put(notes_of(TENANT, bob, named(4)), item.key, item.value)
     there = store_of(store)
-    assert [*run_coroutine(there.notes(bob))] == [named(3)]
+    assert [note.id for note in run_coroutine(there.notes(bob))] == [named(3)]
     assert {each: "seal" in why for each, why in there.damaged.items()} == {
         named(1): True,
         named(2): True,
@@ -181,7 +179,11 @@ def test_attack_a_thread_is_not_given_what_another_was_answered(make_engine: Mak
     store: Any = opened(tmp_path / "states.lineage")
     sealed = SealedRows.of(SALT)[1]
     for item in store.search(notes_of(OURS, sealed.thread(THREAD)), limit=99):
-        store.put(notes_of(OURS, sealed.thread("2")), item.key, item.value)
+        store.put((*notes_of(OURS, sealed.thread("2")), item.namespace[-1]), item.key, item.value)
+    answers = store.search(answers_of(OURS, sealed.thread(THREAD)), limit=99)
+    for item in answers:
+        store.put(answers_of(OURS, sealed.thread("2")), item.key, item.value)
+    assert answers
     other: Any = {"configurable": {"thread_id": "2"}}
     engine, alone = make_engine(salt=SALT), make_engine(salt=SALT)
     asked: Any = {"messages": [("user", "What does Bob see?")]}
@@ -191,7 +193,7 @@ def test_attack_a_thread_is_not_given_what_another_was_answered(make_engine: Mak
         found = run_coroutine(lineage_store_for(app, other, None))
         assert found is store
         mine = run_coroutine(LineageStore(store, engine).notes(sealed.thread("2")))
-    assert {*mine} >= {entry["handle"]["id"] for entry in state["handles"]}
+    assert {note.id for note in mine} >= {entry["handle"]["id"] for entry in state["handles"]}
     assert said(engine, state) == said(alone, graph().compile(engine=alone).invoke(asked))
     assert engine.stats().tokens_encoded == alone.stats().tokens_encoded, "nothing was taken from the other thread"
 

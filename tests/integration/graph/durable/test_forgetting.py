@@ -10,9 +10,10 @@ import pytest
 from langgraph.store.base import PutOp
 from support.stored import TENANT, BreakingStore, keys_of, named, store_of, thread_named, writes
 
+from choreo_agents.engine.lineage import Note
 from choreo_agents.errors import StoreError
 from choreo_agents.graph.durable.forgetting import forget_thread, leaving_of, rows_of
-from choreo_agents.graph.durable.lineage_store import everything
+from choreo_agents.graph.durable.lineage_store import digest_of, everything
 
 OWN, SHARED, LATER = range(600), range(600, 620), range(590, 600)
 """What Ann's thread alone has; what both have; and what Bob's comes to hold while hers is forgotten."""
@@ -39,7 +40,7 @@ def forget(store: BreakingStore, thread: str = "ann") -> list[str]:
 def other_than_bobs(store: BreakingStore, *numbers: int) -> list[tuple[str, ...]]:
     """The first of what is there and should not be, or should and is not, if there is to be only what he has."""
     ids = [named(each) for each in numbers]
-    notes = [("notes", TENANT, thread_named("bob"), each) for each in ids]
+    notes = [("notes", TENANT, thread_named("bob"), each, digest_of(Note(each))) for each in ids]
     holders = [("holders", TENANT, each, thread_named("bob")) for each in ids]
     expected = {*(("rows", TENANT, each) for each in ids), *notes, *holders}
     return sorted({*keys_of(store.inner)} ^ expected)[:3]
@@ -96,5 +97,5 @@ def test_a_thread_that_is_written_to_meanwhile_is_left() -> None:
     store.between[3] = writes("ann", [700])
     assert len(asyncio.run(forget_thread(store, TENANT, ann, unless_since=now))) == 512
     left = {named(each) for each in [*OWN[512:], *SHARED, 700]}
-    assert {item.key for item in store.inner.search(("choreo", "notes", TENANT, ann), limit=999)} == left
+    assert {item.namespace[-1] for item in store.inner.search(("choreo", "notes", TENANT, ann), limit=999)} == left
     assert {item.key for item in store.inner.search(rows_of(TENANT), limit=999)} == left

@@ -87,12 +87,15 @@ def test_what_others_have_said_is_not_noted(engines: Any, tmp_path: Path) -> Non
         for thread in SECRETS:
             app.invoke(given(thread), config(thread))
     rows = sqlite3.connect(tmp_path / "states.lineage").execute("SELECT prefix, key, value FROM store").fetchall()
-    notes = {prefix: [key for p, key, _ in rows if p == prefix] for prefix, *_ in rows if ".notes." in prefix}
+    notes: dict[str, set[str]] = {}
+    for prefix, *_ in rows:
+        if ".notes." in prefix:
+            notes.setdefault(prefix.split(".")[3], set()).add(prefix.split(".")[4])
     [one, two] = notes.values()
     shared = {*one} & {*two}
     assert shared and {*one} - shared and {*two} - shared
-    for prefix, key, value in rows:
-        if ".notes." in prefix:
-            other = next(each for each in notes if each != prefix)
-            assert not any(each.encode() in bytes(value) for each in {*notes[other]} - shared - {key})
+    for prefix, _, value in rows:
+        if ".notes." in prefix or ".answers." in prefix:
+            other = next(each for each in notes if each != prefix.split(".")[3])
+            assert not any(each.encode() in bytes(value) for each in notes[other] - shared)
     assert engine.stats().threads == 2

@@ -135,6 +135,26 @@ def test_another_call_with_the_same_words_is_remembered(saver: SqliteSaver, scri
     assert len(script.calls) == 3
 
 
+@pytest.mark.parametrize("default", ["Fine.", None])
+def test_two_processes_add_to_what_is_said_of_one_message(
+    default: str | None, saver: SqliteSaver, scripted: Any
+) -> None:
+    """By turns, each as it has read the thread before the other wrote: neither takes back what the other says."""
+    numbers = count()
+    script = Script(default=default or (lambda _: f"Answer {next(numbers)}."))
+    one, two = (chain("ann", "bob").compile(saver, engine=scripted(script)) for _ in range(2))
+    one.invoke(ASKED, config())
+    two.invoke(None, before(two, "bob"))
+    for seed in range(1, 5):
+        (one, two)[seed % 2].invoke(None, before(one, "bob", seed=seed))
+    told = {seed: one.invoke(None, before(one, "bob", seed=seed))["messages"][-1].text for seed in range(1, 5)}
+    said = len(script.calls)
+    there = chain("ann", "bob").compile(saver, engine=scripted(script))
+    for seed in range(1, 5):
+        assert there.invoke(None, before(there, "bob", seed=seed))["messages"][-1].text == told[seed]
+    assert len(script.calls) == said, "each call finds its answer, whoever wrote it"
+
+
 def test_a_file_that_was_removed_is_made_again(make_engine: MakeEngine, tmp_path: Path) -> None:
     for _ in range(2):
         for path in tmp_path.glob("states*"):

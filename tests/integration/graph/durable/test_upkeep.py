@@ -42,15 +42,16 @@ def made(kind: str, folder: Path, postgres: str) -> Iterator[BaseStore]:
 
 def aged(store: BaseStore, thread: str, by: timedelta) -> None:
     """Let all that a thread has written have been written so long ago."""
-    place = ".".join(notes_of(TENANT, thread))
+    place = ".".join(notes_of(TENANT, thread)) + ".%"
     if isinstance(store, InMemoryStore):
-        for item in store._data[notes_of(TENANT, thread)].values():
-            item.updated_at -= by
+        for space, items in store._data.items():
+            for item in items.values() if space[:-1] == notes_of(TENANT, thread) else ():
+                item.updated_at -= by
     elif isinstance(store, PostgresStore):
-        store.conn.execute("UPDATE store SET updated_at = updated_at - %s WHERE prefix = %s", (by, place))  # type: ignore[union-attr]
+        store.conn.execute("UPDATE store SET updated_at = updated_at - %s WHERE prefix LIKE %s", (by, place))  # type: ignore[union-attr]
     else:
         at = f"{datetime.now(UTC) - by:%Y-%m-%d %H:%M:%S}"
-        store.conn.execute("UPDATE store SET updated_at = ? WHERE prefix = ?", (at, place))  # type: ignore[attr-defined]
+        store.conn.execute("UPDATE store SET updated_at = ? WHERE prefix LIKE ?", (at, place))  # type: ignore[attr-defined]
 
 
 def found_in(store: BaseStore, *salts: str) -> list[tuple[str, str, str]]:
@@ -62,18 +63,21 @@ def found_in(store: BaseStore, *salts: str) -> list[tuple[str, str, str]]:
 def spoilt() -> list[PutOp]:
     """One of everything that can be wrong, each with a message of its own; 1 to 3 are whole."""
     ops = writes("ann", [1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13], {2: (1,), 3: (2,), 9: (99,)})
-    row, note = ({op.key: op for op in ops if op.namespace[1] == kind} for kind in ("rows", "notes"))
-    rows, notes = rows_of(TENANT), notes_of(TENANT, ANN)
+    row = {op.key: op for op in ops if op.namespace[1] == "rows"}
+    note = {op.namespace[-1]: op for op in ops if op.namespace[1] == "notes"}
+    rows = rows_of(TENANT)
     return [
         *ops,
         PutOp(rows, named(4), {**row[named(4)].value, "tokens": []}),  # type: ignore[dict-item]
-        PutOp(notes, named(6), {**note[named(6)].value, "authors": [["x"]], "foreign": [1]}),  # type: ignore[dict-item]
+        PutOp(
+            note[named(6)].namespace, note[named(6)].key, {**note[named(6)].value, "authors": [["x"]], "foreign": [1]}
+        ),  # type: ignore[dict-item]
         PutOp(rows, named(7), {**row[named(7)].value, "v": 99}),  # type: ignore[dict-item]
         PutOp(("choreo", "elsewhere"), "x", {}),
-        PutOp(notes, named(8), {**note[named(9)].value}),  # type: ignore[dict-item]
+        PutOp(note[named(8)].namespace, note[named(8)].key, {**note[named(9)].value}),  # type: ignore[dict-item]
         PutOp(rows, named(10), None),
         PutOp(holders_of(TENANT, named(11)), ANN, None),
-        PutOp(notes, named(12), None),
+        PutOp(note[named(12)].namespace, note[named(12)].key, None),
         PutOp(leaving_of(TENANT), named(13), row[named(13)].value),
         PutOp(rows, named(13), None),
     ]
@@ -206,9 +210,8 @@ def test_old_threads_leave_with_what_only_they_need(kind: str, tmp_path: Path, p
 def test_what_another_release_has_written_stays() -> None:
     store = InMemoryStore()
     store.batch(writes("ann", [1]))
-    note = store.get(notes_of(TENANT, ANN), named(1))
-    assert note is not None
-    store.put(notes_of(TENANT, ANN), named(1), {**note.value, "v": 2})
+    [note] = store.search(notes_of(TENANT, ANN))
+    store.put(note.namespace, note.key, {**note.value, "v": 2})
     store.put(rows_of(TENANT), named(2), {"v": 2})
     aged(store, ANN, timedelta(days=31))
     before = keys_of(store)

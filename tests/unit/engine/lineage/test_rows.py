@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from choreo_agents.engine.lineage import DamagedRowError, LineageRow, Note
+from choreo_agents.engine.lineage import Answered, DamagedRowError, LineageRow, Note
 from choreo_agents.engine.lineage.sealed import SealedRows
 from choreo_agents.engine.messages.seals import Seals
 
@@ -48,7 +48,6 @@ NOTES = st.builds(
     sources=st.lists(IDS, max_size=2).map(tuple),
     foreign=st.lists(st.tuples(IDS, st.text(max_size=5), st.integers(1, 9)), max_size=2).map(tuple),
     thoughts=st.lists(st.tuples(IDS, st.none() | st.text(max_size=5)), max_size=2).map(tuple),
-    memos=st.lists(st.text(max_size=5), max_size=2).map(tuple),
 )
 
 
@@ -68,6 +67,16 @@ def test_a_note_is_what_it_was(note: Note) -> None:
     assert SEALED.read_note("t", through_json(SEALED.note("t", note))) == note
     with pytest.raises(DamagedRowError, match="seal"):
         SEALED.read_note("another thread", SEALED.note("t", note))
+
+
+@given(st.builds(Answered, st.text(), IDS))
+def test_an_answer_is_what_it_was(answered: Answered) -> None:
+    assert Answered.read(through_json(answered.plain())) == answered
+    assert SEALED.read_answer("t", through_json(SEALED.answer("t", answered))) == answered
+    with pytest.raises(DamagedRowError, match="seal"):
+        SEALED.read_answer("another thread", SEALED.answer("t", answered))
+    with pytest.raises(DamagedRowError, match="seal"):
+        SEALED.read_note("t", SEALED.answer("t", answered))
 
 
 @given(rows(), st.data())
