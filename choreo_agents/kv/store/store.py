@@ -151,7 +151,7 @@ class KVStore:
             raise UnusableFileError("holds other keys and values")
         if not at.isdecimal() or about | key.written() != about:
             raise UnusableFileError("is of another message")
-        if not hmac.compare_digest(seal, seal_of(self._seal, about, tensors)):
+        if not (seal.isascii() and hmac.compare_digest(seal, seal_of(self._seal, about, tensors))):
             raise UnusableFileError("does not bear the seal of its store")
         return HostKV(**tensors), int(at)
 
