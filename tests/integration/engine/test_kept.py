@@ -445,6 +445,18 @@ def test_what_is_discarded_is_gone_also_if_it_was_to_be_written(
     assert len(files(tmp_path)) == 3, "asked again, it is written again"
 
 
+def test_what_was_read_from_a_file_that_is_discarded_stays_in_memory(make_engine: MakeEngine, tmp_path: Path) -> None:
+    kept_by(make_engine(kept=tmp_path, salt="s"), tmp_path)
+    engine = make_engine(kept=tmp_path, salt="s", host_bytes=1 << 20)
+    made = chain(engine)
+    engine.kv.restore(made)
+    engine.kv.discard(made)
+    engine.kv.park()
+    assert engine.kv.tiers(made) == ["host"] * 3
+    engine.kv.restore(made)
+    assert (engine.stats().restored_from_host, engine.stats().recomputed, files(tmp_path)) == (3, 0, [])
+
+
 def test_what_is_being_read_may_be_discarded(make_engine: MakeEngine, tmp_path: Path, monkeypatch: Any) -> None:
     engine = make_engine(kept=tmp_path, salt="s")
     made, bits = kept_by(engine, tmp_path)
