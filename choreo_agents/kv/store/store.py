@@ -122,9 +122,12 @@ class KVStore:
         return found
 
     def drop(self, message_id: str) -> None:
-        """Remove a file, if it is there."""
-        with suppress(OSError):
-            self._path(message_id).unlink(missing_ok=True)
+        """Remove a file, if it is there.
+
+        Raises:
+            OSError: It cannot be removed.
+        """
+        self._path(message_id).unlink(missing_ok=True)
         self._there.discard(message_id)
 
     def set_aside(self, message_id: str, why: str) -> None:
