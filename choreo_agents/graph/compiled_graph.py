@@ -127,6 +127,7 @@ class CompiledChoreoGraph(TenantThreads):
             ForeignThreadError: It is another tenant's.
             InvalidRequestError: The checkpointer does not say how a thread is deleted.
             StoreError: The store of its lineage has failed: forget it again when that works.
+            OSError: A file of its KV cannot be removed.
         """
         with self._leaving(thread_id, config) as called:
             self._own(called)

@@ -44,6 +44,8 @@ def send(
     if "handles" in update:
         raise InvalidRequestError("say which messages to send by shared= and reencoded=, not by handles=")
     entries: list[HandleEntry] = list(state.get("handles") or [])
+    # A branch that was sent nothing speaks after all that was said, too, also where that was removed since.
+    after = 1 + max((entry["superstep"] for entry in entries), default=-1)
     if "messages" in state:
         present = {message.id for message in state["messages"] or []}
         entries = [entry for entry in entries if entry["message_id"] in present]
@@ -59,8 +61,6 @@ def send(
     messages = [message for message in state.get("messages") or [] if message.id in chosen]
     added = update.pop("messages", [])
     messages += added if isinstance(added, list) else [added]
-    # A branch that was sent nothing speaks after all that was said, too.
-    after = 1 + max((entry["superstep"] for entry in entries), default=-1)
     return Send(node, {**state, **update, "handles": list(chosen.values()), "messages": messages, _SENT_AT: after})
 
 

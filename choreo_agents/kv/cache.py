@@ -155,7 +155,7 @@ class KVCache:
         if entry.wanted or entry not in self._entries or entry.staged is None or entry.writing is not None:
             return
         kv, entry.staged = entry.staged, None
-        if not entry.filed:
+        if not self.files.has(entry):
             self._to_host(entry, kv)
 
     def holder(self, segment: Segment) -> CacheEntry | None:
@@ -184,7 +184,7 @@ class KVCache:
         """Out of the pool, to wherever there is a place."""
         assert entry.segment is not None
         segment = entry.segment
-        needed = entry.keeps() and entry.staged is None and (entry.wanted or not entry.filed)
+        needed = entry.keeps() and entry.staged is None and (not self.files.has(entry) or entry.wanted)
         kv = entry.copied(self.pool) if needed else None
         entry.segment = None
         self.pool.unpin(segment)

@@ -56,6 +56,13 @@ class EntryFiles:
         entry.kept = self.is_kept(entry.key, entry.tenant)
         return entry.kept
 
+    def has(self, entry: CacheEntry) -> bool:
+        """Whether a file has what is about to leave memory. One that outlives the engine may be gone since it was read:
+        discarded, or removed to make room."""
+        if entry.kept:
+            self.find(entry)
+        return entry.filed
+
     def put(self, entry: CacheEntry, kv: HostKV) -> None:
         """Have it written, unless it has a file; until it is there the kv stays on the host."""
         if self.find(entry):

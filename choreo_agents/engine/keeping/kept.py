@@ -74,6 +74,16 @@ class KeptKV:
         if self._writer is not None:
             self._writer.drop(message_ids)
 
+    def require_gone(self, message_ids: Sequence[str]) -> None:
+        """Raise `OSError` if a message has a file, good or not."""
+        left = [message_id for message_id in message_ids if self.has(message_id)]
+        if left:
+            assert self.store is not None
+            raise OSError(
+                f"{len(left)} of {len(message_ids)} files in {str(self.store.folder)!r} cannot be removed, or were "
+                f"kept again meanwhile, such as {left[0]!r}: see to the folder, and discard them again"
+            )
+
     def wait(self) -> None:
         """Return when all that was asked before was tried: `flush` tells what failed."""
         if self._writer is not None:

@@ -227,10 +227,15 @@ class KVTransfer:
 
         Args:
             messages: Handles or their ids, known here or not. What memory has of them stays.
+
+        Raises:
+            OSError: One is there still; `flush` tells why.
         """
         if self._tenant.kept is not None:
-            self._tenant.kept.discard([each.id if isinstance(each, MessageHandle) else each for each in messages])
+            gone = [each.id if isinstance(each, MessageHandle) else each for each in messages]
+            self._tenant.kept.discard(gone)
             self._tenant.kept.wait()
+            self._tenant.kept.require_gone(gone)
 
     def flush(self) -> None:
         """Return when all that was to be kept is written; closing does so, too, and tells nobody.

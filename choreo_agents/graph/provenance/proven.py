@@ -47,6 +47,9 @@ class ProvenState:
             claims |= _claims(entry for entry in held if entry["message_id"] in replaced)
             held = [entry for entry in held if entry["message_id"] not in replaced]
         self.messages = [self._as_proven(message, claims) for message in messages]
+        self.superstep = 1 + max((entry["superstep"] for entry in held), default=-1)
+        """The earliest that something can be said in now. What was removed since was said all the same: who speaks
+        behind it does not stand in its place."""
         self.entries = _still_said(held, self.messages, state)
         if claims or any(unproven_of(message) is not None for message in self.messages):
             warn_unproven(notary.seals if notary else seals)

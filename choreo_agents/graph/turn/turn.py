@@ -150,7 +150,8 @@ class AgentTurn:
             confidential=agent.confidential,
             keep=agent.history,
         )
-        self.reading = Reading(engine, reader, proven.messages, proven.entries, sent_at(state))
+        earliest = max(proven.superstep, sent_at(state))
+        self.reading = Reading(engine, reader, proven.messages, proven.entries, earliest)
         self._late = late
         self._joining: Joining | None = None
         self._lineage: RunLineage | None = None

@@ -122,9 +122,12 @@ class KVStore:
         return found
 
     def drop(self, message_id: str) -> None:
-        """Remove a file, if it is there."""
-        with suppress(OSError):
-            self._path(message_id).unlink(missing_ok=True)
+        """Remove a file, if it is there.
+
+        Raises:
+            OSError: It cannot be removed.
+        """
+        self._path(message_id).unlink(missing_ok=True)
         self._there.discard(message_id)
 
     def set_aside(self, message_id: str, why: str) -> None:
@@ -151,7 +154,7 @@ class KVStore:
             raise UnusableFileError("holds other keys and values")
         if not at.isdecimal() or about | key.written() != about:
             raise UnusableFileError("is of another message")
-        if not hmac.compare_digest(seal, seal_of(self._seal, about, tensors)):
+        if not (seal.isascii() and hmac.compare_digest(seal, seal_of(self._seal, about, tensors))):
             raise UnusableFileError("does not bear the seal of its store")
         return HostKV(**tensors), int(at)
 

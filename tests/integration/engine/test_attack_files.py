@@ -42,6 +42,13 @@ def bytes_of_ones(path: Path) -> None:
     save_file(tensors, path, metadata=about | {"checksum": f"{code:08x}"})
 
 
+def sealed_otherwise(path: Path) -> None:
+    """All as it was, under a seal of letters that no seal has."""
+    with safe_open(path, framework="pt") as file:
+        about = dict(file.metadata())
+    save_file(load_file(path), path, metadata=about | {"seal": "\u00e9" * 32})
+
+
 def replaced_by(make: Callable[[Path], object]) -> Harm:
     def harm(path: Path) -> None:
         path.rename(path.with_name("elsewhere"))
@@ -59,6 +66,7 @@ def one_bit(path: Path) -> None:
 HARMS: dict[str, Harm] = {
     "one flipped bit": one_bit,
     "forged, with a checksum that is right": bytes_of_ones,
+    "a seal that is no ASCII": sealed_otherwise,
     "cut short": lambda path: path.write_bytes(path.read_bytes()[:-100]),
     "empty": lambda path: path.write_bytes(b""),
     "no safetensors": lambda path: path.write_bytes(b"\xff" * path.stat().st_size),

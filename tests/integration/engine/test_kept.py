@@ -445,6 +445,40 @@ def test_what_is_discarded_is_gone_also_if_it_was_to_be_written(
     assert len(files(tmp_path)) == 3, "asked again, it is written again"
 
 
+def test_what_cannot_be_removed_is_not_said_to_be_gone(
+    make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(kept=tmp_path, salt="s")
+    made, _ = kept_by(engine, tmp_path)
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(f"{path} is on a disk that is only read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        with pytest.raises(OSError, match=f"1 of 1 files in .* cannot be removed.*{made[0].id}"):
+            engine.kv.discard(made[:1])
+    with pytest.raises(PermissionError, match="only read"):
+        engine.kv.flush()
+    assert len(files(tmp_path)) == 3 and engine.kv.tiers(made[:1]) == ["device"]
+    engine.kv.park()
+    assert engine.kv.tiers(made) == ["disk"] * 3, "it is there, and read"
+    engine.kv.discard(made)
+    assert files(tmp_path) == []
+
+
+def test_what_was_read_from_a_file_that_is_discarded_stays_in_memory(make_engine: MakeEngine, tmp_path: Path) -> None:
+    kept_by(make_engine(kept=tmp_path, salt="s"), tmp_path)
+    engine = make_engine(kept=tmp_path, salt="s", host_bytes=1 << 20)
+    made = chain(engine)
+    engine.kv.restore(made)
+    engine.kv.discard(made)
+    engine.kv.park()
+    assert engine.kv.tiers(made) == ["host"] * 3
+    engine.kv.restore(made)
+    assert (engine.stats().restored_from_host, engine.stats().recomputed, files(tmp_path)) == (3, 0, [])
+
+
 def test_what_is_being_read_may_be_discarded(make_engine: MakeEngine, tmp_path: Path, monkeypatch: Any) -> None:
     engine = make_engine(kept=tmp_path, salt="s")
     made, bits = kept_by(engine, tmp_path)
