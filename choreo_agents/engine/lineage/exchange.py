@@ -284,7 +284,7 @@ def _note(message: Message, thread: Scope, before: Note | None) -> Note:
         message.label,
         message.origin,
         message.header,
-        _sampled(message),
+        before.sampled if before and before.sampled is not None else _sampled(message),
         message.finish_reason,
         astuple(message.usage) if before is None else before.usage,
         tuple(sorted({*message.authors} | {*(before.authors if before else ())})),

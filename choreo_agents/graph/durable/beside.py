@@ -74,17 +74,6 @@ def _file(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-async def swept(store: BaseStore) -> None:
-    """Leave nothing of what was deleted in a file of ours, nor in its log."""
-    if any(store is each for _, each in _opened.values()):
-        await asyncio.to_thread(_emptied, store)
-
-
-def _emptied(store: Any) -> None:
-    with store.lock:  # an answer that is not fetched would keep whoever comes next from committing
-        store.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
-
 def _store(path: Path) -> BaseStore:
     from langgraph.store.sqlite import SqliteStore  # noqa: PLC0415 - where there is a SQLite checkpointer, it is there
 

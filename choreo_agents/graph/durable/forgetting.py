@@ -12,7 +12,6 @@ from typing import Any
 
 from langgraph.store.base import BaseStore, GetOp, PutOp, SearchItem, SearchOp
 
-from choreo_agents.graph.durable.beside import swept
 from choreo_agents.graph.durable.lineage_store import (
     HOLDS,
     answers_of,
@@ -57,7 +56,6 @@ async def forget_thread(
         await write(store, [PutOp(holders_of(tenant, each), thread, None) for each in ids])
         gone += await drop_unheld(store, tenant, ids)
         await write(store, [PutOp(item.namespace, item.key, None) for item in some])
-    await swept(store)
     return gone
 
 

@@ -24,7 +24,7 @@ from choreo_agents.training.journal import Journal, Record
 Lasting = Literal["on", "off"]
 LASTING: tuple[Lasting, ...] = get_args(Lasting)
 CHANNELS = ("messages", "handles")
-KINDS = ("rows", "notes", "holders")
+KINDS = ("rows", "notes", "answers", "holders")
 REST_S = 0.2
 """Between two runs: the threads of the one before may spin for a while."""
 WARM_UP = DurableLengths(1, 2, 4, 4)
