@@ -42,7 +42,7 @@ class RecordedRun:
 
     def heard(self, config: RunnableConfig | None) -> RunnableConfig:
         """The config of the run, with who listens."""
-        named = with_names(config, MessageNames(self._number))
+        named = with_names(config, MessageNames(self._number, self._recorder.digests.key))
         return heard_by(named, RunRecorder(self._recorder, self._number, self._packing))
 
     def stream(self, parts: Any, given: Any, state: Callable[[], Any]) -> Generator[Any]:

@@ -83,7 +83,8 @@ async def played(
         seed: Of the run.
     """
     app = stage.app(kept=run.kept)
-    config = with_names(config, MessageNames(run.run))
+    # Without the key, what a function says that is run may have another id than the results that hand it on.
+    config = with_names(config, MessageNames(run.run, b"" if digests is None else digests.key))
     own: dict[str, Any] = {"choreo": RunOptions(seed=seed)}
     own |= {"thread_id": run.thread} if run.thread is not None else {}
     called: Any = merge_configs(config, {"configurable": own})
