@@ -15,9 +15,9 @@ from choreo_agents.graph.recording.packing import Packing
 from choreo_agents.graph.replaying.changes import (
     Changes,
     call_named,
+    calls_before,
     changes_of,
     given_otherwise,
-    is_before,
     numbered,
 )
 from choreo_agents.graph.replaying.fork_player import ForkPlayer
@@ -82,6 +82,7 @@ async def afork(
             "as recorded"
         )
     place = None if at is None else call_named(recording, *numbered(at))
+    before = calls_before(recording, place)
     words = {id(call_named(recording, *whose)): said for whose, said in changes.words.items()}
     runs = {run} if isinstance(run, str) else frozenset(run)
     with Stage(app, recording.header, told=changes.told) as stage:
@@ -93,7 +94,7 @@ async def afork(
                 RunScript(recording, each),
                 packing,
                 Playing(digests, runs=runs),
-                kept=lambda call: is_before(call, place),
+                kept=lambda call: id(call) in before,
                 words=words,
                 reseeded=changes.seed is not None,
             )
@@ -105,8 +106,6 @@ async def afork(
                 raise ended.error
             values = ended.values
             progress(number + 1, len(recording.runs))
-            if ended.outcome == "cut":
-                break
     calls = [call for player in players for call in player.said_calls()]
     return ForkReport(
         tuple(calls),
