@@ -19,6 +19,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command, Overwrite, Send
 from pydantic import BaseModel
 
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.langgraph_internals import overwritten, strict_serializer
 from choreo_agents.graph.message_names import with_id
 from choreo_agents.graph.provenance.notes import SIGNED, digest_of, is_confidential, thoughts_in
@@ -53,11 +54,14 @@ class Packing:
         return text if kind == "msgpack" and _alike(value, self.unpacked(text)) else None if value is not None else text
 
     def unpacked(self, text: str) -> Any:
-        """The value."""
+        """The value; raises `InvalidRequestError` if nobody has packed it so."""
         kind, _, written = text.partition(":")
         if kind not in ("msgpack", "null"):  # whatever else there is may run code
-            raise ValueError(f"what was packed as {kind!r} is not read")
-        return _unboxed(self._serializer.loads_typed((kind, base64.b64decode(written))))
+            raise InvalidRequestError(f"what was packed as {kind!r} is not read")
+        try:
+            return _unboxed(self._serializer.loads_typed((kind, base64.b64decode(written, validate=True))))
+        except Exception as error:  # whatever the types of others raise
+            raise InvalidRequestError(f"what a recording holds is damaged, and cannot be read: {error}") from error
 
 
 def canonical(value: Any) -> Any:  # noqa: PLR0911 - a line for each kind
