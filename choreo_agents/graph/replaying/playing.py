@@ -19,6 +19,8 @@ from choreo_agents.graph.replaying.player import EndOfRecordingError
 from choreo_agents.graph.replaying.stage import Stage
 from choreo_agents.graph.view.run_options import RunOptions
 
+_EVERYWHERE = "*"
+"""In the place of nodes to stop at: all of them."""
 Progress = Callable[[int, int], None]
 """Told how many runs of how many are over."""
 
@@ -96,7 +98,9 @@ async def played(
         held = await app.aget_state(called)
         before = None if digests is None or not held.values else state_digest(digests, held.values)
     try:
-        stops: Any = run.interrupts
+        stops: Any = {
+            name: _EVERYWHERE if [*nodes] == [_EVERYWHERE] else nodes for name, nodes in run.interrupts.items()
+        }
         async for part in app.astream(given, heard_by(called, listener), stream_mode="values", **stops):
             values = part
     except EndOfRecordingError:
