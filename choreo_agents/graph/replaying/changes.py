@@ -9,7 +9,7 @@ from typing import Any
 
 from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, convert_to_messages
 
-from choreo_agents.engine.recording import RecordedCall, Recording
+from choreo_agents.engine.recording import RecordedCall, RecordedNode, Recording
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.replaying.stage import ToldOtherwise
 
@@ -77,17 +77,22 @@ def call_named(recording: Recording, author: str, number: int) -> RecordedCall:
     return said[number - 1]
 
 
-def calls_before(recording: Recording, at: RecordedCall | None) -> frozenset[int]:
-    """The calls, by their `id()`, that were over when another was made: of earlier runs, and earlier in its own.
+def lines_before(recording: Recording, at: RecordedCall | None) -> frozenset[int]:
+    """The calls and functions, by their `id()`, that were over when a call was made: of earlier runs, and earlier in
+    its own.
 
     Supersteps alone do not tell: who speaks after all messages were removed has a lower one.
     """
     if at is None:
         return frozenset()
-    said = recording.calls()
-    earlier = said[: next(number for number, call in enumerate(said) if call is at)]
-    own = (call for call in earlier if call.run == at.run and call.superstep != at.superstep)
-    return frozenset(map(id, [*own, *(call for call in said if call.run < at.run)]))
+    lines = [line for line in recording.lines if isinstance(line, RecordedCall | RecordedNode)]
+    earlier = lines[: next(number for number, line in enumerate(lines) if line is at)]
+    own = (line for line in earlier if line.run == at.run and not _at_once(line, at))
+    return frozenset(map(id, [*own, *(line for line in lines if line.run < at.run)]))
+
+
+def _at_once(line: RecordedCall | RecordedNode, at: RecordedCall) -> bool:
+    return line.superstep == at.superstep if isinstance(line, RecordedCall) else line.step == at.step
 
 
 def given_otherwise(recorded: Any, value: Any) -> Any:

@@ -15,9 +15,9 @@ from choreo_agents.graph.recording.packing import Packing
 from choreo_agents.graph.replaying.changes import (
     Changes,
     call_named,
-    calls_before,
     changes_of,
     given_otherwise,
+    lines_before,
     numbered,
 )
 from choreo_agents.graph.replaying.fork_player import ForkPlayer
@@ -82,7 +82,7 @@ async def afork(
             "as recorded"
         )
     place = None if at is None else call_named(recording, *numbered(at))
-    before = calls_before(recording, place)
+    before = lines_before(recording, place)
     words = {id(call_named(recording, *whose)): said for whose, said in changes.words.items()}
     runs = {run} if isinstance(run, str) else frozenset(run)
     with Stage(app, recording.header, told=changes.told) as stage:
@@ -94,7 +94,7 @@ async def afork(
                 RunScript(recording, each),
                 packing,
                 Playing(digests, runs=runs),
-                kept=lambda call: id(call) in before,
+                kept=lambda line: id(line) in before,
                 words=words,
                 reseeded=changes.seed is not None,
             )

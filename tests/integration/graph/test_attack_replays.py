@@ -16,7 +16,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import interrupt
 from support.recorded import FREE, QUESTION, looking
 
-from choreo_agents import START, Agent, ChoreoGraph, Command, fork, replay
+from choreo_agents import START, Agent, ChoreoGraph, Command, RunOptions, fork, replay
 from choreo_agents.engine.recording import read_recording
 from choreo_agents.errors import InvalidRequestError, ReplayError
 
@@ -168,3 +168,27 @@ def test_words_are_compared_beside_tokens(make_engine: MakeEngine, tmp_path: Pat
     forged(path, lambda lines: lines["call"].update(words="zirconium"))
     ann, bob = replay(app, path).calls
     assert ann.difference is not None and "recorded 'zirconium'" in ann.difference and bob.difference is None
+
+
+def test_another_seed_is_for_agents_that_a_function_calls(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path = make_engine(), tmp_path / "run.jsonl"
+    inner = ChoreoGraph().add_node(Agent("ida", sampling=FREE)).add_edge(START, "ida").compile(engine=engine)
+
+    def ask(_: Any) -> dict[str, Any]:
+        return {"messages": [AIMessage(inner.invoke(QUESTION)["messages"][-1].text)]}
+
+    app = speaking(ask).compile(engine=engine)
+
+    def said(seed: int) -> list[str]:
+        config: Any = {"configurable": {"choreo": RunOptions(seed=seed)}}
+        return [message.text for message in app.invoke(QUESTION, config)["messages"]]
+
+    with engine.record(path):
+        first = said(1)
+    assert first[2] != said(2)[2]
+    with pytest.raises(ReplayError, match="it calls agents itself"):
+        fork(app, path, set={"run.seed": 2})
+    report = fork(app, path, set={"run.seed": 2}, run="tools")
+    assert [message.text for message in report.values["messages"]] == said(2)
+    kept = fork(app, path, set={"run.seed": 2}, at="bob:1").values["messages"]
+    assert [message.text for message in kept][:3] == first[:3]
