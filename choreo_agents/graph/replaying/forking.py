@@ -22,7 +22,7 @@ from choreo_agents.graph.replaying.changes import (
 )
 from choreo_agents.graph.replaying.fork_player import ForkPlayer
 from choreo_agents.graph.replaying.player import Playing, RecordedFailureError
-from choreo_agents.graph.replaying.playing import Progress, input_of, played, require_playable
+from choreo_agents.graph.replaying.playing import Progress, input_of, played, require_playable, require_untouched
 from choreo_agents.graph.replaying.reports import ForkReport
 from choreo_agents.graph.replaying.routes import route_change
 from choreo_agents.graph.replaying.script import RunScript
@@ -75,6 +75,7 @@ async def afork(
     """See `fork`."""
     changes, recording = changes_of(set), read_recording(path)
     require_playable(recording)
+    require_untouched(recording)
     key = key_of(recording, recorded_engine(app, recording.header).lineage.seals)
     if key is None:
         raise ReplayError(

@@ -54,6 +54,22 @@ def require_playable(recording: Recording) -> None:
             begun.add(run.thread)
 
 
+def require_untouched(recording: Recording) -> None:
+    """Raise `ReplayError` if a thread was changed between two of its runs: that is not in the recording."""
+    states: dict[str | None, str | None] = {}
+    for run in recording.runs:
+        state = states.get(run.thread)
+        if run.kept and None not in (state, run.before) and state != run.before:
+            raise ReplayError(
+                f"the thread {run.thread!r} was changed before run {run.run + 1} of {str(recording.path)!r}, by "
+                "update_state or by a run that is not in the recording"
+            )
+        ended = recording.ended(run.run)
+        # Of a run that failed or was left only what was streamed is known, and not what its thread has kept.
+        is_known = run.kept and ended is not None and ended.outcome in ("done", "interrupted")
+        states[run.thread] = ended.state if is_known and ended is not None else None
+
+
 def input_of(recording: Recording, run: RunStarted, packing: Packing) -> Any:
     """What a run was given; raises `ReplayError` if the recording does not have it."""
     if run.given is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeEngine
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import interrupt
 from support.recorded import FREE, QUESTION, looking
@@ -192,3 +192,19 @@ def test_another_seed_is_for_agents_that_a_function_calls(make_engine: MakeEngin
     assert [message.text for message in report.values["messages"]] == said(2)
     kept = fork(app, path, set={"run.seed": 2}, at="bob:1").values["messages"]
     assert [message.text for message in kept][:3] == first[:3]
+
+
+def test_a_thread_that_was_changed_between_two_runs_is_not_forked(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path = make_engine(), tmp_path / "run.jsonl"
+    app = speaking(lambda _: {}).compile(InMemorySaver(), engine=engine)
+    with engine.record(path):
+        app.invoke(QUESTION, THREAD)
+        app.invoke({"messages": [("user", "And Bob?")]}, THREAD)
+    assert len(fork(app, path, set={"run.seed": 2}, run="tools").calls) == 4
+    other: Any = {"configurable": {"thread_id": "other"}}
+    with engine.record(tmp_path / "changed"):
+        app.invoke(QUESTION, other)
+        app.update_state(other, {"messages": [HumanMessage("Bob has 5 boats.")]})
+        app.invoke({"messages": [("user", "And Bob?")]}, other)
+    with pytest.raises(ReplayError, match="'other' was changed before run 2"):
+        fork(app, tmp_path / "changed", set={"run.seed": 2}, run="tools")
