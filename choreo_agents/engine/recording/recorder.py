@@ -185,6 +185,7 @@ class Recordings:
         finally:
             with core.lock:
                 ongoing.recorder = None
+                ongoing.digests.pop(recorder.digests.key, None)
                 if bits:
                     core.loop.planner.watch = None
                 recorder.close()

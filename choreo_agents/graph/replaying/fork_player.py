@@ -9,7 +9,7 @@ from choreo_agents.engine.recording import RecordedCall, RecordedNode
 from choreo_agents.errors import ReplayError
 from choreo_agents.graph.recording.listening import AskedCall, Cue, NodeExecution, Returned, SaidCall
 from choreo_agents.graph.recording.packing import Packing
-from choreo_agents.graph.replaying.player import Player, Playing, given_digest
+from choreo_agents.graph.replaying.player import EndOfRecordingError, Player, Playing, given_digest
 from choreo_agents.graph.replaying.reports import ForkedCall
 from choreo_agents.graph.replaying.script import RunScript
 from choreo_agents.models import FramedText
@@ -96,6 +96,8 @@ class ForkPlayer(Player):
             return self.returned(recorded, execution)
         if self._playing.may_run(execution.node):
             return None
+        if recorded is None and self.script.is_open:
+            raise EndOfRecordingError(f"the recording ends before {execution.node!r} returns")
         why = "is not as recorded"
         if recorded is None:
             why = "is not in the recording"

@@ -8,7 +8,7 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
-from choreo_agents.engine.recording import Digests, RecordedCall, Recording, RunStarted, key_of, read_recording
+from choreo_agents.engine.recording import RecordedCall, Recording, RunStarted, key_of, read_recording
 from choreo_agents.errors import ReplayError
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.recording.packing import Packing
@@ -90,6 +90,7 @@ async def afork(
         digests, packing = stage.engine.record.digests(key), Packing(app.builder)
         players: list[ForkPlayer] = []
         values: Mapping[str, Any] = {}
+        cut: list[int] = []
         for number, each in enumerate(recording.runs):
             player = ForkPlayer(
                 RunScript(recording, each),
@@ -106,6 +107,7 @@ async def afork(
             if ended.error is not None and not isinstance(ended.error, RecordedFailureError):
                 raise ended.error
             values = ended.values
+            cut += [number] if ended.outcome == "cut" else []
             progress(number + 1, len(recording.runs))
     calls = [call for player in players for call in player.said_calls()]
     return ForkReport(
@@ -117,7 +119,7 @@ async def afork(
         sum(call.sampled for call in calls),
         sum(player.taken for player in players),
         values,
-        tuple(_notes(recording, digests, players)),
+        tuple(_notes(recording, cut, players)),
     )
 
 
@@ -132,9 +134,11 @@ def _given(
     return given_otherwise(recorded, changes.given) if is_changed else recorded
 
 
-def _notes(recording: Recording, digests: Digests, players: list[ForkPlayer]) -> Iterator[str]:
+def _notes(recording: Recording, cut: list[int], players: list[ForkPlayer]) -> Iterator[str]:
     if recording.cut is not None:
         yield f"the recording is not whole: {recording.cut}; it was forked up to there"
+    elif cut:
+        yield f"nobody waited for the end of run {', '.join(str(number + 1) for number in cut)}: forked up to there"
     if masked := sorted({name for player in players for name in player.masked}):
         yield (
             f"what {', '.join(masked)} said is masked in the recording, and was decoded again: "

@@ -208,3 +208,37 @@ def test_a_thread_that_was_changed_between_two_runs_is_not_forked(make_engine: M
         app.invoke({"messages": [("user", "And Bob?")]}, other)
     with pytest.raises(ReplayError, match="'other' was changed before run 2"):
         fork(app, tmp_path / "changed", set={"run.seed": 2}, run="tools")
+
+
+def test_a_recording_that_is_cut_anywhere_is_forked_up_to_there(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path = make_engine(), tmp_path / "run.jsonl"
+    app = looking().compile(InMemorySaver(), engine=engine)
+    with engine.record(path):
+        app.invoke(QUESTION, THREAD)
+    lines = path.read_bytes().splitlines(keepends=True)
+    kinds = [json.loads(line)["kind"] for line in lines]
+    assert kinds == ["header", "run", "call", "node", "call", "ran", "end"]
+    for end in range(2, len(lines)):
+        path.write_bytes(b"".join(lines[:end]) + lines[end][:5])
+        report = fork(app, path, set={"bob.system": "Bob likes boats."})
+        assert len(report.calls) == kinds[:end].count("call") and "is not whole" in report.notes[0]
+
+
+def test_a_run_that_was_left_is_noted_in_its_fork(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path = make_engine(), tmp_path / "run.jsonl"
+    app = looking().compile(engine=engine)
+    with engine.record(path):
+        for _ in app.stream(QUESTION):
+            break
+    [note] = fork(app, path, set={"bob.system": "Bob likes boats."}).notes
+    assert note == "nobody waited for the end of run 1: forked up to there"
+
+
+def test_states_that_cannot_be_compared_are_noted(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path = make_engine(), tmp_path / "run.jsonl"
+    app = looking().compile(engine=engine)
+    with engine.record(path):
+        app.invoke(QUESTION)
+    (tmp_path / "run.jsonl.key").unlink()
+    [note] = replay(app, path).notes
+    assert note == "states were not compared: there is no run.jsonl.key beside the recording"
