@@ -239,3 +239,14 @@ def test_the_text_of_a_message_is_written_as_text(make_engine: MakeEngine, tmp_p
     assert replay(app, path).same
     first, _ = read_recording(path).nodes()
     assert Packing(app.builder).unpacked(first.result or "") == {"found": (str(state["found"][0]), 1)}
+
+
+def test_what_a_function_has_asked_a_confidential_agent_is_masked(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path = make_engine(), tmp_path / "run.jsonl"
+    ida = Agent("ida", confidential=True, sampling=FREE)
+    inner = ChoreoGraph().add_node(ida).add_edge(START, "ida").compile(engine=engine)
+    app = finding(lambda _: {"found": str(inner.invoke(QUESTION)["messages"][-1].text)}, nothing).compile(engine=engine)
+    with engine.record(path):
+        state = app.invoke(QUESTION)
+    first, second = read_recording(path).nodes()
+    assert state["found"] and (first.masked, first.result, first.calls) == (True, None, 1) and not second.masked
