@@ -1,12 +1,13 @@
 """Ids of messages that come without one, in a run that is recorded or played again: the same in both.
 
 LangGraph draws them at random. What was recorded may name a message by its id, and what nothing else tells apart stands
-in a view in the order of ids.
+in a view in the order of ids. They are made under the recording's key: a thread that two recordings have runs of must
+not get an id twice, and nobody is to find out by guessing what a message says whose id is in the file.
 """
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 import threading
 import uuid
 from collections import Counter
@@ -24,10 +25,11 @@ class MessageNames:
 
     Args:
         run: Its number in the recording.
+        key: The recording's.
     """
 
-    def __init__(self, run: int) -> None:
-        self._run = run
+    def __init__(self, run: int, key: bytes) -> None:
+        self._run, self._key = run, key
         self._given: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -35,7 +37,7 @@ class MessageNames:
         """The id of a message that a node with this config has made."""
         where = f"{self._run} {author_of(config, '')} {superstep_of(config)} {branch_of(config)}"
         said = repr((where, message.type, message.name, message.content, getattr(message, "tool_calls", None)))
-        digest = hashlib.sha256(said.encode()).hexdigest()
+        digest = hmac.digest(self._key, said.encode(), "sha256").hex()
         with self._lock:
             number = self._given[digest]
             self._given[digest] += 1

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 FORMAT = 1
 Outcome = Literal["done", "interrupted", "failed", "left"]
@@ -26,6 +26,13 @@ class _Line(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def _required(conditions: dict[str, str]) -> dict[str, str]:
+    """Those without which nothing can be played."""
+    if {"model", "method", "threads"} <= conditions.keys() and conditions["threads"].isdecimal():
+        return conditions
+    raise ValueError("its conditions do not say the model, the method and the number of threads")
+
+
 class RecordingHeader(_Line):
     """The first line."""
 
@@ -33,7 +40,7 @@ class RecordingHeader(_Line):
     format: int = FORMAT
     model: str
     """Its name or folder."""
-    conditions: dict[str, str]
+    conditions: Annotated[dict[str, str], AfterValidator(_required)]
     """What the bits of a run depend on, by what it is called: the model's fingerprint, torch, threads, ..."""
     seed: int
     """The engine's."""
@@ -74,7 +81,7 @@ class RunStarted(_Line):
     travels: bool = False
     """Whether it goes on from an earlier checkpoint than the last."""
     recursion_limit: int | None = None
-    interrupts: dict[str, list[str]] = {}
+    interrupts: dict[Literal["interrupt_before", "interrupt_after"], list[str]] = {}
     """Nodes before and after which the run was to stop, as its caller has said."""
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hmac
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -117,14 +119,29 @@ def _parsed(path: Path, written: list[bytes]) -> Iterator[Line]:
             found = LINES.validate_json(line)
         except ValidationError as error:
             if number == 1:
+                _require_format(path, _format_of(line))
                 raise InvalidRequestError(f"{str(path)!r} is no recording: engine.record(path) writes one") from None
             what = error.errors()[0]
             raise InvalidRequestError(f"line {number} of {str(path)!r} is damaged: {what['msg']}") from None
-        if isinstance(found, RecordingHeader) and found.format != FORMAT:
-            raise InvalidRequestError(
-                f"{str(path)!r} has format {found.format}, and this version reads {FORMAT}: use the one that wrote it"
-            )
+        if isinstance(found, RecordingHeader):
+            _require_format(path, found.format)
         yield found
+
+
+def _format_of(line: bytes) -> Any:
+    """Of a header that this version does not know; its own of what is none."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return FORMAT
+    return found.get("format", FORMAT) if isinstance(found, dict) and found.get("kind") == "header" else FORMAT
+
+
+def _require_format(path: Path, found: Any) -> None:
+    if found != FORMAT:
+        raise InvalidRequestError(
+            f"{str(path)!r} has format {found!r}, and this version reads {FORMAT}: use the one that wrote it"
+        )
 
 
 def _nobodys(handle: MessageHandle) -> Message:

@@ -6,7 +6,7 @@ import itertools
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,29 +79,34 @@ class Recorder:
         key = salted_key(tenant.naming.seals, nonce) if salted else secrets.token_hex(32).encode()
         self.digests = digests(key)
         self._names = Timetable(named=StepNames(self.digests))
-        self._file = RecordingFile(path)
-        if not salted:
-            _keep(key_path(path), key)
-        core = tenant.core
+        with ExitStack() as undo:
+            self._file = RecordingFile(path)
+            undo.callback(self._file.discard)
+            if not salted:
+                _keep(key_path(path), key)
+                undo.callback(key_path(path).unlink)
+            self.write(self._header(nonce, salted))
+            undo.pop_all()
+
+    def _header(self, nonce: str, salted: bool) -> RecordingHeader:
+        tenant, core = self._tenant, self._tenant.core
         scheduling, memory = core.settings.scheduling, core.settings.memory
         with core.lock:
             adapters, default = core.adapters.folders(tenant.name), core.adapters.loaded(tenant.name)[0]
-        self.write(
-            RecordingHeader(
-                model=core.model.name,
-                conditions=conditions_of(core),
-                seed=core.settings.seed,
-                step_tokens=scheduling.step_tokens,
-                rows=scheduling.rows,
-                kv_budget_bytes=memory.kv_budget_bytes,
-                adapters=adapters,
-                adapter=None if default is None else default[0],
-                bits=bits,
-                confidential=confidential,
-                keyed="salt" if salted else "file",
-                nonce=nonce,
-                proof=self.digests.of(PROOF, nonce),
-            )
+        return RecordingHeader(
+            model=core.model.name,
+            conditions=conditions_of(core),
+            seed=core.settings.seed,
+            step_tokens=scheduling.step_tokens,
+            rows=scheduling.rows,
+            kv_budget_bytes=memory.kv_budget_bytes,
+            adapters=adapters,
+            adapter=None if default is None else default[0],
+            bits=self.bits,
+            confidential=self.confidential,
+            keyed="salt" if salted else "file",
+            nonce=nonce,
+            proof=self.digests.of(PROOF, nonce),
         )
 
     def begin_run(self) -> int:
@@ -166,6 +171,10 @@ class Recordings:
                     f"the engine has run {core.stats().steps} steps before, which no replay would: record bits on an "
                     "engine that was just loaded"
                 )
+            if bits and core.loop.planner.watch is not None:
+                raise InvalidRequestError(
+                    "another tenant of the engine is recording bits: they are those of an engine that serves one tenant"
+                )
             recorder = ongoing.recorder = Recorder(
                 tenant, Path(path), self.digests, bits=bits, confidential=confidential
             )
@@ -176,6 +185,7 @@ class Recordings:
         finally:
             with core.lock:
                 ongoing.recorder = None
+                ongoing.digests.pop(recorder.digests.key, None)
                 if bits:
                     core.loop.planner.watch = None
                 recorder.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -30,11 +31,12 @@ class RecordingFile:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = created(path)
         self._lines: SimpleQueue[Line | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._is_closed = False
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._write, name="choreo-recording", daemon=True)
         self._thread.start()
 
@@ -45,7 +47,7 @@ class RecordingFile:
                 self._lines.put(line)
 
     def close(self) -> None:
-        """End it, when all is written; raises the `OSError` with which a line could not be."""
+        """End it, when all is written; raises that with which a line could not be: an `OSError`, of a full disk."""
         with self._lock:
             if self._is_closed:
                 return
@@ -56,11 +58,17 @@ class RecordingFile:
         if self._failure is not None:
             raise self._failure
 
+    def discard(self) -> None:
+        """End it, and leave no file."""
+        with suppress(Exception):
+            self.close()
+        self._path.unlink()
+
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:
-            left = memoryview(line.model_dump_json().encode() + b"\n")
             try:
+                left = memoryview(line.model_dump_json().encode() + b"\n")
                 while left and self._failure is None:
                     left = left[os.write(self._file, left) :]
-            except OSError as failure:
+            except Exception as failure:
                 self._failure = failure  # half a line may stand there, and nothing may follow it

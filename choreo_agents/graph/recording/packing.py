@@ -8,21 +8,30 @@ from __future__ import annotations
 import base64
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from datetime import date, time, timedelta
+from enum import Enum
+from numbers import Number
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.messages.base import TextAccessor
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command, Overwrite, Send
 from pydantic import BaseModel
 
+from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.langgraph_internals import overwritten, strict_serializer
 from choreo_agents.graph.message_names import with_id
-from choreo_agents.graph.provenance.notes import digest_of, is_confidential, thoughts_in
+from choreo_agents.graph.provenance.notes import SIGNED, digest_of, is_confidential, thoughts_in
 from choreo_agents.graph.provenance.updates import listed_messages, rewritten
 
 _REFERENCE = "choreo_recorded"
+_CHANGED = "changed"
+_NOTES = ("additional_kwargs", "response_metadata")
+"""Fields of a message that hold our own notes beside what others note."""
 _OF_A_SEND = ("select", "behind")
 """What an entry says of how it is handed on."""
+_SILENT = (Number, Enum, date, time, timedelta, Mapping, list, tuple, set, frozenset, Send, Command, Overwrite)
 
 
 class Packing:
@@ -45,17 +54,21 @@ class Packing:
         return text if kind == "msgpack" and _alike(value, self.unpacked(text)) else None if value is not None else text
 
     def unpacked(self, text: str) -> Any:
-        """The value."""
+        """The value; raises `InvalidRequestError` if nobody has packed it so."""
         kind, _, written = text.partition(":")
         if kind not in ("msgpack", "null"):  # whatever else there is may run code
-            raise ValueError(f"what was packed as {kind!r} is not read")
-        return _unboxed(self._serializer.loads_typed((kind, base64.b64decode(written))))
+            raise InvalidRequestError(f"what was packed as {kind!r} is not read")
+        try:
+            return _unboxed(self._serializer.loads_typed((kind, base64.b64decode(written, validate=True))))
+        except Exception as error:  # whatever the types of others raise
+            raise InvalidRequestError(f"what a recording holds is damaged, and cannot be read: {error}") from error
 
 
 def canonical(value: Any) -> Any:  # noqa: PLR0911 - a line for each kind
     """A value as JSON has it, without what differs from run to run: ids, handles, seals, what something cost."""
     if isinstance(value, BaseMessage):
-        return ["message", value.type, value.name, _plain(value.content), _called(value)]
+        rest = {name: _plain(each) for name, each in value.additional_kwargs.items() if name not in SIGNED}
+        return ["message", value.type, value.name, _plain(value.content), _called(value), rest]
     if is_entry(value):
         return ["entry", *(value.get(name) for name in ("author", "superstep", "branch", "call", "confidential"))]
     if isinstance(value, Send):
@@ -69,7 +82,7 @@ def canonical(value: Any) -> Any:  # noqa: PLR0911 - a line for each kind
     if isinstance(value, set | frozenset):
         return sorted((canonical(each) for each in value), key=repr)
     if isinstance(value, BaseModel):
-        return [type(value).__name__, {name: canonical(getattr(value, name)) for name in type(value).model_fields}]
+        return [type(value).__name__, {name: canonical(each) for name, each in _fields(value).items()}]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
         return [type(value).__name__, {each.name: canonical(getattr(value, each.name)) for each in fields}]
@@ -82,13 +95,25 @@ def is_entry(value: Any) -> bool:
 
 
 def hides(value: Any) -> bool:
-    """Whether a value holds a message that is confidential, or thoughts."""
-    return any(isinstance(each, BaseMessage) and (is_confidential(each) or thoughts_in(each)) for each in parts(value))
+    """Whether a value holds a message that is confidential, or thoughts; or tells that there was one."""
+    for each in parts(value):
+        if isinstance(each, BaseMessage) and (is_confidential(each) or thoughts_in(each)):
+            return True
+        if is_entry(each) and each.get("confidential"):
+            return True  # its message may have been removed, and its words stand somewhere else
+    return False
 
 
 def tells(value: Any) -> bool:
-    """Whether a value holds text that is no reference, no name of a node and no name of a field."""
-    return any(isinstance(each, str | bytes | BaseMessage) and each != "" for each in parts(value))
+    """Whether a value holds text that is no reference, no name of a node and no name of a field.
+
+    Whatever nobody knows counts as text; so do the keys of mappings that are no update of a state.
+    """
+    written = {id(each) for each in _updates(value)}
+    return any(
+        _is_key_of_text(each) if isinstance(each, Mapping) and id(each) not in written else not _is_silent(each)
+        for each in parts(value)
+    )
 
 
 def parts(value: Any) -> Iterator[Any]:
@@ -96,7 +121,7 @@ def parts(value: Any) -> Iterator[Any]:
     of."""
     yield value
     if isinstance(value, Mapping):
-        inner = [] if _REFERENCE in value else list(value.values())
+        inner = [value.get(_CHANGED)] if _REFERENCE in value else list(value.values())
     elif isinstance(value, list | tuple | set | frozenset):
         inner = list(value)
     elif isinstance(value, Send):
@@ -107,7 +132,7 @@ def parts(value: Any) -> Iterator[Any]:
     elif isinstance(value, Overwrite):
         inner = [value.value]
     elif isinstance(value, BaseModel) and not isinstance(value, BaseMessage):
-        inner = [getattr(value, name) for name in type(value).model_fields]
+        inner = [*_fields(value).values()]
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         inner = [getattr(value, each.name) for each in dataclasses.fields(value)]
     else:
@@ -137,12 +162,13 @@ def named(value: Any, config: RunnableConfig) -> Any:
 
 def referring(value: Any, *states: Any) -> Any:
     """A value in which what stands in a state is named, and not told again."""
-    messages = {each.id: digest_of(each) for each in parts(states) if isinstance(each, BaseMessage) and each.id}
+    messages = {each.id: each for each in parts(states) if isinstance(each, BaseMessage) and each.id}
     entries = {each["message_id"] for each in parts(states) if is_entry(each)}
 
     def refer(each: Any) -> Any:
-        if isinstance(each, BaseMessage) and each.id in messages and messages[each.id] == digest_of(each):
-            return {_REFERENCE: "message", "id": each.id}
+        if isinstance(each, BaseMessage) and each.id in messages and digest_of(messages[each.id]) == digest_of(each):
+            changed = _changed(messages[each.id], each)
+            return {_REFERENCE: "message", "id": each.id, **({_CHANGED: changed} if changed else {})}
         if is_entry(each) and each["message_id"] in entries:
             told = {name: each[name] for name in _OF_A_SEND if name in each}
             return {_REFERENCE: "entry", "id": each["message_id"], **told}
@@ -164,7 +190,7 @@ def resolved(value: Any, *states: Any) -> Any:
         if not isinstance(each, Mapping) or _REFERENCE not in each:
             return each
         if each[_REFERENCE] == "message":
-            return messages[each["id"]]
+            return _with_changes(messages[each["id"]], each.get(_CHANGED) or {})
         told = {name: each[name] for name in _OF_A_SEND if name in each}
         return {**entries[each["id"]], **told}
 
@@ -193,9 +219,11 @@ def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:  # noqa: PLR0911 
 
 
 def _boxed(value: Any) -> Any:
-    """A value whose tuples are told from lists, which msgpack does not do."""
+    """A value whose tuples are told from lists, which msgpack does not do, and whose text is plain."""
 
     def box(each: Any) -> Any:
+        if type(each) is TextAccessor:  # what `message.text` is
+            return str(each)
         return {_REFERENCE: "tuple", "parts": [_boxed(part) for part in each]} if type(each) is tuple else each
 
     return _rebuilt(value, box)
@@ -213,7 +241,8 @@ def _called(message: BaseMessage) -> Any:
     if isinstance(message, ToolMessage):
         return [message.tool_call_id, message.status, _plain(message.artifact)]
     if isinstance(message, AIMessage):
-        return [[call["name"], _plain(call["args"]), call["id"]] for call in message.tool_calls]
+        made = [*message.tool_calls, *message.invalid_tool_calls]
+        return [[call["name"], _plain(call["args"]), call["id"]] for call in made]
     return None
 
 
@@ -224,10 +253,74 @@ def _plain(value: Any) -> Any:
         return [_plain(each) for each in value]
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
+    if hasattr(value, "tolist"):  # an array or a tensor: how it is shown leaves most of it out
+        return [type(value).__name__, str(getattr(value, "dtype", "")), _plain(value.tolist())]
     return [type(value).__name__, repr(value)]
 
 
 def _alike(value: Any, other: Any) -> bool:
     """Whether what was read back is of the types that were packed."""
-    ours, theirs = [type(each) for each in parts(value)], [type(each) for each in parts(other)]
-    return ours == theirs
+    ours = [str if type(each) is TextAccessor else type(each) for each in parts(value)]
+    return ours == [type(each) for each in parts(other)]
+
+
+def _fields(model: BaseModel) -> Mapping[str, Any]:
+    """Of a model of Pydantic's, those that it was not declared with included."""
+    return {**{name: getattr(model, name) for name in type(model).model_fields}, **(model.model_extra or {})}
+
+
+def _updates(value: Any) -> Iterator[Mapping[Any, Any]]:
+    """The updates of a state, and the states that are sent: their keys are names of channels."""
+    if isinstance(value, Mapping):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _updates(each)
+    elif isinstance(value, Send):
+        yield from _updates(value.arg)
+    elif isinstance(value, Command):
+        yield from _updates(value.update)
+        yield from _updates([each for each in _listed(value.goto) if isinstance(each, Send)])
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def _is_key_of_text(mapping: Mapping[Any, Any]) -> bool:
+    return _REFERENCE not in mapping and any(not isinstance(name, int | float) for name in mapping)
+
+
+def _is_silent(value: Any) -> bool:
+    """Whether a value tells nothing in words beside what its parts do."""
+    if isinstance(value, str | bytes):
+        return not value
+    if isinstance(value, BaseModel):
+        return not isinstance(value, BaseMessage)
+    return value is None or dataclasses.is_dataclass(value) or isinstance(value, _SILENT)
+
+
+def _changed(before: BaseMessage, now: BaseMessage) -> dict[str, Any]:
+    """What of a message is another beside its words, by field."""
+    found: dict[str, Any] = {}
+    for name in type(now).model_fields:
+        one: Any = getattr(before, name, None)
+        other: Any = getattr(now, name)
+        if name in _NOTES:
+            new = {key: each for key, each in other.items() if key not in one or canonical(one[key]) != canonical(each)}
+            gone = [key for key in one if key not in other]
+            if new or gone:
+                found[name] = {"new": new, "gone": gone}
+        elif canonical(one) != canonical(other):
+            found[name] = other
+    return found
+
+
+def _with_changes(message: BaseMessage, changed: Mapping[str, Any]) -> BaseMessage:
+    """A message with what `_changed` has found."""
+    fields = dict(changed)
+    for name in _NOTES:
+        if name in fields:
+            kept = {key: each for key, each in getattr(message, name).items() if key not in fields[name]["gone"]}
+            fields[name] = kept | fields[name]["new"]
+    return message.model_copy(update=fields) if fields else message

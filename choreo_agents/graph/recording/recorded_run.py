@@ -42,7 +42,7 @@ class RecordedRun:
 
     def heard(self, config: RunnableConfig | None) -> RunnableConfig:
         """The config of the run, with who listens."""
-        named = with_names(config, MessageNames(self._number))
+        named = with_names(config, MessageNames(self._number, self._recorder.digests.key))
         return heard_by(named, RunRecorder(self._recorder, self._number, self._packing))
 
     def stream(self, parts: Any, given: Any, state: Callable[[], Any]) -> Generator[Any]:
@@ -93,11 +93,11 @@ class RecordedRun:
         ended: list[Any] = []
         try:
             yield ended.append
-        except GeneratorExit:
-            self._end("left", None)
-            raise
-        except BaseException as error:
+        except Exception as error:
             self._end("failed", None, type(error).__name__)
+            raise
+        except BaseException:  # nobody waits for it any more: it was closed, or cancelled
+            self._end("left", None)
             raise
         snapshot = ended[0] if ended else None
         stopped = snapshot is not None and bool(snapshot.next)

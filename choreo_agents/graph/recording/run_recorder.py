@@ -76,7 +76,9 @@ class RunRecorder:
     ) -> None:
         given = execution.given, execution.state
         told = referring(value, *given)
-        hidden = not self._recorder.confidential and ((hides(given) and tells(told)) or hides(told))
+        called = inside if isinstance(inside, CallCounter) else CallCounter()
+        knows = called.heard_confidential or hides(given)
+        hidden = not self._recorder.confidential and ((knows and tells(told)) or hides(told))
         masked = hidden and not shows
         self._recorder.write(
             RecordedNode(
@@ -88,7 +90,7 @@ class RunRecorder:
                 outcome=outcome,
                 result=None if masked else self._packing.packed(told),
                 masked=masked,
-                calls=inside.calls if isinstance(inside, CallCounter) else 0,
+                calls=called.calls,
             )
         )
 
@@ -98,11 +100,13 @@ class CallCounter:
 
     def __init__(self) -> None:
         self.calls = 0
+        self.heard_confidential = False
         self._lock = threading.Lock()
 
     def cue(self, asked: AskedCall) -> Cue:
         with self._lock:
             self.calls += 1
+            self.heard_confidential = self.heard_confidential or asked.confidential
         return Cue()
 
     def said(self, asked: AskedCall, cue: Cue, said: SaidCall) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, convert_to_messages
 
-from choreo_agents.engine.recording import RecordedCall, Recording
+from choreo_agents.engine.recording import RecordedCall, RecordedNode, Recording
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.replaying.stage import ToldOtherwise
 
@@ -67,7 +68,7 @@ def numbered(text: str) -> tuple[str, int]:
 
 def call_named(recording: Recording, author: str, number: int) -> RecordedCall:
     """Which call of an agent that is, in the order of runs and supersteps; raises `InvalidRequestError`."""
-    said = sorted((each for each in recording.calls() if each.author == author), key=_order)
+    said = _in_order(each for each in recording.calls() if each.author == author)
     if not said:
         there = ", ".join(sorted({each.author for each in recording.calls()})) or "nobody"
         raise InvalidRequestError(f"{author!r} does not speak in {str(recording.path)!r}: {there} do")
@@ -76,9 +77,22 @@ def call_named(recording: Recording, author: str, number: int) -> RecordedCall:
     return said[number - 1]
 
 
-def is_before(call: RecordedCall, at: RecordedCall | None) -> bool:
-    """Whether a call was over when another was made: in an earlier run, or an earlier superstep."""
-    return at is not None and (call.run, call.superstep) < (at.run, at.superstep)
+def lines_before(recording: Recording, at: RecordedCall | None) -> frozenset[int]:
+    """The calls and functions, by their `id()`, that were over when a call was made: of earlier runs, and earlier in
+    its own.
+
+    Supersteps alone do not tell: who speaks after all messages were removed has a lower one.
+    """
+    if at is None:
+        return frozenset()
+    lines = [line for line in recording.lines if isinstance(line, RecordedCall | RecordedNode)]
+    earlier = lines[: next(number for number, line in enumerate(lines) if line is at)]
+    own = (line for line in earlier if line.run == at.run and not _at_once(line, at))
+    return frozenset(map(id, [*own, *(line for line in lines if line.run < at.run)]))
+
+
+def _at_once(line: RecordedCall | RecordedNode, at: RecordedCall) -> bool:
+    return line.superstep == at.superstep if isinstance(line, RecordedCall) else line.step == at.step
 
 
 def given_otherwise(recorded: Any, value: Any) -> Any:
@@ -95,8 +109,10 @@ def given_otherwise(recorded: Any, value: Any) -> Any:
     return {**(recorded or {}), "messages": [*messages[:-1], changed]}
 
 
-def _order(call: RecordedCall) -> tuple[int, int, int, int]:
-    return call.run, call.superstep, call.branch, call.call
+def _in_order(said: Iterable[RecordedCall]) -> list[RecordedCall]:
+    """As they were said, but for branches of one superstep: whichever of them is the first to end is left to time."""
+    supersteps = groupby(sorted(said, key=lambda call: call.run), lambda call: (call.run, call.superstep, call.step))
+    return [call for _, group in supersteps for call in sorted(group, key=lambda call: (call.branch, call.call))]
 
 
 def _seed(value: Any) -> int:

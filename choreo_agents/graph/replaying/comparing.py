@@ -94,7 +94,7 @@ async def areplay(
             ended = await played(stage, each, given, player, digests, config, each.seed)
             found += _of_run(recording, player, ended)
             progress(number + 1, len(recording.runs))
-            if ended.outcome == "cut" or (ended.outcome == "failed" and found):
+            if ended.outcome == "failed" and found:
                 break
         steps_run = stage.engine.stats().steps
     return ReplayReport(
@@ -161,5 +161,6 @@ def _calls(player: Player) -> list[ReplayedCall]:
 def _notes(recording: Recording, key: bytes | None, players: list[Player]) -> Iterator[str]:
     if recording.cut is not None:
         yield f"the recording is not whole: {recording.cut}; it was played up to there"
-    if any(player.compared_without_key for player in players):
-        yield f"masked words were not compared: there is no {recording.path.name}.key beside the recording"
+    if key is None:
+        what = "masked words and states" if any(player.compared_without_key for player in players) else "states"
+        yield f"{what} were not compared: there is no {recording.path.name}.key beside the recording"

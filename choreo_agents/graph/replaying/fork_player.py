@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from choreo_agents.engine.recording import RecordedCall
+from choreo_agents.engine.recording import RecordedCall, RecordedNode
 from choreo_agents.errors import ReplayError
 from choreo_agents.graph.recording.listening import AskedCall, Cue, NodeExecution, Returned, SaidCall
 from choreo_agents.graph.recording.packing import Packing
-from choreo_agents.graph.replaying.player import Player, Playing, given_digest
+from choreo_agents.graph.replaying.player import EndOfRecordingError, Player, Playing, given_digest
 from choreo_agents.graph.replaying.reports import ForkedCall
 from choreo_agents.graph.replaying.script import RunScript
 from choreo_agents.models import FramedText
@@ -22,7 +22,7 @@ class ForkPlayer(Player):
         script: As for `Player`; `packing` and `playing` likewise.
         packing: Of the graph.
         playing: How.
-        kept: Whether a recorded call is said as it was, whatever it sees.
+        kept: Whether a line is of before the place: a call is said as it was, whatever it sees.
         words: What is said in the place of recorded calls, by their `id()`.
         reseeded: Whether derived seeds are others.
     """
@@ -33,7 +33,7 @@ class ForkPlayer(Player):
         packing: Packing,
         playing: Playing,
         *,
-        kept: Callable[[RecordedCall], bool],
+        kept: Callable[[RecordedCall | RecordedNode], bool],
         words: Mapping[int, str],
         reseeded: bool,
     ) -> None:
@@ -89,14 +89,21 @@ class ForkPlayer(Player):
             self.made.append((execution.node, execution.step))
         given = given_digest(self._playing.digests, execution)
         recorded = self.script.node(execution.place, given)
-        if recorded is not None and recorded.given == given and (recorded.result is not None or not recorded.masked):
+        is_same = recorded is not None and recorded.given == given
+        # What agents said that it has called itself depends on the seed, which is no part of its input.
+        redrawn = recorded is not None and recorded.calls > 0 and self._reseeded and not self._kept(recorded)
+        if recorded is not None and is_same and not redrawn and (recorded.result is not None or not recorded.masked):
             return self.returned(recorded, execution)
         if self._playing.may_run(execution.node):
             return None
+        if recorded is None and self.script.is_open:
+            raise EndOfRecordingError(f"the recording ends before {execution.node!r} returns")
         why = "is not as recorded"
         if recorded is None:
             why = "is not in the recording"
-        elif recorded.given == given:
+        elif redrawn:
+            why = "is another seed, too, since it calls agents itself"
+        elif is_same:
             why = "is as recorded, and its result is masked"
         raise ReplayError(
             f"the function {execution.node!r} would have to be run: its input in step {execution.step} {why}. Let it "

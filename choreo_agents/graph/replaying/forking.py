@@ -8,7 +8,7 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
-from choreo_agents.engine.recording import Digests, RecordedCall, Recording, RunStarted, key_of, read_recording
+from choreo_agents.engine.recording import RecordedCall, Recording, RunStarted, key_of, read_recording
 from choreo_agents.errors import ReplayError
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.recording.packing import Packing
@@ -17,12 +17,12 @@ from choreo_agents.graph.replaying.changes import (
     call_named,
     changes_of,
     given_otherwise,
-    is_before,
+    lines_before,
     numbered,
 )
 from choreo_agents.graph.replaying.fork_player import ForkPlayer
 from choreo_agents.graph.replaying.player import Playing, RecordedFailureError
-from choreo_agents.graph.replaying.playing import Progress, input_of, played, require_playable
+from choreo_agents.graph.replaying.playing import Progress, input_of, played, require_playable, require_untouched
 from choreo_agents.graph.replaying.reports import ForkReport
 from choreo_agents.graph.replaying.routes import route_change
 from choreo_agents.graph.replaying.script import RunScript
@@ -75,6 +75,7 @@ async def afork(
     """See `fork`."""
     changes, recording = changes_of(set), read_recording(path)
     require_playable(recording)
+    require_untouched(recording)
     key = key_of(recording, recorded_engine(app, recording.header).lineage.seals)
     if key is None:
         raise ReplayError(
@@ -82,18 +83,20 @@ async def afork(
             "as recorded"
         )
     place = None if at is None else call_named(recording, *numbered(at))
+    before = lines_before(recording, place)
     words = {id(call_named(recording, *whose)): said for whose, said in changes.words.items()}
     runs = {run} if isinstance(run, str) else frozenset(run)
     with Stage(app, recording.header, told=changes.told) as stage:
         digests, packing = stage.engine.record.digests(key), Packing(app.builder)
         players: list[ForkPlayer] = []
         values: Mapping[str, Any] = {}
+        cut: list[int] = []
         for number, each in enumerate(recording.runs):
             player = ForkPlayer(
                 RunScript(recording, each),
                 packing,
                 Playing(digests, runs=runs),
-                kept=lambda call: is_before(call, place),
+                kept=lambda line: id(line) in before,
                 words=words,
                 reseeded=changes.seed is not None,
             )
@@ -104,9 +107,8 @@ async def afork(
             if ended.error is not None and not isinstance(ended.error, RecordedFailureError):
                 raise ended.error
             values = ended.values
+            cut += [number] if ended.outcome == "cut" else []
             progress(number + 1, len(recording.runs))
-            if ended.outcome == "cut":
-                break
     calls = [call for player in players for call in player.said_calls()]
     return ForkReport(
         tuple(calls),
@@ -117,7 +119,7 @@ async def afork(
         sum(call.sampled for call in calls),
         sum(player.taken for player in players),
         values,
-        tuple(_notes(recording, digests, players)),
+        tuple(_notes(recording, cut, players)),
     )
 
 
@@ -132,9 +134,11 @@ def _given(
     return given_otherwise(recorded, changes.given) if is_changed else recorded
 
 
-def _notes(recording: Recording, digests: Digests, players: list[ForkPlayer]) -> Iterator[str]:
+def _notes(recording: Recording, cut: list[int], players: list[ForkPlayer]) -> Iterator[str]:
     if recording.cut is not None:
         yield f"the recording is not whole: {recording.cut}; it was forked up to there"
+    elif cut:
+        yield f"nobody waited for the end of run {', '.join(str(number + 1) for number in cut)}: forked up to there"
     if masked := sorted({name for player in players for name in player.masked}):
         yield (
             f"what {', '.join(masked)} said is masked in the recording, and was decoded again: "

@@ -107,7 +107,8 @@ class Player:
             raise RecordedFailureError(f"{execution.node!r} failed with {kind} when it was recorded")
         if recorded.outcome == "interrupt":
             asked = [None] if recorded.result is None else self._packing.unpacked(recorded.result) or [None]
-            interrupt(resolved(asked[0], execution.given, execution.state))
+            while True:  # it asks again for all that it was answered before, and raises at what it was not
+                interrupt(resolved(asked[0], execution.given, execution.state))
         if recorded.result is None:
             why = (
                 "it might tell confidential words: record(path, confidential=True)"
@@ -147,26 +148,28 @@ class Player:
         recorded = self.script.call(asked.place, fits)
         if recorded is None and self.script.is_open:
             raise EndOfRecordingError(f"the recording ends before {asked.author!r} speaks")
+        size = asked.engine.model.adapter.vocabulary_size
+        if recorded is not None and not all(0 <= token < size for token in recorded.tokens or ()):
+            raise ReplayError(f"what {asked.author!r} says in the recording is damaged: its tokens are not the model's")
         return recorded
 
     def _difference(self, asked: AskedCall, recorded: RecordedCall, said: SaidCall) -> str | None:
         """The first between what was said then and now."""
-        if recorded.tokens is not None:
-            if recorded.tokens == said.tokens:
-                return None
+        if recorded.tokens is not None and recorded.tokens != said.tokens:
             at = first_difference(recorded.tokens, said.tokens)
             spell = asked.engine.model.decode
             then, now = (spell(list(tokens[at : at + 8])) for tokens in (recorded.tokens, said.tokens))
             return f"token {at + 1}: recorded {then!r}, now {now!r}"
+        if recorded.words is not None and recorded.words != said.words:
+            return _words(recorded.words, said.words)
+        if recorded.tokens is not None:
+            return None
         if self._playing.digests is not None:
             if self._playing.digests.of("said", list(said.tokens)) == recorded.said:
                 return None
-            if recorded.words is None or recorded.words == said.words:
-                return "its masked words differ" if recorded.words is None else "its masked thoughts differ"
-        if recorded.words is None:
-            self.compared_without_key = True
-            return None
-        return None if recorded.words == said.words else _words(recorded.words, said.words)
+            return "its masked words differ" if recorded.words is None else "its masked thoughts differ"
+        self.compared_without_key = self.compared_without_key or recorded.words is None
+        return None
 
 
 def given_digest(digests: Digests, execution: NodeExecution) -> str:

@@ -19,6 +19,8 @@ from choreo_agents.graph.replaying.player import EndOfRecordingError
 from choreo_agents.graph.replaying.stage import Stage
 from choreo_agents.graph.view.run_options import RunOptions
 
+_EVERYWHERE = "*"
+"""In the place of nodes to stop at: all of them."""
 Progress = Callable[[int, int], None]
 """Told how many runs of how many are over."""
 
@@ -52,6 +54,22 @@ def require_playable(recording: Recording) -> None:
             begun.add(run.thread)
 
 
+def require_untouched(recording: Recording) -> None:
+    """Raise `ReplayError` if a thread was changed between two of its runs: that is not in the recording."""
+    states: dict[str | None, str | None] = {}
+    for run in recording.runs:
+        state = states.get(run.thread)
+        if run.kept and None not in (state, run.before) and state != run.before:
+            raise ReplayError(
+                f"the thread {run.thread!r} was changed before run {run.run + 1} of {str(recording.path)!r}, by "
+                "update_state or by a run that is not in the recording"
+            )
+        ended = recording.ended(run.run)
+        # Of a run that failed or was left only what was streamed is known, and not what its thread has kept.
+        is_known = run.kept and ended is not None and ended.outcome in ("done", "interrupted")
+        states[run.thread] = ended.state if is_known and ended is not None else None
+
+
 def input_of(recording: Recording, run: RunStarted, packing: Packing) -> Any:
     """What a run was given; raises `ReplayError` if the recording does not have it."""
     if run.given is None:
@@ -83,7 +101,8 @@ async def played(
         seed: Of the run.
     """
     app = stage.app(kept=run.kept)
-    config = with_names(config, MessageNames(run.run))
+    # Without the key, what a function says that is run may have another id than the results that hand it on.
+    config = with_names(config, MessageNames(run.run, b"" if digests is None else digests.key))
     own: dict[str, Any] = {"choreo": RunOptions(seed=seed)}
     own |= {"thread_id": run.thread} if run.thread is not None else {}
     called: Any = merge_configs(config, {"configurable": own})
@@ -95,7 +114,9 @@ async def played(
         held = await app.aget_state(called)
         before = None if digests is None or not held.values else state_digest(digests, held.values)
     try:
-        stops: Any = run.interrupts
+        stops: Any = {
+            name: _EVERYWHERE if [*nodes] == [_EVERYWHERE] else nodes for name, nodes in run.interrupts.items()
+        }
         async for part in app.astream(given, heard_by(called, listener), stream_mode="values", **stops):
             values = part
     except EndOfRecordingError:

@@ -166,7 +166,7 @@ def test_masked_calls_are_compared_by_digests(make_engine: MakeEngine, embedded:
     (tmp_path / "run.jsonl.key").unlink()
     blind = replay(changed, path, run="look")
     assert next(call for call in blind.calls if call.place[0] == "ann").difference is None
-    assert any("masked words were not compared" in note for note in blind.notes)
+    assert any("masked words and states were not compared" in note for note in blind.notes)
     whole = tmp_path / "whole.jsonl"
     app = recorded(make_engine(), looking(confidential=True), whole, confidential=True)
     executions.clear()
