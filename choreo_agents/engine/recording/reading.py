@@ -108,7 +108,7 @@ def key_of(recording: Recording, seals: Seals) -> bytes | None:
     else:
         return None
     proof = Digests(key, _nobodys).of(PROOF, header.nonce)
-    if not hmac.compare_digest(proof, header.proof):
+    if not hmac.compare_digest(proof.encode(), header.proof.encode()):
         raise InvalidRequestError(f"the digests of {str(recording.path)!r} cannot be checked: {where}")
     return key
 

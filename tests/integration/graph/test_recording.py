@@ -83,7 +83,12 @@ def test_a_salted_tenants_recording_has_no_key_beside_it(make_engine: MakeEngine
     assert [each.name for each in tmp_path.iterdir()] == ["run.jsonl"]
     with pytest.raises(InvalidRequestError, match="recorded under another salt"):
         replay(looking().compile(engine=make_engine(salt="other")), path)
-    assert replay(looking().compile(engine=make_engine(salt="s")), path).same
+    app = looking().compile(engine=make_engine(salt="s"))
+    assert replay(app, path).same
+    header, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps({**json.loads(header), "proof": "é"}), *lines, ""]))
+    with pytest.raises(InvalidRequestError, match="recorded under another salt"):
+        replay(app, path)
 
 
 def test_one_block_at_a_time(make_engine: MakeEngine, tmp_path: Path) -> None:
