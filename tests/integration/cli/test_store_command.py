@@ -64,7 +64,7 @@ def test_what_is_wrong_is_counted_and_named_and_ends_with_1(states: Path) -> Non
 def test_compact_says_what_it_would_do_and_does_it(states: Path) -> None:
     file = states.with_name("states.sqlite.lineage")
     store = opened(file)
-    store.conn.execute("UPDATE store SET updated_at = '2020-01-01 00:00:00' WHERE prefix LIKE ?", (f"%.{ANN}",))  # type: ignore[attr-defined]
+    store.conn.execute("UPDATE store SET updated_at = '2020-01-01 00:00:00' WHERE prefix LIKE ?", (f"%.{ANN}.%",))  # type: ignore[attr-defined]
     out, _ = run("compact", states, "--older-than", "52w", "--dry-run")
     assert "would be deleted: 1 threads with 3 notes, 2 rows, 3 holders" in out and f"thread {ANN} of" in out
     assert "freed" not in out

@@ -43,7 +43,7 @@ def test_what_is_written_is_counted(bench: DurableBench) -> None:
     assert (on.calls, on.tokens) == (off.calls, off.tokens) == (8, 24)
     # Workers that end together may be one commit.
     assert 6 <= on.commits <= 8 and (off.commits, off.messages, off.lineage_bytes) == (0, 0, {})
-    assert on.messages >= len(on.said) and {"", "rows", "notes", "holders"} == on.lineage_bytes.keys()
+    assert on.messages >= len(on.said) and {"", "rows", "notes", "answers", "holders"} == on.lineage_bytes.keys()
     assert 0 < sum(on.lineage_bytes[kind] for kind in module.KINDS) < on.lineage_bytes[""]
     assert on.lineage_bytes["holders"] < on.lineage_bytes["rows"]
     for run in (on, off):
@@ -75,7 +75,7 @@ def test_pairs_take_turns_and_known_ones_do_not_run_again(bench: DurableBench, m
 
     def run(self: DurableBench, lasting: Any, number: int, lengths: DurableLengths) -> DurableRun:
         ran.append((lasting, number))
-        size = {"": 10, "rows": 1, "notes": 1, "holders": 1}
+        size = {"": 10, "rows": 1, "notes": 1, "answers": 1, "holders": 1}
         return DurableRun(1.0, 1.0, 1.0, 8, 24, 6, 5, size, {"": 4, "messages": 2, "handles": 1}, (str(number),))
 
     monkeypatch.setattr(DurableBench, "run", run)
@@ -92,7 +92,11 @@ def test_ratios_are_of_pairs() -> None:
     def run(seconds: float, **more: Any) -> dict[str, Any]:
         return {"engine_s": seconds, "process_s": 2.0, "wall_s": 3.0, "tokens": 10, "calls": 4} | more
 
-    kept = {"commits": 4, "messages": 50, "lineage_bytes": {"": 400, "rows": 200, "notes": 100, "holders": 50}}
+    kept = {
+        "commits": 4,
+        "messages": 50,
+        "lineage_bytes": {"": 400, "rows": 200, "notes": 100, "answers": 25, "holders": 50},
+    }
     states = {"state_bytes": {"": 200, "messages": 100, "handles": 50}}
     pairs = [(1.0, 1.1), (2.0, 2.0), (4.0, 5.2)]
     records = [
@@ -109,7 +113,13 @@ def test_ratios_are_of_pairs() -> None:
         "1.000 to 1.300",
     )
     assert report.commits_per_call == 1.0
-    assert report.bytes_per_thousand == {"file": 8000.0, "rows": 4000.0, "notes": 2000.0, "holders": 1000.0}
+    assert report.bytes_per_thousand == {
+        "file": 8000.0,
+        "rows": 4000.0,
+        "notes": 2000.0,
+        "answers": 500.0,
+        "holders": 1000.0,
+    }
     assert report.shares == {"messages": 0.5, "handles": 0.25}
     assert report.lines()[-1] == "missed: both say the same words: 2 of 3 pairs"
 
