@@ -27,6 +27,7 @@ from choreo_agents.engine.settings import Settings
 from choreo_agents.engine.stats import EngineStats
 from choreo_agents.errors import DeviceLostError, EngineClosedError
 from choreo_agents.kv.cache import KVCache
+from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.entry_files import EntryFiles
 from choreo_agents.kv.free_memory import pool_bytes
 from choreo_agents.kv.movements import Movements
@@ -93,21 +94,27 @@ class EngineCore:
         if memory.disk is not None or memory.kept is not None:
             disk = DiskThread(None if memory.disk is None else self._disk_store)
         files = EntryFiles(disk, self.kept, self.movements, self._skipped, self._emit)
-        self.cache = KVCache(self.pool, HostTier(memory.host_bytes), files, self.movements)
+        self.cache = self._cache(HostTier(memory.host_bytes), files)
         made = MessageTable(self.cache, adapter.fingerprint, memory.mapped_storage) if table is None else table
         self.table = made.enter_cache(self.cache)
         self.recomputer = Recomputer(self.table, self._numbers.__next__, FromCache)
         self.method = self._method()
-        backend = self.model.backend(settings.backend)
-        loaded = self.adapters.loras, self.adapters.mappers
-        executor = Executor(adapter, self.pool, backend, self.counters, *loaded)
-        scheduling = settings.scheduling
-        planner = Planner(scheduling.policy, Limits(scheduling.step_tokens, scheduling.rows), scheduling.timetable)
-        self.loop = EngineLoop(executor, self.lock, planner, settings.sink, self.method)
+        self.loop = self._loop()
         files.wake = self.loop.wake
         # Ends the threads when the engine is dropped without being closed, and before the interpreter exits.
         self._end = weakref.finalize(self, _close, self.lock, self.loop, disk, self._limiters)
         self._disk = disk
+
+    def _cache(self, host: HostTier[CacheEntry], files: EntryFiles) -> KVCache:
+        return KVCache(self.pool, host, files, self.movements)
+
+    def _loop(self) -> EngineLoop:
+        settings, loaded = self.settings, (self.adapters.loras, self.adapters.mappers)
+        backend = self.model.backend(settings.backend)
+        executor = Executor(self.model.adapter, self.pool, backend, self.counters, *loaded)
+        scheduling = settings.scheduling
+        planner = Planner(scheduling.policy, Limits(scheduling.step_tokens, scheduling.rows), scheduling.timetable)
+        return EngineLoop(executor, self.lock, planner, settings.sink, self.method)
 
     def _disk_store(self, removed: Callable[[str], None]) -> KVStore:
         """What leaves the host goes here; nobody else has the key, and it is gone with the engine."""
@@ -115,6 +122,11 @@ class EngineCore:
         assert memory.disk is not None
         place, seal = EnginePlace(memory.disk, adapter.fingerprint), secrets.token_bytes(32)
         return KVStore(place, adapter.geometry, seal, memory.disk_bytes, self.skipped_file, removed)
+
+    @property
+    def total_tokens(self) -> int:
+        """That its memory has room for."""
+        return self.pool.total_tokens
 
     @property
     def keeps_kv(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.messages.entering import entering
@@ -36,6 +37,8 @@ class Pending:
     running: dict[str, Request]
     """Where the same call finds the request while it is under way, by `name`."""
     name: str | None
+    placed: Any = None
+    """The call, for whoever has it run elsewhere."""
     scopes: dict[Answer, Scope | None] = field(default_factory=dict)
     """Who waits for it, and under which leases."""
     labels: list[Label] = field(default_factory=list)

@@ -168,7 +168,7 @@ class RequestBuilder:
         keeps_end = decoding is None or core.method.keeps_kv
         encoding = core.method.encoding(lineage)
         memo = None if decoding is None else placed.name
-        pending = Pending(core, self._naming, lineage, encoding, keeps_end, memo, running, placed.name)
+        pending = Pending(core, self._naming, lineage, encoding, keeps_end, memo, running, placed.name, placed)
         request = Request(
             core.next_number(),
             encoding,
@@ -266,10 +266,10 @@ class RequestBuilder:
         stop_text = TextStop(model, sampling.stop).ends_with if sampling.stop and guide is None else None
         ends = (read.stops, read.closing, stop_text, read.left_out, read.closes)
         if (forced := sampling.forced) is None:
-            return Decoding(sampling, sampler, *ends)
+            return Decoding(sampling, sampler, *ends, seed=seed)
         thoughts, stops = thoughts_in(model, call.thinking, forced), read.stops | {*_closer(model, read.closing)}
         complete = ends_replay(model, call, stops, self._compiled, forced[thoughts:])
-        return Decoding(sampling, sampler, *ends, thoughts, complete)
+        return Decoding(sampling, sampler, *ends, thoughts, complete, seed=seed)
 
     def _thoughts(self, call: Decode) -> int:
         """Tokens that a call's thoughts and what closes them can take."""
@@ -313,10 +313,10 @@ class RequestBuilder:
                 f"show fewer or shorter messages, or {lower}"
             )
         room = self._core.method.room(lineage, added)
-        if room > self._core.pool.total_tokens:
+        if room > self._core.total_tokens:
             raise KVBudgetError(
                 f"the call and what it reads need KV memory for {room} tokens, "
-                f"the engine has {self._core.pool.total_tokens} in all: "
+                f"the engine has {self._core.total_tokens} in all: "
                 f"load it with a larger kv_budget_bytes, or {lower}"
             )
 

@@ -36,6 +36,8 @@ class Decoding:
     """What it says, if that is known before: it is encoded as a prompt is. None: it samples."""
     place: str = ""
     """What tells it from others of its run, whoever has asked for what it reads; empty: nothing does."""
+    seed: int = 0
+    """Of its sampler."""
     cut: bool = False
     """Whether it has ended since it may sample no more tokens, and not by itself."""
 

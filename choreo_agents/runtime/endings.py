@@ -32,13 +32,13 @@ class Endings:
 
     def finish(self, request: Request) -> None:
         """End a request that has nothing left to do, with its owner's result: or, if there is none, without."""
-        assert request.segment is not None
         request.over = True
         # From here on a waiting caller can no longer cancel; one that already has takes no lease.
         request.futures = [future for future in request.futures if future.set_running_or_notify_cancel()]
         error: ChoreoError | None = None
         try:
-            self._pool.complete(request.segment)
+            if request.segment is not None:
+                self._pool.complete(request.segment)
             result = request.owner.finish(request)
         except Exception as cause:
             error = failed(cause)

@@ -202,6 +202,9 @@ class Request:
     readers: list[Request] | None = None
     """Who waits to read what it computes, if that was not asked for by a call of its own."""
     charges: Charges = field(default_factory=Charges)
+    reused_elsewhere: int = 0
+    beyond_elsewhere: int = 0
+    """The same as `reused` and `beyond`, if another engine ran it."""
     over: bool = False
     """Whether it was finished or dropped."""
     handed_over: bool = False
@@ -252,7 +255,7 @@ class Request:
         """Tokens that it attends to and was not charged for; none if what it computes was asked for by readers only."""
         if self.binding is None or self.readers or (self.again and self.readers is not None):
             return 0
-        return sum(piece.count for piece in self.binding.view) - self._paid_in_view()
+        return sum(piece.count for piece in self.binding.view) - self._paid_in_view() + self.reused_elsewhere
 
     @property
     def beyond(self) -> int:
@@ -260,7 +263,7 @@ class Request:
 
         Those that its parents had attended to; and what was to come into its view and did not before it ended.
         """
-        return sum(self.charges.for_others.values()) - self._paid_in_view()
+        return sum(self.charges.for_others.values()) - self._paid_in_view() + self.beyond_elsewhere
 
     def _paid_in_view(self) -> int:
         """Tokens that it was charged for in messages which its view holds."""

@@ -90,7 +90,7 @@ class LineageExchange:
                 note, memos = _note(message, thread, before), _memos(message, thread)
                 if note == before and all(answered.get(memo) == note.id for memo in memos):
                     continue
-                found[message.handle.id] = DescribedMessage(_row(message), note, memos)
+                found[message.handle.id] = DescribedMessage(row_of(message), note, memos)
                 for each in _made_of(message, thread):
                     if each.handle.id not in seen and each.handle.id not in noted:
                         seen.add(each.handle.id)
@@ -262,7 +262,8 @@ def _made_of(message: Message, thread: Scope) -> list[Message]:
     return [*message.parents, *(each for each in message.sources if each.scoped[thread]), *thoughts]
 
 
-def _row(message: Message) -> LineageRow:
+def row_of(message: Message) -> LineageRow:
+    """From what a message is computed."""
     at = message.native_offset if message.entry is None else message.entry.native_offset
     seen = zip(message.parents, message.relative_offsets, strict=True)
     parents = tuple((each.handle.id, offset) for each, offset in seen)

@@ -29,6 +29,8 @@ class Naming:
         self._lasting_key = by_salt
         self._lasting: WeakKeyDictionary[Message, str] = WeakKeyDictionary()
         self._model = model
+        self.salt = salt
+        """For whoever serves the tenant elsewhere, and nobody else."""
         self.salted = bool(salt)
         """Whether other processes give the same names."""
         self.tenant = hashlib.sha256(self._key).hexdigest()[:16]

@@ -1,0 +1,130 @@
+"""Calls whose parents' encodings are elsewhere: the front wants the messages, and pins nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from choreo_agents.engine.messages.message import Lineage, Message
+from choreo_agents.engine.messages.table import MessageTable
+from choreo_agents.engine.settings import MethodName
+from choreo_agents.kv.entry import CacheEntry
+from choreo_agents.kv.segment import Piece, Segment
+from choreo_agents.runtime.request import Binding, Request
+
+
+class ElsewhereMethod:
+    """As from the cache, where that is another engine's."""
+
+    name: MethodName = "choreo"
+    keeps_kv = True
+
+    def __init__(self, table: MessageTable) -> None:
+        self._table = table
+
+    def encoding(self, lineage: Lineage) -> ElsewhereEncoding:
+        return ElsewhereEncoding(lineage, self._table)
+
+    def reach(self, lineage: Lineage, added: int) -> int:
+        return lineage.placement.end([len(parent.tokens) for parent in lineage.parents], len(lineage.tokens) + added)
+
+    def room(self, lineage: Lineage, added: int) -> int:
+        rounded = self._table.cache.pool.rounded
+        parents = {parent.handle.id: len(parent.tokens) for parent in lineage.parents}
+        return sum(map(rounded, (*parents.values(), len(lineage.tokens) + added)))
+
+    def evictable_tokens(self) -> int:
+        return 0
+
+    def evict(self, tokens: int) -> None: ...
+
+    def pinned(self, tenant: str) -> str:
+        return ""
+
+    def drop_tenant(self, tenant: str) -> None: ...  # the table of messages does
+
+    def check(self) -> None:
+        self._table.cache.check()
+
+
+class ElsewhereView:
+    """What comes into the view of a decode while it runs elsewhere (see `GrowingView`)."""
+
+    def __init__(self, table: MessageTable) -> None:
+        self._table = table
+        self.over = False
+        self.has_room: Callable[[Any], bool] = lambda entry: True
+        self.added: list[tuple[Message, int]] = []
+        self.on_added: Callable[[Message, int], None] = lambda parent, offset: None
+        """Told of each message, under the front's lock."""
+        self.joined: list[Any] = []
+        """What was seen, as the engine says at the end."""
+
+    def add(self, parent: Message, offset: int) -> None:
+        assert not self.over
+        self._table.want(parent)
+        self.added.append((parent, offset))
+        self.on_added(parent, offset)
+
+    def close(self) -> None:
+        """The decode has ended."""
+        self.over = True
+        added, self.added = self.added, []
+        for parent, _ in added:
+            self._table.unwant(parent)
+
+
+class ElsewhereEncoding:
+    """A request over messages whose KV is elsewhere. Wants them from the call on: releasing a handle harms nothing."""
+
+    def __init__(self, lineage: Lineage, table: MessageTable) -> None:
+        self.lineage, self._table = lineage, table
+        for parent in lineage.parents:
+            table.want(parent)
+        self.late = ElsewhereView(table)
+        self._closed = False
+
+    def first(self, reader: Request) -> Sequence[Request]:
+        return ()
+
+    def awaits(self) -> Sequence[Request]:
+        return ()
+
+    def ready(self) -> bool:
+        return True
+
+    def after(self) -> Sequence[Request]:
+        return ()
+
+    def claimed_tokens(self, counted: set[object]) -> int:
+        return 0
+
+    def reads(self) -> Collection[CacheEntry]:
+        return ()
+
+    def prompt_tokens(self) -> int:
+        return len(self.lineage.tokens)
+
+    def pin(self, *, reuse: bool) -> tuple[int, int]:
+        return 0, len(self.lineage.tokens)
+
+    def pinned_tokens(self) -> int:
+        return 0
+
+    def bind(self) -> Binding:
+        return Binding((), self.lineage.tokens, self.lineage.placement.new_offset)
+
+    def bound(self, segment: Segment) -> None: ...
+
+    def grow(self, reader: Request) -> tuple[Sequence[Piece], Sequence[Request]]:
+        return (), ()
+
+    def unpin(self) -> None: ...
+
+    def close(self, request: Request) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for parent in self.lineage.parents:
+            self._table.unwant(parent)
+        self.late.close()
