@@ -4,6 +4,7 @@
     ├── InvalidRequestError (ValueError)      a call that can never work: empty header, wrong offsets, ...
     │   ├── ContextLengthError                its view is longer than the model's context
     │   ├── KVBudgetError                     it needs more KV memory than the engine's whole budget
+    │   ├── EngineMismatchError               an engine that cannot work with the others: other model, version, ...
     │   └── GrammarError                      a schema, regular expression or grammar that nothing can be led by
     ├── GuideError (ValueError)               what was said came to no end that its guide allows; carries the words
     ├── HandleError (LookupError)
@@ -24,6 +25,7 @@
     ├── RequestTimeoutError (TimeoutError)    a call was not done in the time that it was given
     ├── EngineClosedError (RuntimeError)      the engine was closed
     │   └── EngineForkedError                 it is the parent process's, which goes on with it
+    ├── EngineLostError (RuntimeError)        an engine elsewhere is gone, or cannot be reached, with what it had
     ├── QuorumError (RuntimeError)            too many branches failed for a synthesizer to start
     ├── ScriptError (LookupError)             a test's script has nothing to say, or nothing that is allowed
     ├── EngineFailedError                     a call failed in the engine; the cause is chained
@@ -67,6 +69,10 @@ class KVBudgetError(InvalidRequestError):
 
 class GrammarError(InvalidRequestError):
     """A schema, regular expression or grammar that no answer can be led by; the message names what it cannot be."""
+
+
+class EngineMismatchError(InvalidRequestError):
+    """Engines that are to work together and cannot: they have other models, dtypes or versions of this package."""
 
 
 class GuideError(ChoreoError, ValueError):
@@ -192,6 +198,10 @@ class EngineClosedError(ChoreoError, RuntimeError):
 
 class EngineForkedError(EngineClosedError):
     """The engine was loaded before `os.fork()`: it is the parent process's."""
+
+
+class EngineLostError(ChoreoError, RuntimeError):
+    """An engine elsewhere is gone, or cannot be reached: what it had is computed again where it is read."""
 
 
 class QuorumError(ChoreoError, RuntimeError):

@@ -24,6 +24,7 @@ from choreo_agents.engine.calls import (
     StreamedToken,
 )
 from choreo_agents.engine.core import EngineCore
+from choreo_agents.engine.elsewhere import COPIED_BYTES, FRONT_BYTES, PATIENCE_S, Costs, ElsewhereCore, FarEngine
 from choreo_agents.engine.inspect import Inspection
 from choreo_agents.engine.lineage import LineageExchange
 from choreo_agents.engine.messages.scope import Scope
@@ -115,6 +116,44 @@ class Engine:
         loaded = _loaded(model, backend, options | {"generation_config": generation_config})
         own = None if adapter is None else read_loaded(loaded.adapter, adapter, settings.memory.mapped_storage)
         tenants = Tenants(EngineCore(loaded, settings, own))
+        return cls(tenants, salt, quota, EngineOwner(tenants))
+
+    @classmethod
+    def over(
+        cls,
+        engines: Sequence[FarEngine],
+        model: LoadedModel,
+        *,
+        copied_bytes: int = COPIED_BYTES,
+        patience_s: float = PATIENCE_S,
+        costs: Costs | None = None,
+        memory: Memory | None = None,
+        seed: int = 0,
+        salt: str = "",
+        quota: Quota | None = None,
+        sink: EventSink = discard,
+    ) -> Engine:
+        """An engine whose calls others run: it knows all messages, and has no KV itself.
+
+        Args:
+            engines: Compute, each with a name of its own: by whatever reaches them (see `EngineOwner.server`).
+            model: Theirs. Of its weights nothing is used here.
+            copied_bytes: Of KV that may be on its way to one of them at once at most: the rest is encoded again.
+            patience_s: Seconds that calls wait while none of them is there.
+            costs: What decides which of them runs a call; by default guesses for a CPU.
+            memory: How long idle threads are remembered; KV is kept where it is computed. The rest: see `load`.
+
+        Raises:
+            EngineMismatchError: They have other models, dtypes or versions. EngineLostError: One does not answer.
+        """
+        if not engines or len({engine.name for engine in engines}) < len(engines):
+            names = [engine.name for engine in engines]
+            raise InvalidRequestError(f"a front needs engines, each with a name of its own, not {names!r}")
+        budget = (memory or Memory()).model_copy(update={"kv_budget_bytes": FRONT_BYTES, "disk": None, "kept": None})
+        chosen = {"method": "choreo", "memory": budget, "scheduling": Scheduling(), "backend": "auto"}
+        settings = Settings.model_validate(chosen | {"seed": seed, "sink": sink})
+        ways: dict[str, Any] = {"costs": costs, "copied_bytes": copied_bytes, "patience_s": patience_s}
+        tenants = Tenants(ElsewhereCore(model, settings, engines, **ways))
         return cls(tenants, salt, quota, EngineOwner(tenants))
 
     @overload

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from choreo_agents.engine.elsewhere import EngineServer
 from choreo_agents.engine.memory_map import LeasedMemory, MemoryMap, leased_memory
 from choreo_agents.engine.stats import EngineStats
 from choreo_agents.engine.tenants import Tenants
@@ -39,6 +40,13 @@ class EngineOwner:
             EngineClosedError: The engine was closed, and stays so.
         """
         self._core.restart()
+
+    def server(self, name: str) -> EngineServer:
+        """What has this engine compute for fronts elsewhere (see `Engine.over`), under a name of its own.
+
+        Made for one event loop; nobody else should call the engine then.
+        """
+        return EngineServer(self._tenants, name)
 
     def close(self) -> None:
         """Write what is to be kept, and stop the engine for all tenants; unfinished calls fail with

@@ -90,4 +90,65 @@ class FileUnwritten:
     reason: str
 
 
-Event = RequestSubmitted | FirstToken | RequestFinished | StepRan | StepFailed | FileSkipped | FileUnwritten
+@dataclass(frozen=True)
+class CallPlaced:
+    """A call was given to one of several engines, and how that comes to what the call reads and it lacks.
+
+    What it has takes nothing. Bytes and tokens are what was expected when it was placed.
+    """
+
+    time_s: float
+    request_id: int
+    engine: str
+    bytes_copied: int
+    """Of KV that is copied there from other engines."""
+    tokens_again: int
+    """That it encodes again, with what these come from."""
+    expected_s: float
+    """Until the call is done."""
+
+
+@dataclass(frozen=True)
+class KVCopied:
+    """KV has come from one engine to another, or was not taken there: then it is encoded again."""
+
+    time_s: float
+    source: str
+    engine: str
+    messages: int
+    refused: int
+    """How many of these were not taken."""
+    bytes: int
+    took_s: float
+
+
+@dataclass(frozen=True)
+class EngineCame:
+    """An engine elsewhere can be sent calls: at first, or again."""
+
+    time_s: float
+    engine: str
+
+
+@dataclass(frozen=True)
+class EngineWent:
+    """An engine elsewhere is gone, and with it the KV that it had; calls under way there are run by others."""
+
+    time_s: float
+    engine: str
+    why: str
+
+
+Event = (
+    RequestSubmitted
+    | FirstToken
+    | RequestFinished
+    | StepRan
+    | StepFailed
+    | FileSkipped
+    | FileUnwritten
+    | CallPlaced
+    | KVCopied
+    | EngineCame
+    | EngineWent
+)

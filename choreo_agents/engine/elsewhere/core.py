@@ -2,56 +2,30 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 from weakref import ref
 
 from choreo_agents.engine.core import EngineCore
+from choreo_agents.engine.elsewhere.errand import Errands
+from choreo_agents.engine.elsewhere.fleet import Fleet
 from choreo_agents.engine.elsewhere.loop import ElsewhereLoop
 from choreo_agents.engine.elsewhere.method import ElsewhereMethod
-from choreo_agents.engine.elsewhere.sending import FarEngine, Greeting
-from choreo_agents.engine.engine import Engine
-from choreo_agents.engine.owner import EngineOwner
-from choreo_agents.engine.quota import Quota
-from choreo_agents.engine.settings import Memory, Settings
-from choreo_agents.engine.tenants import Tenants
+from choreo_agents.engine.elsewhere.routing import Costs
+from choreo_agents.engine.elsewhere.sending import FarEngine, Greeting, own_version
+from choreo_agents.engine.settings import Settings
 from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.entry_files import EntryFiles
 from choreo_agents.kv.store.host import HostTier
 from choreo_agents.models import LoadedModel
-from choreo_agents.tracing import EventSink, discard
+from choreo_agents.runtime.endings import Endings
 
-_LEAST_BLOCK = 16
-
-
-def engine_over(
-    model: LoadedModel,
-    engines: Sequence[FarEngine],
-    *,
-    seed: int = 0,
-    salt: str = "",
-    quota: Quota | None = None,
-    sink: EventSink = discard,
-) -> Engine:
-    """An engine whose calls others run.
-
-    Args:
-        model: Theirs. Its weights are not used here.
-        engines: At least one, of this model, which serve nobody else.
-        seed: As for `Engine.load`, and `salt`, `quota` and `sink`.
-        salt: The tenant's.
-        quota: The tenant's.
-        sink: Of the front's events.
-
-    Raises:
-        InvalidRequestError: An engine has another model.
-    """
-    budget = _LEAST_BLOCK * model.adapter.geometry.bytes_per_token
-    settings = Settings.model_validate({"memory": Memory(kv_budget_bytes=budget), "seed": seed, "sink": sink})
-    core = ElsewhereCore(model, settings, engines)
-    tenants = Tenants(core)
-    return Engine(tenants, salt, quota, EngineOwner(tenants))
+PATIENCE_S = 60.0
+COPIED_BYTES = 1 << 28
+FRONT_BYTES = 1 << 20
+"""Of a front's own KV memory, in which there is never anything."""
 
 
 class ElsewhereCore(EngineCore):
@@ -60,14 +34,36 @@ class ElsewhereCore(EngineCore):
     Args:
         model: Theirs.
         settings: Of the front.
-        engines: Compute.
+        engines: Compute; each has a name of its own.
+        costs: Of these machines.
+        copied_bytes: Of KV that may be on its way to an engine at once at most.
+        patience_s: Seconds that calls wait while no engine is there.
+
+    Raises:
+        EngineMismatchError: An engine cannot work with the others. EngineLostError: One does not answer.
     """
 
-    def __init__(self, model: LoadedModel, settings: Settings, engines: Sequence[FarEngine]) -> None:
-        self._engines = engines
+    def __init__(
+        self,
+        model: LoadedModel,
+        settings: Settings,
+        engines: Sequence[FarEngine],
+        *,
+        costs: Costs | None = None,
+        copied_bytes: int = COPIED_BYTES,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        per_token = model.adapter.geometry.bytes_per_token
+        self.fleet = Fleet(engines, costs or Costs(), per_token, copied_bytes)
+        self._greeting = Greeting(secrets.token_hex(16), model.adapter.fingerprint, own_version())
+        self._patience_s = patience_s
         self._total_tokens = 0
         super().__init__(model, settings)
-        self._total_tokens = self._there.greet(Greeting(self.secret, model.adapter.fingerprint))
+        try:
+            self._total_tokens = self.loop.wait_for(self._errands.greet())  # type: ignore[attr-defined]
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def total_tokens(self) -> int:
@@ -81,12 +77,14 @@ class ElsewhereCore(EngineCore):
         return ElsewhereMethod(self.table)
 
     def _loop(self) -> Any:
-        self._there = ElsewhereLoop(self._engines, self.table, self.lock, self.counters, self.settings.sink, self.pool)
-        return self._there
+        sink, lock = self.settings.sink, self.lock
+        self._errands = Errands(self.fleet, self.table, self.counters, self._greeting, lock, sink, self._patience_s)
+        endings = Endings(self.pool, self.counters, sink, lock.condition())
+        return ElsewhereLoop(self.fleet, self._errands, endings, lock, sink)
 
     def dropped(self, message_id: str) -> None:
         """The front needs a message no longer."""
-        self._there.forget(message_id)
+        self._errands.forget(message_id)
 
 
 class _WatchedCache(KVCache):

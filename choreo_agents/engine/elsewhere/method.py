@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from choreo_agents.engine.messages.late_parents import LateParent
 from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.settings import MethodName
@@ -57,14 +58,24 @@ class ElsewhereView:
         self.added: list[tuple[Message, int]] = []
         self.on_added: Callable[[Message, int], None] = lambda parent, offset: None
         """Told of each message, under the front's lock."""
-        self.joined: list[Any] = []
+        self.joined: list[LateParent] = []
         """What was seen, as the engine says at the end."""
 
     def add(self, parent: Message, offset: int) -> None:
+        """See `GrowingView`."""
         assert not self.over
-        self._table.want(parent)
-        self.added.append((parent, offset))
-        self.on_added(parent, offset)
+        if self.has_room(self._table.want(parent)):
+            self.added.append((parent, offset))
+            self.on_added(parent, offset)
+        else:
+            self._table.unwant(parent)
+
+    def end(self, joined: Sequence[tuple[str, int, int]]) -> None:
+        """The decode has ended elsewhere: what it saw there, at which offset, and after how many tokens of its own."""
+        added = {(parent.handle.id, offset): parent for parent, offset in self.added}
+        for message_id, offset, since in joined:
+            parent = added[message_id, offset]
+            self.joined.append(LateParent(parent, offset, self._table.entry(parent), since=since))
 
     def close(self) -> None:
         """The decode has ended."""

@@ -1,12 +1,13 @@
-"""What goes between an engine's front and the engines that compute for it: plain values, which any wire can carry."""
+"""What goes to and fro between an engine's front and the engines that compute for it: plain values, for any wire."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from importlib.metadata import version
+from typing import Any, Protocol
 
-from choreo_agents.engine.calls import Decode, Prefill
+from choreo_agents.engine.calls import Decode, PlayedCall, Prefill
 from choreo_agents.engine.lineage.exchange import row_of
 from choreo_agents.engine.lineage.rows import LineageRow
 from choreo_agents.engine.messages.message import Message
@@ -18,18 +19,35 @@ from choreo_agents.sampling import Chosen
 
 @dataclass(frozen=True)
 class Greeting:
-    """What an engine has to know of the front before it serves it."""
+    """What a front says before it sends anything."""
 
-    secret: bytes
-    """From which tenants without a salt have their names."""
+    front: str
+    """Names it among all that an engine serves; whoever knows it may act as this front."""
     model: str
-    """Fingerprint of the model."""
+    """Fingerprint of the model whose messages it has; empty: any."""
+    version: str
+    """Of this package there."""
+
+
+@dataclass(frozen=True)
+class Greeted:
+    """What an engine says of itself."""
+
+    model: str
+    """Fingerprint."""
+    total_tokens: int
+    """That its memory has room for."""
+    rows: int
+    """Calls that it serves at once at most."""
+    held: Mapping[str, Sequence[str]]
+    """What it has for this front already: ids of messages, by the tenant's salt."""
 
 
 @dataclass(frozen=True)
 class SentCall:
     """One message to make."""
 
+    front: str
     number: int
     """Of the front's request."""
     salt: str
@@ -40,6 +58,34 @@ class SentCall:
     """Of what it reads and of all that this comes from, as far as the engine is not known to have it."""
     promised: frozenset[str] = frozenset()
     """Those of them that nobody has encoded yet."""
+    grows: bool = False
+    """Whether messages come into its view while it runs (see `FarEngine.join`)."""
+
+
+@dataclass(frozen=True)
+class JoiningMessage:
+    """A message that comes into the view of a call under way."""
+
+    front: str
+    number: int
+    """Of the front's request."""
+    salt: str
+    id: str
+    offset: int
+    rows: tuple[LineageRow, ...]
+    """As a `SentCall` has them."""
+    promised: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Copying:
+    """KV that goes from one engine to another."""
+
+    front: str
+    salt: str
+    ids: tuple[str, ...]
+    rows: tuple[LineageRow, ...]
+    """Of these and of all that they come from, as far as the engine they go to is not known to have it."""
 
 
 @dataclass(frozen=True)
@@ -59,39 +105,73 @@ class SentAnswer:
 
 
 class FarEngine(Protocol):
-    """An engine somewhere else, by what reaches it."""
+    """An engine somewhere else, by what reaches it.
+
+    Every method raises `EngineLostError` if the engine is gone, or gone and back without what it had.
+    """
 
     name: str
 
-    async def greet(self, greeting: Greeting) -> int:
-        """Be known to it; how many tokens its memory holds. Raises `EngineMismatchError` if it cannot serve."""
+    async def greet(self, greeting: Greeting) -> Greeted:
+        """Be known to it. Raises `EngineMismatchError` if it cannot serve this front."""
         ...
 
-    def run(self, sent: SentCall) -> AsyncGenerator[Chosen | SentAnswer]:
-        """Every token of the message as it comes, and what was made last. Leaving it cancels the call."""
+    def run(self, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
+        """The tokens of the message as they come, and what was made last. Leaving it cancels the call."""
         ...
 
-    async def hurry(self, number: int, priority: int) -> None:
+    async def hurry(self, front: str, number: int, priority: int) -> None:
         """Give a call under way a higher priority."""
         ...
 
-    async def release(self, salt: str, ids: Collection[str]) -> None:
+    async def join(self, joining: JoiningMessage) -> None:
+        """Let a message come into the view of a call under way."""
+        ...
+
+    async def give(self, copying: Copying) -> Any:
+        """The KV of messages, for `take` of another engine: of those that it has it of now."""
+        ...
+
+    async def take(self, copying: Copying, given: Any) -> tuple[Collection[str], int]:
+        """Take in what another engine gave: the ids of messages that it now holds so, and the bytes of their KV."""
+        ...
+
+    async def release(self, front: str, salt: str, ids: Collection[str]) -> None:
         """The front needs these messages no longer."""
         ...
 
+    async def close_tenant(self, front: str, salt: str) -> None:
+        """The front serves this tenant no longer."""
+        ...
 
-def sent(number: int, salt: str, placed: PlacedCall, seed: int | None, known: Collection[str]) -> SentCall:
+
+def own_version() -> str:
+    """Of this package: what is sent means the same to engines of one version only."""
+    return version("choreo-agents")
+
+
+def sent(
+    front: str,
+    number: int,
+    salt: str,
+    placed: PlacedCall,
+    seed: int | None,
+    known: Collection[str],
+    delivered: Sequence[int] = (),
+) -> SentCall:
     """A call as it is sent to an engine.
 
     Args:
+        front: Sends it.
         number: Of its request.
         salt: The tenant's.
         placed: The call.
         seed: Of its sampling; None: it does not sample.
         known: The ids of what the engine has.
+        delivered: Tokens that an engine which was lost had sampled: the answer starts with them.
     """
     read, lineage = placed.read, placed.lineage
-    place = {
+    place: dict[str, Any] = {
         "parents": [parent.handle for parent in lineage.parents],
         "offsets": list(lineage.placement.offsets),
         "new_offset": lineage.placement.new_offset,
@@ -99,26 +179,27 @@ def sent(number: int, salt: str, placed: PlacedCall, seed: int | None, known: Co
         "words": False,
     }
     call: Prefill | Decode
+    grows = False
     if isinstance(read.call, Prefill):
         if read.call.maps:
             place |= {"offsets": None, "new_offset": None}
         call = replace(read.call, content=list(lineage.tokens), source=None, lazy=False, **place)
     else:
+        grows = read.call.joining is not None
         sampling = read.call.sampling.model_copy(update={"seed": seed, "n": 1})
         closing = None if read.call.closing is None else list(read.closing)
-        call = replace(
-            read.call,
-            header=list(lineage.tokens),
-            sampling=sampling,
-            closing=closing,
-            memo=None,
-            watch=None,
-            joining=None,
-            **place,
-        )
-    lacking = lacked(lineage.parents, known)
+        place |= {"header": list(lineage.tokens), "sampling": sampling, "closing": closing}
+        played = _played(read.call.played, delivered)
+        call = replace(read.call, memo=None, watch=None, joining=None, played=played, **place)
+    rows, promised = rows_of(lineage.parents, known)
+    return SentCall(front, number, salt, call, rows, promised, grows)
+
+
+def rows_of(messages: Collection[Message], known: Collection[str]) -> tuple[tuple[LineageRow, ...], frozenset[str]]:
+    """What an engine has to be told of messages, and which of them nobody has encoded yet."""
+    lacking = lacked(messages, known)
     promised = frozenset(each.handle.id for each in lacking if each.promise is not None)
-    return SentCall(number, salt, call, tuple(map(row_of, lacking)), promised)
+    return tuple(map(row_of, lacking)), promised
 
 
 def lacked(messages: Collection[Message], known: Collection[str]) -> list[Message]:
@@ -131,3 +212,12 @@ def lacked(messages: Collection[Message], known: Collection[str]) -> list[Messag
             found[message.handle.id] = message
             waiting.extend(message.parents)
     return list(found.values())
+
+
+def _played(played: PlayedCall | None, delivered: Sequence[int]) -> PlayedCall | None:
+    """What a call says, if that is known before: at least what was delivered already."""
+    if not delivered:
+        return played
+    if played is None:
+        return PlayedCall("", tuple(delivered))
+    return played if played.tokens is not None else replace(played, tokens=tuple(delivered))

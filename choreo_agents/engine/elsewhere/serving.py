@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Collection
-from dataclasses import asdict
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Collection, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 from choreo_agents.engine.calls import Decode
-from choreo_agents.engine.core import EngineCore
-from choreo_agents.engine.elsewhere.sending import Greeting, SentAnswer, SentCall
+from choreo_agents.engine.elsewhere.parcels import packed, unpacked
+from choreo_agents.engine.elsewhere.sending import (
+    Copying,
+    Greeted,
+    Greeting,
+    JoiningMessage,
+    SentAnswer,
+    SentCall,
+    own_version,
+)
 from choreo_agents.engine.lineage.exchange import LineageExchange
+from choreo_agents.engine.lineage.rows import LineageRow
+from choreo_agents.engine.messages.joining import Joining
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.engine.tenants import Tenants
-from choreo_agents.errors import InvalidRequestError, UnknownHandleError
+from choreo_agents.errors import EngineMismatchError, UnknownHandleError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.sampling import Chosen
 
@@ -22,95 +33,135 @@ _COUNTED_BY_THE_FRONT = frozenset({"finished", "cancelled", "failed"})
 
 
 class EngineServer:
-    """Of one engine, which serves this front alone. Used from one event loop.
+    """Of one engine, which serves fronts only. Used from one event loop (see `FarEngine`, which it is in one process).
 
     Args:
         tenants: The engine's.
-        name: Its own.
+        name: The engine's own.
     """
 
-    def __init__(self, tenants: Tenants, name: str = "engine") -> None:
+    def __init__(self, tenants: Tenants, name: str) -> None:
         self.name = name
         self._tenants, self._core = tenants, tenants.core
-        self._serving: dict[str, _Serving] = {}
-        """By salt."""
+        self._serving: dict[tuple[str, str], _Serving] = {}
+        """By front and salt."""
+        self._told: dict[str, dict[str, int]] = defaultdict(dict)
+        """What was counted of each tenant and told to a front."""
 
-    async def greet(self, greeting: Greeting) -> int:
+    async def greet(self, greeting: Greeting) -> Greeted:
         """See `FarEngine`."""
         model = self._core.model.adapter.fingerprint
-        if model != greeting.model:
-            raise InvalidRequestError(
+        if greeting.version != (own := own_version()):
+            raise EngineMismatchError(
+                f"engine {self.name!r} runs choreo-agents {own}, and its front {greeting.version}: install "
+                "one version on all machines"
+            )
+        if greeting.model not in ("", model):
+            raise EngineMismatchError(
                 f"engine {self.name!r} serves {model!r}, and the others {greeting.model!r}: engines of one front have "
                 "one model, in one dtype"
             )
-        self._core.secret = greeting.secret
-        return self._core.pool.total_tokens
+        if not self._core.method.keeps_kv:
+            raise EngineMismatchError(
+                f"engine {self.name!r} keeps text only, and is of no use to others: load it with method='choreo'"
+            )
+        with self._core.lock:
+            mine = {salt: each for (front, salt), each in self._serving.items() if front == greeting.front}
+            held = {salt: each.held() for salt, each in mine.items()}
+        rows = self._core.settings.scheduling.rows
+        return Greeted(model, self._core.pool.total_tokens, rows, held)
 
-    async def run(self, sent: SentCall) -> AsyncGenerator[Chosen | SentAnswer]:
+    async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
         """See `FarEngine`."""
-        serving = self._serving_of(sent.salt)
-        serving.take_in(sent)
+        serving = self._serving_of(sent.front, sent.salt)
+        serving.take_in([parent.id for parent in sent.call.parents], sent.rows, sent.promised)
+        call = sent.call
+        if sent.grows:
+            call = replace(call, joining=serving.joining(sent.number))  # type: ignore[call-arg]
         arrived = asyncio.Queue[Chosen | None]()
         loop = asyncio.get_running_loop()
 
         def put(chosen: Chosen | None) -> None:
             loop.call_soon_threadsafe(arrived.put_nowait, chosen)
 
-        on_token = put if isinstance(sent.call, Decode) else None
-        [answer] = serving.tenant.submit([sent.call], serving.scope, on_token=on_token)  # type: ignore[arg-type]
+        on_token = put if isinstance(call, Decode) else None
+        calls: Any = [call]
+        [answer] = serving.tenant.submit(calls, serving.scope, on_token=on_token)
+        serving.answers[sent.number] = answer
         answer.add_done_callback(lambda _: put(None))
-        with serving.tenant.given_up_if_left([answer], serving.scope):
-            while (chosen := await arrived.get()) is not None:
-                yield chosen
-            handle = answer.result()
-        yield serving.answer(handle, sent)
+        try:
+            with serving.tenant.given_up_if_left([answer], serving.scope):
+                ended = False
+                while not ended:
+                    found = [await arrived.get()]
+                    while not arrived.empty():
+                        found.append(arrived.get_nowait())
+                    ended = found[-1] is None
+                    if told := tuple(chosen for chosen in found if chosen is not None):
+                        yield told
+                handle = answer.result()
+            yield self._answer(serving, handle, sent)
+        finally:
+            serving.forget(sent.number)
 
-    async def hurry(self, number: int, priority: int) -> None:
+    async def hurry(self, front: str, number: int, priority: int) -> None:
         """See `FarEngine`."""
+        for (whose, _), serving in self._serving.items():
+            if whose == front and (answer := serving.answers.get(number)) is not None:
+                with self._core.lock:
+                    for request in self._core.loop.requests_of(serving.tenant.name):
+                        if answer in request.futures:
+                            self._core.loop.hurry(request, priority)
 
-    async def release(self, salt: str, ids: Collection[str]) -> None:
+    async def join(self, joining: JoiningMessage) -> None:
         """See `FarEngine`."""
-        if (serving := self._serving.get(salt)) is not None:
+        serving = self._serving_of(joining.front, joining.salt)
+        serving.take_in([joining.id], joining.rows, joining.promised)
+        with self._core.lock:
+            handle = serving.handle(joining.id)
+        serving.joining(joining.number).add(handle, joining.offset)
+
+    async def give(self, copying: Copying) -> Any:
+        """See `FarEngine`."""
+        serving = self._serving_of(copying.front, copying.salt)
+        return await asyncio.to_thread(packed, serving.tenant, copying.ids)
+
+    async def take(self, copying: Copying, given: Any) -> tuple[Collection[str], int]:
+        """See `FarEngine`."""
+        serving = self._serving_of(copying.front, copying.salt)
+        serving.take_in(copying.ids, copying.rows, frozenset())
+        refused = await asyncio.to_thread(unpacked, serving.tenant, given, serving.scope)
+        taken = {parcel.id: parcel.nbytes for parcel in given if parcel.id not in refused}
+        serving.release([each for each in copying.ids if each not in taken])
+        return list(taken), sum(taken.values())
+
+    async def release(self, front: str, salt: str, ids: Collection[str]) -> None:
+        """See `FarEngine`."""
+        if (serving := self._serving.get((front, salt))) is not None:
             serving.release(ids)
 
-    def _serving_of(self, salt: str) -> _Serving:
-        if salt not in self._serving:
-            self._serving[salt] = _Serving(self._core, self._tenants.open(salt, None))
-        return self._serving[salt]
+    async def close_tenant(self, front: str, salt: str) -> None:
+        """See `FarEngine`."""
+        if (serving := self._serving.pop((front, salt), None)) is not None:
+            self._core.close_scope(serving.scope)
+            if all(other.tenant is not serving.tenant for other in self._serving.values()):
+                await asyncio.to_thread(self._tenants.close, serving.tenant)
 
+    def _serving_of(self, front: str, salt: str) -> _Serving:
+        if (front, salt) not in self._serving:
+            self._serving[front, salt] = _Serving(self._tenants.open(salt, None))
+        return self._serving[front, salt]
 
-class _Serving:
-    """One tenant's messages here."""
-
-    def __init__(self, core: EngineCore, tenant: Tenant) -> None:
-        self._core, self.tenant = core, tenant
-        self.scope = Scope(None)
-        self._lineage = LineageExchange(tenant)
-        self._told = asdict(core.counters.so_far(tenant.name))
-
-    def take_in(self, sent: SentCall) -> None:
-        """Know what the call reads; raises `UnknownHandleError` if something is not there, and did not come with it."""
-        rows = {row.id: row for row in sent.rows}
-        with self._core.lock:
-            table = self._core.table
-            new = [each for each in rows if table.known(each) is None]
-            read = [parent.id for parent in sent.call.parents if parent.id in rows]
-            refused = self._lineage.take_in(read, rows, {}, {}, self.scope)
-            for each in new:
-                message = table.known(each)
-                if message is not None and each in sent.promised:
-                    message.promise = self._core.next_number()
-        if refused:
-            raise UnknownHandleError("; ".join(f"{name}: {why}" for name, why in refused.items()))
-
-    def answer(self, handle: MessageHandle, sent: SentCall) -> SentAnswer:
+    def _answer(self, serving: _Serving, handle: MessageHandle, sent: SentCall) -> SentAnswer:
         """What was made, and what it has cost."""
-        message = self.tenant.find(handle)
+        message = serving.tenant.find(handle)
         seen = zip(message.parents, message.relative_offsets, message.since, strict=True)
         views = [(parent.handle.id, message.native_offset + offset, since) for parent, offset, since in seen]
-        counted = asdict(self._core.counters.so_far(self.tenant.name))
-        delta = {name: counted[name] - self._told[name] for name in counted if name not in _COUNTED_BY_THE_FRONT}
-        self._told = counted
+        with self._core.lock:
+            counted = asdict(self._core.counters.so_far(serving.tenant.name))
+        told = self._told[serving.tenant.name]
+        delta = {name: counted[name] - told.get(name, 0) for name in counted if name not in _COUNTED_BY_THE_FRONT}
+        told.update(counted)
         return SentAnswer(
             handle.id,
             message.tokens,
@@ -120,6 +171,54 @@ class _Serving:
             tuple(views[len(sent.call.parents) :]),
             {name: amount for name, amount in delta.items() if amount},
         )
+
+
+class _Serving:
+    """One tenant's messages here, of one front."""
+
+    def __init__(self, tenant: Tenant) -> None:
+        self._core, self.tenant = tenant.core, tenant
+        self.scope = Scope(None)
+        self.answers: dict[int, Any] = {}
+        """Of calls under way, by number."""
+        self._joinings: dict[int, Joining] = {}
+        self._lineage = LineageExchange(tenant)
+
+    def take_in(self, read: Collection[str], sent_rows: Sequence[LineageRow], promised: Collection[str]) -> None:
+        """Know what a call reads; raises `UnknownHandleError` if something is not there, and did not come with it."""
+        rows = {row.id: row for row in sent_rows}
+        with self._core.lock:
+            table = self._core.table
+            new = [each for each in rows if table.known(each) is None]
+            refused = self._lineage.take_in([each for each in read if each in rows], rows, {}, {}, self.scope)
+            for each in new:
+                message = table.known(each)
+                if message is not None and each in promised:
+                    message.promise = self._core.next_number()
+        if refused:
+            raise UnknownHandleError("; ".join(f"{name}: {why}" for name, why in refused.items()))
+
+    def held(self) -> list[str]:
+        """Ids of what is leased here. Under the engine's lock."""
+        return [message.handle.id for message in self._core.table.held_in(self.scope)]
+
+    def handle(self, message_id: str) -> MessageHandle:
+        """Of a leased message. Under the engine's lock."""
+        message = self._core.table.get(message_id)
+        if message is None:
+            raise UnknownHandleError(f"message {message_id!r} was released")
+        return message.handle
+
+    def joining(self, number: int) -> Joining:
+        """What brings messages into a call's view, before it is there or while it runs."""
+        if number not in self._joinings:
+            self._joinings[number] = self.tenant.joining()
+        return self._joinings[number]
+
+    def forget(self, number: int) -> None:
+        """A call has ended."""
+        self.answers.pop(number, None)
+        self._joinings.pop(number, None)
 
     def release(self, ids: Collection[str]) -> None:
         """Drop the front's leases of these."""

@@ -24,13 +24,12 @@ class Naming:
 
     def __init__(self, salt: str, model: str, secret: bytes) -> None:
         # What is made of the salt alone anybody can make who guesses that there is none.
-        by_salt = hmac.digest(b"choreo", salt.encode(), "sha256")
-        self._key = by_salt if salt else hmac.digest(secret, b"choreo", "sha256")
-        self._lasting_key = by_salt
+        self.salt = salt or secret.hex()
+        """Under which another engine gives the same names: for whoever serves the tenant elsewhere, and nobody else."""
+        self._key = hmac.digest(b"choreo", self.salt.encode(), "sha256")
+        self._lasting_key = hmac.digest(b"choreo", salt.encode(), "sha256")
         self._lasting: WeakKeyDictionary[Message, str] = WeakKeyDictionary()
         self._model = model
-        self.salt = salt
-        """For whoever serves the tenant elsewhere, and nobody else."""
         self.salted = bool(salt)
         """Whether other processes give the same names."""
         self.tenant = hashlib.sha256(self._key).hexdigest()[:16]

@@ -1,0 +1,169 @@
+"""What the front knows of its engines: who has which messages, and how much each has to do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from choreo_agents.engine.calls import Decode
+from choreo_agents.engine.elsewhere.routing import CallToPlace, Costs, EngineAhead, ReadMessage, Route, route
+from choreo_agents.engine.elsewhere.sending import FarEngine, Greeted, lacked
+from choreo_agents.engine.messages.message import Lineage, Message
+from choreo_agents.engine.messages.scope import Scope
+
+_USUAL_SAMPLES = 64
+"""Tokens that an answer has, as long as nobody has seen one of its author's."""
+_WEIGHT = 0.2
+"""Of the latest answer in what is expected of the next."""
+
+
+@dataclass(eq=False)
+class Outpost:
+    """An engine as the front sees it."""
+
+    engine: FarEngine
+    total_tokens: int = 0
+    alive: bool = False
+    held: dict[str, str] = field(default_factory=dict)
+    """The tenant's salt of each message that it has for the front, by id."""
+    serving: dict[int, int] = field(default_factory=dict)
+    """Tokens that are still to be encoded of each request, by number."""
+    arriving_bytes: int = 0
+    """Of KV on its way there."""
+
+    @property
+    def name(self) -> str:
+        """The engine's."""
+        return self.engine.name
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A request that has to be run somewhere."""
+
+    number: int
+    lineage: Lineage
+    call: object
+    """A `Prefill` or a `Decode`."""
+    name: str | None
+    """Id of the message, if that is known before."""
+    thread: Scope | None
+
+
+class Fleet:
+    """Used under the front's lock.
+
+    Args:
+        engines: All that there are, each with a name of its own.
+        costs: Of these machines.
+        bytes_per_token: Of KV.
+        copied_bytes: Of KV that may be on its way at once at most.
+    """
+
+    def __init__(self, engines: Sequence[FarEngine], costs: Costs, bytes_per_token: int, copied_bytes: int) -> None:
+        self.outposts = {engine.name: Outpost(engine) for engine in engines}
+        self.costs = costs
+        self._bytes_per_token = bytes_per_token
+        self._copied_bytes = copied_bytes
+        self._homes: WeakKeyDictionary[Scope, str] = WeakKeyDictionary()
+        self._samples: dict[str | None, float] = {}
+        self.told: dict[str, Collection[str]] = {}
+        """Engines that have messages of others of the tenant, by id, as the directory says."""
+
+    def alive(self) -> list[Outpost]:
+        """Those that calls can be sent to."""
+        return [outpost for outpost in self.outposts.values() if outpost.alive]
+
+    def came(self, name: str, greeted: Greeted) -> None:
+        """An engine is there."""
+        outpost = self.outposts[name]
+        outpost.total_tokens, outpost.alive = greeted.total_tokens, True
+        outpost.held = {each: salt for salt, held in greeted.held.items() for each in held}
+
+    def lost(self, name: str) -> None:
+        """An engine is gone, with all that it had."""
+        outpost = self.outposts[name]
+        outpost.alive = False
+        outpost.held.clear()
+        outpost.serving.clear()
+        for message_id, names in list(self.told.items()):
+            self.told[message_id] = [each for each in names if each != name]
+
+    def place(self, wish: Wish, tried: Collection[str] = ()) -> Route | None:
+        """Where a request is run; it counts as begun there. None: nowhere now.
+
+        Args:
+            wish: The request.
+            tried: Engines that were lost with it.
+        """
+        there = self.alive()
+        engines = [outpost for outpost in there if outpost.name not in tried] or there
+        if not engines:
+            return None
+        reads = [self._read(parent) for parent in wish.lineage.parents]
+        if wish.name is not None and (known := self.holders(wish.name)):
+            reads.append(ReadMessage(wish.name, self._bytes_per_token * len(wish.lineage.tokens), known))
+        call = CallToPlace(reads, len(wish.lineage.tokens), self._expected(wish.call), self._home(wish.thread))
+        found = route(call, [self._ahead(outpost, wish) for outpost in engines], self.costs)
+        self.outposts[found.engine].serving[wish.number] = len(wish.lineage.tokens) + found.tokens_encoded
+        self.outposts[found.engine].arriving_bytes += found.bytes_copied
+        if wish.thread is not None:
+            self._homes[wish.thread] = found.engine
+        return found
+
+    def holders(self, message_id: str) -> list[str]:
+        """The engines that have a message."""
+        own = [outpost.name for outpost in self.alive() if message_id in outpost.held]
+        told = (name for name in self.told.get(message_id, ()) if name not in own and self.outposts[name].alive)
+        return [*own, *told]
+
+    def holds(self, name: str, ids: Mapping[str, str]) -> None:
+        """An engine has messages for the front: their tenants' salts, by id."""
+        self.outposts[name].held.update(ids)
+
+    def dropped(self, message_id: str) -> list[tuple[FarEngine, str]]:
+        """The front needs a message no longer: the engines that are to be told, with the tenant's salt."""
+        found = [(outpost.engine, outpost.held.pop(message_id, None)) for outpost in self.outposts.values()]
+        return [(engine, salt) for engine, salt in found if salt is not None]
+
+    def encoded(self, name: str, number: int) -> None:
+        """A request has encoded what was given."""
+        if number in self.outposts[name].serving:
+            self.outposts[name].serving[number] = 0
+
+    def arrived(self, name: str, nbytes: int) -> None:
+        """KV that was on its way there is so no longer."""
+        self.outposts[name].arriving_bytes -= nbytes
+
+    def ended(self, name: str, number: int, call: object = None, sampled: int = 0) -> None:
+        """A request runs there no longer."""
+        self.outposts[name].serving.pop(number, None)
+        if sampled and isinstance(call, Decode):
+            before = self._samples.get(call.author, float(sampled))
+            self._samples[call.author] = before + _WEIGHT * (sampled - before)
+
+    def _read(self, message: Message) -> ReadMessage:
+        nbytes = len(message.tokens) * self._bytes_per_token
+        return ReadMessage(message.handle.id, nbytes, self.holders(message.handle.id))
+
+    def _ahead(self, outpost: Outpost, wish: Wish) -> EngineAhead:
+        again: dict[str, int] = {}
+        known = set(outpost.held)
+        for parent in wish.lineage.parents:
+            lacking = lacked([parent], known)
+            again[parent.handle.id] = sum(len(each.tokens) for each in lacking)
+            known.update(each.handle.id for each in lacking)
+        if wish.name is not None:
+            again[wish.name] = len(wish.lineage.tokens)
+        room = max(0, self._copied_bytes - outpost.arriving_bytes)
+        return EngineAhead(outpost.name, len(outpost.serving), sum(outpost.serving.values()), again, room)
+
+    def _expected(self, call: object) -> float:
+        if not isinstance(call, Decode):
+            return 0.0
+        most = call.sampling.max_tokens if call.sampling.forced is None else len(call.sampling.forced)
+        return float(min(most, self._samples.get(call.author, _USUAL_SAMPLES)))
+
+    def _home(self, thread: Scope | None) -> str | None:
+        return None if thread is None else self._homes.get(thread)
