@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.elsewhere import load_elsewhere
 from support.tiny import save_tiny_llama
 
 from choreo_agents import Engine, Memory, Scheduling
@@ -16,6 +17,9 @@ from choreo_agents.sampling import TokenSampler
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--engine", choices=["here", "elsewhere"], default="here", help="what `make_engine` makes (default: here)"
+    )
     parser.addoption("--threads", type=int, default=1, help="that torch computes with (default: 1)")
 
 
@@ -55,18 +59,21 @@ MakeEngine = Callable[..., Engine]
 
 
 @pytest.fixture
-def make_engine(tiny: LoadedModel) -> Iterator[MakeEngine]:
+def make_engine(tiny: LoadedModel, request: pytest.FixtureRequest) -> Iterator[MakeEngine]:
     """Makes engines (over the tiny model unless another is given); checks and closes them after the test.
 
-    Fields of `Memory` and `Scheduling` may stand among the options.
+    Fields of `Memory` and `Scheduling` may stand among the options. With `--engine elsewhere` they are fronts over two
+    engines each.
     """
     made: list[Engine] = []
+    elsewhere = request.config.getoption("--engine") == "elsewhere"
 
     def make(model: Any = tiny, **options: Any) -> Engine:
         memory = {name: options.pop(name) for name in list(options) if name in Memory.model_fields}
         scheduling = {name: options.pop(name) for name in list(options) if name in Scheduling.model_fields}
         options["memory"] = Memory(**({"kv_budget_bytes": 1 << 23} | memory))
-        engine = Engine.load(model, scheduling=Scheduling(**scheduling), **options)
+        load = load_elsewhere if elsewhere else Engine.load
+        engine = load(model, scheduling=Scheduling(**scheduling), **options)
         made.append(engine)
         return engine
 

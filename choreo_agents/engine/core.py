@@ -9,22 +9,20 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from choreo_agents.engine.adapters import AdapterRegistry, Loaded
-from choreo_agents.engine.memory_map import MemoryMap, leased_memory
 from choreo_agents.engine.messages.from_cache import ChoreoMethod, FromCache
 from choreo_agents.engine.messages.from_text import TextMethod
 from choreo_agents.engine.messages.holdings import Holdings
 from choreo_agents.engine.messages.method import Method
+from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.recompute import Recomputer
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.rate_limit import RateLimiter
 from choreo_agents.engine.settings import Settings
-from choreo_agents.engine.stats import EngineStats
 from choreo_agents.errors import DeviceLostError, EngineClosedError
 from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.entry import CacheEntry
@@ -82,14 +80,14 @@ class EngineCore:
         self._closed = False
         self._emit = guarded(settings.sink)
         served, budget = model.adapter, settings.memory.kv_budget_bytes
-        self._kv_budget_bytes = budget or pool_bytes(served.geometry, served.device, served.max_positions)
+        self.kv_budget_bytes = budget or pool_bytes(served.geometry, served.device, served.max_positions)
         self._start(None)
         self.holdings = Holdings(self.table, settings.memory)
 
     def _start(self, table: MessageTable | None) -> None:
         """Set up memory and thread; a table of before keeps its messages, whose KV is computed again when read."""
-        adapter, settings, memory = self.model.adapter, self.settings, self.settings.memory
-        self.pool = KVPool(adapter.geometry, self._kv_budget_bytes, adapter.device)
+        adapter, memory = self.model.adapter, self.settings.memory
+        self.pool = KVPool(adapter.geometry, self.kv_budget_bytes, adapter.device)
         disk = None
         if memory.disk is not None or memory.kept is not None:
             disk = DiskThread(None if memory.disk is None else self._disk_store)
@@ -138,6 +136,11 @@ class EngineCore:
         if name == "choreo":
             return ChoreoMethod(self.recomputer)
         return TextMethod(self.pool, prefix_cache=name == "baseline")
+
+    def load_adapter(self, loaded: Loaded, name: str | None, naming: Naming) -> str:
+        """Let a tenant's calls name an adapter; the name that it has then."""
+        with self.lock:
+            return self.adapters.add(loaded, name, naming.tenant)
 
     def count_found(self, tokens: int, tenant: str) -> None:
         """Count the prompt of a tenant's prefill that found its message encoded, or on its way for another call."""
@@ -208,57 +211,6 @@ class EngineCore:
                 # The old memory must be gone before there is a new one: both may not fit.
                 self.pool.give_up()
                 self._start(table)
-
-    def stats(self, tenant: str | None = None) -> EngineStats:
-        """What a tenant holds and has done, or all together."""
-        with self.lock:
-            messages = [m for m in self.table.messages() if tenant is None or m.tenant == tenant]
-            tiers = self.cache.bytes_by_tier(tenant)
-            counters = self.counters.total if tenant is None else self.counters.so_far(tenant)
-            movements = self.movements.total if tenant is None else self.movements.so_far(tenant)
-            return EngineStats(
-                **asdict(counters),
-                unfinished=self.loop.unfinished() if tenant is None else len(self.loop.requests_of(tenant)),
-                messages=len(messages),
-                leases=sum(message.leases for message in messages),
-                threads=self.holdings.names(tenant),
-                **asdict(movements),
-                kv_bytes=tiers["device"],
-                host_bytes=tiers["host"],
-                disk_bytes=tiers["disk"],
-                kv_budget_bytes=self._kv_budget_bytes,
-            )
-
-    def memory_map(self, tenant: str | None = None) -> MemoryMap:
-        """How much of a tenant's is in each tier, and which of its authors keep it there; or of all together."""
-        with self.lock:
-            budgets, stats = self.settings.memory, self.stats(tenant)
-            disk_bytes = 0 if budgets.disk is None else budgets.disk_bytes
-            held = (message for message in self.table.messages() if tenant is None or message.tenant == tenant)
-            asked = stats.tokens_encoded + stats.tokens_reused + stats.tokens_recomputed
-            movements = self.movements.total if tenant is None else self.movements.so_far(tenant)
-            return MemoryMap(
-                bytes_per_token=self.pool.geometry.bytes_per_token,
-                tiers={"device": stats.kv_bytes, "host": stats.host_bytes, "disk": stats.disk_bytes},
-                budgets={"device": self._kv_budget_bytes, "host": budgets.host_bytes, "disk": disk_bytes},
-                authors=leased_memory(held, lambda message: message.author or "", self.cache),
-                hit_rate=stats.tokens_reused / asked if asked else 0.0,
-                **asdict(movements),
-            )
-
-    def check(self) -> None:
-        """Assert all invariants of memory and bookkeeping."""
-        with self.lock:
-            self.pool.check()
-            self.table.check()
-            self.holdings.check()
-            self.method.check()
-            if not self.loop.unfinished() and self.method.keeps_kv:
-                leased = {message.entry for message in self.table.messages()}
-                held = self.cache.entries_of(None)
-                assert all(entry in leased or entry.wanted for entry in held), "KV outlived its message"
-                owned = sum(entry.segment is not None for entry in held)
-                assert self.pool.live_segments() == owned, "a segment outlived its message"
 
 
 def _note(skipped: deque[FileSkipped], path: Path, why: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
 import torch
 
@@ -24,7 +24,7 @@ from choreo_agents.engine.calls import (
     StreamedToken,
 )
 from choreo_agents.engine.core import EngineCore
-from choreo_agents.engine.elsewhere import COPIED_BYTES, FRONT_BYTES, PATIENCE_S, Costs, ElsewhereCore, FarEngine
+from choreo_agents.engine.elsewhere import FarEngine, FrontOptions, front_of
 from choreo_agents.engine.inspect import Inspection
 from choreo_agents.engine.lineage import LineageExchange
 from choreo_agents.engine.messages.scope import Scope
@@ -34,6 +34,7 @@ from choreo_agents.engine.quota import Quota
 from choreo_agents.engine.recording import Recordings
 from choreo_agents.engine.settings import Memory, MethodName, Scheduling, Settings
 from choreo_agents.engine.stats import EngineStats
+from choreo_agents.engine.stock import check_engine
 from choreo_agents.engine.tenants import Tenants
 from choreo_agents.engine.threads import Threads
 from choreo_agents.engine.transfer.facade import KVTransfer
@@ -43,6 +44,8 @@ from choreo_agents.models import ChatFormat, GenerationConfigUse, LoadedModel, l
 from choreo_agents.runtime.lock import compute_after_fork
 from choreo_agents.sampling import Chosen
 from choreo_agents.tracing import EventSink, discard
+
+Made = TypeVar("Made", bound="Engine")
 
 
 class Engine:
@@ -116,44 +119,6 @@ class Engine:
         loaded = _loaded(model, backend, options | {"generation_config": generation_config})
         own = None if adapter is None else read_loaded(loaded.adapter, adapter, settings.memory.mapped_storage)
         tenants = Tenants(EngineCore(loaded, settings, own))
-        return cls(tenants, salt, quota, EngineOwner(tenants))
-
-    @classmethod
-    def over(
-        cls,
-        engines: Sequence[FarEngine],
-        model: LoadedModel,
-        *,
-        copied_bytes: int = COPIED_BYTES,
-        patience_s: float = PATIENCE_S,
-        costs: Costs | None = None,
-        memory: Memory | None = None,
-        seed: int = 0,
-        salt: str = "",
-        quota: Quota | None = None,
-        sink: EventSink = discard,
-    ) -> Engine:
-        """An engine whose calls others run: it knows all messages, and has no KV itself.
-
-        Args:
-            engines: Compute, each with a name of its own: by whatever reaches them (see `EngineOwner.server`).
-            model: Theirs. Of its weights nothing is used here.
-            copied_bytes: Of KV that may be on its way to one of them at once at most: the rest is encoded again.
-            patience_s: Seconds that calls wait while none of them is there.
-            costs: What decides which of them runs a call; by default guesses for a CPU.
-            memory: How long idle threads are remembered; KV is kept where it is computed. The rest: see `load`.
-
-        Raises:
-            EngineMismatchError: They have other models, dtypes or versions. EngineLostError: One does not answer.
-        """
-        if not engines or len({engine.name for engine in engines}) < len(engines):
-            names = [engine.name for engine in engines]
-            raise InvalidRequestError(f"a front needs engines, each with a name of its own, not {names!r}")
-        budget = (memory or Memory()).model_copy(update={"kv_budget_bytes": FRONT_BYTES, "disk": None, "kept": None})
-        chosen = {"method": "choreo", "memory": budget, "scheduling": Scheduling(), "backend": "auto"}
-        settings = Settings.model_validate(chosen | {"seed": seed, "sink": sink})
-        ways: dict[str, Any] = {"costs": costs, "copied_bytes": copied_bytes, "patience_s": patience_s}
-        tenants = Tenants(ElsewhereCore(model, settings, engines, **ways))
         return cls(tenants, salt, quota, EngineOwner(tenants))
 
     @overload
@@ -315,7 +280,7 @@ class Engine:
 
     def check(self) -> None:
         """Assert all invariants of memory and bookkeeping."""
-        self._core.check()
+        check_engine(self._core)
 
     def close(self) -> None:
         """End this tenancy, or, of the engine that `load` returned, the engine with all tenants.
@@ -333,6 +298,31 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def engine_over(
+    engines: Sequence[FarEngine],
+    model: str | Path | LoadedModel,
+    *,
+    salt: str = "",
+    quota: Quota | None = None,
+    made: type[Made] = Engine,  # type: ignore[assignment]
+    **options: Unpack[FrontOptions],
+) -> Made:
+    """An engine whose calls others run: it knows all messages, and has no KV itself.
+
+    Args:
+        engines: Compute, each with a name of its own: by whatever reaches them (see `EngineOwner.server`).
+        model: Theirs, of which only small files are read here; or one loaded before.
+        salt: As for `Engine.load`, and `quota`.
+        made: What is made.
+        options: See `FrontOptions`.
+
+    Raises:
+        EngineMismatchError: They have other models, dtypes or versions. EngineLostError: One does not answer.
+    """
+    tenants = Tenants(front_of(engines, model, options))
+    return made(tenants, salt, quota, EngineOwner(tenants))
 
 
 def _loaded(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from choreo_agents.engine.elsewhere import EngineServer
 from choreo_agents.engine.memory_map import LeasedMemory, MemoryMap, leased_memory
 from choreo_agents.engine.stats import EngineStats
+from choreo_agents.engine.stock import memory_map_of, stats_of
 from choreo_agents.engine.tenants import Tenants
 
 
@@ -25,11 +26,11 @@ class EngineOwner:
 
     def stats(self) -> EngineStats:
         """What the engine holds now and has done so far, for all tenants together."""
-        return self._core.stats()
+        return stats_of(self._core)
 
     def memory_map(self) -> MemoryMap:
         """How much is in each tier, and which authors keep it there, those of all tenants together."""
-        return self._core.memory_map()
+        return memory_map_of(self._core)
 
     def restart(self) -> None:
         """Start again with empty memory; unfinished calls fail with `EngineClosedError`.
@@ -42,7 +43,7 @@ class EngineOwner:
         self._core.restart()
 
     def server(self, name: str) -> EngineServer:
-        """What has this engine compute for fronts elsewhere (see `Engine.over`), under a name of its own.
+        """What has this engine compute for fronts elsewhere (see `engine_over`), under a name of its own.
 
         Made for one event loop; nobody else should call the engine then.
         """

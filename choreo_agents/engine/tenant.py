@@ -27,6 +27,7 @@ from choreo_agents.engine.quota import Quota, QuotaKeeper
 from choreo_agents.engine.rate_limit import RateLimiter
 from choreo_agents.engine.request_builder import PlacedCall, RequestBuilder
 from choreo_agents.engine.stats import EngineStats
+from choreo_agents.engine.stock import memory_map_of, stats_of
 from choreo_agents.errors import EngineClosedError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.segment import Segment
@@ -126,14 +127,14 @@ class Tenant:
 
     def stats(self) -> EngineStats:
         """What it holds now and has done so far."""
-        found, most = self.core.stats(self.name), self.quotas.quota.pool_bytes
+        found, most = stats_of(self.core, self.name), self.quotas.quota.pool_bytes
         return found if most is None else replace(found, kv_budget_bytes=min(most, found.kv_budget_bytes))
 
     def memory_map(self) -> MemoryMap:
         """How much is in each tier, and which of its authors keep it there."""
         with self.core.lock:
             self.require_tenancy()
-            found, most = self.core.memory_map(self.name), self.quotas.quota.pool_bytes
+            found, most = memory_map_of(self.core, self.name), self.quotas.quota.pool_bytes
             device = found.budgets["device"] if most is None else min(most, found.budgets["device"])
             return replace(found, budgets={**found.budgets, "device": device})
 
@@ -143,7 +144,7 @@ class Tenant:
         loaded = read_loaded(self.core.model.adapter, folder, self.core.settings.memory.mapped_storage)
         with self.core.lock:
             self.require_tenancy()
-            return self.core.adapters.add(loaded, name, self.name)
+        return self.core.load_adapter(loaded, name, self.naming)
 
     def adapters(self) -> tuple[str, ...]:
         """The names that its calls can use."""

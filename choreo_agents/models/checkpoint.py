@@ -16,11 +16,11 @@ from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
 
 from choreo_agents.errors import ChoreoError, InvalidRequestError, UnsupportedModelError
-from choreo_agents.models.dtypes import require_served, usual_dtype
 from choreo_agents.models.embedded import WEIGHTS
 from choreo_agents.models.fingerprint import WeightFiles
 from choreo_agents.models.lines import first_line
-from choreo_agents.models.quantized import missing_package, quantization_of
+from choreo_agents.models.weights.dtypes import require_served, usual_dtype
+from choreo_agents.models.weights.quantized import missing_package, quantization_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -108,12 +108,16 @@ class Checkpoint:
         return said
 
     def parameters(self) -> int:
-        """How many numbers its configuration has weights for: it is built without any."""
+        """How many numbers its configuration has weights for."""
+        return sum(weight.numel() for weight in self.skeleton().parameters())
+
+    def skeleton(self) -> PreTrainedModel:
+        """Its model, built without any weights."""
         from transformers import AutoModelForCausalLM  # noqa: PLC0415 - as in `read`
 
         with Alone(), _in_a_line(self.name, "configuration"), torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(self.config, trust_remote_code=False)
-        return sum(weight.numel() for weight in model.parameters())
+        return model
 
     def model(self, device: torch.device, dtype: torch.dtype | None) -> PreTrainedModel:
         """Its model with its weights, straight on a device.

@@ -16,14 +16,11 @@ from choreo_agents.models.adapter import ModelAdapter, max_positions
 from choreo_agents.models.chat import ChatFormat, Role, chat_format
 from choreo_agents.models.checkpoint import Alone, Checkpoint
 from choreo_agents.models.discovery import discover_attention
-from choreo_agents.models.dtypes import require_served
 from choreo_agents.models.embedded import WEIGHTS, vocabulary
 from choreo_agents.models.framed import FramedText
 from choreo_agents.models.guides import Grammars
 from choreo_agents.models.lines import first_line
 from choreo_agents.models.located import located
-from choreo_agents.models.prepacked import prepack
-from choreo_agents.models.quantized import require_loadable
 from choreo_agents.models.spelling import Spelling, control_tokens, spelling_of
 from choreo_agents.models.support import (
     MovedLogits,
@@ -32,6 +29,9 @@ from choreo_agents.models.support import (
     require_movable,
     require_supported,
 )
+from choreo_agents.models.weights.dtypes import require_served
+from choreo_agents.models.weights.prepacked import prepack
+from choreo_agents.models.weights.quantized import require_loadable
 from choreo_agents.sampling import Sampler, SamplerCall, Sampling, checkpoint_sampling
 
 if TYPE_CHECKING:

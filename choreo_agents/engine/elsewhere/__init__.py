@@ -7,7 +7,7 @@ Read `sending`, what goes to and fro, then `errand`, what is done for a request,
 `routing` says where that is.
 """
 
-from choreo_agents.engine.elsewhere.core import COPIED_BYTES, FRONT_BYTES, PATIENCE_S, ElsewhereCore
+from choreo_agents.engine.elsewhere.front import FrontOptions, front_of
 from choreo_agents.engine.elsewhere.routing import Costs
 from choreo_agents.engine.elsewhere.sending import (
     Copying,
@@ -15,23 +15,25 @@ from choreo_agents.engine.elsewhere.sending import (
     Greeted,
     Greeting,
     JoiningMessage,
+    Releasing,
+    SentAdapter,
     SentAnswer,
     SentCall,
 )
 from choreo_agents.engine.elsewhere.serving import EngineServer
 
 __all__ = [
-    "COPIED_BYTES",
-    "FRONT_BYTES",
-    "PATIENCE_S",
     "Copying",
     "Costs",
-    "ElsewhereCore",
     "EngineServer",
     "FarEngine",
+    "FrontOptions",
     "Greeted",
     "Greeting",
     "JoiningMessage",
+    "Releasing",
+    "SentAdapter",
     "SentAnswer",
     "SentCall",
+    "front_of",
 ]

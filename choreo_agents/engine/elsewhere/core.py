@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import ref
 
+from choreo_agents.engine.adapters import Loaded
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.elsewhere.errand import Errands
 from choreo_agents.engine.elsewhere.fleet import Fleet
 from choreo_agents.engine.elsewhere.loop import ElsewhereLoop
 from choreo_agents.engine.elsewhere.method import ElsewhereMethod
+from choreo_agents.engine.elsewhere.presence import Presence
 from choreo_agents.engine.elsewhere.routing import Costs
 from choreo_agents.engine.elsewhere.sending import FarEngine, Greeting, own_version
+from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.settings import Settings
 from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.entry import CacheEntry
@@ -21,11 +24,10 @@ from choreo_agents.kv.entry_files import EntryFiles
 from choreo_agents.kv.store.host import HostTier
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.endings import Endings
+from choreo_agents.tracing import guarded
 
 PATIENCE_S = 60.0
 COPIED_BYTES = 1 << 28
-FRONT_BYTES = 1 << 20
-"""Of a front's own KV memory, in which there is never anything."""
 
 
 class ElsewhereCore(EngineCore):
@@ -35,6 +37,7 @@ class ElsewhereCore(EngineCore):
         model: Theirs.
         settings: Of the front.
         engines: Compute; each has a name of its own.
+        adapter: What they have loaded for calls that name no other.
         costs: Of these machines.
         copied_bytes: Of KV that may be on its way to an engine at once at most.
         patience_s: Seconds that calls wait while no engine is there.
@@ -48,6 +51,7 @@ class ElsewhereCore(EngineCore):
         model: LoadedModel,
         settings: Settings,
         engines: Sequence[FarEngine],
+        adapter: Loaded | None = None,
         *,
         costs: Costs | None = None,
         copied_bytes: int = COPIED_BYTES,
@@ -58,9 +62,9 @@ class ElsewhereCore(EngineCore):
         self._greeting = Greeting(secrets.token_hex(16), model.adapter.fingerprint, own_version())
         self._patience_s = patience_s
         self._total_tokens = 0
-        super().__init__(model, settings)
+        super().__init__(model, settings, adapter)
         try:
-            self._total_tokens = self.loop.wait_for(self._errands.greet())  # type: ignore[attr-defined]
+            self._total_tokens = self.loop.wait_for(self._presence.greet_all())  # type: ignore[attr-defined]
         except BaseException:
             self.close()
             raise
@@ -77,10 +81,18 @@ class ElsewhereCore(EngineCore):
         return ElsewhereMethod(self.table)
 
     def _loop(self) -> Any:
-        sink, lock = self.settings.sink, self.lock
-        self._errands = Errands(self.fleet, self.table, self.counters, self._greeting, lock, sink, self._patience_s)
-        endings = Endings(self.pool, self.counters, sink, lock.condition())
-        return ElsewhereLoop(self.fleet, self._errands, endings, lock, sink)
+        sink, lock, front = self.settings.sink, self.lock, self._greeting.front
+        self._presence = Presence(self.fleet, self._greeting, lock, sink, self._patience_s)
+        self._errands = Errands(self.fleet, self._presence, self.table, self.counters, lock, sink, front)
+        endings = Endings(self.pool, self.counters, guarded(sink), lock.condition())
+        return ElsewhereLoop(self._errands, endings, lock, sink)
+
+    def load_adapter(self, loaded: Loaded, name: str | None, naming: Naming) -> str:
+        """See `EngineCore`; all engines load it."""
+        given = super().load_adapter(loaded, name, naming)
+        files = {path.name: path.read_bytes() for path in sorted(loaded.folder.iterdir()) if path.is_file()}
+        self.loop.wait_for(self._presence.load_adapter(given, files, naming.salt))  # type: ignore[attr-defined]
+        return given
 
     def dropped(self, message_id: str) -> None:
         """The front needs a message no longer."""

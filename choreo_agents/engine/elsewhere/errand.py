@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections import defaultdict
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any, Protocol
 
 from choreo_agents.engine.calls import Prefill
+from choreo_agents.engine.elsewhere.copies import Copies
 from choreo_agents.engine.elsewhere.fleet import Fleet, Outpost, Wish
 from choreo_agents.engine.elsewhere.method import ElsewhereEncoding
+from choreo_agents.engine.elsewhere.presence import Presence
 from choreo_agents.engine.elsewhere.routing import Route
 from choreo_agents.engine.elsewhere.sending import (
-    Copying,
     FarEngine,
-    Greeting,
     JoiningMessage,
+    Releasing,
     SentAnswer,
     SentCall,
     rows_of,
@@ -26,20 +28,31 @@ from choreo_agents.engine.elsewhere.sending import (
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.pending import Pending
-from choreo_agents.errors import ChoreoError, EngineLostError, EngineMismatchError, UnknownHandleError
+from choreo_agents.errors import ChoreoError, EngineLostError, HandleError
 from choreo_agents.runtime.counters import Counters
 from choreo_agents.runtime.lock import EngineLock
 from choreo_agents.runtime.request import Request
 from choreo_agents.sampling import Chosen
-from choreo_agents.tracing import CallPlaced, EngineCame, EngineWent, EventSink, FirstToken, Ledger, guarded
-
-if TYPE_CHECKING:
-    from choreo_agents.engine.elsewhere.loop import ElsewhereLoop
+from choreo_agents.tracing import CallPlaced, EventSink, FirstToken, Ledger, guarded
 
 MOST_LOSSES = 2
 """Engines that a call may be lost with."""
-_BACKOFF_S, _LONGEST_BACKOFF_S = 0.1, 30.0
-"""Seconds after which an engine that is gone is asked whether it is back: at first, and at last."""
+
+
+class TaskLoop(Protocol):
+    """The loop that runs them."""
+
+    def soon(self, work: Callable[[], object]) -> None:
+        """Have something done on its thread."""
+        ...
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Begin something that nobody waits for. On its thread."""
+        ...
+
+    def finish(self, request: Request) -> None:
+        """A request is done. Under the lock."""
+        ...
 
 
 class Errands:
@@ -47,46 +60,36 @@ class Errands:
 
     Args:
         fleet: The engines.
+        presence: Which of them are there.
         table: Has the messages.
         counters: Count what is done elsewhere, too.
-        greeting: Of the front.
         lock: Guards all bookkeeping.
         sink: Receives events.
-        patience_s: Seconds that calls wait while no engine is there.
+        front: Names the front.
     """
 
     def __init__(
         self,
         fleet: Fleet,
+        presence: Presence,
         table: MessageTable,
         counters: Ledger[Counters],
-        greeting: Greeting,
         lock: EngineLock,
         sink: EventSink,
-        patience_s: float,
+        front: str,
     ) -> None:
-        self._fleet, self._table, self._counters, self._greeting = fleet, table, counters, greeting
-        self._lock, self._emit, self._patience_s = lock, guarded(sink), patience_s
-        self._loop: ElsewhereLoop
+        self._fleet, self._table, self._counters, self._front = fleet, table, counters, front
+        self._lock, self._emit, self.presence = lock, guarded(sink), presence
+        self._loop: TaskLoop
+        self._stamps = itertools.count()
+        self._copies = Copies(fleet, presence, lock, sink, front, self._stamps.__next__)
         self._at: dict[int, Outpost] = {}
         """Where each request runs."""
-        self._copying: dict[tuple[str, str], asyncio.Future[None]] = {}
-        """Done when a message's copy has come to an engine, or will not."""
-        self._there = asyncio.Event()
-        """Set while there is an engine to send calls to."""
 
-    def attach(self, loop: ElsewhereLoop) -> None:
+    def attach(self, loop: TaskLoop) -> None:
         """The loop that runs them."""
         self._loop = loop
-
-    async def greet(self) -> int:
-        """Be known to all engines; tokens of KV that each of them has room for at least."""
-        outposts = list(self._fleet.outposts.values())
-        for outpost in outposts:
-            await self._loop.greet(outpost.engine, self._greeting)
-            self._emit(EngineCame(time.perf_counter(), outpost.name))
-        self._there.set()
-        return min(outpost.total_tokens for outpost in outposts)
+        self.presence.spawn = loop.spawn
 
     async def prepare(self, requests: Sequence[Request]) -> None:
         """Find out what has to be known before requests are placed."""
@@ -100,24 +103,28 @@ class Errands:
         with self._lock:
             outpost = self._at.get(request.number)
         if outpost is not None:
-            await _reached(outpost.engine.hurry(self._greeting.front, request.number, request.priority))
+            await _reached(outpost.engine.hurry(self._front, request.number, request.priority))
 
     def forget(self, message_id: str) -> None:
         """The front has dropped a message: who holds it may, too. Under the lock."""
-        by_engine: dict[FarEngine, str] = dict(self._fleet.dropped(message_id))
+        by_engine: Mapping[FarEngine, str] = dict(self._fleet.dropped(message_id))
         for engine, salt in by_engine.items():
-            release = engine.release(self._greeting.front, salt, [message_id])
-            self._loop.soon(lambda release=release: self._loop.spawn(_reached(release)))
+            releasing = Releasing(self._front, next(self._stamps), salt, (message_id,))
+            self._loop.soon(partial(self._release, engine, releasing))
 
     async def leave(self) -> None:
         """Give back all that engines hold for the front."""
         with self._lock:
             held = {(each.engine, salt) for each in self._fleet.alive() for salt in each.held.values()}
-        away = (_reached(engine.close_tenant(self._greeting.front, salt)) for engine, salt in held)
-        await asyncio.wait_for(asyncio.gather(*away), self._patience_s)
+        away = (_reached(engine.close_tenant(self._front, salt)) for engine, salt in held)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*away), self.presence.patience_s)
+
+    def _release(self, engine: FarEngine, releasing: Releasing) -> None:
+        self._loop.spawn(_reached(engine.release(releasing)))
 
     def _place(self, request: Request, lost: Sequence[str]) -> Route | None:
-        """Find a request its engine, and begin the copies that it waits for there."""
+        """Find a request its engine; None: there is none now."""
         pending = _pending(request)
         call = pending.placed.read.call
         name = pending.name if isinstance(call, Prefill) else None
@@ -133,7 +140,7 @@ class Errands:
         lost: list[str] = []
         while True:
             if placed is None:
-                await self._engine_there()
+                await self.presence.awaited()
                 with self._lock:
                     if request.over:
                         return
@@ -146,7 +153,7 @@ class Errands:
                 return
             except EngineLostError as cause:
                 lost.append(outpost.name)
-                self._gone(outpost, cause)
+                self.presence.gone(outpost, cause)
                 if len(lost) >= MOST_LOSSES:
                     raise _deadly(request, lost) from cause
                 placed = None
@@ -155,58 +162,14 @@ class Errands:
                     self._fleet.ended(outpost.name, request.number)
                     self._at.pop(request.number, None)
 
-    async def _engine_there(self) -> None:
-        try:
-            await asyncio.wait_for(self._there.wait(), self._patience_s)
-        except TimeoutError:
-            names = ", ".join(map(repr, self._fleet.outposts))
-            raise EngineLostError(
-                f"none of the engines {names} has answered for {self._patience_s:g} s: see why they end, and call again"
-            ) from None
-
     async def _bring(self, request: Request, placed: Route, outpost: Outpost) -> None:
-        """Have what is copied for a request where it runs; what does not come is encoded again there."""
-        salt = _pending(request).naming.salt
-        by_source: dict[str, list[Message]] = defaultdict(list)
-        waits: list[asyncio.Future[None]] = []
-        begun: dict[tuple[str, str], asyncio.Future[None]] = {}
-        with self._lock:
-            if request.over:
-                return
-            parents = {parent.handle.id: parent for parent in _pending(request).lineage.parents}
-            for message_id, source in placed.copies.items():
-                key = (outpost.name, message_id)
-                if (coming := self._copying.get(key)) is not None:
-                    waits.append(coming)
-                elif message_id in parents and message_id not in outpost.held:
-                    by_source[source].append(parents[message_id])
-                    begun[key] = self._copying[key] = asyncio.get_running_loop().create_future()
-            copyings = {source: self._copying_of(salt, messages, outpost) for source, messages in by_source.items()}
+        pending = _pending(request)
+        messages = {parent.handle.id: parent for parent in pending.lineage.parents}
         try:
-            for source, copying in copyings.items():
-                await self._copy(self._fleet.outposts[source], outpost, copying)
+            await self._copies.bring(pending.naming.salt, placed.copies, messages, outpost)
         finally:
             with self._lock:
                 self._fleet.arrived(outpost.name, placed.bytes_copied)
-                for key, coming in begun.items():
-                    del self._copying[key]
-                    coming.set_result(None)
-        for coming in waits:
-            await coming
-
-    def _copying_of(self, salt: str, messages: Sequence[Message], outpost: Outpost) -> Copying:
-        rows, _ = rows_of(messages, outpost.held)
-        return Copying(self._greeting.front, salt, tuple(each.handle.id for each in messages), rows)
-
-    async def _copy(self, source: Outpost, outpost: Outpost, copying: Copying) -> None:
-        try:
-            given = await source.engine.give(copying)
-        except EngineLostError as cause:
-            self._gone(source, cause)
-            return
-        taken, _ = await outpost.engine.take(copying, given)
-        with self._lock:
-            self._fleet.holds(outpost.name, dict.fromkeys(taken, copying.salt))
 
     async def _run_at(self, request: Request, outpost: Outpost) -> None:
         with self._lock:
@@ -217,8 +180,8 @@ class Errands:
             self._let_join(request, outpost)
         try:
             await self._hear(request, outpost, call)
-        except UnknownHandleError:
-            # It was released there while the front asked for it again: now all of it is sent.
+        except HandleError:
+            # It has forgotten something that the front believed it to have: now all of it is sent.
             with self._lock:
                 for parent in call.call.parents:
                     outpost.held.pop(parent.id, None)
@@ -227,14 +190,12 @@ class Errands:
 
     def _sent(self, request: Request, outpost: Outpost) -> SentCall:
         pending = _pending(request)
+        salt, held = pending.naming.salt, outpost.held
         seed = None if request.decoding is None else request.decoding.seed
         delivered = [chosen.token for chosen in request.chosen]
-        held = outpost.held
-        made = sent(
-            self._greeting.front, request.number, pending.naming.salt, pending.placed, seed, held.keys(), delivered
-        )
+        made = sent(self._front, next(self._stamps), request.number, salt, pending.placed, seed, held.keys(), delivered)
         # From now on the engine leases what the call reads, whatever becomes of the call.
-        self._fleet.holds(outpost.name, {parent.id: pending.naming.salt for parent in made.call.parents})
+        self._fleet.holds(outpost.name, {parent.id: salt for parent in made.call.parents})
         return made
 
     def _let_join(self, request: Request, outpost: Outpost) -> None:
@@ -243,9 +204,8 @@ class Errands:
         def join(parent: Message, offset: int) -> None:
             rows, promised = rows_of([parent], outpost.held.keys())
             self._fleet.holds(outpost.name, {parent.handle.id: salt})
-            joining = JoiningMessage(
-                self._greeting.front, request.number, salt, parent.handle.id, offset, rows, promised
-            )
+            what = (salt, parent.handle.id, offset, rows, promised)
+            joining = JoiningMessage(self._front, next(self._stamps), request.number, *what)
             self._loop.soon(lambda: self._loop.spawn(_reached(outpost.engine.join(joining))))
 
         late.on_added = join
@@ -301,32 +261,6 @@ class Errands:
             self.forget(answer.id)
         else:
             self._table.entry(made)
-
-    def _gone(self, outpost: Outpost, cause: EngineLostError) -> None:
-        """An engine is gone: what it had is computed again where it is read, and it is asked to come back."""
-        with self._lock:
-            if not outpost.alive:
-                return
-            self._fleet.lost(outpost.name)
-            if not self._fleet.alive():
-                self._there.clear()
-        self._emit(EngineWent(time.perf_counter(), outpost.name, str(cause)))
-        self._loop.spawn(self._revive(outpost))
-
-    async def _revive(self, outpost: Outpost) -> None:
-        wait_s = _BACKOFF_S
-        while True:
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_BACKOFF_S)
-            try:
-                await self._loop.greet(outpost.engine, self._greeting)
-            except EngineLostError:
-                continue
-            except EngineMismatchError:
-                return  # it is another now: nothing can be sent to it
-            self._emit(EngineCame(time.perf_counter(), outpost.name))
-            self._there.set()
-            return
 
 
 def _pending(request: Request) -> Pending:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from choreo_agents.engine.calls import Decode
-from choreo_agents.engine.elsewhere.routing import CallToPlace, Costs, EngineAhead, ReadMessage, Route, route
+from choreo_agents.engine.elsewhere.routing import CallToPlace, Costs, EngineAhead, KVToRead, Route, route
 from choreo_agents.engine.elsewhere.sending import FarEngine, Greeted, lacked
 from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.engine.messages.scope import Scope
@@ -103,7 +103,7 @@ class Fleet:
             return None
         reads = [self._read(parent) for parent in wish.lineage.parents]
         if wish.name is not None and (known := self.holders(wish.name)):
-            reads.append(ReadMessage(wish.name, self._bytes_per_token * len(wish.lineage.tokens), known))
+            reads.append(KVToRead(wish.name, self._bytes_per_token * len(wish.lineage.tokens), known))
         call = CallToPlace(reads, len(wish.lineage.tokens), self._expected(wish.call), self._home(wish.thread))
         found = route(call, [self._ahead(outpost, wish) for outpost in engines], self.costs)
         self.outposts[found.engine].serving[wish.number] = len(wish.lineage.tokens) + found.tokens_encoded
@@ -143,9 +143,9 @@ class Fleet:
             before = self._samples.get(call.author, float(sampled))
             self._samples[call.author] = before + _WEIGHT * (sampled - before)
 
-    def _read(self, message: Message) -> ReadMessage:
+    def _read(self, message: Message) -> KVToRead:
         nbytes = len(message.tokens) * self._bytes_per_token
-        return ReadMessage(message.handle.id, nbytes, self.holders(message.handle.id))
+        return KVToRead(message.handle.id, nbytes, self.holders(message.handle.id))
 
     def _ahead(self, outpost: Outpost, wish: Wish) -> EngineAhead:
         again: dict[str, int] = {}

@@ -6,12 +6,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
+from choreo_agents.engine.calls import Decode
 from choreo_agents.engine.elsewhere.errand import Errands
-from choreo_agents.engine.elsewhere.fleet import Fleet
-from choreo_agents.engine.elsewhere.sending import FarEngine, Greeting
-from choreo_agents.errors import ChoreoError, EngineClosedError, EngineLostError, RequestTimeoutError
+from choreo_agents.engine.pending import Pending
+from choreo_agents.errors import ChoreoError, EngineClosedError, InvalidRequestError, RequestTimeoutError
 from choreo_agents.runtime.endings import Endings, failed
 from choreo_agents.runtime.lock import EngineLock
 from choreo_agents.runtime.request import Request
@@ -25,15 +26,14 @@ class ElsewhereLoop:
     """Owns a thread with an event loop, in which every request is a task (see `EngineLoop`, whose place it takes).
 
     Args:
-        fleet: The engines.
         errands: What a request's task does.
         endings: End requests.
         lock: Guards all bookkeeping.
         sink: Receives events.
     """
 
-    def __init__(self, fleet: Fleet, errands: Errands, endings: Endings, lock: EngineLock, sink: EventSink) -> None:
-        self.fleet, self._errands, self._endings, self._lock = fleet, errands, endings, lock
+    def __init__(self, errands: Errands, endings: Endings, lock: EngineLock, sink: EventSink) -> None:
+        self._errands, self._endings, self._lock = errands, endings, lock
         self._emit = guarded(sink)
         self._under_way: dict[int, Request] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -52,6 +52,8 @@ class ElsewhereLoop:
         """Have requests run, which are placed together. Raises what `require_open` does."""
         with self._lock:
             self.require_open()
+            for request in requests:
+                _require_sendable(request)
             for request in requests:
                 self._under_way[request.number] = request
                 self._emit(
@@ -131,12 +133,6 @@ class ElsewhereLoop:
         if (task := self._tasks.get(request.number)) is not None:
             self.soon(task.cancel)
 
-    async def greet(self, engine: FarEngine, greeting: Greeting) -> None:
-        """Be known to an engine, which can be sent calls from then on."""
-        greeted = await engine.greet(greeting)
-        with self._lock:
-            self.fleet.came(engine.name, greeted)
-
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         watch = self._loop.create_task(self._watch())
@@ -174,7 +170,10 @@ class ElsewhereLoop:
             errands = [self._errands.errand(request) for request in going]
         for request, errand in zip(going, errands, strict=True):
             task = self._tasks[request.number] = self._loop.create_task(self._serve(request, errand))
-            task.add_done_callback(lambda _, number=request.number: self._tasks.pop(number, None))
+            task.add_done_callback(partial(self._done, request.number))
+
+    def _done(self, number: int, task: asyncio.Task[None]) -> None:
+        del self._tasks[number]
 
     async def _serve(self, request: Request, errand: Coroutine[Any, Any, None]) -> None:
         try:
@@ -183,5 +182,12 @@ class ElsewhereLoop:
             raise
         except Exception as cause:
             with self._lock:
-                known = isinstance(cause, EngineLostError | ChoreoError)
-                self.drop(request, cause if known else failed(cause))
+                self.drop(request, cause if isinstance(cause, ChoreoError) else failed(cause))
+
+
+def _require_sendable(request: Request) -> None:
+    pending = request.owner
+    assert isinstance(pending, Pending)
+    call = pending.placed.read.call
+    if isinstance(call, Decode) and call.watch is not None:
+        raise InvalidRequestError("logits do not leave the engine that computes them: watch needs one in this process")

@@ -38,7 +38,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class ReadMessage:
+class KVToRead:
     """A message that a call reads."""
 
     id: str
@@ -52,7 +52,7 @@ class ReadMessage:
 class CallToPlace:
     """A call, as far as it matters where it is run."""
 
-    reads: Sequence[ReadMessage]
+    reads: Sequence[KVToRead]
     encodes: int
     """Tokens of its own turn that are given."""
     samples: float

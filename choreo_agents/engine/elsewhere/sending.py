@@ -13,6 +13,7 @@ from choreo_agents.engine.lineage.rows import LineageRow
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.request_builder import PlacedCall
+from choreo_agents.models.weightless import ServedModel
 from choreo_agents.runtime.decoding import FinishReason
 from choreo_agents.sampling import Chosen
 
@@ -33,8 +34,7 @@ class Greeting:
 class Greeted:
     """What an engine says of itself."""
 
-    model: str
-    """Fingerprint."""
+    served: ServedModel
     total_tokens: int
     """That its memory has room for."""
     rows: int
@@ -44,10 +44,23 @@ class Greeted:
 
 
 @dataclass(frozen=True)
+class SentAdapter:
+    """An adapter or cache mapper that a tenant's calls can name."""
+
+    front: str
+    salt: str
+    name: str
+    files: Mapping[str, bytes]
+    """Of its folder, by name."""
+
+
+@dataclass(frozen=True)
 class SentCall:
     """One message to make."""
 
     front: str
+    stamp: int
+    """Grows with all that the front sends: what was sent before may come after it."""
     number: int
     """Of the front's request."""
     salt: str
@@ -67,6 +80,7 @@ class JoiningMessage:
     """A message that comes into the view of a call under way."""
 
     front: str
+    stamp: int
     number: int
     """Of the front's request."""
     salt: str
@@ -82,10 +96,21 @@ class Copying:
     """KV that goes from one engine to another."""
 
     front: str
+    stamp: int
     salt: str
     ids: tuple[str, ...]
     rows: tuple[LineageRow, ...]
     """Of these and of all that they come from, as far as the engine they go to is not known to have it."""
+
+
+@dataclass(frozen=True)
+class Releasing:
+    """Messages that a front needs no longer, unless it has said since that it does."""
+
+    front: str
+    stamp: int
+    salt: str
+    ids: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -116,6 +141,10 @@ class FarEngine(Protocol):
         """Be known to it. Raises `EngineMismatchError` if it cannot serve this front."""
         ...
 
+    async def load_adapter(self, adapter: SentAdapter) -> None:
+        """Let calls name an adapter. Raises `AdapterError`."""
+        ...
+
     def run(self, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
         """The tokens of the message as they come, and what was made last. Leaving it cancels the call."""
         ...
@@ -136,8 +165,8 @@ class FarEngine(Protocol):
         """Take in what another engine gave: the ids of messages that it now holds so, and the bytes of their KV."""
         ...
 
-    async def release(self, front: str, salt: str, ids: Collection[str]) -> None:
-        """The front needs these messages no longer."""
+    async def release(self, releasing: Releasing) -> None:
+        """The front needs messages no longer."""
         ...
 
     async def close_tenant(self, front: str, salt: str) -> None:
@@ -152,6 +181,7 @@ def own_version() -> str:
 
 def sent(
     front: str,
+    stamp: int,
     number: int,
     salt: str,
     placed: PlacedCall,
@@ -163,6 +193,7 @@ def sent(
 
     Args:
         front: Sends it.
+        stamp: Of this.
         number: Of its request.
         salt: The tenant's.
         placed: The call.
@@ -192,7 +223,7 @@ def sent(
         played = _played(read.call.played, delivered)
         call = replace(read.call, memo=None, watch=None, joining=None, played=played, **place)
     rows, promised = rows_of(lineage.parents, known)
-    return SentCall(front, number, salt, call, rows, promised, grows)
+    return SentCall(front, stamp, number, salt, call, rows, promised, grows)
 
 
 def rows_of(messages: Collection[Message], known: Collection[str]) -> tuple[tuple[LineageRow, ...], frozenset[str]]:

@@ -6,6 +6,8 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from choreo_agents.engine.calls import Decode
@@ -15,6 +17,8 @@ from choreo_agents.engine.elsewhere.sending import (
     Greeted,
     Greeting,
     JoiningMessage,
+    Releasing,
+    SentAdapter,
     SentAnswer,
     SentCall,
     own_version,
@@ -27,6 +31,7 @@ from choreo_agents.engine.tenant import Tenant
 from choreo_agents.engine.tenants import Tenants
 from choreo_agents.errors import EngineMismatchError, UnknownHandleError
 from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.models.weightless import ServedModel, served_model
 from choreo_agents.sampling import Chosen
 
 _COUNTED_BY_THE_FRONT = frozenset({"finished", "cancelled", "failed"})
@@ -45,6 +50,7 @@ class EngineServer:
         self._tenants, self._core = tenants, tenants.core
         self._serving: dict[tuple[str, str], _Serving] = {}
         """By front and salt."""
+        self._served: ServedModel | None = None
         self._told: dict[str, dict[str, int]] = defaultdict(dict)
         """What was counted of each tenant and told to a front."""
 
@@ -69,15 +75,22 @@ class EngineServer:
             mine = {salt: each for (front, salt), each in self._serving.items() if front == greeting.front}
             held = {salt: each.held() for salt, each in mine.items()}
         rows = self._core.settings.scheduling.rows
-        return Greeted(model, self._core.pool.total_tokens, rows, held)
+        if self._served is None:
+            self._served = await asyncio.to_thread(served_model, self._core.model)
+        return Greeted(self._served, self._core.pool.total_tokens, rows, held)
+
+    async def load_adapter(self, adapter: SentAdapter) -> None:
+        """See `FarEngine`."""
+        tenant = self._serving_of(adapter.front, adapter.salt).tenant
+        await asyncio.to_thread(_load, tenant, adapter)
 
     async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
         """See `FarEngine`."""
         serving = self._serving_of(sent.front, sent.salt)
-        serving.take_in([parent.id for parent in sent.call.parents], sent.rows, sent.promised)
+        serving.take_in([parent.id for parent in sent.call.parents], sent.rows, sent.promised, sent.stamp)
         call = sent.call
-        if sent.grows:
-            call = replace(call, joining=serving.joining(sent.number))  # type: ignore[call-arg]
+        if sent.grows and isinstance(call, Decode):
+            call = replace(call, joining=serving.joining(sent.number))
         arrived = asyncio.Queue[Chosen | None]()
         loop = asyncio.get_running_loop()
 
@@ -100,6 +113,7 @@ class EngineServer:
                     if told := tuple(chosen for chosen in found if chosen is not None):
                         yield told
                 handle = answer.result()
+            serving.made(handle, sent.stamp)
             yield self._answer(serving, handle, sent)
         finally:
             serving.forget(sent.number)
@@ -116,7 +130,7 @@ class EngineServer:
     async def join(self, joining: JoiningMessage) -> None:
         """See `FarEngine`."""
         serving = self._serving_of(joining.front, joining.salt)
-        serving.take_in([joining.id], joining.rows, joining.promised)
+        serving.take_in([joining.id], joining.rows, joining.promised, joining.stamp)
         with self._core.lock:
             handle = serving.handle(joining.id)
         serving.joining(joining.number).add(handle, joining.offset)
@@ -129,16 +143,16 @@ class EngineServer:
     async def take(self, copying: Copying, given: Any) -> tuple[Collection[str], int]:
         """See `FarEngine`."""
         serving = self._serving_of(copying.front, copying.salt)
-        serving.take_in(copying.ids, copying.rows, frozenset())
+        serving.take_in(copying.ids, copying.rows, frozenset(), copying.stamp)
         refused = await asyncio.to_thread(unpacked, serving.tenant, given, serving.scope)
         taken = {parcel.id: parcel.nbytes for parcel in given if parcel.id not in refused}
-        serving.release([each for each in copying.ids if each not in taken])
+        serving.release([each for each in copying.ids if each not in taken], copying.stamp)
         return list(taken), sum(taken.values())
 
-    async def release(self, front: str, salt: str, ids: Collection[str]) -> None:
+    async def release(self, releasing: Releasing) -> None:
         """See `FarEngine`."""
-        if (serving := self._serving.get((front, salt))) is not None:
-            serving.release(ids)
+        if (serving := self._serving.get((releasing.front, releasing.salt))) is not None:
+            serving.release(releasing.ids, releasing.stamp)
 
     async def close_tenant(self, front: str, salt: str) -> None:
         """See `FarEngine`."""
@@ -173,6 +187,13 @@ class EngineServer:
         )
 
 
+def _load(tenant: Tenant, adapter: SentAdapter) -> None:
+    with TemporaryDirectory() as folder:
+        for name, data in adapter.files.items():
+            (Path(folder) / name).write_bytes(data)
+        tenant.load_adapter(folder, adapter.name)
+
+
 class _Serving:
     """One tenant's messages here, of one front."""
 
@@ -182,13 +203,18 @@ class _Serving:
         self.answers: dict[int, Any] = {}
         """Of calls under way, by number."""
         self._joinings: dict[int, Joining] = {}
+        self._needed: dict[str, int] = {}
+        """When the front said last that it needs a message."""
         self._lineage = LineageExchange(tenant)
 
-    def take_in(self, read: Collection[str], sent_rows: Sequence[LineageRow], promised: Collection[str]) -> None:
+    def take_in(
+        self, read: Collection[str], sent_rows: Sequence[LineageRow], promised: Collection[str], stamp: int
+    ) -> None:
         """Know what a call reads; raises `UnknownHandleError` if something is not there, and did not come with it."""
         rows = {row.id: row for row in sent_rows}
         with self._core.lock:
             table = self._core.table
+            self._needed |= dict.fromkeys(read, stamp)
             new = [each for each in rows if table.known(each) is None]
             refused = self._lineage.take_in([each for each in read if each in rows], rows, {}, {}, self.scope)
             for each in new:
@@ -220,10 +246,17 @@ class _Serving:
         self.answers.pop(number, None)
         self._joinings.pop(number, None)
 
-    def release(self, ids: Collection[str]) -> None:
-        """Drop the front's leases of these."""
+    def made(self, handle: MessageHandle, stamp: int) -> None:
+        """The front needs what a call has made."""
+        self._needed[handle.id] = max(stamp, self._needed.get(handle.id, stamp))
+
+    def release(self, ids: Collection[str], stamp: int) -> None:
+        """Drop the front's leases of these, unless it has said later that it needs them."""
         with self._core.lock:
             for each in ids:
+                if self._needed.get(each, stamp) > stamp:
+                    continue
+                self._needed.pop(each, None)
                 message = self._core.table.get(each)
                 while message is not None and message.scoped[self.scope]:
                     self._core.table.release(message, self.scope)

@@ -17,6 +17,7 @@ from choreo_agents.engine.recording.conditions import conditions_of
 from choreo_agents.engine.recording.digests import Digests, LogitsDigests
 from choreo_agents.engine.recording.format import Line, RecordedStep, RecordingEnded, RecordingHeader
 from choreo_agents.engine.recording.writing import RecordingFile, created
+from choreo_agents.engine.stock import stats_of
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.runtime.request import Request
@@ -166,9 +167,9 @@ class Recordings:
         with core.lock:
             if ongoing.recorder is not None:
                 raise InvalidRequestError(f"the engine is recording to {str(ongoing.recorder.path)!r}: end that first")
-            if bits and core.stats().steps:
+            if bits and stats_of(core).steps:
                 raise InvalidRequestError(
-                    f"the engine has run {core.stats().steps} steps before, which no replay would: record bits on an "
+                    f"the engine has run {stats_of(core).steps} steps before, which no replay would: record bits on an "
                     "engine that was just loaded"
                 )
             if bits and core.loop.planner.watch is not None:

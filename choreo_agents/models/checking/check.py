@@ -18,9 +18,9 @@ from choreo_agents.models.checkpoint import Checkpoint
 from choreo_agents.models.embedded import WEIGHTS
 from choreo_agents.models.loader import AUTO, EMBEDDED, usable_device
 from choreo_agents.models.located import located
-from choreo_agents.models.quantized import require_loadable
 from choreo_agents.models.spelling import spelling_of
 from choreo_agents.models.support import require_supported
+from choreo_agents.models.weights.quantized import require_loadable
 
 if TYPE_CHECKING:
     import torch

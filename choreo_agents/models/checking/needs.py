@@ -16,8 +16,8 @@ from choreo_agents.errors import UnsupportedModelError
 from choreo_agents.kv.free_memory import free_bytes
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.models.adapter import max_positions
-from choreo_agents.models.dtypes import SERVED, has_kernels, require_served, usual_dtype
-from choreo_agents.models.quantized import is_dense, method_of, quantization_of
+from choreo_agents.models.weights.dtypes import SERVED, has_kernels, require_served, usual_dtype
+from choreo_agents.models.weights.quantized import is_dense, method_of, quantization_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

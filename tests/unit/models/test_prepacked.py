@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from choreo_agents.models import load_model, prepacked
-from choreo_agents.models.prepacked import Packed, PrepackedLinear, prepack
+from choreo_agents.models.weights.prepacked import Packed, PrepackedLinear, prepack
 
 pytestmark = pytest.mark.skipif(not prepacked._available(), reason="this torch has no prepacked linear layers")
 

@@ -1,0 +1,69 @@
+"""Makes the front of engines elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypedDict
+
+from choreo_agents.engine.adapters import read_loaded
+from choreo_agents.engine.elsewhere.core import ElsewhereCore
+from choreo_agents.engine.elsewhere.routing import Costs
+from choreo_agents.engine.elsewhere.sending import FarEngine, Greeting, own_version
+from choreo_agents.engine.settings import Memory, Scheduling, Settings
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.models import LoadedModel
+from choreo_agents.models.weightless import ServedModel, load_weightless
+from choreo_agents.tracing import EventSink, discard
+
+_OWN_BYTES = 1 << 20
+"""Of a front's KV memory, in which there is never anything."""
+
+
+class FrontOptions(TypedDict, total=False):
+    """What a front may be told, by name."""
+
+    adapter: str | Path | None
+    """What its engines have loaded for calls that name no other."""
+    chat: Mapping[str, Any] | None
+    """Variables of the model's chat template, as for `Engine.load`."""
+    memory: Memory
+    """How long idle threads are remembered; KV is kept where it is computed."""
+    copied_bytes: int
+    """Of KV that may be on its way to one of the engines at once at most: what is beyond is encoded again."""
+    patience_s: float
+    """Seconds that calls wait while none of the engines is there."""
+    costs: Costs
+    """What decides which of them runs a call; by default guesses for a CPU."""
+    seed: int
+    """From which the seeds of calls without one are derived."""
+    sink: EventSink
+    """Receives the front's trace events."""
+
+
+def front_of(engines: Sequence[FarEngine], model: str | Path | LoadedModel, options: FrontOptions) -> ElsewhereCore:
+    """See `engine_over`."""
+    if not engines or len({engine.name for engine in engines}) < len(engines):
+        names = [engine.name for engine in engines]
+        raise InvalidRequestError(f"a front needs engines, each with a name of its own, not {names!r}")
+    none_of_its_own = {"kv_budget_bytes": _OWN_BYTES, "host_bytes": 0, "disk": None, "kept": None}
+    memory = options.get("memory", Memory()).model_copy(update=none_of_its_own)
+    chosen = {"method": "choreo", "memory": memory, "scheduling": Scheduling(), "backend": "auto"}
+    told = {"seed": options.get("seed", 0), "sink": options.get("sink", discard)}
+    settings = Settings.model_validate(chosen | told)
+    if not isinstance(model, LoadedModel):
+        model = load_weightless(model, _served_by(engines[0]), chat=options.get("chat"))
+    adapter = options.get("adapter")
+    own = None if adapter is None else read_loaded(model.adapter, adapter, memory.mapped_storage)
+    ways: dict[str, Any] = {name: options.get(name) for name in ("copied_bytes", "patience_s", "costs")}
+    return ElsewhereCore(model, settings, engines, own, **{k: v for k, v in ways.items() if v is not None})
+
+
+def _served_by(engine: FarEngine) -> ServedModel:
+    """What model an engine elsewhere serves; asked on a thread of its own, since an event loop may run on this one."""
+    greeting = Greeting(secrets.token_hex(16), "", own_version())
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: asyncio.run(engine.greet(greeting))).result().served

@@ -1,0 +1,144 @@
+"""A model without its weights: its words, places and names, for who has other processes compute with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from choreo_agents.attention.kind import AttentionKind
+from choreo_agents.attention.step import Attention
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.kv.geometry import KVGeometry
+from choreo_agents.models.adapter import ModelAdapter
+from choreo_agents.models.adapter_files import read_adapter
+from choreo_agents.models.chat import chat_format
+from choreo_agents.models.checkpoint import Checkpoint
+from choreo_agents.models.embedded import WEIGHTS
+from choreo_agents.models.loader import EMBEDDED, LoadedModel
+from choreo_agents.models.located import located
+from choreo_agents.models.lora import Adapted, LoraAdapter
+from choreo_agents.models.spelling import spelling_of
+from choreo_agents.models.support import MovedLogits, ProbePrompt
+from choreo_agents.sampling import Sampling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What whoever has loaded a model tells of it: plain values, for any wire."""
+
+    name: str
+    """As it was loaded there."""
+    fingerprint: str
+    weights: str
+    """As of `ModelAdapter`."""
+    max_positions: int
+    vocabulary_size: int
+    heads: int
+    parameters: int
+    geometry: KVGeometry
+    kinds: tuple[AttentionKind, ...]
+    end_tokens: tuple[int, ...]
+    device: str
+    moved: tuple[float, float]
+    """What moving cached keys did to its logits, and what rounding explains of that."""
+    prepacked: int
+    sampling_defaults: Sampling
+
+
+def served_model(model: LoadedModel) -> ServedModel:
+    """What is to be told of a model; `weights` of a large one takes a while the first time."""
+    adapter = model.adapter
+    return ServedModel(
+        model.name,
+        adapter.fingerprint,
+        adapter.weights,
+        adapter.max_positions,
+        adapter.vocabulary_size,
+        adapter.heads,
+        adapter.parameters,
+        adapter.geometry,
+        adapter.kinds,
+        adapter.end_tokens,
+        str(adapter.device),
+        (model.probe.error, model.probe.tolerance),
+        model.prepacked,
+        model.sampling_defaults,
+    )
+
+
+def load_weightless(name: str | Path, served: ServedModel, *, chat: Mapping[str, Any] | None = None) -> LoadedModel:
+    """A model's configuration and tokenizer, with what is told of the rest.
+
+    Args:
+        name: As for `load_model`: its small files are read here, too.
+        served: By whom it is computed with.
+        chat: As for `load_model`.
+
+    Raises:
+        ModelNotFoundError, UnsupportedModelError, OSError: As `load_model`.
+    """
+    source = WEIGHTS if str(name) == EMBEDDED else located(name)
+    checkpoint = Checkpoint.read(str(name), source)
+    tokenizer = checkpoint.tokenizer()
+    adapter = WeightlessAdapter(checkpoint, served)
+    prompt = ProbePrompt([], torch.empty(0))
+    moved = MovedLogits(*served.moved)
+    turns, spelling = chat_format(tokenizer, chat), spelling_of(tokenizer)
+    return LoadedModel(
+        str(name),
+        adapter,
+        tokenizer,
+        turns,
+        spelling,
+        moved,
+        prompt,
+        served.prepacked,
+        sampling_defaults=served.sampling_defaults,
+    )
+
+
+class WeightlessAdapter(ModelAdapter):
+    """Knows all about a model but how to compute with it.
+
+    Args:
+        checkpoint: Its files.
+        served: What is told of it.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, served: ServedModel) -> None:
+        self._checkpoint = checkpoint
+        self.device = torch.device("cpu")
+        """Of what little is kept here."""
+        self.fingerprint, self._weights = served.fingerprint, served.weights
+        self.max_positions, self.vocabulary_size = served.max_positions, served.vocabulary_size
+        self.heads, self.parameters = served.heads, served.parameters
+        self.geometry, self.kinds, self.end_tokens = served.geometry, served.kinds, served.end_tokens
+
+    @property
+    def weights(self) -> str:
+        """See `ModelAdapter`."""
+        return self._weights
+
+    @cached_property
+    def skeleton(self) -> PreTrainedModel:
+        """The model's layers and their shapes."""
+        return self._checkpoint.skeleton()
+
+    def read_adapter(self, folder: Path) -> LoraAdapter:
+        """See `ModelAdapter`; of the adapter, too, only names and shapes are kept."""
+        return read_adapter(folder, self.skeleton, self.weights)
+
+    def traced_logits(
+        self, tokens: Tensor, positions: Tensor, attention: Attention, wanted: Tensor, adapted: Sequence[Adapted] = ()
+    ) -> Tensor:
+        """Raises `InvalidRequestError`."""
+        raise InvalidRequestError("the model's weights are elsewhere: nothing can be computed with it here")

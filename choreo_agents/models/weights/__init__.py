@@ -1,0 +1,1 @@
+"""How weights are held: in which dtype, quantised, laid out for the CPU."""
