@@ -1,30 +1,162 @@
-"""Fronts over engines in this process, in the place of an engine."""
+"""Fronts over engines in this process, in the place of an engine; and engines that can be killed."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from typing import Any
 
 from choreo_agents import Engine
 from choreo_agents.engine import engine_over
+from choreo_agents.engine.elsewhere import (
+    CallToPlace,
+    Copying,
+    Costs,
+    EngineAhead,
+    EngineServer,
+    Greeted,
+    Greeting,
+    JoiningMessage,
+    Releasing,
+    Route,
+    SentAdapter,
+    SentAnswer,
+    SentCall,
+    route,
+)
+from choreo_agents.errors import EngineLostError
 from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.sampling import Chosen
 
-_FRONTS = ("seed", "salt", "quota", "sink")
+_FRONTS = ("seed", "salt", "quota", "sink", "copied_bytes", "patience_s", "routing", "costs")
+_LOADING = ("device", "dtype", "prepacked", "chat", "generation_config")
 
 
-def load_elsewhere(model: Any = "embedded", engines: int = 2, **options: Any) -> Engine:
-    """What `Engine.load` takes, of each of several engines, and a front over them; closing it closes them, too."""
-    own = {name: options.pop(name) for name in _FRONTS if name in options}
-    loading = {name: options.pop(name) for name in ("device", "dtype", "prepacked", "chat") if name in options}
-    loaded = model if isinstance(model, LoadedModel) else load_model(model, **loading)
-    far = [Engine.load(loaded, **options) for _ in range(engines)]
-    front = engine_over([engine.owner.server(f"engine {n}") for n, engine in enumerate(far)], loaded, **own)
-    close = front.close
+class Front(Engine):
+    """A front in whose process its engines are, too: it is checked and closed with them."""
 
-    def close_all() -> None:
-        close()
-        for engine in far:
-            engine.owner.check() if hasattr(engine.owner, "check") else engine.check()
+    far: Sequence[Engine] = ()
+
+    def check(self) -> None:
+        super().check()
+        for engine in self.far:
+            engine.check()
+
+    def close(self) -> None:
+        super().close()
+        for engine in self.far:
             engine.close()
 
-    front.close = close_all  # type: ignore[method-assign]
+
+def load_elsewhere(model: Any = "embedded", engines: int = 2, **options: Any) -> Front:
+    """What `Engine.load` takes, of each of several engines, and a front over them."""
+    own = {name: options.pop(name) for name in _FRONTS if name in options}
+    loading = {name: options.pop(name) for name in _LOADING if name in options}
+    loaded = model if isinstance(model, LoadedModel) else load_model(model, **loading)
+    far = [Engine.load(loaded, **options) for _ in range(engines)]
+    if "adapter" in options:
+        own["adapter"] = options["adapter"]
+    front = engine_over([made.owner.server(f"engine {n}") for n, made in enumerate(far)], loaded, made=Front, **own)
+    front.far = far
     return front
+
+
+def apart(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
+    """Places calls where least of what they read is, and has all of it copied there that can be."""
+    names = [engine.name for engine in engines]
+    there = {name: sum(name in read.holders for read in call.reads) for name in names}
+    found = route(call, [min(engines, key=lambda engine: (there[engine.name], engine.name))], costs)
+    copies = {read.id: min(read.holders) for read in call.reads if read.holders and found.engine not in read.holders}
+    nbytes = sum(read.nbytes for read in call.reads if read.id in copies)
+    return Route(found.engine, copies, (), nbytes, 0, found.expected_s)
+
+
+def encoding_apart(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
+    """The same, and has it encoded again there."""
+    found = apart(call, engines, costs)
+    return Route(found.engine, {}, tuple(found.copies), 0, found.bytes_copied, found.expected_s)
+
+
+class MortalEngine:
+    """An engine elsewhere that can be killed, with all that it has, and come back without.
+
+    Args:
+        name: Its own.
+        make: Loads an engine; asked once for each of its lives.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Engine]) -> None:
+        self.name, self._make = name, make
+        self.lives = 0
+        self.on_token: Callable[[int], None] = lambda token: None
+        """Told how many tokens the calls of this life have sent, on the front's thread."""
+        self._sent = 0
+        self._greeted: set[str] = set()
+        self._engine: Engine | None = None
+        self.revive()
+
+    def revive(self) -> None:
+        """Begin a new life."""
+        self._engine, self._greeted, self._dead = self._make(), set(), asyncio.Event()
+        self._server: EngineServer = self._engine.owner.server(self.name)
+        self.lives += 1
+        self._sent = 0
+
+    def kill(self) -> None:
+        """End this one. On the front's thread, if calls are under way."""
+        engine, self._engine = self._engine, None
+        self._dead.set()
+        if engine is not None:
+            engine.close()
+
+    def close(self) -> None:
+        """End it for good."""
+        self.kill()
+
+    def _alive(self, front: str | None = None) -> EngineServer:
+        if self._engine is None or (front is not None and front not in self._greeted):
+            raise EngineLostError(f"engine {self.name!r} is gone")
+        return self._server
+
+    async def greet(self, greeting: Greeting) -> Greeted:
+        found = await self._alive().greet(greeting)
+        self._greeted.add(greeting.front)
+        return found
+
+    async def load_adapter(self, adapter: SentAdapter) -> None:
+        await self._alive(adapter.front).load_adapter(adapter)
+
+    async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
+        server, dead, told = self._alive(sent.front), self._dead, self._alive(sent.front).run(sent)
+        while True:
+            coming, gone = asyncio.ensure_future(anext(told, None)), asyncio.ensure_future(dead.wait())
+            await asyncio.wait([coming, gone], return_when=asyncio.FIRST_COMPLETED)
+            gone.cancel()
+            if dead.is_set():
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
+                raise EngineLostError(f"engine {server.name!r} is gone")
+            if (each := coming.result()) is None:
+                return
+            yield each
+            if not isinstance(each, SentAnswer):
+                self._sent += len(each)
+                self.on_token(self._sent)
+
+    async def hurry(self, front: str, number: int, priority: int) -> None:
+        await self._alive(front).hurry(front, number, priority)
+
+    async def join(self, joining: JoiningMessage) -> None:
+        await self._alive(joining.front).join(joining)
+
+    async def give(self, copying: Copying) -> Any:
+        return await self._alive(copying.front).give(copying)
+
+    async def take(self, copying: Copying, given: Any) -> tuple[Collection[str], int]:
+        return await self._alive(copying.front).take(copying, given)
+
+    async def release(self, releasing: Releasing) -> None:
+        await self._alive(releasing.front).release(releasing)
+
+    async def close_tenant(self, front: str, salt: str) -> None:
+        await self._alive(front).close_tenant(front, salt)

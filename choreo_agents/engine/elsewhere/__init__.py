@@ -8,7 +8,7 @@ Read `sending`, what goes to and fro, then `errand`, what is done for a request,
 """
 
 from choreo_agents.engine.elsewhere.front import FrontOptions, front_of
-from choreo_agents.engine.elsewhere.routing import Costs
+from choreo_agents.engine.elsewhere.routing import CallToPlace, Costs, EngineAhead, KVToRead, Route, Routing, route
 from choreo_agents.engine.elsewhere.sending import (
     Copying,
     FarEngine,
@@ -23,17 +23,23 @@ from choreo_agents.engine.elsewhere.sending import (
 from choreo_agents.engine.elsewhere.serving import EngineServer
 
 __all__ = [
+    "CallToPlace",
     "Copying",
     "Costs",
+    "EngineAhead",
     "EngineServer",
     "FarEngine",
     "FrontOptions",
     "Greeted",
     "Greeting",
     "JoiningMessage",
+    "KVToRead",
     "Releasing",
+    "Route",
+    "Routing",
     "SentAdapter",
     "SentAnswer",
     "SentCall",
     "front_of",
+    "route",
 ]

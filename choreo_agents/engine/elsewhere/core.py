@@ -14,7 +14,7 @@ from choreo_agents.engine.elsewhere.fleet import Fleet
 from choreo_agents.engine.elsewhere.loop import ElsewhereLoop
 from choreo_agents.engine.elsewhere.method import ElsewhereMethod
 from choreo_agents.engine.elsewhere.presence import Presence
-from choreo_agents.engine.elsewhere.routing import Costs
+from choreo_agents.engine.elsewhere.routing import Costs, Routing, route
 from choreo_agents.engine.elsewhere.sending import FarEngine, Greeting, own_version
 from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.settings import Settings
@@ -38,6 +38,7 @@ class ElsewhereCore(EngineCore):
         settings: Of the front.
         engines: Compute; each has a name of its own.
         adapter: What they have loaded for calls that name no other.
+        routing: Decides where calls are run.
         costs: Of these machines.
         copied_bytes: Of KV that may be on its way to an engine at once at most.
         patience_s: Seconds that calls wait while no engine is there.
@@ -53,12 +54,13 @@ class ElsewhereCore(EngineCore):
         engines: Sequence[FarEngine],
         adapter: Loaded | None = None,
         *,
+        routing: Routing = route,
         costs: Costs | None = None,
         copied_bytes: int = COPIED_BYTES,
         patience_s: float = PATIENCE_S,
     ) -> None:
         per_token = model.adapter.geometry.bytes_per_token
-        self.fleet = Fleet(engines, costs or Costs(), per_token, copied_bytes)
+        self.fleet = Fleet(engines, routing, costs or Costs(), per_token, copied_bytes)
         self._greeting = Greeting(secrets.token_hex(16), model.adapter.fingerprint, own_version())
         self._patience_s = patience_s
         self._total_tokens = 0

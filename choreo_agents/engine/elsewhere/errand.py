@@ -85,6 +85,8 @@ class Errands:
         self._copies = Copies(fleet, presence, lock, sink, front, self._stamps.__next__)
         self._at: dict[int, Outpost] = {}
         """Where each request runs."""
+        self._begun: set[int] = set()
+        """Those that their engine has begun with."""
 
     def attach(self, loop: TaskLoop) -> None:
         """The loop that runs them."""
@@ -152,12 +154,14 @@ class Errands:
                 await self._run_at(request, outpost)
                 return
             except EngineLostError as cause:
-                lost.append(outpost.name)
+                if request.number in self._begun:  # it may have ended the engine, which else was gone before
+                    lost.append(outpost.name)
                 self.presence.gone(outpost, cause)
                 if len(lost) >= MOST_LOSSES:
                     raise _deadly(request, lost) from cause
                 placed = None
             finally:
+                self._begun.discard(request.number)
                 with self._lock:
                     self._fleet.ended(outpost.name, request.number)
                     self._at.pop(request.number, None)
@@ -216,6 +220,7 @@ class Errands:
         before = len(request.chosen)
         async with aclosing(outpost.engine.run(call)) as told:
             async for each in told:
+                self._begun.add(request.number)
                 with self._lock:
                     if request.over:
                         return

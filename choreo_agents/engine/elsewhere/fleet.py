@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from choreo_agents.engine.calls import Decode
-from choreo_agents.engine.elsewhere.routing import CallToPlace, Costs, EngineAhead, KVToRead, Route, route
+from choreo_agents.engine.elsewhere.routing import CallToPlace, Costs, EngineAhead, KVToRead, Route, Routing
 from choreo_agents.engine.elsewhere.sending import FarEngine, Greeted, lacked
 from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.engine.messages.scope import Scope
@@ -56,14 +56,22 @@ class Fleet:
 
     Args:
         engines: All that there are, each with a name of its own.
+        routing: Decides where calls are run.
         costs: Of these machines.
         bytes_per_token: Of KV.
         copied_bytes: Of KV that may be on its way at once at most.
     """
 
-    def __init__(self, engines: Sequence[FarEngine], costs: Costs, bytes_per_token: int, copied_bytes: int) -> None:
+    def __init__(
+        self,
+        engines: Sequence[FarEngine],
+        routing: Routing,
+        costs: Costs,
+        bytes_per_token: int,
+        copied_bytes: int,
+    ) -> None:
         self.outposts = {engine.name: Outpost(engine) for engine in engines}
-        self.costs = costs
+        self._routing, self._costs = routing, costs
         self._bytes_per_token = bytes_per_token
         self._copied_bytes = copied_bytes
         self._homes: WeakKeyDictionary[Scope, str] = WeakKeyDictionary()
@@ -105,7 +113,7 @@ class Fleet:
         if wish.name is not None and (known := self.holders(wish.name)):
             reads.append(KVToRead(wish.name, self._bytes_per_token * len(wish.lineage.tokens), known))
         call = CallToPlace(reads, len(wish.lineage.tokens), self._expected(wish.call), self._home(wish.thread))
-        found = route(call, [self._ahead(outpost, wish) for outpost in engines], self.costs)
+        found = self._routing(call, [self._ahead(outpost, wish) for outpost in engines], self._costs)
         self.outposts[found.engine].serving[wish.number] = len(wish.lineage.tokens) + found.tokens_encoded
         self.outposts[found.engine].arriving_bytes += found.bytes_copied
         if wish.thread is not None:

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.elsewhere.core import ElsewhereCore
-from choreo_agents.engine.elsewhere.routing import Costs
+from choreo_agents.engine.elsewhere.routing import Costs, Routing
 from choreo_agents.engine.elsewhere.sending import FarEngine, Greeting, own_version
 from choreo_agents.engine.settings import Memory, Scheduling, Settings
 from choreo_agents.errors import InvalidRequestError
@@ -36,8 +36,10 @@ class FrontOptions(TypedDict, total=False):
     """Of KV that may be on its way to one of the engines at once at most: what is beyond is encoded again."""
     patience_s: float
     """Seconds that calls wait while none of the engines is there."""
+    routing: Routing
+    """Decides which of them runs a call; by default the one that should have it done first."""
     costs: Costs
-    """What decides which of them runs a call; by default guesses for a CPU."""
+    """From which that is reckoned; by default guesses for a CPU."""
     seed: int
     """From which the seeds of calls without one are derived."""
     sink: EventSink
@@ -58,7 +60,7 @@ def front_of(engines: Sequence[FarEngine], model: str | Path | LoadedModel, opti
         model = load_weightless(model, _served_by(engines[0]), chat=options.get("chat"))
     adapter = options.get("adapter")
     own = None if adapter is None else read_loaded(model.adapter, adapter, memory.mapped_storage)
-    ways: dict[str, Any] = {name: options.get(name) for name in ("copied_bytes", "patience_s", "costs")}
+    ways: dict[str, Any] = {name: options.get(name) for name in ("copied_bytes", "patience_s", "routing", "costs")}
     return ElsewhereCore(model, settings, engines, own, **{k: v for k, v in ways.items() if v is not None})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 HOME_WINS_WITHIN = 0.1
 """A call stays where its thread is, unless it would be done elsewhere in so much less of the time."""
@@ -90,6 +91,14 @@ class Route:
     """Again, with what these come from."""
     expected_s: float
     """Until the call is done."""
+
+
+class Routing(Protocol):
+    """Decides where calls are run."""
+
+    def __call__(self, call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
+        """Where one is; asked under the front's lock, once for each call and once more when an engine was lost."""
+        ...
 
 
 def route(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:

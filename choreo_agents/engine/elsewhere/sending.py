@@ -146,7 +146,10 @@ class FarEngine(Protocol):
         ...
 
     def run(self, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
-        """The tokens of the message as they come, and what was made last. Leaving it cancels the call."""
+        """No tokens, when the call has begun; those of the message as they come; and what was made last.
+
+        Leaving it cancels the call.
+        """
         ...
 
     async def hurry(self, front: str, number: int, priority: int) -> None:

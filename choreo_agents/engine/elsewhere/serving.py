@@ -104,6 +104,7 @@ class EngineServer:
         answer.add_done_callback(lambda _: put(None))
         try:
             with serving.tenant.given_up_if_left([answer], serving.scope):
+                yield ()
                 ended = False
                 while not ended:
                     found = [await arrived.get()]

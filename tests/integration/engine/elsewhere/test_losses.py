@@ -1,0 +1,137 @@
+"""Engines that end while calls are under way: the calls end all the same, with the words that they would have had."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.elsewhere import MortalEngine
+
+from choreo_agents import Decode, Engine, Memory, MessageHandle, Sampling
+from choreo_agents.engine import engine_over
+from choreo_agents.errors import EngineLostError
+from choreo_agents.models import LoadedModel
+from choreo_agents.tracing import CallPlaced, EngineCame, EngineWent, EventList
+
+MEMORY = Memory(kv_budget_bytes=1 << 23)
+WARM = Sampling(temperature=1.0, max_tokens=24, stop_tokens=(), seed=7)
+
+
+class Fleet:
+    """A front over two engines that can be killed."""
+
+    def __init__(self, model: LoadedModel, **options: Any) -> None:
+        self.events = EventList()
+        self.engines = [MortalEngine(name, lambda: Engine.load(model, memory=MEMORY)) for name in ("a", "b")]
+        self.front = engine_over(self.engines, model, sink=self.events, **options)
+
+    def named(self, name: str) -> MortalEngine:
+        return next(engine for engine in self.engines if engine.name == name)
+
+    def placed(self) -> list[str]:
+        """Where calls went, one after the other."""
+        return [event.engine for event in self.events.events if isinstance(event, CallPlaced)]
+
+    def close(self) -> None:
+        self.front.check()
+        self.front.close()
+        for engine in self.engines:
+            engine.close()
+
+
+@pytest.fixture
+def fleet(embedded: LoadedModel) -> Iterator[Fleet]:
+    made = Fleet(embedded)
+    yield made
+    made.close()
+
+
+def dies_after(engine: MortalEngine, tokens: int) -> None:
+    """Kill an engine once it has sent so many tokens."""
+
+    def told(sent: int) -> None:
+        if sent >= tokens and engine.lives == 1:
+            engine.kill()
+
+    engine.on_token = told
+
+
+@pytest.mark.parametrize("after", [1, 9, 23])
+def test_a_call_goes_on_elsewhere_from_what_was_delivered(fleet: Fleet, embedded: LoadedModel, after: int) -> None:
+    with Engine.load(embedded, memory=MEMORY) as one:
+        parent = one.prefill("Ann has 3 red kites.")
+        expected = one.tokens(one.decode("So:", [parent], sampling=WARM))
+    parent = fleet.front.prefill("Ann has 3 red kites.")
+    dies_after(fleet.named(fleet.placed()[0]), after)
+    told: list[str] = []
+    handle: MessageHandle | None = None
+    for piece in fleet.front.stream("So:", [parent], sampling=WARM):
+        if isinstance(piece, MessageHandle):
+            handle = piece
+        else:
+            told.append(piece.text)
+    assert handle is not None and fleet.front.tokens(handle) == expected
+    assert "".join(told) == fleet.front.text(handle, special=False).removeprefix("So:"), "each word is told once"
+    first, again, *_ = fleet.placed()[1:]
+    assert first != again
+    assert sum(isinstance(event, EngineWent) for event in fleet.events.events) == 1
+    stats = fleet.front.stats()
+    assert stats.tokens_recomputed >= fleet.front.usage(parent).tokens_encoded, "the parent was encoded again there"
+
+
+def test_what_an_engine_had_is_computed_again_when_it_is_read(fleet: Fleet) -> None:
+    first = fleet.front.prefill("Ann has 3 red kites.")
+    second = fleet.front.decode("So:", [first], sampling=WARM)
+    words = fleet.front.text(second)
+    lost = fleet.named(fleet.placed()[0])
+    lost.kill()
+    third = fleet.front.decode("And:", [second], sampling=WARM)
+    assert fleet.front.text(second) == words and fleet.front.usage(third).tokens_recomputed >= len(
+        fleet.front.tokens(second)
+    )
+    lost.revive()
+    _until(lambda: sum(isinstance(e, EngineCame) and e.engine == lost.name for e in fleet.events.events) == 2)
+    assert fleet.front.text(fleet.front.decode("And:", [second], sampling=WARM)) == fleet.front.text(third)
+
+
+def test_a_call_that_ends_two_engines_is_refused_by_name(fleet: Fleet) -> None:
+    for engine in fleet.engines:
+        dies_after(engine, 3)
+    with pytest.raises(EngineLostError, match=r"decode \d+ of 'ann' was under way in engines '.' and '.'"):
+        fleet.front.decode([Decode("So:", author="ann", sampling=WARM)])
+    assert fleet.front.stats().messages == 0
+
+
+def test_calls_wait_for_an_engine_to_come_back(fleet: Fleet) -> None:
+    handle = fleet.front.prefill("Ann has 3 red kites.")
+    for engine in fleet.engines:
+        engine.kill()
+    found: list[str] = []
+    waiting = threading.Thread(
+        target=lambda: found.append(fleet.front.text(fleet.front.decode("So:", [handle], sampling=WARM)))
+    )
+    waiting.start()
+    _until(lambda: sum(isinstance(event, EngineWent) for event in fleet.events.events) == 2)
+    fleet.engines[1].revive()
+    waiting.join(60)
+    assert len(found) == 1 and found[0].startswith("So:")
+
+
+def test_calls_end_if_none_comes_back(embedded: LoadedModel) -> None:
+    fleet = Fleet(embedded, patience_s=0.2)
+    for engine in fleet.engines:
+        engine.kill()
+    with pytest.raises(EngineLostError, match=r"none of the engines 'a', 'b' has answered for 0.2 s"):
+        fleet.front.prefill("Ann has 3 red kites.")
+    fleet.close()
+
+
+def _until(holds: Any) -> None:
+    for _ in range(1000):
+        if holds():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not come to that")
