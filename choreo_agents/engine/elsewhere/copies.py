@@ -48,20 +48,20 @@ class Copies:
 
         Args:
             salt: The tenant's.
-            wanted: Which, and from which engine each.
-            messages: By id.
+            wanted: Which of them, and from which engine each.
+            messages: What a call reads, by id: of these none may be on its way when this returns.
             to: The engine.
         """
         waits: list[asyncio.Future[None]] = []
         begun: dict[tuple[str, str], asyncio.Future[None]] = {}
         by_source: dict[str, list[Message]] = defaultdict(list)
         with self._lock:
-            for message_id, source in wanted.items():
-                key = (to.name, message_id)
+            for message_id, message in messages.items():
+                key, source = (to.name, message_id), wanted.get(message_id)
                 if (coming := self._coming.get(key)) is not None:
-                    waits.append(coming)
-                elif message_id in messages and message_id not in to.held:
-                    by_source[source].append(messages[message_id])
+                    waits.append(coming)  # for another call, or another copy of this one's
+                elif source is not None and message_id not in to.held:
+                    by_source[source].append(message)
                     begun[key] = self._coming[key] = asyncio.get_running_loop().create_future()
             copyings = {source: self._copying(salt, found, to) for source, found in by_source.items()}
         try:

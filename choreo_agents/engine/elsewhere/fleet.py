@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
@@ -31,11 +32,25 @@ class Outpost:
     """Tokens that are still to be encoded of each request, by number."""
     arriving_bytes: int = 0
     """Of KV on its way there."""
+    coming: Counter[str] = field(default_factory=Counter)
+    """Messages that it will have for requests placed there, by how many of these bring each."""
+    brought: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """What each of these requests brings, by number."""
 
     @property
     def name(self) -> str:
         """The engine's."""
         return self.engine.name
+
+    def bring(self, number: int, ids: tuple[str, ...]) -> None:
+        """A request brings these there, and no others any more."""
+        for message_id in self.brought.pop(number, ()):
+            self.coming[message_id] -= 1
+            if not self.coming[message_id]:
+                del self.coming[message_id]
+        if ids:
+            self.brought[number] = ids
+            self.coming.update(ids)
 
 
 @dataclass(frozen=True)
@@ -95,6 +110,8 @@ class Fleet:
         outpost.alive = False
         outpost.held.clear()
         outpost.serving.clear()
+        outpost.coming.clear()
+        outpost.brought.clear()
         for message_id, names in list(self.told.items()):
             self.told[message_id] = [each for each in names if each != name]
 
@@ -116,6 +133,7 @@ class Fleet:
         found = self._routing(call, [self._ahead(outpost, wish) for outpost in engines], self._costs)
         self.outposts[found.engine].serving[wish.number] = len(wish.lineage.tokens) + found.tokens_encoded
         self.outposts[found.engine].arriving_bytes += found.bytes_copied
+        self.outposts[found.engine].bring(wish.number, (*found.copies, *found.encoded))
         if wish.thread is not None:
             self._homes[wish.thread] = found.engine
         return found
@@ -147,6 +165,7 @@ class Fleet:
     def ended(self, name: str, number: int, call: object = None, sampled: int = 0) -> None:
         """A request runs there no longer."""
         self.outposts[name].serving.pop(number, None)
+        self.outposts[name].bring(number, ())
         if sampled and isinstance(call, Decode):
             before = self._samples.get(call.author, float(sampled))
             self._samples[call.author] = before + _WEIGHT * (sampled - before)
@@ -157,7 +176,7 @@ class Fleet:
 
     def _ahead(self, outpost: Outpost, wish: Wish) -> EngineAhead:
         again: dict[str, int] = {}
-        known = set(outpost.held)
+        known = {*outpost.held, *outpost.coming}
         for parent in wish.lineage.parents:
             lacking = lacked([parent], known)
             again[parent.handle.id] = sum(len(each.tokens) for each in lacking)
@@ -165,7 +184,8 @@ class Fleet:
         if wish.name is not None:
             again[wish.name] = len(wish.lineage.tokens)
         room = max(0, self._copied_bytes - outpost.arriving_bytes)
-        return EngineAhead(outpost.name, len(outpost.serving), sum(outpost.serving.values()), again, room)
+        ahead, rows = sum(outpost.serving.values()), len(outpost.serving)
+        return EngineAhead(outpost.name, rows, ahead, again, room, outpost.coming.keys(), len(outpost.held))
 
     def _expected(self, call: object) -> float:
         if not isinstance(call, Decode):

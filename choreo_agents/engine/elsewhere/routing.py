@@ -75,6 +75,10 @@ class EngineAhead:
     """Tokens that it would have to encode to read each message that it lacks, with all that this comes from."""
     room_bytes: int = 0
     """Of KV that may be on its way to it now."""
+    coming: Collection[str] = ()
+    """Messages that calls before this one have copied there, or encoded again, and which it will have then."""
+    holds: int = 0
+    """Messages that it has."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,8 @@ def route(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Ro
     """The way to run a call that is expected to end first.
 
     To each engine the call can be moved; what that lacks comes as KV from an engine that has it, or is encoded again,
-    whichever takes less time. Where two are equally good the thread stays, and else the one with less to do has it.
+    whichever takes less time. Where two are equally good the thread stays, and else the one with less to do has it, or
+    with less to keep.
 
     Args:
         call: To be run.
@@ -113,7 +118,7 @@ def route(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Ro
         costs: Of this machine.
     """
     ways = [_way(call, engine, costs) for engine in engines]
-    load = {engine.name: (engine.tokens, engine.rows) for engine in engines}
+    load = {engine.name: (engine.tokens, engine.rows, engine.holds) for engine in engines}
     best = min(ways, key=lambda way: (way.expected_s, load[way.engine], way.engine))
     home = next((way for way in ways if way.engine == call.home), best)
     return home if home.expected_s <= best.expected_s * (1 + HOME_WINS_WITHIN) else best
@@ -126,7 +131,7 @@ def _way(call: CallToPlace, engine: EngineAhead, costs: Costs) -> Route:
     copied = again = 0
     seconds = costs.call_s + costs.encoding_s(engine.tokens + call.encodes) + costs.steps_s(call.samples, engine.rows)
     for read in call.reads:
-        if engine.name in read.holders:
+        if engine.name in read.holders or read.id in engine.coming:
             continue
         tokens = engine.again.get(read.id, 0)
         source = min(read.holders, key=lambda name: (name not in sources, name), default=None)

@@ -156,7 +156,7 @@ def test_what_is_released_leaves_the_engines_too(embedded: LoadedModel) -> None:
 
 def test_engines_of_other_models_are_refused(tiny: LoadedModel, embedded: LoadedModel) -> None:
     with Engine.load(tiny) as one, Engine.load(embedded) as other:
-        with pytest.raises(EngineMismatchError, match="engine 'b' serves .* engines of one front have one model"):
+        with pytest.raises(EngineMismatchError, match=r"engine 'b' serves .* engines of one front have one model"):
             engine_over([one.owner.server("a"), other.owner.server("b")], tiny)
         with pytest.raises(InvalidRequestError, match="each with a name of its own"):
             engine_over([one.owner.server("a"), one.owner.server("a")], tiny)
