@@ -70,6 +70,7 @@ class ElsewhereCore(EngineCore):
         except BaseException:
             self.close()
             raise
+        self.kv_budget_bytes = sum(outpost.kv_budget_bytes for outpost in self.fleet.alive())
 
     @property
     def total_tokens(self) -> int:
@@ -102,7 +103,7 @@ class ElsewhereCore(EngineCore):
 
 
 class _WatchedCache(KVCache):
-    """Says what is dropped.
+    """Says what is dropped, and what is kept elsewhere.
 
     Args:
         core: Is told.
@@ -114,7 +115,12 @@ class _WatchedCache(KVCache):
         super().__init__(core.pool, host, files, core.movements)
         self._core = ref(core)
 
+    def bytes_by_tier(self, tenant: str | None = None) -> dict[str, int]:
+        """See `KVCache`: what its engines have."""
+        return {} if (core := self._core()) is None else core.fleet.kept(tenant)
+
     def drop(self, entry: CacheEntry) -> None:
+        """See `KVCache`."""
         super().drop(entry)
         if (core := self._core()) is not None:
             core.dropped(entry.key)

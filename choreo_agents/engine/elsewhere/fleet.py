@@ -25,6 +25,9 @@ class Outpost:
 
     engine: FarEngine
     total_tokens: int = 0
+    kv_budget_bytes: int = 0
+    kept: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    """Bytes of KV that it said last to have, by tenant and tier."""
     alive: bool = False
     held: dict[str, str] = field(default_factory=dict)
     """The tenant's salt of each message that it has for the front, by id."""
@@ -102,6 +105,7 @@ class Fleet:
         """An engine is there."""
         outpost = self.outposts[name]
         outpost.total_tokens, outpost.alive = greeted.total_tokens, True
+        outpost.kv_budget_bytes = greeted.kv_budget_bytes
         outpost.held = {each: salt for salt, held in greeted.held.items() for each in held}
 
     def lost(self, name: str) -> None:
@@ -109,6 +113,7 @@ class Fleet:
         outpost = self.outposts[name]
         outpost.alive = False
         outpost.held.clear()
+        outpost.kept.clear()
         outpost.serving.clear()
         outpost.coming.clear()
         outpost.brought.clear()
@@ -147,6 +152,15 @@ class Fleet:
     def holds(self, name: str, ids: Mapping[str, str]) -> None:
         """An engine has messages for the front: their tenants' salts, by id."""
         self.outposts[name].held.update(ids)
+
+    def kept(self, tenant: str | None) -> dict[str, int]:
+        """Bytes of a tenant's KV in all engines, or of all tenants', by tier: as these said last."""
+        tiers = {"device": 0, "host": 0, "disk": 0}
+        for outpost in self.alive():
+            for whose, kept in outpost.kept.items():
+                for tier, nbytes in kept.items() if tenant in (None, whose) else ():
+                    tiers[tier] += nbytes
+        return tiers
 
     def dropped(self, message_id: str) -> list[tuple[FarEngine, str]]:
         """The front needs a message no longer: the engines that are to be told, with the tenant's salt."""

@@ -37,6 +37,7 @@ class Greeted:
     served: ServedModel
     total_tokens: int
     """That its memory has room for."""
+    kv_budget_bytes: int
     rows: int
     """Calls that it serves at once at most."""
     held: Mapping[str, Sequence[str]]
@@ -127,6 +128,8 @@ class SentAnswer:
     """What came into its view: ids, offsets, and how many of its own tokens were encoded before."""
     counted: Mapping[str, int]
     """What the engine has counted of the tenant's work since it last told."""
+    kept: Mapping[str, int]
+    """Bytes of the tenant's KV that the engine has now, by tier."""
 
 
 class FarEngine(Protocol):

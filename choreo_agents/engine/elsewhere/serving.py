@@ -77,7 +77,7 @@ class EngineServer:
         rows = self._core.settings.scheduling.rows
         if self._served is None:
             self._served = await asyncio.to_thread(served_model, self._core.model)
-        return Greeted(self._served, self._core.pool.total_tokens, rows, held)
+        return Greeted(self._served, self._core.pool.total_tokens, self._core.kv_budget_bytes, rows, held)
 
     async def load_adapter(self, adapter: SentAdapter) -> None:
         """See `FarEngine`."""
@@ -145,7 +145,7 @@ class EngineServer:
         """See `FarEngine`."""
         serving = self._serving_of(copying.front, copying.salt)
         serving.take_in(copying.ids, copying.rows, frozenset(), copying.stamp)
-        refused = await asyncio.to_thread(unpacked, serving.tenant, given, serving.scope)
+        refused = await asyncio.to_thread(unpacked, serving.tenant, given)
         taken = {parcel.id: parcel.nbytes for parcel in given if parcel.id not in refused}
         serving.release([each for each in copying.ids if each not in taken], copying.stamp)
         return list(taken), sum(taken.values())
@@ -174,6 +174,7 @@ class EngineServer:
         views = [(parent.handle.id, message.native_offset + offset, since) for parent, offset, since in seen]
         with self._core.lock:
             counted = asdict(self._core.counters.so_far(serving.tenant.name))
+            kept = self._core.cache.bytes_by_tier(serving.tenant.name)
         told = self._told[serving.tenant.name]
         delta = {name: counted[name] - told.get(name, 0) for name in counted if name not in _COUNTED_BY_THE_FRONT}
         told.update(counted)
@@ -185,6 +186,7 @@ class EngineServer:
             message.usage,
             tuple(views[len(sent.call.parents) :]),
             {name: amount for name, amount in delta.items() if amount},
+            kept,
         )
 
 
