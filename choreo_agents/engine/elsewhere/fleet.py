@@ -93,6 +93,8 @@ class Fleet:
         self._bytes_per_token = bytes_per_token
         self._copied_bytes = copied_bytes
         self._homes: WeakKeyDictionary[Scope, str] = WeakKeyDictionary()
+        self._tenants_homes: dict[str, str] = {}
+        """Where calls of no thread were last, by tenant."""
         self._samples: dict[str | None, float] = {}
         self.told: dict[str, Collection[str]] = {}
         """Engines that have messages of others of the tenant, by id, as the directory says."""
@@ -134,12 +136,14 @@ class Fleet:
         reads = [self._read(parent) for parent in wish.lineage.parents]
         if wish.name is not None and (known := self.holders(wish.name)):
             reads.append(KVToRead(wish.name, self._bytes_per_token * len(wish.lineage.tokens), known))
-        call = CallToPlace(reads, len(wish.lineage.tokens), self._expected(wish.call), self._home(wish.thread))
+        call = CallToPlace(reads, len(wish.lineage.tokens), self._expected(wish.call), self._home(wish))
         found = self._routing(call, [self._ahead(outpost, wish) for outpost in engines], self._costs)
         self.outposts[found.engine].serving[wish.number] = len(wish.lineage.tokens) + found.tokens_encoded
         self.outposts[found.engine].arriving_bytes += found.bytes_copied
         self.outposts[found.engine].bring(wish.number, (*found.copies, *found.encoded))
-        if wish.thread is not None:
+        if wish.thread is None:
+            self._tenants_homes[wish.lineage.tenant] = found.engine
+        else:
             self._homes[wish.thread] = found.engine
         return found
 
@@ -207,5 +211,8 @@ class Fleet:
         most = call.sampling.max_tokens if call.sampling.forced is None else len(call.sampling.forced)
         return float(min(most, self._samples.get(call.author, _USUAL_SAMPLES)))
 
-    def _home(self, thread: Scope | None) -> str | None:
-        return None if thread is None else self._homes.get(thread)
+    def _home(self, wish: Wish) -> str | None:
+        """Where its thread was last; calls of no thread are taken for one: what comes next may read them all."""
+        if wish.thread is None:
+            return self._tenants_homes.get(wish.lineage.tenant)
+        return self._homes.get(wish.thread)
