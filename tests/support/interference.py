@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,10 @@ def run(
     *,
     echoing: bool = True,
     model: str = "tiny",
+    load: Callable[..., Engine] = Engine.load,
 ) -> tuple[Any, Any, AuditReport]:
     """Run once on a cold engine: distributions and words by message, and the audit of the run."""
-    with Engine.load(
+    with load(
         models[model],
         memory=Memory(kv_budget_bytes=1 << 23),
         scheduling=Scheduling(timetable=timetable),

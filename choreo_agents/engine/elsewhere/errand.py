@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -198,6 +199,7 @@ class Errands:
         seed = None if request.decoding is None else request.decoding.seed
         delivered = [chosen.token for chosen in request.chosen]
         made = sent(self._front, next(self._stamps), request.number, salt, pending.placed, seed, held.keys(), delivered)
+        made = replace(made, promised=self._fleet.first_told(outpost.name, made.promised))
         # From now on the engine leases what the call reads, whatever becomes of the call.
         self._fleet.holds(outpost.name, {parent.id: salt for parent in made.call.parents})
         return made
@@ -208,6 +210,7 @@ class Errands:
         def join(parent: Message, offset: int) -> None:
             rows, promised = rows_of([parent], outpost.held.keys())
             self._fleet.holds(outpost.name, {parent.handle.id: salt})
+            promised = self._fleet.first_told(outpost.name, promised)
             what = (salt, parent.handle.id, offset, rows, promised)
             joining = JoiningMessage(self._front, next(self._stamps), request.number, *what)
             self._loop.soon(lambda: self._loop.spawn(_reached(outpost.engine.join(joining))))

@@ -95,6 +95,8 @@ class Fleet:
         self._homes: WeakKeyDictionary[Scope, str] = WeakKeyDictionary()
         self._tenants_homes: dict[str, str] = {}
         """Where calls of no thread were last, by tenant."""
+        self.promised: dict[str, str] = {}
+        """The engine that was told of each message that nobody had encoded yet, that it is to: by id."""
         self._samples: dict[str | None, float] = {}
         self.told: dict[str, Collection[str]] = {}
         """Engines that have messages of others of the tenant, by id, as the directory says."""
@@ -116,6 +118,7 @@ class Fleet:
         outpost.alive = False
         outpost.held.clear()
         outpost.kept.clear()
+        self.promised = {each: engine for each, engine in self.promised.items() if engine != name}
         outpost.serving.clear()
         outpost.coming.clear()
         outpost.brought.clear()
@@ -166,8 +169,13 @@ class Fleet:
                     tiers[tier] += nbytes
         return tiers
 
+    def first_told(self, name: str, ids: Collection[str]) -> frozenset[str]:
+        """Those of messages that nobody has encoded yet that this engine is the first to be told of."""
+        return frozenset(each for each in ids if self.promised.setdefault(each, name) == name)
+
     def dropped(self, message_id: str) -> list[tuple[FarEngine, str]]:
         """The front needs a message no longer: the engines that are to be told, with the tenant's salt."""
+        self.promised.pop(message_id, None)
         found = [(outpost.engine, outpost.held.pop(message_id, None)) for outpost in self.outposts.values()]
         return [(engine, salt) for engine, salt in found if salt is not None]
 
