@@ -198,7 +198,7 @@ class EngineCore:
         with self._lifetime:
             if self._closed:
                 raise EngineClosedError("the engine is closed: load a new one")
-            if not self.loop.executor.answers():
+            if not self.loop.answers():
                 raise DeviceLostError("the device computes no more: load the engine again, in a new process")
             self._end.detach()
             _close(self.lock, self.loop, self._disk, [])

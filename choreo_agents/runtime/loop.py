@@ -82,6 +82,10 @@ class EngineLoop:
         if self._closed:
             raise EngineClosedError("the engine is closed: load a new one")
 
+    def answers(self) -> bool:
+        """Whether what it computes with does so still."""
+        return self.executor.answers()
+
     def wake(self) -> None:
         """Let the loop look again at what waits; from any thread, without the lock."""
         self._changed.set()

@@ -65,17 +65,25 @@ class ElsewhereCore(EngineCore):
         self._patience_s = patience_s
         self._total_tokens = 0
         super().__init__(model, settings, adapter)
+        self._greet()
+
+    @property
+    def total_tokens(self) -> int:
+        """That the smallest of its engines has room for."""
+        return self._total_tokens
+
+    def restart(self) -> None:
+        """See `EngineCore`: its engines forget what they have for it."""
+        super().restart()
+        self._greet()
+
+    def _greet(self) -> None:
         try:
             self._total_tokens = self.loop.wait_for(self._presence.greet_all())  # type: ignore[attr-defined]
         except BaseException:
             self.close()
             raise
         self.kv_budget_bytes = sum(outpost.kv_budget_bytes for outpost in self.fleet.alive())
-
-    @property
-    def total_tokens(self) -> int:
-        """That the smallest of its engines has room for."""
-        return self._total_tokens
 
     def _cache(self, host: HostTier[CacheEntry], files: EntryFiles) -> KVCache:
         return _WatchedCache(self, host, files)

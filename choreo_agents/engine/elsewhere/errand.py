@@ -198,10 +198,12 @@ class Errands:
         salt, held = pending.naming.salt, outpost.held
         seed = None if request.decoding is None else request.decoding.seed
         delivered = [chosen.token for chosen in request.chosen]
-        made = sent(self._front, next(self._stamps), request.number, salt, pending.placed, seed, held.keys(), delivered)
+        numbers, joins = (next(self._stamps), request.number), _encoding(request).late.added
+        made = sent(self._front, *numbers, salt, pending.placed, seed, held.keys(), delivered, joins)
         made = replace(made, promised=self._fleet.first_told(outpost.name, made.promised))
         # From now on the engine leases what the call reads, whatever becomes of the call.
-        self._fleet.holds(outpost.name, {parent.id: salt for parent in made.call.parents})
+        read = [*(parent.id for parent in made.call.parents), *(each for each, _ in made.joins)]
+        self._fleet.holds(outpost.name, dict.fromkeys(read, salt))
         return made
 
     def _let_join(self, request: Request, outpost: Outpost) -> None:
@@ -216,8 +218,6 @@ class Errands:
             self._loop.soon(lambda: self._loop.spawn(_reached(outpost.engine.join(joining))))
 
         late.on_added = join
-        for parent, offset in late.added:
-            join(parent, offset)
 
     async def _hear(self, request: Request, outpost: Outpost, call: SentCall) -> None:
         before = len(request.chosen)

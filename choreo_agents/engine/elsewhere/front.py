@@ -12,11 +12,11 @@ from typing import Any, TypedDict
 from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.elsewhere.core import ElsewhereCore
 from choreo_agents.engine.elsewhere.routing import Costs, Routing
-from choreo_agents.engine.elsewhere.sending import FarEngine, Greeting, own_version
+from choreo_agents.engine.elsewhere.sending import FarEngine, Greeted, Greeting, own_version
 from choreo_agents.engine.settings import Memory, Scheduling, Settings
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel
-from choreo_agents.models.weightless import ServedModel, load_weightless
+from choreo_agents.models.weightless import load_weightless
 from choreo_agents.tracing import EventSink, discard
 
 _OWN_BYTES = 1 << 20
@@ -51,21 +51,23 @@ def front_of(engines: Sequence[FarEngine], model: str | Path | LoadedModel, opti
     if not engines or len({engine.name for engine in engines}) < len(engines):
         names = [engine.name for engine in engines]
         raise InvalidRequestError(f"a front needs engines, each with a name of its own, not {names!r}")
+    greeted = _greeted(engines[0])
     none_of_its_own = {"kv_budget_bytes": _OWN_BYTES, "host_bytes": 0, "disk": None, "kept": None}
-    memory = options.get("memory", Memory()).model_copy(update=none_of_its_own)
+    own_memory = none_of_its_own | {"mapped_storage": greeted.mapped_storage}
+    memory = options.get("memory", Memory()).model_copy(update=own_memory)
     chosen = {"method": "choreo", "memory": memory, "scheduling": Scheduling(), "backend": "auto"}
     told = {"seed": options.get("seed", 0), "sink": options.get("sink", discard)}
     settings = Settings.model_validate(chosen | told)
     if not isinstance(model, LoadedModel):
-        model = load_weightless(model, _served_by(engines[0]), chat=options.get("chat"))
+        model = load_weightless(model, greeted.served, chat=options.get("chat"))
     adapter = options.get("adapter")
     own = None if adapter is None else read_loaded(model.adapter, adapter, memory.mapped_storage)
     ways: dict[str, Any] = {name: options.get(name) for name in ("copied_bytes", "patience_s", "routing", "costs")}
     return ElsewhereCore(model, settings, engines, own, **{k: v for k, v in ways.items() if v is not None})
 
 
-def _served_by(engine: FarEngine) -> ServedModel:
-    """What model an engine elsewhere serves; asked on a thread of its own, since an event loop may run on this one."""
+def _greeted(engine: FarEngine) -> Greeted:
+    """What an engine says of itself; asked on a thread of its own, since an event loop may run on this one."""
     greeting = Greeting(secrets.token_hex(16), "", own_version())
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(lambda: asyncio.run(engine.greet(greeting))).result().served
+        return thread.submit(lambda: asyncio.run(engine.greet(greeting))).result()

@@ -67,6 +67,10 @@ class ElsewhereLoop:
         if self._closed:
             raise EngineClosedError("the engine is closed: load a new one")
 
+    def answers(self) -> bool:
+        """Whether what it has others compute with does so still: it may come back."""
+        return True
+
     def wake(self) -> None:
         """Nothing here waits for files."""
 
@@ -152,20 +156,22 @@ class ElsewhereLoop:
         while True:
             await asyncio.sleep(LOOK_S)
             with self._lock:
-                now = time.perf_counter()
-                for request in list(self._under_way.values()):
-                    late = request.late(now)
-                    for future in late:
-                        if future.set_running_or_notify_cancel():
-                            future.set_exception(
-                                RequestTimeoutError("the call was not done in time: see its timeout_s")
-                            )
-                    if request.cancelled():
-                        self.drop(request, None, "timed out" if late else "cancelled")
+                self._drop_left()
+
+    def _drop_left(self) -> None:
+        now = time.perf_counter()
+        for request in list(self._under_way.values()):
+            late = request.late(now)
+            for future in late:
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(RequestTimeoutError("the call was not done in time: see its timeout_s"))
+            if request.cancelled():
+                self.drop(request, None, "timed out" if late else "cancelled")
 
     async def _begin(self, requests: Sequence[Request]) -> None:
         await self._errands.prepare(requests)
         with self._lock:  # one after the other, before any runs: each is placed where the others leave room
+            self._drop_left()
             going = [request for request in requests if not request.over]
             errands = [self._errands.errand(request) for request in going]
         for request, errand in zip(going, errands, strict=True):

@@ -13,6 +13,7 @@ from choreo_agents.engine.lineage.rows import LineageRow
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.request_builder import PlacedCall
+from choreo_agents.kv.tiers import Stored
 from choreo_agents.models.weightless import ServedModel
 from choreo_agents.runtime.decoding import FinishReason
 from choreo_agents.sampling import Chosen
@@ -40,6 +41,8 @@ class Greeted:
     kv_budget_bytes: int
     rows: int
     """Calls that it serves at once at most."""
+    mapped_storage: Stored
+    """How it keeps a cache mapper's copies: they have other names for that."""
     held: Mapping[str, Sequence[str]]
     """What it has for this front already: ids of messages, by the tenant's salt."""
 
@@ -74,6 +77,8 @@ class SentCall:
     """Those of them that nobody has encoded yet."""
     grows: bool = False
     """Whether messages come into its view while it runs (see `FarEngine.join`)."""
+    joins: tuple[tuple[str, int], ...] = ()
+    """What is to come into it at once: ids and offsets."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +199,7 @@ def sent(
     seed: int | None,
     known: Collection[str],
     delivered: Sequence[int] = (),
+    joins: Sequence[tuple[Message, int]] = (),
 ) -> SentCall:
     """A call as it is sent to an engine.
 
@@ -206,6 +212,7 @@ def sent(
         seed: Of its sampling; None: it does not sample.
         known: The ids of what the engine has.
         delivered: Tokens that an engine which was lost had sampled: the answer starts with them.
+        joins: What is to come into its view at once, and where.
     """
     read, lineage = placed.read, placed.lineage
     place: dict[str, Any] = {
@@ -228,8 +235,9 @@ def sent(
         place |= {"header": list(lineage.tokens), "sampling": sampling, "closing": closing}
         played = _played(read.call.played, delivered)
         call = replace(read.call, memo=None, watch=None, joining=None, played=played, **place)
-    rows, promised = rows_of(lineage.parents, known)
-    return SentCall(front, stamp, number, salt, call, rows, promised, grows)
+    rows, promised = rows_of([*lineage.parents, *(each for each, _ in joins)], known)
+    joining = tuple((each.handle.id, offset) for each, offset in joins)
+    return SentCall(front, stamp, number, salt, call, rows, promised, grows, joining)
 
 
 def rows_of(messages: Collection[Message], known: Collection[str]) -> tuple[tuple[LineageRow, ...], frozenset[str]]:

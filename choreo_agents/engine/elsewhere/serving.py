@@ -74,10 +74,11 @@ class EngineServer:
         with self._core.lock:
             mine = {salt: each for (front, salt), each in self._serving.items() if front == greeting.front}
             held = {salt: each.held() for salt, each in mine.items()}
-        rows = self._core.settings.scheduling.rows
+        settings = self._core.settings
         if self._served is None:
             self._served = await asyncio.to_thread(served_model, self._core.model)
-        return Greeted(self._served, self._core.pool.total_tokens, self._core.kv_budget_bytes, rows, held)
+        room = (self._core.pool.total_tokens, self._core.kv_budget_bytes, settings.scheduling.rows)
+        return Greeted(self._served, *room, settings.memory.mapped_storage, held)
 
     async def load_adapter(self, adapter: SentAdapter) -> None:
         """See `FarEngine`."""
@@ -87,10 +88,14 @@ class EngineServer:
     async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
         """See `FarEngine`."""
         serving = self._serving_of(sent.front, sent.salt)
-        serving.take_in([parent.id for parent in sent.call.parents], sent.rows, sent.promised, sent.stamp)
+        read = [*(parent.id for parent in sent.call.parents), *(each for each, _ in sent.joins)]
+        serving.take_in(read, sent.rows, sent.promised, sent.stamp)
         call = sent.call
         if sent.grows and isinstance(call, Decode):
-            call = replace(call, joining=serving.joining(sent.number))
+            joining = serving.joining(sent.number)
+            for message_id, offset in sent.joins:
+                joining.add(serving.handle(message_id), offset)
+            call = replace(call, joining=joining)
         arrived = asyncio.Queue[Chosen | None]()
         loop = asyncio.get_running_loop()
 
@@ -132,9 +137,7 @@ class EngineServer:
         """See `FarEngine`."""
         serving = self._serving_of(joining.front, joining.salt)
         serving.take_in([joining.id], joining.rows, joining.promised, joining.stamp)
-        with self._core.lock:
-            handle = serving.handle(joining.id)
-        serving.joining(joining.number).add(handle, joining.offset)
+        serving.joining(joining.number).add(serving.handle(joining.id), joining.offset)
 
     async def give(self, copying: Copying) -> Any:
         """See `FarEngine`."""
@@ -232,8 +235,9 @@ class _Serving:
         return [message.handle.id for message in self._core.table.held_in(self.scope)]
 
     def handle(self, message_id: str) -> MessageHandle:
-        """Of a leased message. Under the engine's lock."""
-        message = self._core.table.get(message_id)
+        """Of a leased message."""
+        with self._core.lock:
+            message = self._core.table.get(message_id)
         if message is None:
             raise UnknownHandleError(f"message {message_id!r} was released")
         return message.handle
