@@ -7,7 +7,7 @@ import sys
 from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
@@ -89,17 +89,26 @@ def serve(
         int | None,
         typer.Option(
             min=1,
-            help="That the CPU computes with; by default one for each core.",
+            help="That the CPU computes with; by default one for each core, or with --engines one for each engine.",
             rich_help_panel=_ENGINE,
             show_default=False,
         ),
     ] = None,
+    engines: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Several: each is an actor of Ray's, on this machine or on the cluster that RAY_ADDRESS names (needs "
+            "[b]choreo-ray[/b]). --kv-budget, --rows and --threads are each one's.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = 1,
 ) -> None:
     """Serve a model to every program that speaks OpenAI's protocol.
 
     Chat completions with streams, tools, JSON schemas, log-probabilities and [b]n[/b] at
     [b]http://127.0.0.1:8000/v1[/b], and [b]/health[/b] and [b]/metrics[/b]. What one request has read is not read again
-    for the next; all requests share the steps of one engine.
+    for the next; all requests share the steps of one engine, or of [b]--engines[/b].
 
     [b]Without keys[/b] whoever reaches the port may call: so it listens on this machine alone unless you say otherwise.
     With them each key is a tenant's, and tenants find nothing of each other. The tenant called [b]operator[/b] is shown
@@ -112,6 +121,7 @@ def serve(
       choreo serve HuggingFaceTB/SmolLM2-135M-Instruct
       choreo serve ./llama --model-name llama --port 9000 --kv-budget 4
       choreo serve ./llama --host 0.0.0.0 --keys keys.txt --tenant-answers 16
+      choreo serve ./llama --engines 4
     """
     try:
         known = _keys(keys)
@@ -122,13 +132,10 @@ def serve(
             answers=max_answers,
             tenant_answers=tenant_answers,
         )
-        if threads is not None:
-            torch.set_num_threads(threads)
         memory = Memory(kv_budget_bytes=None if kv_budget is None else round(kv_budget * (1 << 30)))
         typer.echo(f"loading {model} ...", err=True)
-        engine = Engine.load(
-            model, device=device, dtype=_DTYPES[dtype], memory=memory, scheduling=Scheduling(rows=rows)
-        )
+        options: dict[str, Any] = {"dtype": _DTYPES[dtype], "memory": memory, "scheduling": Scheduling(rows=rows)}
+        engine = _load(model, engines, threads, options | {"device": device})
     except (ChoreoError, OSError, ValueError) as error:
         typer.secho(f"error: {error}", err=True, fg="red")
         raise typer.Exit(1) from None
@@ -148,6 +155,20 @@ def serve(
     finally:
         engine.close()
     typer.echo("stopped", err=True)
+
+
+def _load(model: str, engines: int, threads: int | None, options: dict[str, Any]) -> Engine:
+    if engines == 1:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        return Engine.load(model, **options)
+    try:
+        from choreo_ray import RayEngine  # noqa: PLC0415 - a distribution of its own, which few need
+    except ModuleNotFoundError as missing:
+        raise InvalidRequestError(
+            f"several engines are actors of Ray's, and {missing.name!r} is not installed: pip install choreo-ray"
+        ) from None
+    return RayEngine.load(model, engines=engines, threads=threads or 1, **options)
 
 
 def _keys(path: Path | None) -> Keys:
