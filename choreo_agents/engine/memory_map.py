@@ -44,6 +44,8 @@ class MemoryMap:
     lost: int
     recomputed: int
     adopted: int
+    sent_bytes: int
+    received_bytes: int
 
     def as_object(self) -> dict[str, Any]:
         """The same as plain JSON."""

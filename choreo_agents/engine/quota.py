@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -60,11 +60,17 @@ class QuotaKeeper:
         if self.quota.pool_bytes is not None:
             self._make_room([], self._core.pool.rounded(tokens), set())
 
-    def has_room(self, entry: CacheEntry) -> bool:
-        """Whether one more message may be read by calls that are under way; what else is there leaves for it."""
+    def has_room(self, entry: CacheEntry, beside: Collection[CacheEntry] = ()) -> bool:
+        """Whether one more message may be in the pool; what calls under way do not read leaves for it.
+
+        Args:
+            entry: The message's.
+            beside: Of those that stay there, too.
+        """
         if self.quota.pool_bytes is not None:
+            there = {entry, *beside}
             try:
-                self._make_room([], self._core.pool.rounded(entry.tokens), {entry})
+                self._make_room([], sum(self._core.pool.rounded(each.tokens) for each in there), there)
             except ChoreoError:
                 return False
         return True

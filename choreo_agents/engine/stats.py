@@ -65,6 +65,10 @@ class EngineStats:
     """Of those encoded: in words that another model had said, encoded here for its readers."""
     adopted: int = 0
     """Messages whose KV was encoded elsewhere and taken in (see `KVTransfer.adopt`)."""
+    sent_bytes: int = 0
+    """Of KV that was packed for other engines (see `elsewhere.parcels`), ..."""
+    received_bytes: int = 0
+    """... and that came from such."""
     threads: int = 0
     """Threads of graphs, and runs that no checkpointer keeps, that lease something or are under way now."""
 

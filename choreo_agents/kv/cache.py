@@ -85,9 +85,8 @@ class KVCache:
         return False
 
     def below(self, entry: CacheEntry) -> HostKV | None:
-        """What the host has of it now, as the pool would have it."""
-        kv = entry.staged or self._host.peek(entry)
-        return None if kv is None else kv.dequantized(self.pool.geometry.dtype)
+        """What the host has of it now, as it is kept there."""
+        return entry.staged or self._host.peek(entry)
 
     def restore(self, entry: CacheEntry, arrivals: list[Arrival] | None = None) -> bool:
         """Bring it into the pool, now or as an arrival that is added to a list; False if there is no room for it."""
@@ -113,6 +112,20 @@ class KVCache:
             entry.staged = None
         return True
 
+    def put_below(self, entry: CacheEntry, kv: HostKV, native_offset: int) -> bool:
+        """Keep a lost message's KV on the host, where nothing has to leave for it; whether it is kept.
+
+        Args:
+            entry: The message's.
+            kv: As it is kept below the pool.
+            native_offset: The position that it was encoded at.
+        """
+        if entry.stored == "low-rank" or kv.nbytes > self._host.free_bytes:
+            return False
+        self._host.put(entry, kv)
+        entry.native_offset = native_offset
+        return True
+
     def evictable_tokens(self) -> int:
         """Room in the pool that evicting everything idle would give."""
         return sum(e.segment.capacity for e in self._entries if e.segment is not None and e.idle())
@@ -127,6 +140,17 @@ class KVCache:
             return
         idle = sorted((e for e in self._entries if e.idle()), key=lambda e: (e.wanted > 0, e.used))
         self.park(leaving([(e, e.segment.capacity) for e in idle if e.segment is not None], over))
+
+    def evict_unwanted(self, tokens: int) -> bool:
+        """As `evict`, but of those that no request waits for alone; whether the pool has room for `tokens` then.
+
+        If it would not have, nothing leaves.
+        """
+        idle = [e.segment.capacity for e in self._entries if e.segment is not None and e.idle() and not e.wanted]
+        has_room = self.pool.free_tokens + sum(idle) >= tokens
+        if has_room:
+            self.evict(tokens)
+        return has_room
 
     def park(self, entries: Iterable[CacheEntry]) -> None:
         """Take idle messages out of the pool."""

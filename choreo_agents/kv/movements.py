@@ -18,6 +18,10 @@ class Movements:
     """Messages that left the last tier, to be computed again when they are read."""
     adopted: int = 0
     """Messages whose KV was encoded elsewhere."""
+    sent_bytes: int = 0
+    """Of KV that was packed for other engines (see `elsewhere.parcels`), ..."""
+    received_bytes: int = 0
+    """... and that came from such."""
 
 
 RESTORED = ("restored_from_host", "restored_from_disk")

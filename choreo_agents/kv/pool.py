@@ -48,6 +48,8 @@ class KVPool:
         self._live: set[Segment] = set()
         self._used: Counter[str] = Counter()
         """Tokens of room that each tenant's segments take."""
+        self.borrowed = 0
+        """How often a segment is pinned for a copy beside steps: room that is given back soon."""
 
     @property
     def total_tokens(self) -> int:
@@ -113,6 +115,16 @@ class KVPool:
             for run in runs:
                 self._allocator.free(self._in_blocks(run))
 
+    def borrow(self, segment: Segment) -> None:
+        """Pin a segment for a copy beside steps, until `give_back`."""
+        self.pin(segment)
+        self.borrowed += 1
+
+    def give_back(self, segment: Segment) -> None:
+        """Undo one `borrow`."""
+        self.borrowed -= 1
+        self.unpin(segment)
+
     def give_up(self) -> None:
         """Give the memory back: nothing is read or written here any more."""
         self.keys, self.values = [], []
@@ -160,6 +172,7 @@ class KVPool:
 
     def check(self) -> None:
         """Assert that live segments and the free list divide the pool between them without overlap."""
+        assert 0 <= self.borrowed <= sum(segment.pins for segment in self._live)
         self._allocator.check()
         owned = [self._in_blocks(run) for segment in self._live for run in segment.runs]
         runs = sorted([*owned, *self._allocator.free_runs()], key=lambda run: run.start)

@@ -200,6 +200,8 @@ class EngineLoop:
             refusal = self._admit(by_number[number], chunks)
             if refusal is not None:
                 stuck.append((by_number[number], refusal))
+        if self.executor.pool.borrowed:
+            stuck = []  # who copies beside steps gives room back, as who runs does
         for request, refusal in stuck:
             self._drop(request, admission.no_room(request, refusal))
         rows = [_row(running[n], count) for n, count in plan.chunks if n in running]

@@ -36,6 +36,7 @@ ROOMS = {
         "engine/messages/seals.py",
         "kv/handle.py",
         "kv/store/files.py",
+        "kv/store/format.py",
         "kv/store/key.py",
         "kv/store/places.py",
         "kv/store/store.py",

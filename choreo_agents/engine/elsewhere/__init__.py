@@ -4,10 +4,11 @@ front       tenants, handles, leases, memos, lineage: all that an engine knows, 
 elsewhere   engines with KV, each given calls with the lineage of what it does not know yet
 
 Read `sending`, what goes to and fro, then `errand`, what is done for a request, and `serving`, where it is run;
-`routing` says where that is.
+`routing` says where that is, and `parcels` brings KV from one of them to another.
 """
 
 from choreo_agents.engine.elsewhere.front import FrontOptions, front_of
+from choreo_agents.engine.elsewhere.parcels import Parcel, packed, unpacked
 from choreo_agents.engine.elsewhere.routing import CallToPlace, Costs, EngineAhead, KVToRead, Route, Routing, route
 from choreo_agents.engine.elsewhere.sending import (
     Copying,
@@ -34,6 +35,7 @@ __all__ = [
     "Greeting",
     "JoiningMessage",
     "KVToRead",
+    "Parcel",
     "Releasing",
     "Route",
     "Routing",
@@ -41,5 +43,7 @@ __all__ = [
     "SentAnswer",
     "SentCall",
     "front_of",
+    "packed",
     "route",
+    "unpacked",
 ]

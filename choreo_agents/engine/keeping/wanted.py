@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import wait
+from dataclasses import replace
 from functools import partial
 
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.kv.entry import CacheEntry
+from choreo_agents.kv.pool import KVPool
+from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.store import KVKey
 from choreo_agents.kv.tiers import HostKV
 
@@ -22,6 +25,11 @@ def kv_key(message: Message) -> KVKey:
     seen = zip(message.parents, message.relative_offsets, strict=True)
     parents = tuple((parent.handle.id, offset) for parent, offset in seen)
     return KVKey(message.handle.id, message.handle.model, message.tokens, parents, at)
+
+
+def stored_key(message: Message, entry: CacheEntry) -> KVKey:
+    """The same of KV as it is kept below the pool."""
+    return replace(kv_key(message), quantized=entry.stored == "int8")
 
 
 def awaited(core: EngineCore, message: Message, entry: CacheEntry) -> Callable[[], object] | None:
@@ -41,6 +49,54 @@ def awaited(core: EngineCore, message: Message, entry: CacheEntry) -> Callable[[
     return None
 
 
+def give_back(core: EngineCore, pool: KVPool, segment: Segment) -> None:
+    """A copy beside steps has ended: who waits for room looks again."""
+    with core.lock:
+        pool.give_back(segment)
+        core.loop.wake()
+
+
+def copied(core: EngineCore, message: Message, *, lost_too: bool) -> tuple[KVKey, HostKV] | None:
+    """A copy of a message's KV, as it is kept below the pool. Slow.
+
+    Steps go on meanwhile, and nothing has to leave the pool for it unless it is computed again.
+
+    Args:
+        core: Has it.
+        message: Of which.
+        lost_too: Whether what is lost is computed for that; else there is None.
+
+    Raises:
+        ChoreoError: It is lost, and cannot be computed again now; or the engine was closed or started again.
+    """
+    entry: CacheEntry | None = None
+    try:
+        while True:
+            with core.lock:
+                if entry is None or message.entry is not entry:
+                    entry = core.table.want(message)  # or the engine has started again meanwhile
+                if not lost_too and core.cache.lost(entry):
+                    return None
+                waiting, pool = awaited(core, message, entry), core.pool
+                if waiting is None:
+                    key, segment, kv = stored_key(message, entry), entry.segment, core.cache.below(entry)
+                    if segment is None:
+                        assert kv is not None
+                        return key, kv
+                    pool.borrow(segment)
+                    break
+            waiting()
+        try:
+            kv = pool.read(segment)
+        finally:
+            give_back(core, pool, segment)
+        return key, kv.quantized() if key.quantized else kv
+    finally:
+        with core.lock:
+            if entry is not None and message.entry is entry:
+                core.table.unwant(message)
+
+
 class WantedKV:
     """A message's KV that memory keeps until it is written: see `Unwritten`. Made under the engine's lock."""
 
@@ -56,30 +112,10 @@ class WantedKV:
             core.held_bytes += self._held_bytes
 
     def read(self) -> tuple[KVKey, HostKV]:
-        """A copy. Steps go on meanwhile, and nothing has to leave the pool for it unless it is computed again.
-
-        Raises:
-            ChoreoError: It is lost, and cannot be computed again now.
-        """
-        core, message = self._core, self._message
-        while True:
-            with core.lock:
-                if self._entry is None or message.entry is not self._entry:
-                    self._entry = core.table.want(message)  # the engine has started again meanwhile
-                waiting, pool = awaited(core, message, self._entry), core.pool
-                if waiting is None:
-                    key, segment, kv = kv_key(message), self._entry.segment, core.cache.below(self._entry)
-                    if segment is None:
-                        assert kv is not None
-                        return key, kv
-                    pool.pin(segment)
-                    break
-            waiting()
-        try:
-            return key, pool.read(segment)
-        finally:
-            with core.lock:
-                pool.unpin(segment)
+        """A copy. Raises what `copied` does."""
+        found = copied(self._core, self._message, lost_too=True)
+        assert found is not None
+        return found
 
     def release(self) -> None:
         """Memory may lose it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from choreo_agents.engine.keeping.wanted import awaited
+from choreo_agents.engine.keeping.wanted import awaited, give_back
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.engine.transfer.filling import no_room
@@ -30,14 +30,13 @@ def in_pool(tenant: Tenant, handle: MessageHandle) -> Iterator[tuple[KVPool, Seg
                     entry = core.table.want(message)  # the engine has started again meanwhile
                 there, pool = _brought(tenant, message, entry), core.pool
                 if isinstance(there, Segment):
-                    pool.pin(there)
+                    pool.borrow(there)
                     break
             there()
         try:
             yield pool, there
         finally:
-            with core.lock:
-                pool.unpin(there)
+            give_back(core, pool, there)
     finally:
         with core.lock:
             if message.entry is entry:

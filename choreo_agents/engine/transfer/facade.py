@@ -17,7 +17,7 @@ from choreo_agents.engine.transfer.bringing import in_pool, pin
 from choreo_agents.engine.transfer.filling import (
     adopted_message,
     allocated,
-    fill,
+    filled,
     place_adopted,
     require_native,
     require_shapes,
@@ -117,8 +117,7 @@ class KVTransfer:
             if not core.method.keeps_kv:
                 return tenant.answered(adopted_message(tenant, placed, lineage), placed, scope).result()
             segment = allocated(tenant, len(lineage.tokens), lineage.placement.new_offset)
-        fill(tenant, pool, segment, kv)
-        with core.lock:
+        with filled(tenant, pool, segment, kv):
             if tenant.closed:
                 pool.unpin(segment)
                 tenant.require_open()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from choreo_agents.engine.calls import Prefill
+from choreo_agents.engine.keeping.wanted import give_back
 from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.request_builder import PlacedCall, ReadCall
@@ -31,24 +35,35 @@ def no_room(tenant: Tenant, tokens: int) -> CapacityError:
 
 
 def allocated(tenant: Tenant, tokens: int, at: int) -> Segment:
-    """Room in the pool; raises `CapacityError` if there is none now."""
+    """Room in the pool, borrowed until it is `filled`; raises `CapacityError` if there is none now."""
     core = tenant.core
     tenant.quotas.make_room(tokens)
     core.method.evict(core.pool.rounded(tokens))
     segment = core.pool.allocate(tokens, at, tenant.name)
     if segment is None:
         raise no_room(tenant, tokens)
+    core.pool.borrow(segment)
     return segment
 
 
-def fill(tenant: Tenant, pool: KVPool, segment: Segment, kv: HostKV) -> None:
-    """Copy KV into a segment, without the engine's lock: no step knows the segment yet, so steps go on meanwhile."""
+@contextmanager
+def filled(tenant: Tenant, pool: KVPool, segment: Segment, kv: HostKV) -> Iterator[None]:
+    """Copy KV into a borrowed segment, and give that back after a block that takes over its pin, under the lock.
+
+    The engine's lock is not held before: no step knows the segment yet, so steps go on meanwhile.
+    """
+    core = tenant.core
     try:
-        pool.write(segment, kv)
-    except BaseException:
-        with tenant.core.lock:
-            pool.unpin(segment)
-        raise
+        try:
+            pool.write(segment, kv)
+        except BaseException:
+            with core.lock:
+                pool.unpin(segment)
+            raise
+        with core.lock:
+            yield
+    finally:
+        give_back(core, pool, segment)
 
 
 def adopted_message(tenant: Tenant, placed: PlacedCall, lineage: Lineage) -> Message:

@@ -1,24 +1,21 @@
-"""Files of keys and values that nobody else can read, and that are believed only under a key."""
+"""Files of keys and values that nobody else can read: written whole or not at all, and read without waiting."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save_file
-from torch import Tensor
+from safetensors.torch import save_file
 
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.kv.store.format import UnusableFileError, Written, parsed
 
 SUFFIX, _PARTIAL = ".safetensors", ".partial"
 # A FIFO is opened without waiting for who writes it, and a link not at all.
@@ -28,10 +25,6 @@ _REPLACED = 8
 """Times that a file may be replaced while it is opened: as many as write it at once."""
 _ABANDONED_S = 3600.0
 """Age of a half-written file that nobody is writing any more."""
-
-
-class UnusableFileError(Exception):
-    """Why a file is passed over."""
 
 
 def private_folder(folder: Path) -> Path:
@@ -76,7 +69,7 @@ def is_regular(path: Path) -> bool:
         return False
 
 
-def write_private(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+def write_private(path: Path, written: Written) -> None:
     """Write a file that only this user can read: whole, or not at all. Whatever stood in its place is replaced.
 
     Raises:
@@ -85,7 +78,7 @@ def write_private(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
     partial = path.with_suffix(f".{uuid4().hex}{_PARTIAL}")
     try:
         os.close(os.open(partial, _MAKING, 0o600))
-        save_file(dict(tensors), partial, metadata=dict(about))
+        save_file(written[1], partial, metadata=written[0])
         partial.replace(path)
     except SafetensorError as error:  # a full disk
         raise OSError(f"{str(path)!r} cannot be written: {error}") from error
@@ -94,8 +87,8 @@ def write_private(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
             partial.unlink(missing_ok=True)
 
 
-def read_private(path: Path, least: int, most: int) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """What a file says of itself, and its tensors. Waits for nobody.
+def read_private(path: Path, least: int, most: int) -> Written:
+    """What a file holds. Waits for nobody.
 
     Args:
         path: Which.
@@ -119,15 +112,7 @@ def read_private(path: Path, least: int, most: int) -> tuple[dict[str, str], dic
         raise UnusableFileError(f"cannot be read: {error.strerror}") from error
     finally:
         os.close(descriptor)
-    return _parsed(data)
-
-
-def seal_of(key: bytes, about: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    """A keyed checksum over what a file says of itself and all bytes of its tensors."""
-    code = hashlib.blake2b(json.dumps(dict(about), sort_keys=True).encode(), key=key, digest_size=16)
-    for name in sorted(tensors):
-        code.update(tensors[name].contiguous().view(torch.uint8).numpy().data)
-    return code.hexdigest()
+    return parsed(data)
 
 
 def sizes(folder: Path) -> Iterator[tuple[float, int, Path]]:
@@ -175,15 +160,6 @@ def _opened(path: Path) -> tuple[int, os.stat_result]:
             return descriptor, found
         os.close(descriptor)  # removed, or replaced by who wrote the same, since it was opened
     raise UnusableFileError("is replaced again and again")
-
-
-def _parsed(data: bytes) -> tuple[dict[str, str], dict[str, Tensor]]:
-    try:
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        about = {str(name): str(value) for name, value in header.get("__metadata__", {}).items()}
-        return about, load(data)
-    except (SafetensorError, ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
-        raise UnusableFileError("is cut short or damaged") from error
 
 
 def _ours(about: os.stat_result) -> bool:

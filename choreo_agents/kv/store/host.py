@@ -29,6 +29,11 @@ class HostTier(Generic[Key]):
         """What it takes here."""
         return self._kept[key].nbytes if key in self._kept else 0
 
+    @property
+    def free_bytes(self) -> int:
+        """That may come before anything has to leave."""
+        return self.budget_bytes - self._order.used_bytes
+
     def put(self, key: Key, kv: HostKV) -> list[tuple[Key, HostKV]]:
         """Keep KV; what leaves for it, oldest first: itself if it is larger than the budget."""
         self._order.add(key, kv.nbytes)

@@ -50,6 +50,8 @@ class KVKey:
     """Ids and places relative to the message's first token."""
     native_offset: int
     """The position that its first token is encoded at; a file of any is good, since views move it."""
+    quantized: bool = False
+    """Whether its keys and values are whole numbers (see `quantization`)."""
 
     @property
     def handle(self) -> MessageHandle:
@@ -59,10 +61,6 @@ class KVKey:
     @property
     def length(self) -> int:
         return len(self.tokens)
-
-    @property
-    def quantized(self) -> bool:
-        return False
 
     def written(self) -> dict[str, str]:
         """What a file says of it, but for the position."""

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.store.eviction import leaving
-from choreo_agents.kv.store.files import (
-    SUFFIX,
-    UnusableFileError,
-    is_regular,
-    read_private,
-    seal_of,
-    used_now,
-    write_private,
-)
+from choreo_agents.kv.store.files import SUFFIX, is_regular, read_private, used_now, write_private
+from choreo_agents.kv.store.format import UnusableFileError, kv_bytes, most_bytes, opened, sealed
 from choreo_agents.kv.store.key import FileKey
 from choreo_agents.kv.store.places import Place
-from choreo_agents.kv.tiers import HostKV, shapes_of, stored_bytes
+from choreo_agents.kv.tiers import HostKV
 
-_HEADER_BYTES, _TOKEN_BYTES = 1 << 22, 16
-"""Of what a file says of itself, at most: by itself, its parents' names included, and for each token."""
 _WRITERS = 8
 """Processes that may write at once without looking at each other's files, as long as there is room for all of them."""
 
@@ -98,9 +88,8 @@ class KVStore:
         if kv.nbytes > self.budget_bytes:
             return False
         self._place.make()
-        path, tensors = self._path(key.id), kv.tensors()
-        about = key.written() | {"native_offset": str(key.native_offset)}
-        write_private(path, tensors, about | {"seal": seal_of(self._seal, about, tensors)})
+        path = self._path(key.id)
+        write_private(path, sealed(key, kv, self._seal))
         self._there.add(key.id)
         self._make_room(path)
         return self.has(key.id)
@@ -146,17 +135,8 @@ class KVStore:
         self._place.close()
 
     def _read(self, path: Path, key: FileKey) -> tuple[HostKV, int]:
-        shapes = shapes_of(self._geometry, key.length, quantized=key.quantized)
-        nbytes = stored_bytes(self._geometry, "int8" if key.quantized else "full") * key.length
-        about, tensors = read_private(path, nbytes, nbytes + _HEADER_BYTES + _TOKEN_BYTES * key.length)
-        seal, at = about.pop("seal", ""), about.get("native_offset", "")
-        if {name: (tuple(each.shape), each.dtype) for name, each in tensors.items()} != shapes:
-            raise UnusableFileError("holds other keys and values")
-        if not at.isdecimal() or about | key.written() != about:
-            raise UnusableFileError("is of another message")
-        if not (seal.isascii() and hmac.compare_digest(seal, seal_of(self._seal, about, tensors))):
-            raise UnusableFileError("does not bear the seal of its store")
-        return HostKV(**tensors), int(at)
+        least, most = kv_bytes(key, self._geometry), most_bytes(key, self._geometry)
+        return opened(read_private(path, least, most), key, self._geometry, self._seal)
 
     def _make_room(self, written: Path) -> None:
         """Remove the longest unused files over the budget; what was just written only if that is over it alone.

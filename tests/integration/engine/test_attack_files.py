@@ -247,6 +247,6 @@ def test_attack_an_engines_store_reads_nothing_that_it_has_not_written(tmp_path:
     assert one.load(TierKey("b", 4, 7)) is None
     shutil.copy(other.folder / "a.safetensors", one.folder / "a.safetensors")
     assert one.load(key) is None
-    assert why == ["is of another message", "does not bear the seal of its store"]
+    assert why == ["is of another message", "was changed, or sealed with another key"]
     one.close()
     assert not one.folder.exists() and other.load(key) is not None

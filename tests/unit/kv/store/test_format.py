@@ -1,0 +1,97 @@
+"""KV as it is written: what was sealed is opened as it was, and nothing else is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from choreo_agents.kv.geometry import KVGeometry
+from choreo_agents.kv.store.format import (
+    UnusableFileError,
+    Written,
+    in_bytes,
+    kv_bytes,
+    most_bytes,
+    opened,
+    parsed,
+    sealed,
+)
+from choreo_agents.kv.store.key import FileKey, KVKey, TierKey
+from choreo_agents.kv.tiers import HostKV
+
+TOKENS = 5
+SEAL = b"key"
+KEY = KVKey("a" * 32, "model", tuple(range(TOKENS)), (("b" * 32, -7),), 12)
+CHANGED = "was changed, or sealed with another key"
+
+
+def kv(dtype: torch.dtype = torch.float32) -> tuple[KVGeometry, HostKV]:
+    rng = torch.Generator().manual_seed(0)
+    keys, values = (torch.randn(2, 1, TOKENS, 8, generator=rng).to(dtype) for _ in range(2))
+    return KVGeometry(2, 1, 8, dtype), HostKV(keys, values)
+
+
+@pytest.mark.parametrize("named", [KEY, TierKey(KEY.id, TOKENS, 12)], ids=["full", "tier"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("quantized", [False, True])
+def test_what_was_sealed_is_opened_bit_by_bit(named: FileKey, dtype: torch.dtype, quantized: bool) -> None:
+    geometry, held = kv(dtype)
+    named = replace(named, quantized=quantized)  # type: ignore[type-var]
+    held = held.quantized() if quantized else held
+    data = in_bytes(sealed(named, held, SEAL))
+    assert kv_bytes(named, geometry) == held.nbytes < len(data) < most_bytes(named, geometry)
+    found, at = opened(parsed(data), named, geometry, SEAL)
+    assert at == 12 and found.shapes() == held.shapes()
+    assert all(torch.equal(tensor, held.tensors()[name]) for name, tensor in found.tensors().items())
+
+
+def changed(written: Written, name: str, value: str) -> Written:
+    return written[0] | {name: value}, written[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("native_offset", "13", CHANGED),
+        ("native_offset", "-1", "is of another message"),
+        ("message", "c" * 32, "is of another message"),
+        ("model", "other", "is of another message"),
+        ("tokens", "[0,1,2,3,5]", "is of another message"),
+        ("parents", "[]", "is of another message"),
+        ("seal", "0" * 32, CHANGED),
+        ("seal", "\u00e9", CHANGED),
+        ("more", "said", CHANGED),
+    ],
+)
+def test_what_it_says_of_itself_is_sealed(name: str, value: str, why: str) -> None:
+    geometry, held = kv()
+    with pytest.raises(UnusableFileError, match=why):
+        opened(changed(sealed(KEY, held, SEAL), name, value), KEY, geometry, SEAL)
+
+
+def test_its_tensors_are_sealed_and_are_what_was_asked_for() -> None:
+    geometry, held = kv()
+    about, tensors = sealed(KEY, held, SEAL)
+    swapped = {"keys": tensors["values"], "values": tensors["keys"]}
+    for others in (swapped, tensors | {"values": tensors["values"] + 1e-6}):
+        with pytest.raises(UnusableFileError, match=CHANGED):
+            opened((about, others), KEY, geometry, SEAL)
+    with pytest.raises(UnusableFileError, match=CHANGED):
+        opened((about, tensors), KEY, geometry, b"other")
+    for key, others in (
+        (KEY, {"keys": tensors["keys"]}),
+        (KEY, tensors | {"more": tensors["keys"]}),
+        (KEY, {name: each.view(torch.int32) for name, each in tensors.items()}),
+        (replace(KEY, tokens=KEY.tokens[1:]), tensors),
+        (replace(KEY, quantized=True), tensors),
+    ):
+        with pytest.raises(UnusableFileError, match="holds other keys and values"):
+            opened((about, others), key, geometry, SEAL)
+
+
+@pytest.mark.parametrize("data", [b"", b"1234567", b"\xff" * 100, (92).to_bytes(8, "little") + b"[" * 92, bytes(100)])
+def test_what_is_no_file_is_damaged(data: bytes) -> None:
+    with pytest.raises(UnusableFileError, match="is cut short or damaged"):
+        parsed(data)
