@@ -1,11 +1,11 @@
-"""Kills actors under runs of graphs, at random moments, and looks whether each run ends with the words that it should have.
+"""Kills actors under runs of graphs, at random moments, and looks whether each run ends with the words it should have.
 
     make chaos                                    100 runs with an engine killed, 20 with the directory
     make chaos OPTIONS="--engines 20 --directories 5 --seed 3 --folder chaos"
 
-A run has the words of the same run on one engine of this process, which nobody kills: of fp32, so that there is no other
-choice. What was computed again is counted; a run that has not ended after two minutes hangs. It can be stopped, and
-goes on where it was.
+A run has the words of the same run on one engine of this process, which nobody kills: in fp32 there is no other choice.
+What was computed again is counted; a run that has not ended after two minutes hangs. It can be stopped, and goes on
+where it was.
 """
 
 from __future__ import annotations
@@ -34,11 +34,16 @@ from choreo_agents.workflows.tree_of_thoughts import tree_of_thoughts
 HANG_S = 120.0
 """Seconds after which a run that has not ended counts as one that never will."""
 _SAYING = Sampling(temperature=1.0, max_tokens=24, stop_tokens=())
+_PARTS = ["Part 1.", "Part 2.", "Part 3."]
 QUESTION = {"messages": [("user", "What does Ann have?")]}
 GRAPHS: dict[str, Callable[[], ChoreoGraph]] = {
-    "debate": lambda: debate({"alice": None, "bruno": None, "carla": None}, rounds=3, revise="Again.", sampling=_SAYING),
+    "debate": lambda: debate(
+        {"alice": None, "bruno": None, "carla": None}, rounds=3, sampling=_SAYING
+    ),
     "tree": lambda: tree_of_thoughts(branches=3, voters=2, depth=2, keep=2, system="Root.", sampling=_SAYING),
-    "parts": lambda: branch_solve_merge(["Part 1.", "Part 2.", "Part 3."], plan="Plan.", merge="All.", sampling=_SAYING),
+    "parts": lambda: branch_solve_merge(
+        _PARTS, plan="Plan.", merge="All.", sampling=_SAYING
+    ),
 }
 Victim = Literal["engine", "directory"]
 Said = list[tuple[str, str]]
@@ -170,7 +175,7 @@ def main(arguments: Sequence[str]) -> int:
     wanted: list[tuple[Victim, int]] = [("engine", number) for number in range(options.engines)]
     wanted += [("directory", number) for number in range(options.directories)]
     events = EventList()
-    from torture.chaos_actors import started  # noqa: PLC0415 - Ray takes seconds, and help has none
+    from torture.chaos_actors import started
 
     with started(events) as (front, pids):
         chaos = Chaos(front, events, pids, options.seed)
@@ -181,12 +186,13 @@ def main(arguments: Sequence[str]) -> int:
             with journal.open("a") as lines:
                 lines.write(json.dumps(asdict(outcome)) + "\n")
             known.append(asdict(outcome))
-            print(f"{victim} {number}: {outcome}", flush=True)
+            sys.stdout.write(f"{victim} {number}: {outcome}\n")
+            sys.stdout.flush()
             if not outcome.ended:
                 break  # whatever holds it would hold the next
         chaos.close()
     counts = counted(known)
-    print(json.dumps(counts, indent=2))
+    sys.stdout.write(json.dumps(counts, indent=2) + "\n")
     return 0 if counts["ended"] == counts["runs"] == counts["same"] else 1
 
 

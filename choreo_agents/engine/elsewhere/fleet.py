@@ -143,7 +143,9 @@ class Fleet:
         found = self._routing(call, [self._ahead(outpost, wish) for outpost in engines], self._costs)
         self.outposts[found.engine].serving[wish.number] = len(wish.lineage.tokens) + found.tokens_encoded
         self.outposts[found.engine].arriving_bytes += found.bytes_copied
-        self.outposts[found.engine].bring(wish.number, (*found.copies, *found.encoded))
+        self.outposts[found.engine].bring(
+            wish.number, tuple(read.id for read in reads if found.engine not in read.holders)
+        )
         if wish.thread is None:
             self._tenants_homes[wish.lineage.tenant] = found.engine
         else:
@@ -151,8 +153,8 @@ class Fleet:
         return found
 
     def holders(self, message_id: str) -> list[str]:
-        """The engines that have a message."""
-        own = [outpost.name for outpost in self.alive() if message_id in outpost.held]
+        """The engines that have a message's KV, as far as is known: not those that a call has begun to bring it to."""
+        own = [each.name for each in self.alive() if message_id in each.held and message_id not in each.coming]
         told = (name for name in self.told.get(message_id, ()) if name not in own and self.outposts[name].alive)
         return [*own, *told]
 
