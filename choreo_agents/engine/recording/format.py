@@ -49,6 +49,8 @@ class RecordingHeader(_Line):
     rows: int
     kv_budget_bytes: int | None
     """As the engine was told."""
+    bytes_per_token: int
+    """Of its model's KV."""
     adapters: dict[str, str] = {}
     """Folders, by the names that calls use."""
     adapter: str | None = None

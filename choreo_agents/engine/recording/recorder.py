@@ -107,6 +107,7 @@ class Recorder:
             step_tokens=scheduling.step_tokens,
             rows=scheduling.rows,
             kv_budget_bytes=memory.kv_budget_bytes,
+            bytes_per_token=core.model.adapter.geometry.bytes_per_token,
             adapters=adapters,
             adapter=None if default is None else default[0],
             bits=self.bits,

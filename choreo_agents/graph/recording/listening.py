@@ -111,6 +111,8 @@ class SaidCall:
     """Of the answer."""
     thought: MessageHandle | None
     """Of what was decoded to think it out, with the answer."""
+    most: int
+    """Tokens that it might sample of its answer."""
     first_s: float | None
     """When its first token was there; None: there was none."""
 

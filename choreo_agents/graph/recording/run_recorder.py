@@ -51,7 +51,7 @@ class RunRecorder:
                 made=names[seen],
                 thought=names[-1] if thought else None,
                 header=asked.header,
-                most=asked.sampling.max_tokens,
+                most=said.most,
                 asked_s=recorder.at_s(asked.asked_s),
                 first_s=None if said.first_s is None else recorder.at_s(said.first_s),
                 said_s=recorder.at_s(),

@@ -60,6 +60,7 @@ class CuedCall:
         self._asked: AskedCall | None = None
         self.cue = Cue()
         """What it is told."""
+        self._most = sampling.max_tokens
         self.first_s: float | None = None
         """When its first token was there, as `time.perf_counter` counts."""
         if self._listener is not None:
@@ -91,6 +92,7 @@ class CuedCall:
         replay = None if self._place.replay is None else self._place.replay[at]
         forced = replay if self.cue.replaces is None else self.cue.replaces
         if forced is not None:
+            self._most = len(forced)
             return sampling.model_copy(update={"forced": forced})
         if sampling.seed is not None:
             return sampling
@@ -129,5 +131,5 @@ class CuedCall:
         tokens = tuple(each.token for each in chosen)
         finish = self._engine.inspect.finish_reason(handle)
         plain = str(message.id), tokens, str(message.text), finish, self._read
-        said = SaidCall(*plain, handle, thought, self.first_s)
+        said = SaidCall(*plain, handle, thought, self._most, self.first_s)
         self._listener.said(self._asked, self.cue, said)
