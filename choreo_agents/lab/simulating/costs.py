@@ -18,8 +18,6 @@ from choreo_agents.engine.recording import RecordingHeader
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.training.journal import Record
 
-COSTS_FORMAT = 1
-
 
 @dataclass(frozen=True)
 class ServingCosts:
@@ -119,7 +117,7 @@ class CostsFile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Literal[1] = COSTS_FORMAT
+    format: Literal[1] = 1
     costs: Mapping[str, float]
     """By the names that `ServingCosts` has for them."""
     measured_on: MeasuredOn | None = None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -206,30 +205,26 @@ class SimulatedFront:
         self._homes[thread] = placed.engine
 
     def _bring(self, message: Message, placed: Route, outpost: Outpost) -> Processing:
-        """Have what is copied for a call where it runs (see `Errands`)."""
+        """Have what is copied for a call where it runs, each message once (see `Copies`)."""
         parents = {parent.handle.id: parent for parent in message.parents}
         by_source: defaultdict[str, list[Message]] = defaultdict(list)
         waits: list[Event] = []
-        with self._begun(outpost, placed) as begun:
-            for message_id, source in placed.copies.items():
-                if (coming := self._coming.get((outpost.name, message_id))) is not None:
-                    waits.append(coming)
-                elif message_id not in outpost.held:
-                    by_source[source].append(parents[message_id])
-                    begun.append((outpost.name, message_id))
-                    self._coming[begun[-1]] = self._env.event()
-            for source, messages in by_source.items():
-                yield from self._copy(self._engines[source], self._engines[outpost.name], messages)
-        for coming in waits:
-            yield coming
-
-    @contextmanager
-    def _begun(self, outpost: Outpost, placed: Route) -> Iterator[list[tuple[str, str]]]:
         begun: list[tuple[str, str]] = []
-        yield begun
-        self._fleet.arrived(outpost.name, placed.bytes_copied)
+        for message_id, source in placed.copies.items():
+            key = (outpost.name, message_id)
+            if (coming := self._coming.get(key)) is not None:
+                waits.append(coming)
+            elif message_id not in outpost.held:
+                by_source[source].append(parents[message_id])
+                begun.append(key)
+                self._coming[key] = self._env.event()
+        for source, messages in by_source.items():
+            yield from self._copy(self._engines[source], self._engines[outpost.name], messages)
         for key in begun:
             self._coming.pop(key).succeed()
+        for coming in waits:
+            yield coming
+        self._fleet.arrived(outpost.name, placed.bytes_copied)
 
     def _copy(self, source: SimulatedEngine, target: SimulatedEngine, messages: Sequence[Message]) -> Processing:
         yield self._env.timeout(self._costs.copy_s)

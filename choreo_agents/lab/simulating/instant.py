@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Collection, Sequence
 from typing import Any
 
@@ -12,11 +11,15 @@ from choreo_agents.engine.elsewhere.sending import (
     Greeted,
     Greeting,
     JoiningMessage,
+    Releasing,
+    SentAdapter,
     SentAnswer,
     SentCall,
     own_version,
 )
 from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.models import LoadedModel
+from choreo_agents.models.weightless import served_model
 from choreo_agents.sampling import Chosen
 
 _ROOM = 1 << 30
@@ -27,22 +30,22 @@ class InstantEngine:
 
     Args:
         name: Its own.
-        model: Fingerprint of the model that it stands for.
+        model: That it stands for.
     """
 
-    def __init__(self, name: str, model: str) -> None:
-        self.name, self._model = name, model
-        self.asked_s: list[float] = []
-        """When each call came, as `time.perf_counter` counts."""
+    def __init__(self, name: str, model: LoadedModel) -> None:
+        self.name, self._served = name, served_model(model)
 
     async def greet(self, greeting: Greeting) -> Greeted:
         """See `FarEngine`."""
         assert greeting.version == own_version()
-        return Greeted(self._model, _ROOM, _ROOM, {})
+        return Greeted(self._served, _ROOM, _ROOM, {})
+
+    async def load_adapter(self, adapter: SentAdapter) -> None:
+        """See `FarEngine`."""
 
     async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
         """See `FarEngine`."""
-        self.asked_s.append(time.perf_counter())
         call, said = sent.call, list[Chosen]()
         given: Any = call.header if isinstance(call, Decode) else call.content
         if isinstance(call, Decode):
@@ -67,7 +70,7 @@ class InstantEngine:
         """See `FarEngine`."""
         return copying.ids, 0
 
-    async def release(self, front: str, salt: str, ids: Collection[str]) -> None:
+    async def release(self, releasing: Releasing) -> None:
         """See `FarEngine`."""
 
     async def close_tenant(self, front: str, salt: str) -> None:

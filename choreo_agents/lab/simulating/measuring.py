@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import numpy as np
 
-from choreo_agents.engine import Decode, Engine
+from choreo_agents.engine import Decode, Engine, engine_over
 from choreo_agents.engine.elsewhere.sending import FarEngine
 from choreo_agents.graph import END, START, Agent, ChoreoGraph, RunOptions
 from choreo_agents.kv.handle import MessageHandle
@@ -167,10 +168,10 @@ def measured_front(
     model: LoadedModel, probe: Probe = Probe(), on_probe: OnProbe = lambda what: None
 ) -> dict[str, float]:
     """CPU of a front for a call: of a graph whose agents are answered at once."""
-    far = [InstantEngine(f"instant {number}", model.adapter.fingerprint) for number in range(2)]
-    engines: list[FarEngine] = [*far]
+    engines: list[FarEngine] = [InstantEngine(f"instant {number}", model) for number in range(2)]
     few, many = 1, 33
-    with Engine.over(engines, model) as front:
+    front: Engine = engine_over(engines, model)
+    with front:
         asyncio.run(_load(front, 2, few))
         took = {}
         for samples in (few, many):
@@ -198,7 +199,7 @@ async def _load(front: Engine, runs: int, samples: int) -> None:
             graph.add_edge(START, name)
         graph.add_edge(["Ann", "Bob", "Cleo"], "Dan").add_edge("Dan", END)
         graphs.append(graph.compile(engine=front))
-    options = {"configurable": {"choreo": RunOptions(replay=says)}}
+    options: Any = {"configurable": {"choreo": RunOptions(replay=says)}}
     await asyncio.gather(*(graph.ainvoke({"messages": [("user", "What now?")]}, options) for graph in graphs))
 
 

@@ -22,6 +22,8 @@ class SimulatedOutcome:
     """From the first run's begin to the last one's end."""
     first_token_s: tuple[float, ...]
     """From when each call that samples was due to its first token."""
+    run_s: tuple[float, ...]
+    """Of each run, from its begin to its end."""
     bytes_moved: int
     """Of KV, between engines."""
     copies: int
@@ -89,6 +91,7 @@ class SimulatedOutcome:
             "calls_per_s": self.calls_per_s,
             "samples_per_s": self.samples_per_s,
             "first_token_s": {f"p{percent}": self.first_token(percent) for percent in PERCENTILES},
+            "run_s": {f"p{percent}": percentile(self.run_s, percent) for percent in PERCENTILES},
             "bytes_moved": self.bytes_moved,
             "copies": self.copies,
             "copies_refused": self.copies_refused,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from simpy import Environment
 
@@ -83,6 +83,8 @@ class _Simulation:
     env: Environment = field(default_factory=Environment)
     encoded: EncodedTokens = field(default_factory=EncodedTokens)
     moved: Movements = field(default_factory=Movements)
+    run_s: list[float] = field(default_factory=list)
+    ended_s: float = 0.0
 
     def __post_init__(self) -> None:
         costs, header = self.setting.costs, self.traces[0].header
@@ -99,10 +101,11 @@ class _Simulation:
 
     def _front(self, number: int, limits: Limits) -> SimulatedFront:
         setting, costs, far = self.setting, self.setting.costs, [*self.engines.values()]
-        named: Any = far  # a fleet asks no more of an engine than its name
+        named: Any = far  # a fleet asks no more of an engine than its name, and that it is there
+        greeted = Greeted(cast(Any, None), 0, limits.rows, {})
         fleet = Fleet(named, costs.routing, costs.bytes_per_token or 0, setting.copied_bytes, setting.rule)
         for engine in far:
-            fleet.came(engine.name, Greeted("", 0, limits.rows, {}))
+            fleet.came(engine.name, greeted)
         return SimulatedFront(self.env, number, fleet, self.engines, costs, self.directory, self.cores, self.moved)
 
     def run(self) -> SimulatedOutcome:
@@ -119,6 +122,7 @@ class _Simulation:
             samples=samples,
             makespan_s=self.ended_s,
             first_token_s=tuple(moved.first_token_s),
+            run_s=tuple(self.run_s),
             bytes_moved=moved.bytes_moved,
             copies=moved.copies,
             copies_refused=moved.refused,
@@ -146,7 +150,9 @@ class _Simulation:
         yield self.env.timeout(begins_s)
         scope = Scope(None, is_threads=True)
         for run in thread.runs:
+            began = self.env.now
             yield self.env.process(self._run(thread, run, front, scope))
+            self.run_s.append(self.env.now - began)
         front.drop(self.work.ended(thread))
         self.ended_s = self.env.now
 
