@@ -206,16 +206,16 @@ class SimulatedFront:
 
     def _bring(self, message: Message, placed: Route, outpost: Outpost) -> Processing:
         """Have what is copied for a call where it runs, each message once (see `Copies`)."""
-        parents = {parent.handle.id: parent for parent in message.parents}
         by_source: defaultdict[str, list[Message]] = defaultdict(list)
         waits: list[Event] = []
         begun: list[tuple[str, str]] = []
-        for message_id, source in placed.copies.items():
-            key = (outpost.name, message_id)
+        for parent in message.parents:
+            key = (outpost.name, parent.handle.id)
+            source = placed.copies.get(parent.handle.id)
             if (coming := self._coming.get(key)) is not None:
                 waits.append(coming)
-            elif message_id not in outpost.held:
-                by_source[source].append(parents[message_id])
+            elif source is not None and parent.handle.id not in outpost.held:
+                by_source[source].append(parent)
                 begun.append(key)
                 self._coming[key] = self._env.event()
         for source, messages in by_source.items():

@@ -39,13 +39,14 @@ class InstantEngine:
     async def greet(self, greeting: Greeting) -> Greeted:
         """See `FarEngine`."""
         assert greeting.version == own_version()
-        return Greeted(self._served, _ROOM, _ROOM, {})
+        return Greeted(self._served, _ROOM, _ROOM, _ROOM, {})
 
     async def load_adapter(self, adapter: SentAdapter) -> None:
         """See `FarEngine`."""
 
     async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
         """See `FarEngine`."""
+        yield ()
         call, said = sent.call, list[Chosen]()
         given: Any = call.header if isinstance(call, Decode) else call.content
         if isinstance(call, Decode):
@@ -55,7 +56,7 @@ class InstantEngine:
         tokens = (*given, *(each.token for each in said))
         usage = Usage(len(tokens), 0, None, 0.0)
         chosen = tuple(said) if isinstance(call, Decode) else None
-        yield SentAnswer(f"{sent.number:032x}", tokens, chosen, "length", usage, (), {})
+        yield SentAnswer(f"{sent.number:032x}", tokens, chosen, "length", usage, (), {}, {})
 
     async def hurry(self, front: str, number: int, priority: int) -> None:
         """See `FarEngine`."""

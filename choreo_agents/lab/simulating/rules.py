@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from choreo_agents.engine.elsewhere.routing import CallToPlace, Costs, EngineAhead, Route, Rule, route
+from choreo_agents.engine.elsewhere.routing import CallToPlace, Costs, EngineAhead, Route, Routing, route
 
 
 def no_home(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
@@ -40,7 +40,7 @@ def no_copies(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -
     return route(call, [replace(engine, room_bytes=0) for engine in engines], costs)
 
 
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, Routing] = {
     "route": route,
     "no-home": no_home,
     "stays": stays,

@@ -11,7 +11,7 @@ from simpy import Environment
 
 from choreo_agents.engine.elsewhere.core import COPIED_BYTES
 from choreo_agents.engine.elsewhere.fleet import Fleet
-from choreo_agents.engine.elsewhere.routing import Rule, route
+from choreo_agents.engine.elsewhere.routing import Routing, route
 from choreo_agents.engine.elsewhere.sending import Greeted
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.errors import InvalidRequestError
@@ -37,7 +37,7 @@ class Setting:
         rate: Threads that begin in a second, at random; None: all begin at once.
         seed: Of when they begin.
         fronts: How many share the threads and the engines.
-        rule: Says where a call is run.
+        routing: Decides where calls are run.
         copied_bytes: Of KV that may be on its way to an engine at once at most.
     """
 
@@ -46,7 +46,7 @@ class Setting:
     rate: float | None = None
     seed: int = 0
     fronts: int = 1
-    rule: Rule = route
+    routing: Routing = route
     copied_bytes: int = COPIED_BYTES
 
     def __post_init__(self) -> None:
@@ -102,8 +102,8 @@ class _Simulation:
     def _front(self, number: int, limits: Limits) -> SimulatedFront:
         setting, costs, far = self.setting, self.setting.costs, [*self.engines.values()]
         named: Any = far  # a fleet asks no more of an engine than its name, and that it is there
-        greeted = Greeted(cast(Any, None), 0, limits.rows, {})
-        fleet = Fleet(named, costs.routing, costs.bytes_per_token or 0, setting.copied_bytes, setting.rule)
+        greeted = Greeted(cast(Any, None), 0, 0, limits.rows, {})
+        fleet = Fleet(named, setting.routing, costs.routing, costs.bytes_per_token or 0, setting.copied_bytes)
         for engine in far:
             fleet.came(engine.name, greeted)
         return SimulatedFront(self.env, number, fleet, self.engines, costs, self.directory, self.cores, self.moved)
