@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-HOME_WINS_WITHIN = 0.1
-"""A call stays where its thread is, unless it would be done elsewhere in so much less of the time."""
+HOME_WINS_WITHIN = 0.3
+"""A call stays where its thread is, unless it takes so much longer there than elsewhere. Rows of one step are all but
+free, and what a call leaves behind is encoded again where others wait for that (see `choreo bench routing`)."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,8 @@ def route(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Ro
     """The way to run a call that is expected to end first.
 
     To each engine the call can be moved; what that lacks comes as KV from engines that have it, or is encoded again,
-    whichever takes less time in all. Where two are equally good the thread stays, and else the one with less to do has it, or
-    with less to keep.
+    whichever takes less time in all. Where two are about equally good the thread stays, and else the one with less to
+    do has it, or with less to keep.
 
     Args:
         call: To be run.
