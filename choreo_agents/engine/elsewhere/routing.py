@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-HOME_WINS_WITHIN = 0.1
-"""A call stays where its thread is, unless it would be done elsewhere in so much less of the time."""
+HOME_WINS_WITHIN = 0.3
+"""A call stays where its thread is, unless it takes so much longer there than elsewhere. Rows of one step are all but
+free, and what a call leaves behind is encoded again where others wait for that (see `choreo bench routing`)."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,9 @@ class Routing(Protocol):
 def route(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
     """The way to run a call that is expected to end first.
 
-    To each engine the call can be moved; what that lacks comes as KV from an engine that has it, or is encoded again,
-    whichever takes less time. Where two are equally good the thread stays, and else the one with less to do has it, or
-    with less to keep.
+    To each engine the call can be moved; what that lacks comes as KV from engines that have it, or is encoded again,
+    whichever takes less time in all. Where two are about equally good the thread stays, and else the one with less to
+    do has it, or with less to keep.
 
     Args:
         call: To be run.
@@ -125,24 +126,43 @@ def route(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Ro
 
 
 def _way(call: CallToPlace, engine: EngineAhead, costs: Costs) -> Route:
-    copies: dict[str, str] = {}
-    encoded: list[str] = []
-    sources: set[str] = set()
-    copied = again = 0
+    lacking = [read for read in call.reads if engine.name not in read.holders and read.id not in engine.coming]
+    copies = _copies(lacking, engine, costs)
+    encoded = tuple(read.id for read in lacking if read.id not in copies)
+    copied = sum(read.nbytes for read in lacking if read.id in copies)
+    again = sum(engine.again.get(each, 0) for each in encoded)
     seconds = costs.call_s + costs.encoding_s(engine.tokens + call.encodes) + costs.steps_s(call.samples, engine.rows)
-    for read in call.reads:
-        if engine.name in read.holders or read.id in engine.coming:
-            continue
-        tokens = engine.again.get(read.id, 0)
-        source = min(read.holders, key=lambda name: (name not in sources, name), default=None)
-        copying_s = costs.copying_s(read.nbytes) + (0.0 if source in sources else costs.copy_s)
-        if source is not None and copied + read.nbytes <= engine.room_bytes and copying_s < costs.encoding_s(tokens):
-            copies[read.id] = source
-            sources.add(source)
-            copied += read.nbytes
-            seconds += copying_s
-        else:
-            encoded.append(read.id)
-            again += tokens
-            seconds += costs.encoding_s(tokens)
-    return Route(engine.name, copies, tuple(encoded), copied, again, seconds)
+    seconds += len(set(copies.values())) * costs.copy_s + costs.copying_s(copied) + costs.encoding_s(again)
+    return Route(engine.name, copies, encoded, copied, again, seconds)
+
+
+def _copies(lacking: Sequence[KVToRead], engine: EngineAhead, costs: Costs) -> dict[str, str]:
+    """What is copied, and from where, if the rest is encoded.
+
+    What it takes to begin a copy is shared by all that comes with it: from one engine after the other, the one that
+    saves most first, comes all that takes less time to copy than to encode, as long as that is worth the beginning.
+    """
+    saved = {read.id: costs.encoding_s(engine.again.get(read.id, 0)) - costs.copying_s(read.nbytes) for read in lacking}
+    left = [read for read in lacking if read.holders and saved[read.id] > 0]
+    copies: dict[str, str] = {}
+    room = engine.room_bytes
+    while left:
+        offers = {name: _fitting(left, name, room) for name in sorted({name for read in left for name in read.holders})}
+        gains = {name: sum(saved[read.id] for read in offer) for name, offer in offers.items()}
+        source = max(gains, key=gains.__getitem__)
+        if gains[source] <= costs.copy_s:
+            break
+        copies |= dict.fromkeys((read.id for read in offers[source]), source)
+        room -= sum(read.nbytes for read in offers[source])
+        left = [read for read in left if read.id not in copies]
+    return copies
+
+
+def _fitting(reads: Sequence[KVToRead], source: str, room: int) -> list[KVToRead]:
+    """What an engine has of messages, as far as there is room for it on the way."""
+    found: list[KVToRead] = []
+    for read in reads:
+        if source in read.holders and read.nbytes <= room:
+            found.append(read)
+            room -= read.nbytes
+    return found

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from choreo_agents.engine.core import EngineCore
+from choreo_agents.engine.elsewhere.core import ElsewhereCore
 
 _KERNEL_SETTINGS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
 """By which torch's libraries are told to leave instructions out."""
@@ -24,7 +25,7 @@ def conditions_of(core: EngineCore) -> dict[str, str]:
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),
         "kernels": _kernels(adapter.device),
-        "backend": type(core.loop.executor.backend).__name__,
+        "backend": _backend(core),
         "prepacked weights": "yes" if core.model.prepacked else "no",
         "mapped storage": settings.memory.mapped_storage,
     }
@@ -35,6 +36,11 @@ def differences(recorded: Mapping[str, str], here: Mapping[str, str]) -> Iterato
     for name in {**recorded, **here}:
         if recorded.get(name) != here.get(name):
             yield f"{name}: recorded with {recorded.get(name, 'none')}, here {here.get(name, 'none')}"
+
+
+def _backend(core: EngineCore) -> str:
+    """What attends; a front computes nothing itself."""
+    return "engines elsewhere" if isinstance(core, ElsewhereCore) else type(core.loop.executor.backend).__name__
 
 
 def _device(device: torch.device) -> str:

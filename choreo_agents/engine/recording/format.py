@@ -2,13 +2,14 @@
 
     header    the engine, and what its bits depend on
     run       a run of a graph begins: its thread, its input, its seed
+    message   what a call reads or has made, before the first line that names it
     call      an agent has spoken
     node      a function, a tool or a model of somebody else's has returned
     step      a forward pass, of a recording whose bits can be compared
     ran       a run is over
     end       the recording was closed; without it, its process ended before
 
-Digests are made under a key that is not in the file (see `digests`).
+Digests are made under a key that is not in the file (see `digests`). Times are seconds since the recording began.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
-FORMAT = 1
+FORMAT = 2
 Outcome = Literal["done", "interrupted", "failed", "left"]
 """How a run ended: by itself, at an interrupt, with an error, or since nobody took more of what it gave."""
 
@@ -48,6 +49,8 @@ class RecordingHeader(_Line):
     rows: int
     kv_budget_bytes: int | None
     """As the engine was told."""
+    bytes_per_token: int
+    """Of its model's KV."""
     adapters: dict[str, str] = {}
     """Folders, by the names that calls use."""
     adapter: str | None = None
@@ -69,6 +72,7 @@ class RunStarted(_Line):
     kind: Literal["run"] = "run"
     run: int
     """Its number in the recording, from 0."""
+    at_s: float
     thread: str | None
     kept: bool
     """Whether a checkpointer keeps its state."""
@@ -83,6 +87,19 @@ class RunStarted(_Line):
     recursion_limit: int | None = None
     interrupts: dict[Literal["interrupt_before", "interrupt_after"], list[str]] = {}
     """Nodes before and after which the run was to stop, as its caller has said."""
+
+
+class RecordedMessage(_Line):
+    """A message that calls read or have made, by its size and what it was encoded from."""
+
+    kind: Literal["message"] = "message"
+    name: str
+    """A digest of its words and of all that its encoding has attended to."""
+    tokens: int
+    parents: tuple[str, ...]
+    """The names of what it attends to, each of which has a line before."""
+    role: str | None
+    """Whose turn it is in a chat."""
 
 
 class RecordedCall(_Line):
@@ -104,6 +121,20 @@ class RecordedCall(_Line):
     """Which the call was given."""
     read: int
     """Tokens of its view."""
+    reads: tuple[str, ...]
+    """The names of the messages in its view, as it began."""
+    made: str
+    """The name of what it has said."""
+    thought: str | None
+    """The name of what it has decoded to think that out, the answer included; None: it has decoded the answer."""
+    header: int
+    """Tokens of its own turn that were given."""
+    most: int
+    """Tokens that it might sample of its answer."""
+    asked_s: float
+    first_s: float | None
+    """When its first token was there; None: it sampled none."""
+    said_s: float
     request: str
     """A digest of all that it depends on: its view and what that was made of, its header, its sampling and, unless the
     likeliest token is taken, its seed."""
@@ -145,6 +176,8 @@ class RecordedNode(_Line):
     """Whether it is left out since it might tell confidential words."""
     calls: int = 0
     """Calls of agents that it made itself, which are no part of the recording."""
+    began_s: float
+    ended_s: float
 
     @property
     def place(self) -> tuple[str, int, int]:
@@ -167,6 +200,7 @@ class RunEnded(_Line):
 
     kind: Literal["ran"] = "ran"
     run: int
+    at_s: float
     outcome: Outcome
     state: str | None
     """A digest of the state that it ended in; None: nobody has seen it."""
@@ -180,5 +214,14 @@ class RecordingEnded(_Line):
     kind: Literal["end"] = "end"
 
 
-Line = RecordingHeader | RunStarted | RecordedCall | RecordedNode | RecordedStep | RunEnded | RecordingEnded
+Line = (
+    RecordingHeader
+    | RunStarted
+    | RecordedMessage
+    | RecordedCall
+    | RecordedNode
+    | RecordedStep
+    | RunEnded
+    | RecordingEnded
+)
 LINES: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])

@@ -5,21 +5,25 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from choreo_agents.engine.messages.from_cache import FromCache
+from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.seals import Seals
 from choreo_agents.engine.pending import Pending
 from choreo_agents.engine.recording.conditions import conditions_of
 from choreo_agents.engine.recording.digests import Digests, LogitsDigests
 from choreo_agents.engine.recording.format import Line, RecordedStep, RecordingEnded, RecordingHeader
+from choreo_agents.engine.recording.noted import NotedMessages
 from choreo_agents.engine.recording.writing import RecordingFile, created
 from choreo_agents.engine.stock import stats_of
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.timetable import Named, Timetable
 
@@ -76,6 +80,8 @@ class Recorder:
         self.path, self.bits, self.confidential = path, bits, confidential
         self._runs = itertools.count()
         self._tenant = tenant
+        self._began_s = time.perf_counter()
+        self.noted = NotedMessages(self.write)
         nonce, salted = secrets.token_hex(16), tenant.naming.salted
         key = salted_key(tenant.naming.seals, nonce) if salted else secrets.token_hex(32).encode()
         self.digests = digests(key)
@@ -101,6 +107,7 @@ class Recorder:
             step_tokens=scheduling.step_tokens,
             rows=scheduling.rows,
             kv_budget_bytes=memory.kv_budget_bytes,
+            bytes_per_token=core.model.adapter.geometry.bytes_per_token,
             adapters=adapters,
             adapter=None if default is None else default[0],
             bits=self.bits,
@@ -113,6 +120,10 @@ class Recorder:
     def begin_run(self) -> int:
         """The number of the next run."""
         return next(self._runs)
+
+    def at_s(self, counted_s: float | None = None) -> float:
+        """Seconds since it began, now or as `time.perf_counter` has counted."""
+        return (time.perf_counter() if counted_s is None else counted_s) - self._began_s
 
     def write(self, line: Line) -> None:
         """Add a line to the file."""
@@ -200,6 +211,10 @@ class Recordings:
         """Of this engine's messages, under a recording's key."""
         with self._tenant.core.lock:
             return self._tenant.keeper(_Ongoing).digests.setdefault(key, Digests(key, self._tenant.find))
+
+    def messages(self, handles: Iterable[MessageHandle]) -> list[Message]:
+        """What handles are of."""
+        return [self._tenant.find(handle) for handle in handles]
 
     def conditions(self) -> dict[str, str]:
         """What the bits of a run depend on, here and now."""

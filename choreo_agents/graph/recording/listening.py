@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -48,8 +49,12 @@ class AskedCall:
     """Which it gets if its sampling has none."""
     rest: tuple[Any, ...]
     """What else it depends on, JSON-plain: its header, how it thinks, its adapter, which tools it must call."""
+    header: int
+    """Tokens of its header."""
     lead: str
     """What stands between its header and its first word."""
+    asked_s: float
+    """As `time.perf_counter` counts."""
     confidential: bool
     thinks: bool
 
@@ -102,6 +107,14 @@ class SaidCall:
     finish: str | None
     read: int
     """Tokens of its view."""
+    handle: MessageHandle
+    """Of the answer."""
+    thought: MessageHandle | None
+    """Of what was decoded to think it out, with the answer."""
+    most: int
+    """Tokens that it might sample of its answer."""
+    first_s: float | None
+    """When its first token was there; None: there was none."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +131,8 @@ class NodeExecution:
     config: RunnableConfig
     asked: Any
     """Its input, and with what it is resumed, as they were before it ran: JSON-plain, and the same in every run."""
+    began_s: float
+    """As `time.perf_counter` counts."""
 
     @property
     def place(self) -> tuple[str, int, int]:
@@ -169,4 +184,4 @@ def execution_of(config: RunnableConfig, name: str, given: Any) -> NodeExecution
     """What a node with this config does."""
     state = channel_values(config, ("messages", "handles"))
     asked, place = canonical([given, resumed_with(config)]), (superstep_of(config), branch_of(config))
-    return NodeExecution(author_of(config, name), *place, given, state, config, asked)
+    return NodeExecution(author_of(config, name), *place, given, state, config, asked, time.perf_counter())

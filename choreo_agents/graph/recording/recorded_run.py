@@ -75,6 +75,7 @@ class RecordedRun:
         recorder.write(
             RunStarted(
                 run=self._number,
+                at_s=recorder.at_s(),
                 thread=thread_of(called),
                 kept=saver_of(self._graph, called) is not None and thread_of(called) is not None,
                 seed=options_of(called).seed,
@@ -107,7 +108,9 @@ class RecordedRun:
         state = self._digest(snapshot)
         if state is None and self._values is not None:
             state = state_digest(self._recorder.digests, self._values)
-        self._recorder.write(RunEnded(run=self._number, outcome=outcome, state=state, error=error))
+        self._recorder.write(
+            RunEnded(run=self._number, at_s=self._recorder.at_s(), outcome=outcome, state=state, error=error)
+        )
 
     def _digest(self, snapshot: Any) -> str | None:
         """Of a thread's state; None: it has none."""

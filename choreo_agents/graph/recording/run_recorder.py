@@ -30,7 +30,11 @@ class RunRecorder:
     def said(self, asked: AskedCall, cue: Cue, said: SaidCall) -> None:
         recorder = self._recorder
         shows = recorder.confidential or not asked.confidential
-        digests, look = recorder.digests, cue.look
+        digests, look, engine = recorder.digests, cue.look, asked.engine
+        thought = () if said.thought is None else (said.thought,)
+        theirs = engine.record.messages([*asked.handles, said.handle, *thought])
+        names = recorder.noted.names(engine.record.digests(digests.key), theirs)
+        seen = len(asked.handles)
         recorder.write(
             RecordedCall(
                 run=self._run,
@@ -40,9 +44,17 @@ class RunRecorder:
                 call=asked.call,
                 step=asked.step,
                 message=said.message,
-                model=asked.engine.model.adapter.fingerprint,
+                model=engine.model.adapter.fingerprint,
                 seed=asked.seed(None),
                 read=said.read,
+                reads=names[:seen],
+                made=names[seen],
+                thought=names[-1] if thought else None,
+                header=asked.header,
+                most=said.most,
+                asked_s=recorder.at_s(asked.asked_s),
+                first_s=None if said.first_s is None else recorder.at_s(said.first_s),
+                said_s=recorder.at_s(),
                 request=asked.digest(digests.key, None),
                 tokens=said.tokens if recorder.confidential or not (asked.confidential or asked.thinks) else None,
                 count=len(said.tokens),
@@ -91,6 +103,8 @@ class RunRecorder:
                 result=None if masked else self._packing.packed(told),
                 masked=masked,
                 calls=called.calls,
+                began_s=self._recorder.at_s(execution.began_s),
+                ended_s=self._recorder.at_s(),
             )
         )
 

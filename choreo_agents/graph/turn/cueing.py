@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
 
 from langchain_core.messages import AIMessage
@@ -54,11 +55,14 @@ class CuedCall:
     ) -> None:
         opening, thinking = header
         self._listener, self._place, self._superstep = listener_in(config), place, superstep
-        self._engine, self._length = engine, len(engine.model.encode(opening))
+        self._engine, opens = engine, engine.model.encode(opening)
         self._read = sum(handle.length for handle in view.handles)
         self._asked: AskedCall | None = None
         self.cue = Cue()
         """What it is told."""
+        self._most = sampling.max_tokens
+        self.first_s: float | None = None
+        """When its first token was there, as `time.perf_counter` counts."""
         if self._listener is not None:
             opened = engine.chat.assistant.opening(None).text
             self._asked = AskedCall(
@@ -73,8 +77,10 @@ class CuedCall:
                 end=view.end,
                 sampling=sampling,
                 derived_seed=place.call_seed(engine.seed, superstep),
-                rest=(engine.model.encode(opening), repr(thinking), agent.adapter, repr(agent.tool_choice)),
+                rest=(opens, repr(thinking), agent.adapter, repr(agent.tool_choice)),
+                header=len(opens),
                 lead=opened[len(opened.rstrip(" ")) :],
+                asked_s=time.perf_counter(),
                 confidential=agent.confidential,
                 thinks=thinking is not None,
             )
@@ -86,6 +92,7 @@ class CuedCall:
         replay = None if self._place.replay is None else self._place.replay[at]
         forced = replay if self.cue.replaces is None else self.cue.replaces
         if forced is not None:
+            self._most = len(forced)
             return sampling.model_copy(update={"forced": forced})
         if sampling.seed is not None:
             return sampling
@@ -123,5 +130,6 @@ class CuedCall:
         chosen = self._engine.logprobs(thought or handle)
         tokens = tuple(each.token for each in chosen)
         finish = self._engine.inspect.finish_reason(handle)
-        said = SaidCall(str(message.id), tokens, str(message.text), finish, self._read)
+        plain = str(message.id), tokens, str(message.text), finish, self._read
+        said = SaidCall(*plain, handle, thought, self._most, self.first_s)
         self._listener.said(self._asked, self.cue, said)

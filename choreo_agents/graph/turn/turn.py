@@ -299,13 +299,13 @@ class AgentTurn:
             guide=must_call(self.agent.tools, self.agent.tool_choice, engine.model),
             played=cued.played,
         )
-        handle, first_token_s = None, None
+        handle = None
         async with aclosing(stream):
             async for item in stream:
                 if isinstance(item, MessageHandle):
                     handle = item
                     continue
-                first_token_s = first_token_s or time.perf_counter()
+                cued.first_s = cued.first_s or time.perf_counter()
                 await run.show(speaking.hear(item))
         assert handle is not None
         await run.show(speaking.rest())
@@ -324,7 +324,7 @@ class AgentTurn:
             message.response_metadata["choreo"]["branches"] = self._late.said_of(self.reading, joined)
         await run.show(chunks.last(message))
         await run.end(message)
-        first = first_token_s or time.perf_counter()
+        first = cued.first_s or time.perf_counter()
         report(engine, self.place.node, handle, said.words, started_s=self.started_s, first_token_s=first)
         return _Told(place, message, handle, thought)
 

@@ -23,7 +23,7 @@ from support.templates import tokenizer_for
 from support.tiny import save_tiny_llama
 
 from choreo_agents import START, Agent, ChoreoGraph, Engine, Memory, RunOptions, replay
-from choreo_agents.engine.recording import RecordedCall, RecordedNode, read_recording
+from choreo_agents.engine.recording import RecordedCall, RecordedMessage, RecordedNode, read_recording
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import load_model
 
@@ -54,6 +54,43 @@ def test_a_run_is_written_down(make_engine: MakeEngine, tmp_path: Path) -> None:
     [node] = recording.nodes()
     assert (node.node, node.outcome, node.masked) == ("look", "result", False) and node.result
     assert not recording.steps()
+
+
+def test_what_calls_read_and_made_is_named_once_behind_what_it_was_encoded_from(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    engine, path = make_engine(), tmp_path / "run.jsonl"
+    app = looking().compile(engine=engine)
+    with engine.record(path):
+        app.invoke(QUESTION)
+        app.invoke({"messages": [("user", "And what does Bob have?")]})
+    known: dict[str, RecordedMessage] = {}
+    for line in read_recording(path).lines:
+        if isinstance(line, RecordedMessage):
+            assert line.name not in known and known.keys() >= set(line.parents)
+            known[line.name] = line
+        elif isinstance(line, RecordedCall):
+            assert line.read == sum(known[name].tokens for name in line.reads)
+            assert known[line.made].parents == line.reads and line.thought is None
+            assert known[line.made].tokens >= line.header + line.count and line.most == 6
+    first, second = (read_recording(path).calls(run) for run in (0, 1))
+    assert first[0].made in first[1].reads, "Bob reads what Ann has said"
+    shared = set(first[0].reads) & set(second[0].reads)
+    assert {known[name].role for name in shared} == {"system"}, "what all runs are told is one message"
+    assert "system" not in {known[name].role for name in set(second[0].reads) - shared}
+
+
+def test_when_calls_and_functions_began_and_ended_is_written_down(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path = make_engine(), tmp_path / "run.jsonl"
+    with engine.record(path):
+        looking().compile(engine=engine).invoke(QUESTION)
+    recording = read_recording(path)
+    [run], [ann, bob], [look] = recording.runs, recording.calls(), recording.nodes()
+    ended = recording.ended(0)
+    assert ann.first_s is not None and bob.first_s is not None and ended is not None
+    times = [run.at_s, ann.asked_s, ann.first_s, ann.said_s, look.began_s, look.ended_s]
+    times += [bob.asked_s, bob.first_s, bob.said_s, ended.at_s]
+    assert times == sorted(times) and times[0] >= 0
 
 
 def test_the_file_is_its_users_alone_and_overwrites_nothing(make_engine: MakeEngine, tmp_path: Path) -> None:
@@ -211,7 +248,8 @@ def test_a_recording_whose_process_was_killed_is_read_up_to_there(
     assert done.returncode == -signal.SIGKILL, done.stderr
     recording = read_recording(path)
     assert recording.cut is not None and "its process ended" in recording.cut
-    assert [type(line) for line in recording.lines[1:]] == [RecordedCall, RecordedNode]
+    lines = [type(line) for line in recording.lines[1:]]
+    assert [each for each in lines if each is not RecordedMessage] == [RecordedCall, RecordedNode]
     report = replay(looking().compile(engine=make_engine()), path)
     assert report.same, report
     [ann] = report.calls

@@ -1,0 +1,237 @@
+"""Micro-benchmarks that say what work costs: of single calls on an engine, never of the runs that are foretold."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from choreo_agents.engine import Decode, Engine, engine_over
+from choreo_agents.engine.elsewhere.sending import FarEngine
+from choreo_agents.graph import END, START, Agent, ChoreoGraph, RunOptions
+from choreo_agents.kv.handle import MessageHandle
+from choreo_agents.lab.simulating.costs import CostsFile, MeasuredOn
+from choreo_agents.lab.simulating.instant import InstantEngine
+from choreo_agents.models import LoadedModel
+from choreo_agents.sampling import Sampling
+
+OnProbe = Callable[[str], None]
+"""Told what was measured."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How much is measured.
+
+    Args:
+        lengths: Tokens of prefills.
+        rows: Decodes at once.
+        contexts: Tokens that each decode reads, ...
+        segments: ... in so many messages.
+        samples: Tokens of a short decode and of a long one: the difference is steps alone.
+        runs: Of a graph at once, to load a front.
+        repeats: Of each, of which the median counts.
+    """
+
+    lengths: Sequence[int] = (16, 64, 192, 384)
+    rows: Sequence[int] = (1, 4, 16)
+    contexts: Sequence[int] = (16, 512)
+    segments: Sequence[int] = (1, 8)
+    samples: tuple[int, int] = (4, 20)
+    runs: int = 8
+    repeats: int = 5
+
+    @property
+    def parts(self) -> int:
+        """How often `OnProbe` is told of something."""
+        return len(self.lengths) + len(self.rows) * len(self.contexts) * len(self.segments) + 3
+
+
+QUICK = Probe((8, 64), (1, 4), (16, 128), (1, 4), (2, 6), runs=2, repeats=1)
+"""To see it work."""
+
+
+def measured_costs(engine: Engine, probe: Probe = Probe(), on_probe: OnProbe = lambda what: None) -> CostsFile:
+    """What steps of an engine cost, what its KV takes, and what a front over such engines computes for a call.
+
+    Args:
+        engine: Serves nobody else meanwhile.
+        probe: How much is measured.
+        on_probe: Told of each part that is.
+    """
+    steps = _EngineProbe(engine, probe, on_probe)
+    costs = steps.encoding() | steps.decoding() | measured_front(engine.model, probe, on_probe)
+    costs["bytes_per_token"] = engine.model.adapter.geometry.bytes_per_token
+    costs["cores"] = steps.beside()
+    return CostsFile(costs=costs, measured_on=MeasuredOn.here(engine.record.conditions(), engine.model.name))
+
+
+@dataclass
+class _EngineProbe:
+    engine: Engine
+    probe: Probe
+    on_probe: OnProbe
+
+    def __post_init__(self) -> None:
+        self._drawn = random.Random(0)
+
+    def encoding(self) -> dict[str, float]:
+        """Tokens in a second, from how prefills of several lengths differ."""
+        took: list[float] = []
+        for length in self.probe.lengths:
+            took.append(self._median(lambda length=length: self._prefill(length)))  # type: ignore[misc]
+            self.on_probe(f"prefill of {length}")
+        [_, each] = _fitted([[1.0, float(length)] for length in self.probe.lengths], took)
+        return {"encode_tokens_per_s": 1 / max(each, 1e-9)}
+
+    def decoding(self) -> dict[str, float]:
+        """What a step takes by rows, by the tokens that they attend to, and by the messages that these are in."""
+        cells, took = list[list[float]](), list[float]()
+        few, many = self.probe.samples
+        for rows in self.probe.rows:
+            for context in self.probe.contexts:
+                for segments in self.probe.segments:
+                    with self._views(rows, context, segments) as views:
+                        less = self._median(lambda views=views: self._decode(views, few))  # type: ignore[misc]
+                        more = self._median(lambda views=views: self._decode(views, many))  # type: ignore[misc]
+                    took.append((more - less) / (many - few))
+                    cells.append([1.0, rows - 1, rows * context, rows * segments])
+                    self.on_probe(f"{rows} rows of {context} tokens in {segments} messages")
+        names = ("step_s", "row_s", "attended_s", "segment_s")
+        found = dict(zip(names, _fitted(cells, took), strict=True))
+        return found | {"step_s": max(found["step_s"], 1e-6)}
+
+    def beside(self) -> float:
+        """How many of two engines in one process compute at once: what they share makes it less than two."""
+        few, many = self.probe.samples
+        alone = Engine.load(self.engine.model)
+        try:
+            other = _EngineProbe(alone, self.probe, self.on_probe)
+            with self._views(4, 16, 1) as views, other._views(4, 16, 1) as theirs:
+                single = self._median(lambda: self._decode(views, 4 * many))
+                going, busy = threading.Event(), threading.Event()
+
+                def compute() -> None:
+                    while not going.is_set():
+                        other._decode(theirs, few)
+                        busy.set()
+
+                thread = threading.Thread(target=compute)
+                thread.start()
+                busy.wait()
+                both = self._median(lambda: self._decode(views, 4 * many))
+                going.set()
+                thread.join()
+        finally:
+            alone.close()
+        self.on_probe("two engines side by side")
+        return min(2.0, max(1.0, 2 * single / both))
+
+    @contextmanager
+    def _views(self, rows: int, context: int, segments: int) -> Iterator[list[list[MessageHandle]]]:
+        each = max(1, context // segments)
+        views = [[self.engine.prefill(self._tokens(each)) for _ in range(segments)] for _ in range(rows)]
+        try:
+            yield views
+        finally:
+            for view in views:
+                for handle in view:
+                    self.engine.release(handle)
+
+    def _prefill(self, length: int) -> None:
+        self.engine.release(self.engine.prefill(self._tokens(length)))
+
+    def _decode(self, views: Sequence[Sequence[MessageHandle]], samples: int) -> None:
+        sampling = Sampling(max_tokens=samples, temperature=0.0, stop_tokens=())
+        calls = [Decode(self._tokens(3), view, sampling=sampling) for view in views]
+        for handle in self.engine.decode(calls):
+            self.engine.release(handle)
+
+    def _tokens(self, count: int) -> list[int]:
+        """Any that were not encoded before."""
+        return [self._drawn.randrange(self.engine.model.adapter.vocabulary_size) for _ in range(count)]
+
+    def _median(self, work: Callable[[], None]) -> float:
+        work()  # the first of its shape prepares what the others use
+        return median(_timed(work) for _ in range(self.probe.repeats))
+
+
+def measured_front(
+    model: LoadedModel, probe: Probe = Probe(), on_probe: OnProbe = lambda what: None
+) -> dict[str, float]:
+    """CPU of a front for a call: of a graph whose agents are answered at once."""
+    engines: list[FarEngine] = [InstantEngine(f"instant {number}", model) for number in range(2)]
+    few, many = 1, 33
+    front: Engine = engine_over(engines, model)
+    with front:
+        asyncio.run(_load(front, 2, few))
+        took = {}
+        for samples in (few, many):
+            seconds = [_timed(lambda s=samples: asyncio.run(_load(front, probe.runs, s))) for _ in range(probe.repeats)]  # type: ignore[misc]
+            took[samples] = median(seconds) / (probe.runs * _AGENTS)
+            on_probe(f"a front, {samples} tokens a call")
+    token_s = max(0.0, (took[many] - took[few]) / (many - few))
+    call_s = max(0.0, took[few] - few * token_s)
+    return {"front_s": _BEFORE * call_s, "answer_s": (1 - _BEFORE) * call_s, "token_s": token_s}
+
+
+_AGENTS = 4
+_BEFORE = 0.5
+"""The share of a front's work for a call that is done before the call is sent."""
+
+
+async def _load(front: Engine, runs: int, samples: int) -> None:
+    says = _EveryoneSays(tuple(range(20, 20 + samples)))
+    graphs = []
+    for number in range(runs):
+        graph = ChoreoGraph(system=f"Team {number}.", visibility="shared")
+        for name in ("Ann", "Bob", "Cleo", "Dan"):
+            graph.add_node(Agent(name))
+        for name in ("Ann", "Bob", "Cleo"):
+            graph.add_edge(START, name)
+        graph.add_edge(["Ann", "Bob", "Cleo"], "Dan").add_edge("Dan", END)
+        graphs.append(graph.compile(engine=front))
+    options: Any = {"configurable": {"choreo": RunOptions(replay=says)}}
+    await asyncio.gather(*(graph.ainvoke({"messages": [("user", "What now?")]}, options) for graph in graphs))
+
+
+class _EveryoneSays(Mapping[tuple[str, int, int, int], tuple[int, ...]]):
+    """What all calls of a run are to say: the same."""
+
+    def __init__(self, tokens: tuple[int, ...]) -> None:
+        self._tokens = tokens
+
+    def __getitem__(self, call: tuple[str, int, int, int]) -> tuple[int, ...]:
+        return self._tokens
+
+    def __iter__(self) -> Iterator[tuple[str, int, int, int]]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _fitted(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+    """Least squares; what would be less than nothing is nothing, and the rest is fitted without it."""
+    left = list(range(len(rows[0])))
+    while True:
+        matrix = np.array([[row[place] for place in left] for row in rows])
+        found, *_ = np.linalg.lstsq(matrix, np.array(values), rcond=None)
+        if not left or min(found) >= 0:
+            by_place = dict(zip(left, found, strict=True))
+            return [float(by_place.get(place, 0.0)) for place in range(len(rows[0]))]
+        left.pop(int(np.argmin(found)))
