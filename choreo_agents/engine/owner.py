@@ -42,12 +42,13 @@ class EngineOwner:
         """
         self._core.restart()
 
-    def server(self, name: str) -> EngineServer:
+    def server(self, name: str, *, measures: bool = False) -> EngineServer:
         """What has this engine compute for fronts elsewhere (see `engine_over`), under a name of its own.
 
-        Made for one event loop; nobody else should call the engine then.
+        Made for one event loop; nobody else should call the engine then. With `measures` it finds out how fast it is
+        before it answers the first of them.
         """
-        return EngineServer(self._tenants, name)
+        return EngineServer(self._tenants, name, measures=measures)
 
     def close(self) -> None:
         """Write what is to be kept, and stop the engine for all tenants; unfinished calls fail with

@@ -37,13 +37,9 @@ _SAYING = Sampling(temperature=1.0, max_tokens=24, stop_tokens=())
 _PARTS = ["Part 1.", "Part 2.", "Part 3."]
 QUESTION = {"messages": [("user", "What does Ann have?")]}
 GRAPHS: dict[str, Callable[[], ChoreoGraph]] = {
-    "debate": lambda: debate(
-        {"alice": None, "bruno": None, "carla": None}, rounds=3, sampling=_SAYING
-    ),
+    "debate": lambda: debate({"alice": None, "bruno": None, "carla": None}, rounds=3, sampling=_SAYING),
     "tree": lambda: tree_of_thoughts(branches=3, voters=2, depth=2, keep=2, system="Root.", sampling=_SAYING),
-    "parts": lambda: branch_solve_merge(
-        _PARTS, plan="Plan.", merge="All.", sampling=_SAYING
-    ),
+    "parts": lambda: branch_solve_merge(_PARTS, plan="Plan.", merge="All.", sampling=_SAYING),
 }
 Victim = Literal["engine", "directory"]
 Said = list[tuple[str, str]]

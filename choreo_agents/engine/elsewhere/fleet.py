@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from choreo_agents.engine.calls import Decode
+from choreo_agents.engine.elsewhere.pace import Pace
 from choreo_agents.engine.elsewhere.routing import CallToPlace, Costs, EngineAhead, KVToRead, Route, Routing
 from choreo_agents.engine.elsewhere.sending import FarEngine, Greeted, lacked
 from choreo_agents.engine.messages.message import Lineage, Message
@@ -26,6 +27,7 @@ class Outpost:
     engine: FarEngine
     total_tokens: int = 0
     kv_budget_bytes: int = 0
+    pace: Pace | None = None
     kept: dict[str, Mapping[str, int]] = field(default_factory=dict)
     """Bytes of KV that it said last to have, by tenant and tier."""
     alive: bool = False
@@ -109,7 +111,7 @@ class Fleet:
         """An engine is there."""
         outpost = self.outposts[name]
         outpost.total_tokens, outpost.alive = greeted.total_tokens, True
-        outpost.kv_budget_bytes = greeted.kv_budget_bytes
+        outpost.kv_budget_bytes, outpost.pace = greeted.kv_budget_bytes, greeted.pace
         outpost.held = {each: salt for salt, held in greeted.held.items() for each in held}
 
     def lost(self, name: str) -> None:
@@ -213,7 +215,8 @@ class Fleet:
             again[wish.name] = len(wish.lineage.tokens)
         room = max(0, self._copied_bytes - outpost.arriving_bytes)
         ahead, rows = sum(outpost.serving.values()), len(outpost.serving)
-        return EngineAhead(outpost.name, rows, ahead, again, room, outpost.coming.keys(), len(outpost.held))
+        coming, holds = outpost.coming.keys(), len(outpost.held)
+        return EngineAhead(outpost.name, rows, ahead, again, room, coming, holds, outpost.pace)
 
     def _expected(self, call: object) -> float:
         if not isinstance(call, Decode):

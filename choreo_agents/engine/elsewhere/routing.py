@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
+
+from choreo_agents.engine.elsewhere.pace import Pace
 
 HOME_WINS_WITHIN = 0.3
 """A call stays where its thread is, unless it takes so much longer there than elsewhere. Rows of one step are all but
@@ -25,6 +27,10 @@ class Costs:
     """Of a step that samples one token."""
     row_s: float = 5e-4
     """That each further row adds to it."""
+
+    def at(self, pace: Pace | None) -> Costs:
+        """With what was measured of an engine."""
+        return self if pace is None else replace(self, **asdict(pace))
 
     def steps_s(self, samples: float, rows: int) -> float:
         """Seconds that a decode takes among so many others."""
@@ -80,6 +86,8 @@ class EngineAhead:
     """Messages that calls before this one have copied there, or encoded again, and which it will have then."""
     holds: int = 0
     """Messages that it has."""
+    pace: Pace | None = None
+    """How fast it is, if that was measured: else as the costs say."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,7 @@ def route(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Ro
         engines: That there are; at least one.
         costs: Of this machine.
     """
-    ways = [_way(call, engine, costs) for engine in engines]
+    ways = [_way(call, engine, costs.at(engine.pace)) for engine in engines]
     load = {engine.name: (engine.tokens, engine.rows, engine.holds) for engine in engines}
     best = min(ways, key=lambda way: (way.expected_s, load[way.engine], way.engine))
     home = next((way for way in ways if way.engine == call.home), best)

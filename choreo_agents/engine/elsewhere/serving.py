@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from choreo_agents.engine.calls import Decode
+from choreo_agents.engine.elsewhere.pace import Pace, measured_pace
 from choreo_agents.engine.elsewhere.parcels import packed, unpacked
 from choreo_agents.engine.elsewhere.sending import (
     Copying,
@@ -43,14 +44,17 @@ class EngineServer:
     Args:
         tenants: The engine's.
         name: The engine's own.
+        measures: Whether it measures how fast the engine is, once, before the first front is answered.
     """
 
-    def __init__(self, tenants: Tenants, name: str) -> None:
+    def __init__(self, tenants: Tenants, name: str, *, measures: bool = False) -> None:
         self.name = name
         self._tenants, self._core = tenants, tenants.core
         self._serving: dict[tuple[str, str], _Serving] = {}
         """By front and salt."""
         self._served: ServedModel | None = None
+        self._pace: asyncio.Task[Pace] | None = None
+        self._measures = measures
         self._told: dict[str, dict[str, int]] = defaultdict(dict)
         """What was counted of each tenant and told to a front."""
 
@@ -78,7 +82,10 @@ class EngineServer:
         if self._served is None:
             self._served = await asyncio.to_thread(served_model, self._core.model)
         room = (self._core.pool.total_tokens, self._core.kv_budget_bytes, settings.scheduling.rows)
-        return Greeted(self._served, *room, settings.memory.mapped_storage, held)
+        if self._measures and self._pace is None:
+            self._pace = asyncio.create_task(asyncio.to_thread(measured_pace, self._tenants))
+        pace = None if self._pace is None else await asyncio.shield(self._pace)
+        return Greeted(self._served, *room, settings.memory.mapped_storage, held, pace)
 
     async def load_adapter(self, adapter: SentAdapter) -> None:
         """See `FarEngine`."""

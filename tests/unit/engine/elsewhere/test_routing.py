@@ -115,3 +115,11 @@ def test_no_other_way_is_quicker(data: st.DataObject) -> None:
             again = sum(engine.again[read.id] for way, read in zip(ways, lacking, strict=True) if not way) / 100
             sources = 0.1 * len({way for way in ways if way})
             assert found.expected_s <= base + copies + again + sources + 1e-9
+
+
+def test_the_pace_of_each_engine_counts_where_it_is_known() -> None:
+    """1,000 tokens take ten seconds as costs say, and one where more is known; a step a tenth."""
+    pace = Pace(encode_tokens_per_s=1000.0, step_s=0.001, row_s=0.0)
+    call = CallToPlace([], 1000, 10)
+    found = route(call, [EngineAhead("a"), EngineAhead("b", pace=pace)], COSTS)
+    assert found.engine == "b" and found.expected_s == pytest.approx(1.0 + 0.01)
