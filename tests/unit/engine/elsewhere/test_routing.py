@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from choreo_agents.engine.elsewhere import CallToPlace, Costs, EngineAhead, KVToRead, route
+from choreo_agents.engine.elsewhere.pace import Pace
 
 COSTS = Costs(call_s=0.0, copy_s=0.1, copy_bytes_per_s=1000.0, encode_tokens_per_s=100.0, step_s=0.01, row_s=0.001)
 MUCH = 1 << 30
