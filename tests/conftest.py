@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.elsewhere import load_elsewhere
+from support.listed import mark_listed
 from support.tiny import save_tiny_llama
 
 from choreo_agents import Engine, Memory, Scheduling
@@ -20,7 +21,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--engine", choices=["here", "elsewhere"], default="here", help="what `make_engine` makes (default: here)"
     )
+    parser.addoption("--listed", action="store_true", help="run what tests/elsewhere.toml lists, which must fail")
     parser.addoption("--threads", type=int, default=1, help="that torch computes with (default: 1)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what cannot hold for engines elsewhere; with `--listed` run that alone, and expect it to fail."""
+    if config.getoption("--engine") == "elsewhere":
+        mark_listed(items, failing=config.getoption("--listed"))
 
 
 def pytest_configure(config: pytest.Config) -> None:

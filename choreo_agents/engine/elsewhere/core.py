@@ -125,7 +125,9 @@ class _WatchedCache(KVCache):
 
     def bytes_by_tier(self, tenant: str | None = None) -> dict[str, int]:
         """See `KVCache`: what its engines have."""
-        return {} if (core := self._core()) is None else core.fleet.kept(tenant)
+        core = self._core()
+        kept = 0 if core is None else core.fleet.kept(core.table.known, tenant)
+        return {"device": kept, "host": 0, "disk": 0}
 
     def drop(self, entry: CacheEntry) -> None:
         """See `KVCache`."""

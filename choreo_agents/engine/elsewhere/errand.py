@@ -247,7 +247,6 @@ class Errands:
     def _finish(self, request: Request, answer: SentAnswer, outpost: Outpost, call: SentCall) -> None:
         pending = _pending(request)
         self._fleet.holds(outpost.name, {answer.id: pending.naming.salt})
-        outpost.kept[request.tenant] = answer.kept
         if request.decoding is not None:
             request.chosen = list(answer.chosen or ())
             request.decoding.cut = answer.finish_reason == "length"

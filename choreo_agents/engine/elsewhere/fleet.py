@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -28,8 +28,6 @@ class Outpost:
     total_tokens: int = 0
     kv_budget_bytes: int = 0
     pace: Pace | None = None
-    kept: dict[str, Mapping[str, int]] = field(default_factory=dict)
-    """Bytes of KV that it said last to have, by tenant and tier."""
     alive: bool = False
     held: dict[str, str] = field(default_factory=dict)
     """The tenant's salt of each message that it has for the front, by id."""
@@ -119,7 +117,6 @@ class Fleet:
         outpost = self.outposts[name]
         outpost.alive = False
         outpost.held.clear()
-        outpost.kept.clear()
         self.promised = {each: engine for each, engine in self.promised.items() if engine != name}
         outpost.serving.clear()
         outpost.coming.clear()
@@ -164,14 +161,16 @@ class Fleet:
         """An engine has messages for the front: their tenants' salts, by id."""
         self.outposts[name].held.update(ids)
 
-    def kept(self, tenant: str | None) -> dict[str, int]:
-        """Bytes of a tenant's KV in all engines, or of all tenants', by tier: as these said last."""
-        tiers = {"device": 0, "host": 0, "disk": 0}
-        for outpost in self.alive():
-            for whose, kept in outpost.kept.items():
-                for tier, nbytes in kept.items() if tenant in (None, whose) else ():
-                    tiers[tier] += nbytes
-        return tiers
+    def kept(self, known: Callable[[str], Message | None], tenant: str | None) -> int:
+        """Bytes of KV of a tenant's messages, or of all, that engines have for the front: each as often as it is there.
+
+        Args:
+            known: Finds a message by its id.
+            tenant: Whose; None: all tenants'.
+        """
+        held = (known(message_id) for outpost in self.alive() for message_id in outpost.held)
+        counting = (each for each in held if each is not None and tenant in (None, each.tenant))
+        return self._bytes_per_token * sum(len(each.tokens) for each in counting)
 
     def first_told(self, name: str, ids: Collection[str]) -> frozenset[str]:
         """Those of messages that nobody has encoded yet that this engine is the first to be told of."""

@@ -193,7 +193,11 @@ class ElsewhereLoop:
 
 def _require_sendable(request: Request) -> None:
     pending = request.owner
-    assert isinstance(pending, Pending)
+    if not isinstance(pending, Pending):
+        raise InvalidRequestError(
+            "keys and values are in the engines elsewhere that compute them: engine.kv can bring none of them here. "
+            "Read, keep and adopt KV with an engine in this process"
+        )
     call = pending.placed.read.call
     if isinstance(call, Decode) and call.watch is not None:
         raise InvalidRequestError("logits do not leave the engine that computes them: watch needs one in this process")

@@ -136,8 +136,6 @@ class SentAnswer:
     """What came into its view: ids, offsets, and how many of its own tokens were encoded before."""
     counted: Mapping[str, int]
     """What the engine has counted of the tenant's work since it last told."""
-    kept: Mapping[str, int]
-    """Bytes of the tenant's KV that the engine has now, by tier."""
 
 
 class FarEngine(Protocol):

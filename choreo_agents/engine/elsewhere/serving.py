@@ -184,7 +184,6 @@ class EngineServer:
         views = [(parent.handle.id, message.native_offset + offset, since) for parent, offset, since in seen]
         with self._core.lock:
             counted = asdict(self._core.counters.so_far(serving.tenant.name))
-            kept = self._core.cache.bytes_by_tier(serving.tenant.name)
         told = self._told[serving.tenant.name]
         delta = {name: counted[name] - told.get(name, 0) for name in counted if name not in _COUNTED_BY_THE_FRONT}
         told.update(counted)
@@ -196,7 +195,6 @@ class EngineServer:
             message.usage,
             tuple(views[len(sent.call.parents) :]),
             {name: amount for name, amount in delta.items() if amount},
-            kept,
         )
 
 
