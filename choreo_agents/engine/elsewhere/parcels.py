@@ -7,12 +7,14 @@ computed again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from choreo_agents.engine.keeping.wanted import copied, stored_key
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.engine.transfer.filling import filled
+from choreo_agents.errors import ChoreoError
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.store import KVKey
@@ -39,16 +41,16 @@ class Parcel:
 
 
 def packed(tenant: Tenant, ids: Sequence[str]) -> list[Parcel]:
-    """Copies of what the pool, the host or a file has of messages. Steps go on meanwhile.
+    """Copies of what the pool, the host or a file has of messages, or will have because a call under way reads them.
 
-    Slow; from any thread but the engine's.
+    Steps go on meanwhile, and nothing is computed for it alone. Slow; from any thread but the engine's.
 
     Args:
         tenant: Whose.
-        ids: Of the messages. Those whose KV is nowhere are left out: nothing is computed.
+        ids: Of the messages. Those whose KV is not to be had are left out.
 
     Raises:
-        EngineClosedError: The engine or the tenancy was closed, or started again meanwhile.
+        EngineClosedError: The engine or the tenancy was closed.
     """
     core, seal, made = tenant.core, tenant.naming.seal, list[Parcel]()
     for message_id in dict.fromkeys(ids):
@@ -56,7 +58,9 @@ def packed(tenant: Tenant, ids: Sequence[str]) -> list[Parcel]:
             message = core.table.known(message_id)
         if message is None or message.tenant != tenant.name:
             continue
-        found = copied(core, message, lost_too=False)
+        found: tuple[KVKey, HostKV] | None = None
+        with suppress(ChoreoError):  # who computed it has failed, or the engine has started again
+            found = copied(core, message, lost_too=False)
         if found is not None:
             key, kv = found
             made.append(Parcel(key.id, kv.nbytes, in_bytes(sealed(key, kv, seal))))

@@ -64,7 +64,7 @@ def copied(core: EngineCore, message: Message, *, lost_too: bool) -> tuple[KVKey
     Args:
         core: Has it.
         message: Of which.
-        lost_too: Whether what is lost is computed for that; else there is None.
+        lost_too: Whether what is lost is computed for that; else there is None, unless some call has it computed.
 
     Raises:
         ChoreoError: It is lost, and cannot be computed again now; or the engine was closed or started again.
@@ -75,7 +75,7 @@ def copied(core: EngineCore, message: Message, *, lost_too: bool) -> tuple[KVKey
             with core.lock:
                 if entry is None or message.entry is not entry:
                     entry = core.table.want(message)  # or the engine has started again meanwhile
-                if not lost_too and core.cache.lost(entry):
+                if not lost_too and core.cache.lost(entry) and not _is_coming(core, entry):
                     return None
                 waiting, pool = awaited(core, message, entry), core.pool
                 if waiting is None:
@@ -95,6 +95,11 @@ def copied(core: EngineCore, message: Message, *, lost_too: bool) -> tuple[KVKey
         with core.lock:
             if entry is not None and message.entry is entry:
                 core.table.unwant(message)
+
+
+def _is_coming(core: EngineCore, entry: CacheEntry) -> bool:
+    """Whether a lost message is computed in any case, for a call that reads it."""
+    return any(entry in request.encoding.reads() for request in core.loop.requests_of(entry.tenant))
 
 
 class WantedKV:

@@ -32,11 +32,12 @@ from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling
 from choreo_agents.engine.elsewhere import parcels as parcels_module
 from choreo_agents.engine.elsewhere.parcels import packed, unpacked
 from choreo_agents.engine.keeping import wanted as wanted_module
-from choreo_agents.errors import EngineClosedError
+from choreo_agents.errors import EngineClosedError, EngineFailedError
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.tiers import HostKV
 from choreo_agents.runtime import loop as loop_module
+from choreo_agents.runtime.attempts import Attempts
 
 Logits = dict[int, list[torch.Tensor]]
 
@@ -64,6 +65,52 @@ def test_steps_go_on_while_it_is_packed_and_what_is_copied_stays(
     there = make_engine(salt="s")
     assert there.prefill(words(1, 64), lazy=True) == made
     assert unpacked(there._tenant, [parcel]) == {} and same(there.kv.read(made), bits)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("looked_at", [False, True])
+def test_what_a_call_has_computed_is_waited_for_and_nothing_else(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, looked_at: bool, fails: bool
+) -> None:
+    here = make_engine(salt="s")
+    lazy, other = (here.prefill(words(number), lazy=True) for number in (1, 2))
+    with monkeypatch.context() as patch:
+        if fails:
+            patch.setattr(Attempts, "run", lambda *_: 1 / 0)
+        gate = Gate(patch, Attempts, "run")
+        threads = [] if looked_at else [beside(lambda: here.decode([5], sampling=Sampling(forced=(5,))))]
+        if not looked_at:
+            assert gate.inside.wait(SOON_S)  # until it is over nothing is looked at
+        threads.append(beside(lambda: heard(here, [lazy], 70)))
+        assert gate.inside.wait(SOON_S)
+        while here.stats().unfinished < len(threads):
+            pass
+        packing, came = beside(lambda: packed(here._tenant, [other.id, lazy.id]))
+        packing.join(0.1)
+        assert packing.is_alive() and came == []
+        gate.open.set()
+        for thread in (packing, *(each for each, _ in threads)):
+            ended(thread)
+    assert [parcel.id for parcel in came[0]] == ([] if fails else [lazy.id])
+    [answer] = threads[-1][1]
+    assert isinstance(answer, EngineFailedError if fails else MessageHandle)
+    if not fails:
+        said = answer.length + (0 if looked_at else 2)
+        assert (here.stats().tokens_encoded, here.stats().recomputed) == (24 + said, 0)
+    require_nothing_wanted(here)
+
+
+def test_who_copies_what_is_nowhere_is_nobody_it_is_computed_for(make_engine: MakeEngine) -> None:
+    here = make_engine(salt="s")
+    made = here.prefill(words(1))
+    here.kv.park()
+    with here._core.lock:
+        message = here._tenant.find(made)
+        here._core.table.want(message)
+    assert packed(here._tenant, [made.id]) == []
+    with here._core.lock:
+        here._core.table.unwant(message)
+    assert here.stats().recomputed == 0
 
 
 def test_steps_go_on_while_it_is_unpacked(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
