@@ -140,7 +140,8 @@ class Fleet:
         if wish.name is not None and (known := self.holders(wish.name)):
             reads.append(KVToRead(wish.name, self._bytes_per_token * len(wish.lineage.tokens), known))
         call = CallToPlace(reads, len(wish.lineage.tokens), self._expected(wish.call), self._home(wish))
-        found = self._routing(call, [self._ahead(outpost, wish) for outpost in engines], self._costs)
+        again = _Lacked(wish)
+        found = self._routing(call, [self._ahead(outpost, again) for outpost in engines], self._costs)
         self.outposts[found.engine].serving[wish.number] = len(wish.lineage.tokens) + found.tokens_encoded
         self.outposts[found.engine].arriving_bytes += found.bytes_copied
         self.outposts[found.engine].bring(wish.number, (*found.copies, *found.encoded))
@@ -198,20 +199,12 @@ class Fleet:
 
     def _read(self, message: Message) -> KVToRead:
         nbytes = len(message.tokens) * self._bytes_per_token
-        return KVToRead(message.handle.id, nbytes, self.holders(message.handle.id))
+        return KVToRead(message.handle.id, nbytes, dict.fromkeys(self.holders(message.handle.id)))
 
-    def _ahead(self, outpost: Outpost, wish: Wish) -> EngineAhead:
-        again: dict[str, int] = {}
-        known = {*outpost.held, *outpost.coming}
-        for parent in wish.lineage.parents:
-            lacking = lacked([parent], known)
-            again[parent.handle.id] = sum(len(each.tokens) for each in lacking)
-            known.update(each.handle.id for each in lacking)
-        if wish.name is not None:
-            again[wish.name] = len(wish.lineage.tokens)
+    def _ahead(self, outpost: Outpost, again: _Lacked) -> EngineAhead:
         room = max(0, self._copied_bytes - outpost.arriving_bytes)
-        ahead, rows = sum(outpost.serving.values()), len(outpost.serving)
-        return EngineAhead(outpost.name, rows, ahead, again, room, outpost.coming.keys(), len(outpost.held))
+        ahead, rows, coming = sum(outpost.serving.values()), len(outpost.serving), outpost.coming.keys()
+        return EngineAhead(outpost.name, rows, ahead, again.by(outpost), room, coming, len(outpost.held))
 
     def _expected(self, call: object) -> float:
         if not isinstance(call, Decode):
@@ -224,3 +217,41 @@ class Fleet:
         if wish.thread is None:
             return self._tenants_homes.get(wish.lineage.tenant)
         return self._homes.get(wish.thread)
+
+
+class _Lacked:
+    """What engines would have to encode again for one call; those that have the same of what it comes from share it.
+
+    Args:
+        wish: The call.
+    """
+
+    def __init__(self, wish: Wish) -> None:
+        self._wish = wish
+        self._behind: dict[tuple[str, ...], frozenset[str]] = {}
+        """All that messages come from, these included, by their ids."""
+        self._found: dict[tuple[tuple[str, ...], frozenset[str]], dict[str, int]] = {}
+
+    def by(self, outpost: Outpost) -> Mapping[str, int]:
+        """Tokens, for each message that an engine lacks (see `EngineAhead.again`)."""
+        held, coming, parents = outpost.held, outpost.coming, self._wish.lineage.parents
+        lacking = [each for each in parents if each.handle.id not in held and each.handle.id not in coming]
+        ids = tuple(each.handle.id for each in lacking)
+        if ids not in self._behind:
+            self._behind[ids] = frozenset(each.handle.id for each in lacked(lacking, ()))
+        behind = self._behind[ids]
+        there = frozenset((behind & held.keys()) | (behind & coming.keys()))
+        if (ids, there) not in self._found:
+            self._found[ids, there] = self._counted(lacking, there)
+        return self._found[ids, there]
+
+    def _counted(self, lacking: Sequence[Message], there: Collection[str]) -> dict[str, int]:
+        again: dict[str, int] = {}
+        known = set(there)
+        for parent in lacking:
+            behind = lacked([parent], known)
+            again[parent.handle.id] = sum(len(each.tokens) for each in behind)
+            known.update(each.handle.id for each in behind)
+        if self._wish.name is not None:
+            again[self._wish.name] = len(self._wish.lineage.tokens)
+        return again

@@ -115,3 +115,34 @@ def test_no_other_way_is_quicker(data: st.DataObject) -> None:
             again = sum(engine.again[read.id] for way, read in zip(ways, lacking, strict=True) if not way) / 100
             sources = 0.1 * len({way for way in ways if way})
             assert found.expected_s <= base + copies + again + sources + 1e-9
+
+
+@given(st.data())
+def test_of_engines_that_lack_the_same_only_the_least_loaded_is_asked(data: st.DataObject) -> None:
+    names = [f"engine {number}" for number in range(6)]
+    reads = [
+        KVToRead(name, data.draw(st.integers(1, 5000)), data.draw(st.lists(st.sampled_from(names[:3]), unique=True)))
+        for name in ("x", "y")
+    ]
+    again = {read.id: data.draw(st.integers(1, 900)) for read in reads}
+    engines = [
+        EngineAhead(
+            name,
+            rows=data.draw(st.integers(0, 3)),
+            tokens=data.draw(st.sampled_from([0, 100])),
+            again=again,
+            room_bytes=data.draw(st.sampled_from([0, 2000, MUCH])),
+            coming=data.draw(st.sampled_from([(), ("x",)])),
+            holds=data.draw(st.integers(0, 1)),
+        )
+        for name in names
+    ]
+    home = data.draw(st.sampled_from([None, *names]))
+    call = CallToPlace(reads, 5, data.draw(st.integers(0, 50)), home)
+    alone = {engine.name: route(call, [engine], COSTS) for engine in engines}
+    best = min(way.expected_s for way in alone.values())
+    found = route(call, engines, COSTS)
+    assert found == alone[found.engine]
+    assert found.expected_s == pytest.approx(best) or found.engine == home
+    if home is not None and alone[home].expected_s <= best:
+        assert found.engine == home
