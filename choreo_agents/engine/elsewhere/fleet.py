@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from choreo_agents.engine.calls import Decode
-from choreo_agents.engine.elsewhere.pace import Pace
+from choreo_agents.engine.elsewhere.pace import Pace, paced
 from choreo_agents.engine.elsewhere.routing import CallToPlace, Costs, EngineAhead, KVToRead, Route, Routing
 from choreo_agents.engine.elsewhere.sending import FarEngine, Greeted, lacked
 from choreo_agents.engine.messages.message import Lineage, Message
@@ -27,7 +27,9 @@ class Outpost:
     engine: FarEngine
     total_tokens: int = 0
     kv_budget_bytes: int = 0
+    measured: Pace | None = None
     pace: Pace | None = None
+    """As measured, of all that are alike together."""
     alive: bool = False
     held: dict[str, str] = field(default_factory=dict)
     """The tenant's salt of each message that it has for the front, by id."""
@@ -109,7 +111,10 @@ class Fleet:
         """An engine is there."""
         outpost = self.outposts[name]
         outpost.total_tokens, outpost.alive = greeted.total_tokens, True
-        outpost.kv_budget_bytes, outpost.pace = greeted.kv_budget_bytes, greeted.pace
+        outpost.kv_budget_bytes, outpost.measured = greeted.kv_budget_bytes, greeted.pace
+        paces = paced({each.name: each.measured for each in self.outposts.values() if each.measured is not None})
+        for each in self.outposts.values():
+            each.pace = paces.get(each.name)
         outpost.held = {each: salt for salt, held in greeted.held.items() for each in held}
 
     def lost(self, name: str) -> None:
@@ -139,7 +144,8 @@ class Fleet:
         if wish.name is not None and (known := self.holders(wish.name)):
             reads.append(KVToRead(wish.name, self._bytes_per_token * len(wish.lineage.tokens), known))
         call = CallToPlace(reads, len(wish.lineage.tokens), self._expected(wish.call), self._home(wish))
-        found = self._routing(call, [self._ahead(outpost, wish) for outpost in engines], self._costs)
+        again = _Lacked(wish)
+        found = self._routing(call, [self._ahead(outpost, again) for outpost in engines], self._costs)
         self.outposts[found.engine].serving[wish.number] = len(wish.lineage.tokens) + found.tokens_encoded
         self.outposts[found.engine].arriving_bytes += found.bytes_copied
         self.outposts[found.engine].bring(
@@ -201,21 +207,13 @@ class Fleet:
 
     def _read(self, message: Message) -> KVToRead:
         nbytes = len(message.tokens) * self._bytes_per_token
-        return KVToRead(message.handle.id, nbytes, self.holders(message.handle.id))
+        return KVToRead(message.handle.id, nbytes, dict.fromkeys(self.holders(message.handle.id)))
 
-    def _ahead(self, outpost: Outpost, wish: Wish) -> EngineAhead:
-        again: dict[str, int] = {}
-        known = {*outpost.held, *outpost.coming}
-        for parent in wish.lineage.parents:
-            lacking = lacked([parent], known)
-            again[parent.handle.id] = sum(len(each.tokens) for each in lacking)
-            known.update(each.handle.id for each in lacking)
-        if wish.name is not None:
-            again[wish.name] = len(wish.lineage.tokens)
+    def _ahead(self, outpost: Outpost, again: _Lacked) -> EngineAhead:
         room = max(0, self._copied_bytes - outpost.arriving_bytes)
-        ahead, rows = sum(outpost.serving.values()), len(outpost.serving)
-        coming, holds = outpost.coming.keys(), len(outpost.held)
-        return EngineAhead(outpost.name, rows, ahead, again, room, coming, holds, outpost.pace)
+        ahead, rows, coming = sum(outpost.serving.values()), len(outpost.serving), outpost.coming.keys()
+        own = (again.by(outpost), room, coming, len(outpost.held), outpost.pace)
+        return EngineAhead(outpost.name, rows, ahead, *own)
 
     def _expected(self, call: object) -> float:
         if not isinstance(call, Decode):
@@ -228,3 +226,41 @@ class Fleet:
         if wish.thread is None:
             return self._tenants_homes.get(wish.lineage.tenant)
         return self._homes.get(wish.thread)
+
+
+class _Lacked:
+    """What engines would have to encode again for one call; those that have the same of what it comes from share it.
+
+    Args:
+        wish: The call.
+    """
+
+    def __init__(self, wish: Wish) -> None:
+        self._wish = wish
+        self._behind: dict[tuple[str, ...], frozenset[str]] = {}
+        """All that messages come from, these included, by their ids."""
+        self._found: dict[tuple[tuple[str, ...], frozenset[str]], dict[str, int]] = {}
+
+    def by(self, outpost: Outpost) -> Mapping[str, int]:
+        """Tokens, for each message that an engine lacks (see `EngineAhead.again`)."""
+        held, coming, parents = outpost.held, outpost.coming, self._wish.lineage.parents
+        lacking = [each for each in parents if each.handle.id not in held and each.handle.id not in coming]
+        ids = tuple(each.handle.id for each in lacking)
+        if ids not in self._behind:
+            self._behind[ids] = frozenset(each.handle.id for each in lacked(lacking, ()))
+        behind = self._behind[ids]
+        there = frozenset((behind & held.keys()) | (behind & coming.keys()))
+        if (ids, there) not in self._found:
+            self._found[ids, there] = self._counted(lacking, there)
+        return self._found[ids, there]
+
+    def _counted(self, lacking: Sequence[Message], there: Collection[str]) -> dict[str, int]:
+        again: dict[str, int] = {}
+        known = set(there)
+        for parent in lacking:
+            behind = lacked([parent], known)
+            again[parent.handle.id] = sum(len(each.tokens) for each in behind)
+            known.update(each.handle.id for each in behind)
+        if self._wish.name is not None:
+            again[self._wish.name] = len(self._wish.lineage.tokens)
+        return again

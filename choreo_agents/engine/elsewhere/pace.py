@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from statistics import median
 
 from choreo_agents.engine.calls import Decode, Prefill
 from choreo_agents.engine.messages.scope import Scope
@@ -19,6 +20,8 @@ _ROWS = (1, 8)
 _SAMPLES = (2, 8)
 """Tokens of the decodes: their difference is steps alone."""
 _LEAST_S = 1e-6
+_ALIKE = 1.5
+"""How much faster one of two engines may seem that are the same."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,28 @@ class Pace:
     """Of a step that samples one token."""
     row_s: float
     """That each further row adds to it."""
+
+
+def paced(measured: Mapping[str, Pace]) -> dict[str, Pace]:
+    """The median pace of all that are as fast as each: what differs by chance is to decide nothing.
+
+    Args:
+        measured: The pace of each engine, by name.
+    """
+    found: dict[str, Pace] = {}
+    left = sorted(measured, key=lambda name: (measured[name].step_s, name))
+    while left:
+        first = measured[left[0]]
+        alike = [name for name in left if _alike(first, measured[name])]
+        fields = zip(*(astuple(measured[name]) for name in alike), strict=True)
+        found |= dict.fromkeys(alike, Pace(*map(median, fields)))
+        left = [name for name in left if name not in found]
+    return found
+
+
+def _alike(one: Pace, other: Pace) -> bool:
+    rates = (other.step_s / one.step_s, other.encode_tokens_per_s / one.encode_tokens_per_s)
+    return all(1 / _ALIKE <= rate <= _ALIKE for rate in rates)
 
 
 def measured_pace(tenants: Tenants) -> Pace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
@@ -126,11 +127,29 @@ def route(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Ro
         engines: That there are; at least one.
         costs: Of this machine.
     """
-    ways = [_way(call, engine, costs.at(engine.pace)) for engine in engines]
+    ways = [_way(call, engine, costs.at(engine.pace)) for engine in _eligible(call, engines, costs)]
     load = {engine.name: (engine.tokens, engine.rows, engine.holds) for engine in engines}
     best = min(ways, key=lambda way: (way.expected_s, load[way.engine], way.engine))
     home = next((way for way in ways if way.engine == call.home), best)
     return home if home.expected_s <= best.expected_s * (1 + HOME_WINS_WITHIN) else best
+
+
+def _eligible(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> list[EngineAhead]:
+    """Those that can be best: of engines that have the same of what a call reads, the one with the least to do."""
+
+    def load(engine: EngineAhead) -> tuple[float, int, int, int, str]:
+        own = costs.at(engine.pace)
+        busy_s = own.encoding_s(engine.tokens) + own.steps_s(call.samples, engine.rows)
+        return busy_s, engine.tokens, engine.rows, engine.holds, engine.name
+
+    least: dict[object, EngineAhead] = {}
+    for engine in engines:
+        there = tuple(engine.name in read.holders or read.id in engine.coming for read in call.reads)
+        # Engines that lack the same share what they encode again: to compare that would take longer than it saves.
+        key = engine.name if engine.name == call.home else (there, engine.room_bytes, id(engine.again), engine.pace)
+        if key not in least or load(engine) < load(least[key]):
+            least[key] = engine
+    return list(least.values())
 
 
 def _way(call: CallToPlace, engine: EngineAhead, costs: Costs) -> Route:
@@ -155,7 +174,7 @@ def _copies(lacking: Sequence[KVToRead], engine: EngineAhead, costs: Costs) -> d
     copies: dict[str, str] = {}
     room = engine.room_bytes
     while left:
-        offers = {name: _fitting(left, name, room) for name in sorted({name for read in left for name in read.holders})}
+        offers = {name: _fitting(reads, room) for name, reads in _sources(left).items()}
         gains = {name: sum(saved[read.id] for read in offer) for name, offer in offers.items()}
         source = max(gains, key=gains.__getitem__)
         if gains[source] <= costs.copy_s:
@@ -166,11 +185,23 @@ def _copies(lacking: Sequence[KVToRead], engine: EngineAhead, costs: Costs) -> d
     return copies
 
 
-def _fitting(reads: Sequence[KVToRead], source: str, room: int) -> list[KVToRead]:
-    """What an engine has of messages, as far as there is room for it on the way."""
+def _sources(reads: Sequence[KVToRead]) -> dict[str, list[KVToRead]]:
+    """What engines have of messages; of those that have the same, the first by name."""
+    had: defaultdict[str, list[KVToRead]] = defaultdict(list)
+    for read in reads:
+        for name in read.holders:
+            had[name].append(read)
+    first: dict[tuple[str, ...], str] = {}
+    for name in sorted(had):
+        first.setdefault(tuple(read.id for read in had[name]), name)
+    return {name: had[name] for name in first.values()}
+
+
+def _fitting(reads: Sequence[KVToRead], room: int) -> list[KVToRead]:
+    """As many of them as there is room for on the way."""
     found: list[KVToRead] = []
     for read in reads:
-        if source in read.holders and read.nbytes <= room:
+        if read.nbytes <= room:
             found.append(read)
             room -= read.nbytes
     return found

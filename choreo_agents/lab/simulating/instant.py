@@ -39,7 +39,7 @@ class InstantEngine:
     async def greet(self, greeting: Greeting) -> Greeted:
         """See `FarEngine`."""
         assert greeting.version == own_version()
-        return Greeted(self._served, _ROOM, _ROOM, _ROOM, {})
+        return Greeted(self._served, _ROOM, _ROOM, _ROOM, "full", {})
 
     async def load_adapter(self, adapter: SentAdapter) -> None:
         """See `FarEngine`."""

@@ -52,7 +52,7 @@ class Probe:
     @property
     def parts(self) -> int:
         """How often `OnProbe` is told of something."""
-        return len(self.lengths) + len(self.rows) * len(self.contexts) * len(self.segments) + 3
+        return len(self.lengths) + len(self.rows) * len(self.contexts) * len(self.segments) + 2
 
 
 QUICK = Probe((8, 64), (1, 4), (16, 128), (1, 4), (2, 6), runs=2, repeats=1)
@@ -70,8 +70,36 @@ def measured_costs(engine: Engine, probe: Probe = Probe(), on_probe: OnProbe = l
     steps = _EngineProbe(engine, probe, on_probe)
     costs = steps.encoding() | steps.decoding() | measured_front(engine.model, probe, on_probe)
     costs["bytes_per_token"] = engine.model.adapter.geometry.bytes_per_token
-    costs["cores"] = steps.beside()
     return CostsFile(costs=costs, measured_on=MeasuredOn.here(engine.record.conditions(), engine.model.name))
+
+
+def measured_cores(engine: Engine, probe: Probe = Probe(), on_probe: OnProbe = lambda what: None) -> float:
+    """How many of two engines in one process compute at once: what they share makes that less than two."""
+    few, many = probe.samples
+    beside = Engine.load(engine.model)
+    try:
+        one, other = _EngineProbe(engine, probe, on_probe), _EngineProbe(beside, probe, on_probe)
+        with one.views(4, 16, 1) as views, other.views(4, 16, 1) as theirs:
+            single_s = one.median_s(lambda: one.decode(views, 4 * many))
+            is_over, is_busy = threading.Event(), threading.Event()
+
+            def compute() -> None:
+                while not is_over.is_set():
+                    other.decode(theirs, few)
+                    is_busy.set()
+
+            thread = threading.Thread(target=compute)
+            thread.start()
+            is_busy.wait()
+            try:
+                both_s = one.median_s(lambda: one.decode(views, 4 * many))
+            finally:
+                is_over.set()
+                thread.join()
+    finally:
+        beside.close()
+    on_probe("two engines side by side")
+    return min(2.0, max(1.0, 2 * single_s / both_s))
 
 
 @dataclass
@@ -87,7 +115,7 @@ class _EngineProbe:
         """Tokens in a second, from how prefills of several lengths differ."""
         took: list[float] = []
         for length in self.probe.lengths:
-            took.append(self._median(lambda length=length: self._prefill(length)))  # type: ignore[misc]
+            took.append(self.median_s(lambda length=length: self._prefill(length)))  # type: ignore[misc]
             self.on_probe(f"prefill of {length}")
         [_, each] = _fitted([[1.0, float(length)] for length in self.probe.lengths], took)
         return {"encode_tokens_per_s": 1 / max(each, 1e-9)}
@@ -99,9 +127,9 @@ class _EngineProbe:
         for rows in self.probe.rows:
             for context in self.probe.contexts:
                 for segments in self.probe.segments:
-                    with self._views(rows, context, segments) as views:
-                        less = self._median(lambda views=views: self._decode(views, few))  # type: ignore[misc]
-                        more = self._median(lambda views=views: self._decode(views, many))  # type: ignore[misc]
+                    with self.views(rows, context, segments) as views:
+                        less = self.median_s(lambda views=views: self.decode(views, few))  # type: ignore[misc]
+                        more = self.median_s(lambda views=views: self.decode(views, many))  # type: ignore[misc]
                     took.append((more - less) / (many - few))
                     cells.append([1.0, rows - 1, rows * context, rows * segments])
                     self.on_probe(f"{rows} rows of {context} tokens in {segments} messages")
@@ -109,34 +137,9 @@ class _EngineProbe:
         found = dict(zip(names, _fitted(cells, took), strict=True))
         return found | {"step_s": max(found["step_s"], 1e-6)}
 
-    def beside(self) -> float:
-        """How many of two engines in one process compute at once: what they share makes it less than two."""
-        few, many = self.probe.samples
-        alone = Engine.load(self.engine.model)
-        try:
-            other = _EngineProbe(alone, self.probe, self.on_probe)
-            with self._views(4, 16, 1) as views, other._views(4, 16, 1) as theirs:
-                single = self._median(lambda: self._decode(views, 4 * many))
-                going, busy = threading.Event(), threading.Event()
-
-                def compute() -> None:
-                    while not going.is_set():
-                        other._decode(theirs, few)
-                        busy.set()
-
-                thread = threading.Thread(target=compute)
-                thread.start()
-                busy.wait()
-                both = self._median(lambda: self._decode(views, 4 * many))
-                going.set()
-                thread.join()
-        finally:
-            alone.close()
-        self.on_probe("two engines side by side")
-        return min(2.0, max(1.0, 2 * single / both))
-
     @contextmanager
-    def _views(self, rows: int, context: int, segments: int) -> Iterator[list[list[MessageHandle]]]:
+    def views(self, rows: int, context: int, segments: int) -> Iterator[list[list[MessageHandle]]]:
+        """What so many decodes read: each so many tokens, in so many messages."""
         each = max(1, context // segments)
         views = [[self.engine.prefill(self._tokens(each)) for _ in range(segments)] for _ in range(rows)]
         try:
@@ -149,7 +152,8 @@ class _EngineProbe:
     def _prefill(self, length: int) -> None:
         self.engine.release(self.engine.prefill(self._tokens(length)))
 
-    def _decode(self, views: Sequence[Sequence[MessageHandle]], samples: int) -> None:
+    def decode(self, views: Sequence[Sequence[MessageHandle]], samples: int) -> None:
+        """One decode of each view, all at once."""
         sampling = Sampling(max_tokens=samples, temperature=0.0, stop_tokens=())
         calls = [Decode(self._tokens(3), view, sampling=sampling) for view in views]
         for handle in self.engine.decode(calls):
@@ -159,7 +163,8 @@ class _EngineProbe:
         """Any that were not encoded before."""
         return [self._drawn.randrange(self.engine.model.adapter.vocabulary_size) for _ in range(count)]
 
-    def _median(self, work: Callable[[], None]) -> float:
+    def median_s(self, work: Callable[[], None]) -> float:
+        """Of several times."""
         work()  # the first of its shape prepares what the others use
         return median(_timed(work) for _ in range(self.probe.repeats))
 

@@ -102,7 +102,9 @@ class _Simulation:
     def _front(self, number: int, limits: Limits) -> SimulatedFront:
         setting, costs, far = self.setting, self.setting.costs, [*self.engines.values()]
         named: Any = far  # a fleet asks no more of an engine than its name, and that it is there
-        greeted = Greeted(cast(Any, None), 0, 0, limits.rows, {})
+        greeted = Greeted(
+            served=cast(Any, None), total_tokens=0, kv_budget_bytes=0, rows=limits.rows, mapped_storage="full", held={}
+        )
         fleet = Fleet(named, setting.routing, costs.routing, costs.bytes_per_token or 0, setting.copied_bytes)
         for engine in far:
             fleet.came(engine.name, greeted)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from choreo_agents.engine.elsewhere import CallToPlace, Costs, EngineAhead, KVToRead, route
-from choreo_agents.engine.elsewhere.pace import Pace
+from choreo_agents.engine.elsewhere.pace import Pace, paced
 
 COSTS = Costs(call_s=0.0, copy_s=0.1, copy_bytes_per_s=1000.0, encode_tokens_per_s=100.0, step_s=0.01, row_s=0.001)
 MUCH = 1 << 30
@@ -124,3 +124,47 @@ def test_the_pace_of_each_engine_counts_where_it_is_known() -> None:
     call = CallToPlace([], 1000, 10)
     found = route(call, [EngineAhead("a"), EngineAhead("b", pace=pace)], COSTS)
     assert found.engine == "b" and found.expected_s == pytest.approx(1.0 + 0.01)
+
+
+@given(st.data())
+def test_of_engines_that_lack_the_same_only_the_least_loaded_is_asked(data: st.DataObject) -> None:
+    names = [f"engine {number}" for number in range(6)]
+    reads = [
+        KVToRead(name, data.draw(st.integers(1, 5000)), data.draw(st.lists(st.sampled_from(names[:3]), unique=True)))
+        for name in ("x", "y")
+    ]
+    again = {read.id: data.draw(st.integers(1, 900)) for read in reads}
+    engines = [
+        EngineAhead(
+            name,
+            rows=data.draw(st.integers(0, 3)),
+            tokens=data.draw(st.sampled_from([0, 100])),
+            again=again,
+            room_bytes=data.draw(st.sampled_from([0, 2000, MUCH])),
+            coming=data.draw(st.sampled_from([(), ("x",)])),
+            holds=data.draw(st.integers(0, 1)),
+        )
+        for name in names
+    ]
+    home = data.draw(st.sampled_from([None, *names]))
+    call = CallToPlace(reads, 5, data.draw(st.integers(0, 50)), home)
+    alone = {engine.name: route(call, [engine], COSTS) for engine in engines}
+    best = min(way.expected_s for way in alone.values())
+    found = route(call, engines, COSTS)
+    assert found == alone[found.engine]
+    assert found.expected_s == pytest.approx(best) or found.engine == home
+    if home is not None and alone[home].expected_s <= best:
+        assert found.engine == home
+
+
+def test_engines_that_are_alike_have_one_pace() -> None:
+    """What differs by chance decides nothing; a GPU beside CPUs has its own."""
+    measured = {
+        "a": Pace(4000.0, 0.010, 0.001),
+        "b": Pace(5000.0, 0.012, 0.002),
+        "gpu": Pace(90000.0, 0.004, 0.0001),
+        "c": Pace(4500.0, 0.011, 0.0015),
+    }
+    found = paced(measured)
+    assert found["gpu"] == measured["gpu"] and found["a"] == found["b"] == found["c"] == Pace(4500.0, 0.011, 0.0015)
+    assert paced({}) == {}

@@ -1,0 +1,82 @@
+"""What a front knows of its engines when it places a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from choreo_agents.engine.elsewhere import CallToPlace, Costs, EngineAhead, Greeted, Route, route
+from choreo_agents.engine.elsewhere.fleet import Fleet, Wish
+from choreo_agents.engine.elsewhere.sending import lacked
+from choreo_agents.engine.messages.message import Lineage, Message
+from choreo_agents.engine.messages.placement import Placement
+from choreo_agents.engine.messages.usage import Usage
+from choreo_agents.kv.handle import MessageHandle
+
+NAMES = ("a", "b", "c")
+
+
+def message(number: int, tokens: int, parents: Sequence[Message] = ()) -> Message:
+    """A message of so many tokens."""
+    lineage = Lineage((0,) * tokens, tuple(parents), Placement((0,) * len(parents), 0))
+    handle = MessageHandle(id=f"{number:032x}", model="m", length=tokens)
+    return Message(handle, lineage, None, None, Usage(0, 0, None, 0.0))
+
+
+def fleet(seen: list[tuple[CallToPlace, Sequence[EngineAhead]]]) -> Fleet:
+    """Three engines; what their routing is told is written down."""
+
+    def routing(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
+        seen.append((call, engines))
+        return route(call, engines, costs)
+
+    engines: Any = [SimpleNamespace(name=name) for name in NAMES]
+    made = Fleet(engines, routing, Costs(), bytes_per_token=8, copied_bytes=1 << 20)
+    served: Any = None
+    for name in NAMES:
+        made.came(name, Greeted(served, 0, 0, 8, "full", {}))
+    return made
+
+
+def wish(number: int, parents: Sequence[Message], own: int = 3) -> Wish:
+    """A call that reads these."""
+    return Wish(number, message(1000 + number, own, parents).lineage, object(), None, None)
+
+
+@given(st.data())
+def test_what_is_encoded_again_is_counted_for_each_engine(data: st.DataObject) -> None:
+    known: list[Message] = []
+    for number in range(data.draw(st.integers(1, 8))):
+        parents = data.draw(st.lists(st.sampled_from(known), unique_by=id, max_size=3)) if known else []
+        known.append(message(number, data.draw(st.integers(1, 9)), parents))
+    seen: list[tuple[CallToPlace, Sequence[EngineAhead]]] = []
+    engines = fleet(seen)
+    held = {name: data.draw(st.lists(st.sampled_from(known), unique_by=id)) for name in NAMES}
+    for name in NAMES:
+        engines.holds(name, {each.handle.id: "salt" for each in held[name]})
+    read = data.draw(st.lists(st.sampled_from(known), unique_by=id, min_size=1))
+    engines.place(wish(0, read))
+    [(call, ahead)] = seen
+    assert [each.nbytes for each in call.reads] == [8 * len(each.tokens) for each in read]
+    for engine in ahead:
+        there = {each.handle.id for each in held[engine.name]}
+        for parent in read:
+            behind = lacked([parent], there)
+            assert engine.again.get(parent.handle.id, 0) == sum(len(each.tokens) for each in behind)
+            there |= {each.handle.id for each in behind}
+
+
+def test_what_a_call_brings_is_counted_once() -> None:
+    seen: list[tuple[CallToPlace, Sequence[EngineAhead]]] = []
+    engines, document = fleet(seen), message(0, 1000)
+    placed = engines.place(wish(0, [document]))
+    assert placed is not None and placed.tokens_encoded == 1000 and placed.encoded == (document.handle.id,)
+    again = engines.place(wish(1, [document]))
+    assert again is not None and again.engine == placed.engine and not again.tokens_encoded
+    engines.ended(placed.engine, 0)
+    elsewhere = {engine.name: engine for engine in seen[-1][1]}
+    assert elsewhere[placed.engine].tokens == 1003 and not elsewhere[placed.engine].again
