@@ -22,13 +22,21 @@ from choreo_agents.engine.elsewhere import (
     Greeted,
     Greeting,
     JoiningMessage,
+    ModelOutline,
     SentAnswer,
     SentCall,
 )
-from choreo_agents.errors import EngineLostError
+from choreo_agents.errors import DeviceLostError, EngineLostError
 from choreo_agents.sampling import Chosen
 
 LOG = logging.getLogger("choreo_ray")
+
+Heard = Mapping[int, Sequence[Chosen]]
+"""Tokens of calls, by the numbers of these."""
+Dropped = Sequence[tuple[str, Collection[str]]]
+"""Messages that a front needs no longer: a tenant's salt, and ids."""
+LISTEN_S, GONE_S = 20.0, 60.0
+"""Seconds after which a front has to ask again for what is said; and how long after that it counts as gone."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +51,19 @@ class Loading:
     """The other arguments of `Engine.load`."""
 
 
+@dataclass(frozen=True)
+class Sender:
+    """Who calls, and whom it takes the engine for."""
+
+    front: str
+    incarnation: str
+
+
 class EngineActor:
-    """One engine in a process of its own. Every method but `load` and `greet` is for fronts that it has greeted.
+    """One engine in a process of its own. What takes a `Sender` is for fronts that it has greeted.
 
     A process that Ray has started again knows nothing of before: each has an `incarnation`, which a front is told when
-    it greets, and which comes with all that it sends.
+    it greets, and which comes with all that it sends. A front that listens no longer is gone, and what it had with it.
 
     Args:
         name: The engine's.
@@ -61,6 +77,7 @@ class EngineActor:
         self._server: EngineServer | None = None
         self._turn = asyncio.Lock()
         """Of who loads."""
+        self._fronts: dict[str, _Front] = {}
 
     async def there(self) -> int:
         """The process, once it has begun."""
@@ -74,27 +91,71 @@ class EngineActor:
                 assert self._engine.owner is not None, "it was loaded, and is no tenant's"
                 self._server = self._engine.owner.server(self._name)
 
+    async def outline(self) -> ModelOutline:
+        """What is known of the model, once it is loaded."""
+        await self.load()
+        assert self._engine is not None
+        return ModelOutline.of(self._engine.model)
+
     async def greet(self, greeting: Greeting) -> tuple[str, Greeted]:
         """See `FarEngine`; with the incarnation."""
         await self.load()
         assert self._server is not None
-        return self._incarnation, await self._server.greet(greeting)
+        greeted = await self._server.greet(greeting)
+        if greeting.front not in self._fronts:
+            self._fronts[greeting.front] = _Front()
+            self._expect(greeting.front)
+        return self._incarnation, greeted
 
-    async def run(self, incarnation: str, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
-        """See `FarEngine`, as all that follow."""
-        async with aclosing(self._known(incarnation).run(sent)) as told:
-            async for each in told:
-                yield each
+    async def listen(self, sender: Sender) -> AsyncGenerator[Heard]:
+        """Tokens of all calls of a front as they come; those that are there at once are one item, whosever they are.
 
-    async def hurry(self, incarnation: str, front: str, number: int, priority: int) -> None:
-        await self._known(incarnation).hurry(front, number, priority)
+        An item costs about as much as a call, however much is in it. The stream ends after a while, and is asked for
+        again by fronts that are still there.
+        """
+        _, front = self._known(sender)
+        front.heard += 1
+        until = asyncio.get_running_loop().time() + LISTEN_S
+        try:
+            while told := await front.said(until):
+                yield told
+        finally:
+            self._expect(sender.front)
 
-    async def join(self, incarnation: str, joining: JoiningMessage) -> None:
-        await self._known(incarnation).join(joining)
+    async def run(self, sender: Sender, sent: SentCall, dropped: Dropped) -> tuple[tuple[Chosen, ...], SentAnswer]:
+        """See `FarEngine`, as all that follow; all tokens, of which some were heard before, and what was made.
 
-    async def give(self, incarnation: str, copying: Copying) -> list[Any]:
+        Args:
+            sender: Who calls.
+            sent: The call.
+            dropped: What the front has released before.
+        """
+        server, front = self._known(sender, sent.salt)
+        await self.release(sender, dropped)
+        told: list[Chosen] = []
+        try:
+            async with aclosing(server.run(sent)) as telling:
+                async for each in telling:
+                    if isinstance(each, SentAnswer):
+                        return tuple(told), each
+                    told += each
+                    front.say(sent.number, each)
+        except DeviceLostError as lost:
+            raise self._over(lost) from lost
+        raise EngineLostError(f"engine {self._name!r} has ended a call without an answer")
+
+    async def hurry(self, sender: Sender, number: int, priority: int) -> None:
+        server, _ = self._known(sender)
+        await server.hurry(sender.front, number, priority)
+
+    async def join(self, sender: Sender, joining: JoiningMessage) -> None:
+        server, _ = self._known(sender, joining.salt)
+        await server.join(joining)
+
+    async def give(self, sender: Sender, copying: Copying) -> list[Any]:
         """A reference to the KV, which stays in the object store of this machine until it is taken."""
-        parcels = await self._known(incarnation).give(copying)
+        server, _ = self._known(sender, copying.salt)
+        parcels = await server.give(copying)
         if not parcels:
             return []
         try:
@@ -103,8 +164,8 @@ class EngineActor:
             LOG.warning("KV is computed again where it is read: the object store has no room for it: %s", full)
             return []
 
-    async def take(self, incarnation: str, copying: Copying, given: Sequence[Any]) -> tuple[Collection[str], int]:
-        server = self._known(incarnation)
+    async def take(self, sender: Sender, copying: Copying, given: Sequence[Any]) -> tuple[Collection[str], int]:
+        server, _ = self._known(sender, copying.salt)
         parcels: Sequence[Any] = ()
         for reference in given:
             try:
@@ -113,23 +174,83 @@ class EngineActor:
                 LOG.warning("KV is computed again where it is read: it was lost on its way: %s", lost)
         return await server.take(copying, parcels)
 
-    async def release(self, incarnation: str, front: str, salt: str, ids: Collection[str]) -> None:
-        await self._known(incarnation).release(front, salt, ids)
+    async def release(self, sender: Sender, dropped: Dropped) -> None:
+        server, _ = self._known(sender)
+        for salt, ids in dropped:
+            await server.release(sender.front, salt, ids)
 
-    async def close_tenant(self, incarnation: str, front: str, salt: str) -> None:
-        await self._known(incarnation).close_tenant(front, salt)
+    async def close_tenant(self, sender: Sender, salt: str) -> None:
+        server, front = self._known(sender)
+        front.salts.discard(salt)
+        await server.close_tenant(sender.front, salt)
 
     async def close(self) -> None:
         """Write what is to be kept, and end the engine."""
         async with self._turn:
             engine, self._engine, self._server = self._engine, None, None
+            self._fronts.clear()
             if engine is not None:
                 await asyncio.to_thread(engine.close)
 
-    def _known(self, incarnation: str) -> EngineServer:
-        if incarnation != self._incarnation or self._server is None:
-            raise EngineLostError(f"engine {self._name!r} was gone, and is back without what it had")
-        return self._server
+    def _known(self, sender: Sender, salt: str | None = None) -> tuple[EngineServer, _Front]:
+        front = self._fronts.get(sender.front)
+        if sender.incarnation != self._incarnation or self._server is None or front is None:
+            raise EngineLostError(
+                f"engine {self._name!r} was gone, or thought so of its front: it has nothing of before"
+            )
+        if salt is not None:
+            front.salts.add(salt)
+        return self._server, front
+
+    def _expect(self, name: str) -> None:
+        """Give up a front unless it listens before long."""
+        if (front := self._fronts.get(name)) is not None:
+            heard, loop = front.heard, asyncio.get_running_loop()
+            loop.call_later(GONE_S, lambda: loop.create_task(self._give_up(name, front, heard)))
+
+    async def _give_up(self, name: str, front: _Front, heard: int) -> None:
+        if self._fronts.get(name) is front and front.heard == heard and self._server is not None:
+            LOG.info("a front is gone: what engine %r has for it goes, too", self._name)
+            del self._fronts[name]
+            for salt in front.salts:
+                await self._server.close_tenant(name, salt)
+
+    def _over(self, lost: DeviceLostError) -> EngineLostError:
+        """End the process, which Ray starts again: its device computes no more."""
+        asyncio.get_running_loop().call_later(_SOON_S, os._exit, 1)
+        return EngineLostError(f"engine {self._name!r} has ended: {lost}")
+
+
+_SOON_S = 0.2
+"""Seconds in which calls are told why an engine ends."""
+
+
+class _Front:
+    """A front, and what was said to it and not heard yet."""
+
+    def __init__(self) -> None:
+        self.salts: set[str] = set()
+        """Of its tenants."""
+        self.heard = 0
+        """How often it has asked for what is said."""
+        self._waiting: dict[int, list[Chosen]] = {}
+        self._some = asyncio.Event()
+
+    def say(self, number: int, told: Sequence[Chosen]) -> None:
+        """Tokens of a call."""
+        self._waiting.setdefault(number, []).extend(told)
+        self._some.set()
+
+    async def said(self, until: float) -> Heard:
+        """All that there is, once there is something; nothing if that is not before a time of the event loop's."""
+        loop = asyncio.get_running_loop()
+        if not self._waiting and until > loop.time():
+            timer = loop.call_at(until, self._some.set)
+            await self._some.wait()
+            timer.cancel()
+        self._some.clear()
+        waiting, self._waiting = self._waiting, {}
+        return waiting
 
 
 def _loaded(loading: Loading) -> Engine:

@@ -12,7 +12,7 @@ from ray.util.placement_group import PlacementGroup
 from choreo_agents import Engine, Memory, Quota, Scheduling
 from choreo_agents.engine.elsewhere import COPIED_BYTES, PATIENCE_S, Costs
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.models import GenerationConfigUse, LoadedModel, load_model
+from choreo_agents.models import GenerationConfigUse, LoadedModel
 from choreo_agents.tracing import EventSink, discard
 from choreo_ray.actor import Loading
 from choreo_ray.cluster import Cluster
@@ -66,13 +66,12 @@ class RayEngine(Engine):
         loading = {each: value for each, value in said.items() if value is not None}
         each_has = {"memory": memory, "scheduling": scheduling}
         options = loading | {each: value for each, value in each_has.items() if value is not None}
-        own = load_model(model, **loading)
         cluster = Cluster(address, object_store_bytes)
         actors = Actors(cluster, placing, Loading(str(model), threads, options))
         try:
             front = cls.over(
                 actors.far,
-                own,
+                actors.model(str(model), dtype),
                 copied_bytes=copied_bytes,
                 patience_s=patience_s,
                 costs=costs,

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
 from choreo_agents.engine.elsewhere import Copying, Greeted, Greeting, JoiningMessage, SentAnswer, SentCall
+from choreo_agents.errors import ChoreoError
 from choreo_agents.sampling import Chosen
+from choreo_ray.actor import Sender
 from choreo_ray.errors import translated
+
+_RELEASE_S = 0.02
+"""Seconds in which releases are gathered, unless a call takes them along."""
 
 
 class RayFarEngine:
-    """See `FarEngine`.
+    """See `FarEngine`. Used from one event loop.
+
+    A call is one task of the actor, and its tokens come by a stream that it shares with all others of the front: an
+    item of a stream costs as much as a call, and there is one for each step of the engine, not for each token.
 
     Args:
         name: The engine's.
@@ -23,33 +33,51 @@ class RayFarEngine:
 
     def __init__(self, name: str, actor: Any) -> None:
         self.name, self.actor = name, actor
-        self._incarnation = ""
-        """Of the process that was greeted last."""
+        self._sender = Sender("", "")
+        """This front, as the process knows it that was greeted last."""
+        self._listening: asyncio.Task[None] | None = None
+        self._calls: dict[int, asyncio.Queue[Sequence[Chosen] | None]] = {}
+        """What was heard of each call under way, by number; None: it has ended."""
+        self._dropped: list[tuple[str, Collection[str]]] = []
+        """What the engine is still to be told of."""
+        self._telling: asyncio.Task[None] | None = None
 
     async def greet(self, greeting: Greeting) -> Greeted:
         """See `FarEngine`, as all that follow."""
-        self._incarnation, greeted = await self._asked(self.actor.greet, greeting)
+        incarnation, greeted = await self._asked(self.actor.greet, greeting)
+        if self._listening is not None:
+            self._listening.cancel()
+        self._sender, self._dropped = Sender(greeting.front, incarnation), []
+        self._listening = asyncio.create_task(self._listen(self._sender))
         return greeted  # type: ignore[no-any-return]
 
     async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
-        stream: Any = None
+        heard = self._calls[sent.number] = asyncio.Queue()
+        dropped, self._dropped = self._dropped, []
+        answered: asyncio.Future[Any] | None = None
         try:
-            stream = self.actor.run.options(num_returns="streaming").remote(self._incarnation, sent)
-            async for reference in stream:
-                told = await reference
-                if isinstance(told, SentAnswer):
-                    stream = None
+            reference = self.actor.run.remote(self._sender, sent, dropped)
+            answered = asyncio.wrap_future(reference.future())
+            answered.add_done_callback(lambda _: heard.put_nowait(None))
+            count = 0
+            while (told := await heard.get()) is not None:
+                count += len(told)
                 yield told
-            stream = None
+            every, answer = answered.result()
+            if len(every) > count:
+                yield every[count:]
+            yield answer
         except RayError as error:
-            stream = None
             raise translated(self.name, error) from error
         finally:
-            if stream is not None:  # a generator that is dropped goes on in its actor
-                ray.cancel(stream)
+            del self._calls[sent.number]
+            if answered is not None and not answered.done():
+                ray.cancel(reference)
+                self._dropped += dropped  # whether it has come so far as to read them nobody knows
+                self._tell_soon()
 
     async def hurry(self, front: str, number: int, priority: int) -> None:
-        await self._told(self.actor.hurry, front, number, priority)
+        await self._told(self.actor.hurry, number, priority)
 
     async def join(self, joining: JoiningMessage) -> None:
         await self._told(self.actor.join, joining)
@@ -62,14 +90,45 @@ class RayFarEngine:
         return taken
 
     async def release(self, front: str, salt: str, ids: Collection[str]) -> None:
-        await self._told(self.actor.release, front, salt, ids)
+        """See `FarEngine`: soon, and together with others."""
+        self._dropped.append((salt, ids))
+        self._tell_soon()
 
     async def close_tenant(self, front: str, salt: str) -> None:
-        await self._told(self.actor.close_tenant, front, salt)
+        await self._told(self.actor.close_tenant, salt)
+
+    def _tell_soon(self) -> None:
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.create_task(self._tell())
+
+    async def _tell(self) -> None:
+        await asyncio.sleep(_RELEASE_S)
+        with suppress(ChoreoError):  # one that is gone has nothing to release
+            await self._tell_now()
+
+    async def _tell_now(self) -> None:
+        dropped, self._dropped = self._dropped, []
+        if dropped:
+            await self._asked(self.actor.release, self._sender, dropped)
+
+    async def _listen(self, sender: Sender) -> None:
+        """Hand tokens on to the calls that they are of, until the actor is gone."""
+        with suppress(RayError):
+            while True:
+                stream = self.actor.listen.options(num_returns="streaming").remote(sender)
+                try:
+                    async for reference in stream:
+                        for number, told in (await reference).items():
+                            if (call := self._calls.get(number)) is not None:
+                                call.put_nowait(told)
+                except asyncio.CancelledError:
+                    ray.cancel(stream)  # one that is merely dropped goes on in its actor
+                    raise
 
     async def _told(self, method: Any, *arguments: Any) -> Any:
-        """What the process that was greeted says."""
-        return await self._asked(method, self._incarnation, *arguments)
+        """What the process that was greeted says, after it has released what it was to."""
+        await self._tell_now()
+        return await self._asked(method, self._sender, *arguments)
 
     async def _asked(self, method: Any, *arguments: Any) -> Any:
         try:

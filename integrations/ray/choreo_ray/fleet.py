@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import ray
+import torch
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from choreo_agents.errors import InvalidRequestError
+from choreo_agents.engine.elsewhere import ModelOutline
+from choreo_agents.errors import EngineMismatchError, InvalidRequestError
+from choreo_agents.models import LoadedModel
 from choreo_ray.actor import EngineActor, Loading
 from choreo_ray.cluster import Cluster, kill, resources
 from choreo_ray.errors import ClusterError, translated
@@ -94,6 +97,28 @@ class Actors:
         except BaseException:
             self.close()
             raise
+
+    def model(self, name: str, dtype: torch.dtype | None) -> LoadedModel:
+        """Theirs, without its weights.
+
+        Args:
+            name: What it has to be called. `dtype`: what it has to be in; None: whatever it is in.
+
+        Raises:
+            EngineMismatchError: Actors that were there before serve another.
+        """
+        first = self.far[0]
+        try:
+            found: ModelOutline = ray.get(first.actor.outline.remote())
+        except RayError as error:
+            raise translated(first.name, error) from error
+        if found.name != name or dtype not in (None, found.geometry.dtype):
+            asked = f"{name!r}" if dtype is None else f"{name!r} in {dtype}"
+            raise EngineMismatchError(
+                f"the actors called {self._placing.name!r} serve {found.name!r} in {found.geometry.dtype}, not "
+                f"{asked}: end them, or give these another name"
+            )
+        return found.model()
 
     def close(self) -> None:
         """End them, unless they are to outlive this process."""
