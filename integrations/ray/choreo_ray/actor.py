@@ -15,7 +15,7 @@ import ray
 import torch
 from ray import exceptions as ray_errors
 
-from choreo_agents import Engine
+from choreo_agents import Engine, EngineStats
 from choreo_agents.engine.elsewhere import (
     Copying,
     EngineServer,
@@ -26,7 +26,7 @@ from choreo_agents.engine.elsewhere import (
     SentAnswer,
     SentCall,
 )
-from choreo_agents.errors import DeviceLostError, EngineLostError
+from choreo_agents.errors import DeviceLostError, EngineLostError, InvalidRequestError
 from choreo_agents.sampling import Chosen
 
 LOG = logging.getLogger("choreo_ray")
@@ -49,6 +49,10 @@ class Loading:
     """That torch computes with on a CPU."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The other arguments of `Engine.load`."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.threads, bool) or not isinstance(self.threads, int) or self.threads < 1:
+            raise InvalidRequestError(f"threads must be a whole number, at least 1, not {self.threads!r}")
 
 
 @dataclass(frozen=True)
@@ -183,6 +187,12 @@ class EngineActor:
         server, front = self._known(sender)
         front.salts.discard(salt)
         await server.close_tenant(sender.front, salt)
+
+    async def stats(self) -> EngineStats:
+        """What the engine holds and has done."""
+        await self.load()
+        assert self._engine is not None and self._engine.owner is not None
+        return self._engine.owner.stats()
 
     async def close(self) -> None:
         """Write what is to be kept, and end the engine."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from typing import Any
 
 import ray
 
@@ -38,8 +37,10 @@ class Cluster:
             if not ray.is_initialized():
                 _STARTED.clear()  # somebody has ended it
                 self._reach(address or os.environ.get("RAY_ADDRESS") or None, object_store_bytes)
-            elif _STARTED:
-                _STARTED.add(id(self))
+            else:
+                _require_ours(address)
+                if _STARTED:
+                    _STARTED.add(id(self))
         self.started = id(self) in _STARTED
         """Whether it is of this process."""
 
@@ -96,13 +97,18 @@ def _require_listener(address: str) -> None:
         raise ClusterError(f"{_nobody(address)}: {error}") from error
 
 
+def _require_ours(address: str | None) -> None:
+    """Raise `ClusterError` if this process uses another cluster already: it can use one."""
+    own = str(ray.get_runtime_context().gcs_address)
+    if address not in (None, "auto", "local") and address.rpartition(":")[2] != own.rpartition(":")[2]:
+        raise ClusterError(
+            f"this process uses the cluster at {own!r} already, and can use no other: leave the address {address!r} "
+            "out, or call ray.shutdown() before"
+        )
+
+
 def _nobody(address: str) -> str:
     return (
         f"no cluster of Ray's answers at {address!r}: start one (ray start --head --port=6379), give another address, "
         "or none, and unset RAY_ADDRESS, to have one started here"
     )
-
-
-def kill(actor: Any) -> None:
-    """End an actor's process for good."""
-    ray.kill(actor, no_restart=True)

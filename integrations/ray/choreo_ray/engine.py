@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from ray.util.placement_group import PlacementGroup
 
-from choreo_agents import Engine, Memory, Quota, Scheduling
+from choreo_agents import Engine, EngineStats, Memory, Quota, Scheduling
 from choreo_agents.engine.elsewhere import COPIED_BYTES, PATIENCE_S, Costs
-from choreo_agents.errors import InvalidRequestError
+from choreo_agents.errors import EngineClosedError, InvalidRequestError
 from choreo_agents.models import GenerationConfigUse, LoadedModel
 from choreo_agents.tracing import EventSink, discard
 from choreo_ray.actor import Loading
 from choreo_ray.cluster import Cluster
-from choreo_ray.fleet import Actors, Placing, Strategy
+from choreo_ray.fleet import Actors, Placing, Strategy, ended, named
 
 NAMESPACE = "choreo"
 START_S = 60.0
@@ -57,36 +57,74 @@ class RayEngine(Engine):
         quota: Quota | None = None,
         sink: EventSink = discard,
     ) -> RayEngine:
-        """Start actors that load a model each, and an engine over them."""
+        """Start an actor for each engine, and an engine over them.
+
+        Args:
+            model: A folder, a hub name or `"embedded"`, which every machine of the cluster has to find.
+            engines: How many. `num_cpus`, `num_gpus`: that Ray sets aside for each. `threads`: that torch computes with
+                in each, on a CPU.
+            placement: `"PACK"`, `"SPREAD"`, `"STRICT_PACK"` or `"STRICT_SPREAD"`: they lie so in a placement group of
+                their own; or a placement group that has a bundle for each. None: wherever Ray finds room.
+            address: Of the cluster, `HOST:PORT` or `"auto"`; None: what `RAY_ADDRESS` says, else one is started on this
+                machine, which ends with the last engine here. What `ray.init` has reached before is used.
+            object_store_bytes: Of a cluster that is started; by default Ray's share of the memory. KV goes through it.
+            name: The actors outlive this process, and whoever loads an engine by that name has it over the same ones;
+                `end` ends them. None: they end with this engine. `namespace`: Ray's, of these names.
+            start_s: Seconds in which the actors have to find room, and begin; loading the model takes what it takes.
+            device: These and what follows them up to `scheduling` are those of each engine: see `Engine.load`.
+            copied_bytes: These and what follows them are those of the front: see `Engine.over` and `Engine.load`.
+
+        Raises:
+            ClusterError: There is no such cluster, or it has no room for them within `start_s`.
+            EngineMismatchError: Actors of that name serve another model, or a machine has another version of ours.
+            EngineLostError: An actor has died meanwhile.
+            InvalidRequestError: An argument is out of range. What `Engine.load` raises, as it was raised in an actor.
+        """
         if isinstance(model, LoadedModel):
             raise InvalidRequestError("each actor loads its own model: give a folder or a name, not a loaded model")
         placing = Placing(engines, num_cpus, num_gpus, placement, name, namespace, start_s)
         said: dict[str, Any] = {"device": device, "dtype": dtype, "prepacked": prepacked, "chat": chat}
-        said |= {"generation_config": generation_config}
-        loading = {each: value for each, value in said.items() if value is not None}
-        each_has = {"memory": memory, "scheduling": scheduling}
-        options = loading | {each: value for each, value in each_has.items() if value is not None}
-        cluster = Cluster(address, object_store_bytes)
-        actors = Actors(cluster, placing, Loading(str(model), threads, options))
+        said |= {"generation_config": generation_config, "memory": memory, "scheduling": scheduling}
+        options = {each: value for each, value in said.items() if value is not None}
+        loading = Loading(str(model), threads, options)
+        actors = Actors(Cluster(address, object_store_bytes), placing, loading)
+        own: dict[str, Any] = {"costs": costs, "copied_bytes": copied_bytes, "patience_s": patience_s, "memory": memory}
+        own |= {"seed": seed, "salt": salt, "quota": quota, "sink": sink}
         try:
-            front = cls.over(
-                actors.far,
-                actors.model(str(model), dtype),
-                copied_bytes=copied_bytes,
-                patience_s=patience_s,
-                costs=costs,
-                memory=memory,
-                seed=seed,
-                salt=salt,
-                quota=quota,
-                sink=sink,
-            )
+            front = cls.over(actors.far, actors.model(loading.model, dtype), **own)
         except BaseException:
             actors.close()
             raise
         assert isinstance(front, RayEngine)
         front._actors = actors
         return front
+
+    @staticmethod
+    def end(name: str, *, namespace: str = NAMESPACE, address: str | None = None) -> int:
+        """End the actors of a name for good, whoever uses them, once they have written what is to be kept.
+
+        Args:
+            name: What `load` was given, as `namespace` and `address` were.
+
+        Returns:
+            How many there were.
+
+        Raises:
+            ClusterError: There is no such cluster.
+        """
+        cluster = Cluster(address, None)
+        try:
+            found = named(name, namespace)
+            ended(found)
+            return len(found)
+        finally:
+            cluster.close()
+
+    def engine_stats(self) -> Mapping[str, EngineStats]:
+        """What each engine holds and has done, for all fronts together, by its name; of those that are there."""
+        if self._actors is None:
+            raise EngineClosedError("the engine is closed, or of a tenant: ask the one that load has returned")
+        return self._actors.stats()
 
     def close(self) -> None:
         """See `Engine`. The engine that `load` returned ends its actors, unless they have a name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -13,11 +14,12 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from choreo_agents import EngineStats
 from choreo_agents.engine.elsewhere import ModelOutline
 from choreo_agents.errors import EngineMismatchError, InvalidRequestError
 from choreo_agents.models import LoadedModel
 from choreo_ray.actor import EngineActor, Loading
-from choreo_ray.cluster import Cluster, kill, resources
+from choreo_ray.cluster import Cluster, resources
 from choreo_ray.errors import ClusterError, translated
 from choreo_ray.far import RayFarEngine
 
@@ -67,6 +69,26 @@ class Placing:
     def names(self) -> list[str]:
         """Of the engines."""
         return [f"{self.name or 'engine'}-{number}" for number in range(self.engines)]
+
+
+def ended(actors: Sequence[Any]) -> None:
+    """End actors for good, once their engines have written what is to be kept."""
+    closing = [each.close.remote() for each in actors]
+    if closing:
+        ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
+    for each in actors:
+        ray.kill(each, no_restart=True)
+
+
+def named(name: str, namespace: str) -> list[Any]:
+    """The actors of that name that there are."""
+    every = ray.util.list_named_actors(all_namespaces=True)
+    known = [each["name"] for each in every if each["namespace"] == namespace]
+    return [
+        ray.get_actor(each, namespace)
+        for each in known
+        if each.rpartition("-")[0] == name and each.rpartition("-")[2].isdigit()
+    ]
 
 
 class Actors:
@@ -120,15 +142,19 @@ class Actors:
             )
         return found.model()
 
+    def stats(self) -> dict[str, EngineStats]:
+        """What each engine holds and has done, by its name; nothing of those that are gone now."""
+        asked = {each.name: each.actor.stats.remote() for each in self.far}
+        told: dict[str, EngineStats] = {}
+        for name, reference in asked.items():
+            with suppress(RayError):
+                told[name] = ray.get(reference)
+        return told
+
     def close(self) -> None:
         """End them, unless they are to outlive this process."""
         if self._placing.name is None and ray.is_initialized():
-            with suppress(RayError):
-                ray.wait(
-                    [each.actor.close.remote() for each in self.far], num_returns=len(self.far) or 1, timeout=_CLOSE_S
-                )
-            for each in self.far:
-                kill(each.actor)
+            ended([each.actor for each in self.far])
             if self._group is not None:
                 remove_placement_group(self._group)
         self._cluster.close()

@@ -2,8 +2,8 @@
 
     python overhead.py [--model PATH] [--rounds 7] [--calls 60] [--tokens 200] [--json FILE]
 
-Medians of alternating rounds on one machine: `engine` is in this process, `front` has one in this process compute for it,
-and `ray` has one in an actor. The embedded model's steps are short: what crossing costs is the last line, whatever the model.
+Medians of alternating rounds on one machine: `engine` is in this process, `front` has one in this process compute for
+it, and `ray` has one in an actor. What crossing costs is the last line.
 """
 
 from __future__ import annotations

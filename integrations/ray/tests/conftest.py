@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 from support.ray_cluster import cluster, keep_at_hand
+from support.tiny import save_tiny_llama
 
 keep_at_hand(os.environ)
 
@@ -19,6 +20,12 @@ from choreo_ray import RayEngine  # noqa: E402
 from choreo_agents import Memory  # noqa: E402
 
 POOL = {"name": "pool", "namespace": "tests", "memory": Memory(kv_budget_bytes=1 << 25)}
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random Llama of three layers."""
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")

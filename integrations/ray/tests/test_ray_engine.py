@@ -1,14 +1,32 @@
-"""Calls that run in actors."""
+"""Calls that run in actors: they say what they would say in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
 
+import pytest
+import ray
 from choreo_ray import RayEngine
 
 from choreo_agents import Engine, MessageHandle, Sampling
+from choreo_agents.errors import EngineClosedError, GuideError, InvalidRequestError, ReleasedHandleError
+from choreo_agents.tracing import CallPlaced, EngineCame, EngineWent
 
 Make = Callable[..., RayEngine]
+LONG = Sampling(max_tokens=300, temperature=0.8, seed=7)
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Engine]:
+    """An engine in this process."""
+    with Engine.load("embedded") as engine:
+        yield engine
 
 
 def said(engine: Engine) -> list[str]:
@@ -25,6 +43,143 @@ def said(engine: Engine) -> list[str]:
     return [engine.text(each) for each in made]
 
 
-def test_it_says_what_an_engine_in_this_process_says(front: Make) -> None:
-    with Engine.load("embedded") as here:
-        assert said(front()) == said(here)
+def until(what: Callable[[], object]) -> None:
+    """Wait until something is so."""
+    while not what():
+        time.sleep(0.02)
+
+
+def counted(front: RayEngine, name: str) -> int:
+    """What its engines have counted together."""
+    return sum(getattr(stats, name) for stats in front.engine_stats().values())
+
+
+def test_they_say_what_an_engine_in_this_process_says(front: Make, here: Engine) -> None:
+    engine = front()
+    assert said(engine) == said(here)
+    with pytest.raises(InvalidRequestError):
+        engine.decode("Bob:", sampling=Sampling(max_tokens=5), parents=[], timeout_s=-1)
+    engine.check()
+
+
+def test_a_stream_has_each_token_once(front: Make, here: Engine) -> None:
+    def streamed(engine: Engine) -> tuple[list[str], str]:
+        *pieces, handle = engine.stream("Bob:", sampling=Sampling(max_tokens=40, temperature=0.8, seed=3))
+        assert isinstance(handle, MessageHandle)
+        return [piece.text for piece in pieces], engine.text(handle)
+
+    told, text = streamed(front())
+    assert (told, text) == streamed(here) and len(told) > 1
+
+
+def test_who_leaves_a_stream_ends_the_call_in_its_actor(front: Make) -> None:
+    engine = front()
+    cancelled = counted(engine, "cancelled")
+    for number in range(3):
+        stream = engine.stream("Bob:", sampling=LONG)
+        assert len(list(islice(stream, number))) == number  # 0: it has not begun
+        stream.close()
+    until(lambda: counted(engine, "cancelled") >= cancelled + 2)
+    until(lambda: counted(engine, "unfinished") == 0)
+
+
+async def test_a_call_that_is_cancelled_as_soon_as_it_is_sent_ends_in_its_actor(front: Make) -> None:
+    engine = front()
+    calls = [asyncio.ensure_future(engine.adecode("Bob:", sampling=LONG)) for _ in range(16)]
+    for number, call in enumerate(calls):
+        await asyncio.sleep(0.002 * (number % 4))
+        call.cancel()
+    assert all(isinstance(each, asyncio.CancelledError) for each in await asyncio.gather(*calls, return_exceptions=True))
+    await asyncio.to_thread(until, lambda: counted(engine, "unfinished") == 0)
+    assert engine.stats().unfinished == 0
+
+
+async def test_calls_of_one_time_share_steps(front: Make, here: Engine) -> None:
+    engine = front()
+    before = [counted(engine, name) for name in ("steps", "decode_rows")]
+
+    def calls(of: Engine) -> list[Any]:
+        each = (Sampling(max_tokens=24, temperature=0.7, seed=number) for number in range(32))
+        return [of.adecode(f"Agent {number}:", sampling=sampling) for number, sampling in enumerate(each)]
+
+    made = await asyncio.gather(*calls(engine))
+    steps, tokens = (now - then for now, then in zip(_now(engine), before, strict=True))
+    assert steps < tokens / 4, f"{steps} steps for {tokens} tokens"
+    expected = await asyncio.gather(*calls(here))
+    assert [engine.text(each) for each in made] == [here.text(each) for each in expected]
+
+
+def _now(engine: RayEngine) -> list[int]:
+    return [counted(engine, name) for name in ("steps", "decode_rows")]
+
+
+def test_an_error_arrives_as_it_was_raised(front: Make) -> None:
+    from choreo_agents import Guided
+
+    engine = front()
+    with pytest.raises(GuideError) as refused:
+        engine.decode("Bob:", guided=Guided(regex="[0-9]{40}"), sampling=Sampling(max_tokens=3))
+    assert len(refused.value.said) > 0, "its fields are there"
+    assert type(refused.value) is GuideError
+
+
+def test_what_is_released_goes_there_too(front: Make) -> None:
+    engine = front()
+    notes = [engine.prefill(f"Alice: note {number}.") for number in range(5)]
+    until(lambda: counted(engine, "messages") == 5)
+    for note in notes:
+        engine.release(note)
+    until(lambda: counted(engine, "messages") == 0)
+    with pytest.raises(ReleasedHandleError):
+        engine.text(notes[0])
+
+
+def test_fronts_share_engines_and_nothing_else(front: Make) -> None:
+    one, other = front(), front()
+    note = one.prefill("Alice: the record says nine.")
+    mine = other.prefill("Alice: the record says nine.")
+    assert note != mine, "neither has a salt that the other could have"
+    one.close()
+    until(lambda: counted(other, "messages") == 1)
+    assert other.text(other.decode("Bob:", parents=[mine], sampling=Sampling(max_tokens=4)))
+    with pytest.raises(EngineClosedError):
+        one.text(note)
+        one.prefill("Alice: more.")
+    with pytest.raises(EngineClosedError):
+        one.engine_stats()
+
+
+def test_calls_whose_actor_dies_end_elsewhere_with_the_same_words(front: Make, here: Engine) -> None:
+    events: list[Any] = []
+    engine = front(sink=events.append)
+    note = engine.prefill("Alice: the record says nine.", author="alice")
+    own = here.prefill("Alice: the record says nine.", author="alice")
+    *expected, _ = here.stream("Bob:", parents=[own], sampling=LONG)
+
+    def ran_at() -> str:
+        return [each for each in events if isinstance(each, CallPlaced)][-1].engine
+
+    def kill(name: str) -> None:
+        [far] = [each for each in engine._actors.far if each.name == name]  # type: ignore[union-attr]
+        os.kill(ray.get(far.actor.there.remote()), signal.SIGKILL)
+
+    # While it is idle: what it had is computed again.
+    kill(first := ran_at())
+    assert engine.text(note) == "Alice: the record says nine."
+    *told, _ = engine.stream("Bob:", parents=[note], sampling=LONG)
+    assert told == expected
+    # While it streams; the other has come back.
+    until(lambda: [each for each in events if isinstance(each, EngineCame) and each.engine == first][1:])
+    stream = engine.stream("Carol:", parents=[note], sampling=LONG)
+    *expected, _ = here.stream("Carol:", parents=[own], sampling=LONG)
+    told = list(islice(stream, 3))
+    kill(second := ran_at())
+    *rest, _ = stream
+    assert [*told, *rest] == expected
+    went = [each.engine for each in events if isinstance(each, EngineWent)]
+    assert went == [first, second]
+    assert ran_at() != second
+
+
+def _texts(pieces: Sequence[Any]) -> list[str]:
+    return [piece.text for piece in pieces]
