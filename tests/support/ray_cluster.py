@@ -33,7 +33,7 @@ def keep_at_hand(environ: dict[str, str] | os._Environ[str]) -> None:
     """
     run = environ.get("PYTEST_XDIST_TESTRUNUID", uuid.uuid4().hex)
     said = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": run}
-    said |= {"RAY_DEDUP_LOGS": "0", "RAY_COLOR_PREFIX": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    said |= {"RAY_worker_niceness": "0"}  # on a machine that does other things, too, 15 is long waits
     for name, value in said.items():
         environ.setdefault(name, value)
 

@@ -22,7 +22,8 @@ from choreo_agents.engine.elsewhere import (
     Greeted,
     Greeting,
     JoiningMessage,
-    ModelOutline,
+    Releasing,
+    SentAdapter,
     SentAnswer,
     SentCall,
 )
@@ -31,10 +32,6 @@ from choreo_agents.sampling import Chosen
 
 LOG = logging.getLogger("choreo_ray")
 
-Heard = Mapping[int, Sequence[Chosen]]
-"""Tokens of calls, by the numbers of these."""
-Dropped = Sequence[tuple[str, Collection[str]]]
-"""Messages that a front needs no longer: a tenant's salt, and ids."""
 LISTEN_S, GONE_S = 20.0, 60.0
 """Seconds after which a front has to ask again for what is said; and how long after that it counts as gone."""
 
@@ -61,6 +58,16 @@ class Sender:
 
     front: str
     incarnation: str
+
+
+@dataclass(frozen=True)
+class SomeTokens:
+    """Of a call."""
+
+    since: int
+    """How many of its tokens were told before."""
+    tokens: Sequence[Chosen] = ()
+    """None: it has begun."""
 
 
 class EngineActor:
@@ -95,11 +102,11 @@ class EngineActor:
                 assert self._engine.owner is not None, "it was loaded, and is no tenant's"
                 self._server = self._engine.owner.server(self._name)
 
-    async def outline(self) -> ModelOutline:
-        """What is known of the model, once it is loaded."""
+    async def serves(self) -> tuple[str, torch.dtype]:
+        """The model's name, and what it is in."""
         await self.load()
         assert self._engine is not None
-        return ModelOutline.of(self._engine.model)
+        return self._engine.model.name, self._engine.model.adapter.geometry.dtype
 
     async def greet(self, greeting: Greeting) -> tuple[str, Greeted]:
         """See `FarEngine`; with the incarnation."""
@@ -111,7 +118,7 @@ class EngineActor:
             self._expect(greeting.front)
         return self._incarnation, greeted
 
-    async def listen(self, sender: Sender) -> AsyncGenerator[Heard]:
+    async def listen(self, sender: Sender) -> AsyncGenerator[Mapping[int, SomeTokens]]:
         """Tokens of all calls of a front as they come; those that are there at once are one item, whosever they are.
 
         An item costs about as much as a call, however much is in it. The stream ends after a while, and is asked for
@@ -126,26 +133,30 @@ class EngineActor:
         finally:
             self._expect(sender.front)
 
-    async def run(self, sender: Sender, sent: SentCall, dropped: Dropped) -> tuple[tuple[Chosen, ...], SentAnswer]:
-        """See `FarEngine`, as all that follow; all tokens, of which some were heard before, and what was made.
+    async def load_adapter(self, sender: Sender, adapter: SentAdapter) -> None:
+        """See `FarEngine`, as all that follow."""
+        server, _ = self._known(sender, adapter.salt)
+        await server.load_adapter(adapter)
 
-        Args:
-            sender: Who calls.
-            sent: The call.
-            dropped: What the front has released before.
-        """
+    async def run(self, sender: Sender, sent: SentCall) -> tuple[tuple[Chosen, ...], SentAnswer]:
+        """All tokens, of which some were heard before, and what was made."""
         server, front = self._known(sender, sent.salt)
-        await self.release(sender, dropped)
         told: list[Chosen] = []
+        # An item of its own is dear: most calls have said or ended before.
+        begun = asyncio.get_running_loop().call_later(_BEGUN_S, front.say, sent.number, 0, ())
         try:
             async with aclosing(server.run(sent)) as telling:
                 async for each in telling:
                     if isinstance(each, SentAnswer):
                         return tuple(told), each
-                    told += each
-                    front.say(sent.number, each)
+                    if each:
+                        begun.cancel()
+                        front.say(sent.number, len(told), each)
+                        told += each
         except DeviceLostError as lost:
             raise self._over(lost) from lost
+        finally:
+            begun.cancel()
         raise EngineLostError(f"engine {self._name!r} has ended a call without an answer")
 
     async def hurry(self, sender: Sender, number: int, priority: int) -> None:
@@ -178,10 +189,11 @@ class EngineActor:
                 LOG.warning("KV is computed again where it is read: it was lost on its way: %s", lost)
         return await server.take(copying, parcels)
 
-    async def release(self, sender: Sender, dropped: Dropped) -> None:
+    async def release(self, sender: Sender, gathered: Sequence[Releasing]) -> None:
+        """Several at once."""
         server, _ = self._known(sender)
-        for salt, ids in dropped:
-            await server.release(sender.front, salt, ids)
+        for releasing in gathered:
+            await server.release(releasing)
 
     async def close_tenant(self, sender: Sender, salt: str) -> None:
         server, front = self._known(sender)
@@ -231,6 +243,8 @@ class EngineActor:
         return EngineLostError(f"engine {self._name!r} has ended: {lost}")
 
 
+_BEGUN_S = 0.02
+"""Seconds after which a front is told that a call has begun, unless it was told more."""
 _SOON_S = 0.2
 """Seconds in which calls are told why an engine ends."""
 
@@ -243,15 +257,16 @@ class _Front:
         """Of its tenants."""
         self.heard = 0
         """How often it has asked for what is said."""
-        self._waiting: dict[int, list[Chosen]] = {}
+        self._waiting: dict[int, SomeTokens] = {}
         self._some = asyncio.Event()
 
-    def say(self, number: int, told: Sequence[Chosen]) -> None:
-        """Tokens of a call."""
-        self._waiting.setdefault(number, []).extend(told)
+    def say(self, number: int, since: int, told: Sequence[Chosen]) -> None:
+        """Tokens of a call, after those that were told before."""
+        before = self._waiting.get(number, SomeTokens(since))
+        self._waiting[number] = SomeTokens(before.since, (*before.tokens, *told))
         self._some.set()
 
-    async def said(self, until: float) -> Heard:
+    async def said(self, until: float) -> Mapping[int, SomeTokens]:
         """All that there is, once there is something; nothing if that is not before a time of the event loop's."""
         loop = asyncio.get_running_loop()
         if not self._waiting and until > loop.time():

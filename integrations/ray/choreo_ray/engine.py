@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from ray.util.placement_group import PlacementGroup
 
-from choreo_agents import Engine, EngineStats, Memory, Quota, Scheduling
-from choreo_agents.engine.elsewhere import COPIED_BYTES, PATIENCE_S, Costs
+from choreo_agents import Engine, EngineStats, Quota, Scheduling
+from choreo_agents.engine import engine_over
+from choreo_agents.engine.elsewhere import FrontOptions
 from choreo_agents.errors import EngineClosedError, InvalidRequestError
 from choreo_agents.models import GenerationConfigUse, LoadedModel
-from choreo_agents.tracing import EventSink, discard
 from choreo_ray.actor import Loading
 from choreo_ray.cluster import Cluster
 from choreo_ray.fleet import Actors, Placing, Strategy, ended, named
@@ -46,16 +46,11 @@ class RayEngine(Engine):
         dtype: torch.dtype | None = None,
         prepacked: bool | None = None,
         generation_config: GenerationConfigUse | None = None,
-        chat: Mapping[str, Any] | None = None,
-        memory: Memory | None = None,
         scheduling: Scheduling | None = None,
-        copied_bytes: int = COPIED_BYTES,
-        patience_s: float = PATIENCE_S,
-        costs: Costs | None = None,
-        seed: int = 0,
+        backend: str | None = None,
         salt: str = "",
         quota: Quota | None = None,
-        sink: EventSink = discard,
+        **front: Unpack[FrontOptions],
     ) -> RayEngine:
         """Start an actor for each engine, and an engine over them.
 
@@ -71,8 +66,9 @@ class RayEngine(Engine):
             name: The actors outlive this process, and whoever loads an engine by that name has it over the same ones;
                 `end` ends them. None: they end with this engine. `namespace`: Ray's, of these names.
             start_s: Seconds in which the actors have to find room, and begin; loading the model takes what it takes.
-            device: These and what follows them up to `scheduling` are those of each engine: see `Engine.load`.
-            copied_bytes: These and what follows them are those of the front: see `Engine.over` and `Engine.load`.
+            device: These and what follows them up to `backend` are those of each engine: see `Engine.load`.
+            salt: Of the front, as `quota` is.
+            front: See `FrontOptions`. `memory`, `adapter` and `chat` are those of each engine, too.
 
         Raises:
             ClusterError: There is no such cluster, or it has no room for them within `start_s`.
@@ -83,21 +79,18 @@ class RayEngine(Engine):
         if isinstance(model, LoadedModel):
             raise InvalidRequestError("each actor loads its own model: give a folder or a name, not a loaded model")
         placing = Placing(engines, num_cpus, num_gpus, placement, name, namespace, start_s)
-        said: dict[str, Any] = {"device": device, "dtype": dtype, "prepacked": prepacked, "chat": chat}
-        said |= {"generation_config": generation_config, "memory": memory, "scheduling": scheduling}
+        said: dict[str, Any] = {"device": device, "dtype": dtype, "prepacked": prepacked, "backend": backend}
+        said |= {"generation_config": generation_config, "scheduling": scheduling}
+        said |= {each: front.get(each) for each in ("adapter", "chat", "memory")}
         options = {each: value for each, value in said.items() if value is not None}
-        loading = Loading(str(model), threads, options)
-        actors = Actors(Cluster(address, object_store_bytes), placing, loading)
-        own: dict[str, Any] = {"costs": costs, "copied_bytes": copied_bytes, "patience_s": patience_s, "memory": memory}
-        own |= {"seed": seed, "salt": salt, "quota": quota, "sink": sink}
+        actors = Actors(Cluster(address, object_store_bytes), placing, Loading(str(model), threads, options))
         try:
-            front = cls.over(actors.far, actors.model(loading.model, dtype), **own)
+            made = engine_over(actors.far, model, salt=salt, quota=quota, made=cls, **front)
         except BaseException:
             actors.close()
             raise
-        assert isinstance(front, RayEngine)
-        front._actors = actors
-        return front
+        made._actors = actors
+        return made
 
     @staticmethod
     def end(name: str, *, namespace: str = NAMESPACE, address: str | None = None) -> int:

@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import ray
-import torch
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from choreo_agents import EngineStats
-from choreo_agents.engine.elsewhere import ModelOutline
 from choreo_agents.errors import EngineMismatchError, InvalidRequestError
-from choreo_agents.models import LoadedModel
 from choreo_ray.actor import EngineActor, Loading
 from choreo_ray.cluster import Cluster, resources
 from choreo_ray.errors import ClusterError, translated
@@ -116,31 +113,11 @@ class Actors:
                 self.far.append(RayFarEngine(name, ray.remote(EngineActor).options(**options).remote(name, loading)))
             self._wait_until_begun(until)
             self._load()
+            if placing.name is not None:
+                self._require(loading)
         except BaseException:
             self.close()
             raise
-
-    def model(self, name: str, dtype: torch.dtype | None) -> LoadedModel:
-        """Theirs, without its weights.
-
-        Args:
-            name: What it has to be called. `dtype`: what it has to be in; None: whatever it is in.
-
-        Raises:
-            EngineMismatchError: Actors that were there before serve another.
-        """
-        first = self.far[0]
-        try:
-            found: ModelOutline = ray.get(first.actor.outline.remote())
-        except RayError as error:
-            raise translated(first.name, error) from error
-        if found.name != name or dtype not in (None, found.geometry.dtype):
-            asked = f"{name!r}" if dtype is None else f"{name!r} in {dtype}"
-            raise EngineMismatchError(
-                f"the actors called {self._placing.name!r} serve {found.name!r} in {found.geometry.dtype}, not "
-                f"{asked}: end them, or give these another name"
-            )
-        return found.model()
 
     def stats(self) -> dict[str, EngineStats]:
         """What each engine holds and has done, by its name; nothing of those that are gone now."""
@@ -213,6 +190,21 @@ class Actors:
         if missing:
             names = " and ".join(sorted(repr(begun[reference]) for reference in missing))
             raise self._no_room(f"{names} had not begun after {self._placing.start_s:g} s")
+
+    def _require(self, loading: Loading) -> None:
+        """Raise `EngineMismatchError` if actors that were there before serve another model."""
+        dtype = loading.options.get("dtype")
+        for each in self.far:
+            try:
+                name, served = ray.get(each.actor.serves.remote())
+            except RayError as error:
+                raise translated(each.name, error) from error
+            if name != loading.model or dtype not in (None, served):
+                asked = f"{loading.model!r}" if dtype is None else f"{loading.model!r} in {dtype}"
+                raise EngineMismatchError(
+                    f"engine {each.name!r} was there before, and serves {name!r} in {served}, not {asked}: end it with "
+                    f"RayEngine.end({self._placing.name!r}), or give yours another name"
+                )
 
     def _no_room(self, why: str) -> ClusterError:
         placing, (every, free) = self._placing, resources()

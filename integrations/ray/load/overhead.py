@@ -19,6 +19,7 @@ import torch
 from choreo_ray import RayEngine
 
 from choreo_agents import Engine, MessageHandle, Sampling
+from choreo_agents.engine import engine_over
 
 _NUMBERS = count()
 
@@ -77,7 +78,7 @@ def main() -> None:
     with (
         Engine.load(asked.model) as engine,
         Engine.load(asked.model) as far,
-        Engine.over([far.owner.server("here")], far.model) as front,  # type: ignore[union-attr]
+        engine_over([far.owner.server("here")], far.model) as front,  # type: ignore[union-attr]
         RayEngine.load(asked.model, engines=1) as crossed,
     ):
         engines: dict[str, Engine] = {"engine": engine, "front": front, "ray": crossed}

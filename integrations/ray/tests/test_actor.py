@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from choreo_ray import actor as actors
-from choreo_ray.actor import EngineActor, Loading, Sender
+from choreo_ray.actor import EngineActor, Loading, Sender, SomeTokens
 
 from choreo_agents import Memory
 from choreo_agents.engine.elsewhere import Greeting
@@ -54,12 +54,12 @@ async def test_what_is_there_at_once_is_one_item(actor: EngineActor) -> None:
     known = await sender(actor)
     _, front = actor._known(known)
     heard = actor.listen(known)
-    front.say(1, [Chosen(5)])
-    front.say(2, [Chosen(6)])
-    front.say(1, [Chosen(7)])
-    assert await anext(heard) == {1: [Chosen(5), Chosen(7)], 2: [Chosen(6)]}
-    asyncio.get_running_loop().call_later(0.01, front.say, 3, [Chosen(8)])
-    assert await anext(heard) == {3: [Chosen(8)]}
+    front.say(1, 4, [Chosen(5)])
+    front.say(2, 0, [])
+    front.say(1, 5, [Chosen(7)])
+    assert await anext(heard) == {1: SomeTokens(4, (Chosen(5), Chosen(7))), 2: SomeTokens(0)}
+    asyncio.get_running_loop().call_later(0.01, front.say, 3, 0, [Chosen(8)])
+    assert await anext(heard) == {3: SomeTokens(0, (Chosen(8),))}
     await heard.aclose()
 
 
@@ -96,12 +96,12 @@ async def test_a_process_whose_device_is_lost_ends(actor: EngineActor, monkeypat
     monkeypatch.setattr(actors, "_SOON_S", 0.0)
 
     async def run(sent: Any) -> Any:
+        yield ()
         raise DeviceLostError("the device computes no more")
-        yield
 
     monkeypatch.setattr(actor._server, "run", run)
     with pytest.raises(EngineLostError, match="has ended: the device computes no more"):
-        await actor.run(known, _Sent(), [])
+        await actor.run(known, _Sent())  # type: ignore[arg-type]
     await asyncio.sleep(0.01)
     assert ended == [1]
 
