@@ -44,6 +44,7 @@ check: $(STAMP)  ## Format, lint, types, layers, size budget and rooms, without 
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@cd integrations/langchain && PYTHONPATH=. ../../$(BIN)/lint-imports --no-cache
+	@cd integrations/ray && PYTHONPATH=. ../../$(BIN)/lint-imports --no-cache
 	@cd integrations/server && PYTHONPATH=. ../../$(BIN)/lint-imports --no-cache
 	@$(BIN)/python tests/architecture/size_budget.py
 	@$(BIN)/python tests/architecture/rooms.py

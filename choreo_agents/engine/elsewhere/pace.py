@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from statistics import median
 
@@ -66,7 +66,7 @@ def measured_pace(tenants: Tenants) -> Pace:
     def tokens(count: int) -> list[int]:
         return [drawn.randrange(core.model.adapter.vocabulary_size) for _ in range(count)]
 
-    def timed(calls: Sequence[Prefill] | Sequence[Decode]) -> float:
+    def timed(calls: list[Prefill] | list[Decode]) -> float:
         began = time.perf_counter()
         for answer in tenant.submit(calls, scope):
             answer.result()

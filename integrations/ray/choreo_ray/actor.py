@@ -1,0 +1,283 @@
+"""What runs in each actor: an engine, and what has it compute for fronts elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+import torch
+from ray import exceptions as ray_errors
+
+from choreo_agents import Engine, EngineStats
+from choreo_agents.engine.elsewhere import (
+    Copying,
+    EngineServer,
+    Greeted,
+    Greeting,
+    JoiningMessage,
+    Releasing,
+    SentAdapter,
+    SentAnswer,
+    SentCall,
+)
+from choreo_agents.errors import DeviceLostError, EngineLostError, InvalidRequestError
+from choreo_agents.sampling import Chosen
+
+LOG = logging.getLogger("choreo_ray")
+
+LISTEN_S, GONE_S = 20.0, 60.0
+"""Seconds after which a front has to ask again for what is said; and how long after that it counts as gone."""
+
+
+@dataclass(frozen=True)
+class Loading:
+    """What an actor loads."""
+
+    model: str
+    """A folder, a hub name, or `"embedded"`."""
+    threads: int
+    """That torch computes with on a CPU."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The other arguments of `Engine.load`."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.threads, bool) or not isinstance(self.threads, int) or self.threads < 1:
+            raise InvalidRequestError(f"threads must be a whole number, at least 1, not {self.threads!r}")
+
+
+@dataclass(frozen=True)
+class Sender:
+    """Who calls, and whom it takes the engine for."""
+
+    front: str
+    incarnation: str
+
+
+@dataclass(frozen=True)
+class SomeTokens:
+    """Of a call."""
+
+    since: int
+    """How many of its tokens were told before."""
+    tokens: Sequence[Chosen] = ()
+    """None: it has begun."""
+
+
+class EngineActor:
+    """One engine in a process of its own. What takes a `Sender` is for fronts that it has greeted.
+
+    A process that Ray has started again knows nothing of before: each has an `incarnation`, which a front is told when
+    it greets, and which comes with all that it sends. A front that listens no longer is gone, and what it had with it.
+
+    Args:
+        name: The engine's.
+        loading: What is loaded by the first who needs it, also after a restart.
+    """
+
+    def __init__(self, name: str, loading: Loading) -> None:
+        self._name, self._loading = name, loading
+        self._incarnation = secrets.token_hex(8)
+        self._engine: Engine | None = None
+        self._server: EngineServer | None = None
+        self._turn = asyncio.Lock()
+        """Of who loads."""
+        self._fronts: dict[str, _Front] = {}
+
+    async def there(self) -> int:
+        """The process, once it has begun."""
+        return os.getpid()
+
+    async def load(self) -> None:
+        """Load the engine unless it is there. Raises what `Engine.load` does."""
+        async with self._turn:
+            if self._server is None:
+                self._engine = await asyncio.to_thread(_loaded, self._loading)
+                assert self._engine.owner is not None, "it was loaded, and is no tenant's"
+                self._server = self._engine.owner.server(self._name)
+
+    async def serves(self) -> tuple[str, torch.dtype]:
+        """The model's name, and what it is in."""
+        await self.load()
+        assert self._engine is not None
+        return self._engine.model.name, self._engine.model.adapter.geometry.dtype
+
+    async def greet(self, greeting: Greeting) -> tuple[str, Greeted]:
+        """See `FarEngine`; with the incarnation."""
+        await self.load()
+        assert self._server is not None
+        greeted = await self._server.greet(greeting)
+        if greeting.front not in self._fronts:
+            self._fronts[greeting.front] = _Front()
+            self._expect(greeting.front)
+        return self._incarnation, greeted
+
+    async def listen(self, sender: Sender) -> AsyncGenerator[Mapping[int, SomeTokens]]:
+        """Tokens of all calls of a front as they come; those that are there at once are one item, whosever they are.
+
+        An item costs about as much as a call, however much is in it. The stream ends after a while, and is asked for
+        again by fronts that are still there.
+        """
+        _, front = self._known(sender)
+        front.heard += 1
+        until = asyncio.get_running_loop().time() + LISTEN_S
+        try:
+            while told := await front.said(until):
+                yield told
+        finally:
+            self._expect(sender.front)
+
+    async def load_adapter(self, sender: Sender, adapter: SentAdapter) -> None:
+        """See `FarEngine`, as all that follow."""
+        server, _ = self._known(sender, adapter.salt)
+        await server.load_adapter(adapter)
+
+    async def run(self, sender: Sender, sent: SentCall) -> tuple[tuple[Chosen, ...], SentAnswer]:
+        """All tokens, of which some were heard before, and what was made."""
+        server, front = self._known(sender, sent.salt)
+        told: list[Chosen] = []
+        # An item of its own is dear: most calls have said or ended before.
+        begun = asyncio.get_running_loop().call_later(_BEGUN_S, front.say, sent.number, 0, ())
+        try:
+            async with aclosing(server.run(sent)) as telling:
+                async for each in telling:
+                    if isinstance(each, SentAnswer):
+                        return tuple(told), each
+                    if each:
+                        begun.cancel()
+                        front.say(sent.number, len(told), each)
+                        told += each
+        except DeviceLostError as lost:
+            raise self._over(lost) from lost
+        finally:
+            begun.cancel()
+        raise EngineLostError(f"engine {self._name!r} has ended a call without an answer")
+
+    async def hurry(self, sender: Sender, number: int, priority: int) -> None:
+        server, _ = self._known(sender)
+        await server.hurry(sender.front, number, priority)
+
+    async def join(self, sender: Sender, joining: JoiningMessage) -> None:
+        server, _ = self._known(sender, joining.salt)
+        await server.join(joining)
+
+    async def give(self, sender: Sender, copying: Copying) -> list[Any]:
+        """A reference to the KV, which stays in the object store of this machine until it is taken."""
+        server, _ = self._known(sender, copying.salt)
+        parcels = await server.give(copying)
+        if not parcels:
+            return []
+        try:
+            return [await asyncio.to_thread(ray.put, parcels)]
+        except (ray_errors.ObjectStoreFullError, ray_errors.OutOfDiskError) as full:
+            LOG.warning("KV is computed again where it is read: the object store has no room for it: %s", full)
+            return []
+
+    async def take(self, sender: Sender, copying: Copying, given: Sequence[Any]) -> tuple[Collection[str], int]:
+        server, _ = self._known(sender, copying.salt)
+        parcels: Sequence[Any] = ()
+        for reference in given:
+            try:
+                parcels = await reference
+            except ray_errors.RayError as lost:  # who gave it is gone, not who takes it
+                LOG.warning("KV is computed again where it is read: it was lost on its way: %s", lost)
+        return await server.take(copying, parcels)
+
+    async def release(self, sender: Sender, gathered: Sequence[Releasing]) -> None:
+        """Several at once."""
+        server, _ = self._known(sender)
+        for releasing in gathered:
+            await server.release(releasing)
+
+    async def close_tenant(self, sender: Sender, salt: str) -> None:
+        server, front = self._known(sender)
+        front.salts.discard(salt)
+        await server.close_tenant(sender.front, salt)
+
+    async def stats(self) -> EngineStats:
+        """What the engine holds and has done."""
+        await self.load()
+        assert self._engine is not None and self._engine.owner is not None
+        return self._engine.owner.stats()
+
+    async def close(self) -> None:
+        """Write what is to be kept, and end the engine."""
+        async with self._turn:
+            engine, self._engine, self._server = self._engine, None, None
+            self._fronts.clear()
+            if engine is not None:
+                await asyncio.to_thread(engine.close)
+
+    def _known(self, sender: Sender, salt: str | None = None) -> tuple[EngineServer, _Front]:
+        front = self._fronts.get(sender.front)
+        if sender.incarnation != self._incarnation or self._server is None or front is None:
+            raise EngineLostError(
+                f"engine {self._name!r} was gone, or thought so of its front: it has nothing of before"
+            )
+        if salt is not None:
+            front.salts.add(salt)
+        return self._server, front
+
+    def _expect(self, name: str) -> None:
+        """Give up a front unless it listens before long."""
+        if (front := self._fronts.get(name)) is not None:
+            heard, loop = front.heard, asyncio.get_running_loop()
+            loop.call_later(GONE_S, lambda: loop.create_task(self._give_up(name, front, heard)))
+
+    async def _give_up(self, name: str, front: _Front, heard: int) -> None:
+        if self._fronts.get(name) is front and front.heard == heard and self._server is not None:
+            LOG.info("a front is gone: what engine %r has for it goes, too", self._name)
+            del self._fronts[name]
+            for salt in front.salts:
+                await self._server.close_tenant(name, salt)
+
+    def _over(self, lost: DeviceLostError) -> EngineLostError:
+        """End the process, which Ray starts again: its device computes no more."""
+        asyncio.get_running_loop().call_later(_SOON_S, os._exit, 1)
+        return EngineLostError(f"engine {self._name!r} has ended: {lost}")
+
+
+_BEGUN_S = 0.02
+"""Seconds after which a front is told that a call has begun, unless it was told more."""
+_SOON_S = 0.2
+"""Seconds in which calls are told why an engine ends."""
+
+
+class _Front:
+    """A front, and what was said to it and not heard yet."""
+
+    def __init__(self) -> None:
+        self.salts: set[str] = set()
+        """Of its tenants."""
+        self.heard = 0
+        """How often it has asked for what is said."""
+        self._waiting: dict[int, SomeTokens] = {}
+        self._some = asyncio.Event()
+
+    def say(self, number: int, since: int, told: Sequence[Chosen]) -> None:
+        """Tokens of a call, after those that were told before."""
+        before = self._waiting.get(number, SomeTokens(since))
+        self._waiting[number] = SomeTokens(before.since, (*before.tokens, *told))
+        self._some.set()
+
+    async def said(self, until: float) -> Mapping[int, SomeTokens]:
+        """All that there is, once there is something; nothing if that is not before a time of the event loop's."""
+        loop = asyncio.get_running_loop()
+        if not self._waiting and until > loop.time():
+            timer = loop.call_at(until, self._some.set)
+            await self._some.wait()
+            timer.cancel()
+        self._some.clear()
+        waiting, self._waiting = self._waiting, {}
+        return waiting
+
+
+def _loaded(loading: Loading) -> Engine:
+    torch.set_num_threads(loading.threads)
+    return Engine.load(loading.model, **loading.options)

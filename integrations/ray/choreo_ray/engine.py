@@ -1,0 +1,127 @@
+"""An engine whose calls run in actors of Ray's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+from ray.util.placement_group import PlacementGroup
+
+from choreo_agents import Engine, EngineStats, Quota, Scheduling
+from choreo_agents.engine import engine_over
+from choreo_agents.engine.elsewhere import FrontOptions
+from choreo_agents.errors import EngineClosedError, InvalidRequestError
+from choreo_agents.models import GenerationConfigUse, LoadedModel
+from choreo_ray.actor import Loading
+from choreo_ray.cluster import Cluster
+from choreo_ray.fleet import Actors, Placing, Strategy, ended, named
+
+NAMESPACE = "choreo"
+START_S = 60.0
+
+
+class RayEngine(Engine):
+    """An engine over a cluster of Ray's: it knows all messages, and actors compute."""
+
+    _actors: Actors | None = None
+
+    @classmethod
+    def load(  # type: ignore[override]
+        cls,
+        model: str | Path = "embedded",
+        *,
+        engines: int = 2,
+        num_cpus: float = 1,
+        num_gpus: float = 0,
+        threads: int = 1,
+        placement: Strategy | PlacementGroup | None = None,
+        address: str | None = None,
+        object_store_bytes: int | None = None,
+        name: str | None = None,
+        namespace: str = NAMESPACE,
+        start_s: float = START_S,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        prepacked: bool | None = None,
+        generation_config: GenerationConfigUse | None = None,
+        scheduling: Scheduling | None = None,
+        backend: str | None = None,
+        salt: str = "",
+        quota: Quota | None = None,
+        **front: Unpack[FrontOptions],
+    ) -> RayEngine:
+        """Start an actor for each engine, and an engine over them.
+
+        Args:
+            model: A folder, a hub name or `"embedded"`, which every machine of the cluster has to find.
+            engines: How many. `num_cpus`, `num_gpus`: that Ray sets aside for each. `threads`: that torch computes with
+                in each, on a CPU.
+            placement: `"PACK"`, `"SPREAD"`, `"STRICT_PACK"` or `"STRICT_SPREAD"`: they lie so in a placement group of
+                their own; or a placement group that has a bundle for each. None: wherever Ray finds room.
+            address: Of the cluster, `HOST:PORT` or `"auto"`; None: what `RAY_ADDRESS` says, else one is started on this
+                machine, which ends with the last engine here. What `ray.init` has reached before is used.
+            object_store_bytes: Of a cluster that is started; by default Ray's share of the memory. KV goes through it.
+            name: The actors outlive this process, and whoever loads an engine by that name has it over the same ones;
+                `end` ends them. None: they end with this engine. `namespace`: Ray's, of these names.
+            start_s: Seconds in which the actors have to find room, and begin; loading the model takes what it takes.
+            device: These and what follows them up to `backend` are those of each engine: see `Engine.load`.
+            salt: Of the front, as `quota` is.
+            front: See `FrontOptions`. `memory`, `adapter` and `chat` are those of each engine, too.
+
+        Raises:
+            ClusterError: There is no such cluster, or it has no room for them within `start_s`.
+            EngineMismatchError: Actors of that name serve another model, or a machine has another version of ours.
+            EngineLostError: An actor has died meanwhile.
+            InvalidRequestError: An argument is out of range. What `Engine.load` raises, as it was raised in an actor.
+        """
+        if isinstance(model, LoadedModel):
+            raise InvalidRequestError("each actor loads its own model: give a folder or a name, not a loaded model")
+        placing = Placing(engines, num_cpus, num_gpus, placement, name, namespace, start_s)
+        said: dict[str, Any] = {"device": device, "dtype": dtype, "prepacked": prepacked, "backend": backend}
+        said |= {"generation_config": generation_config, "scheduling": scheduling}
+        said |= {each: front.get(each) for each in ("adapter", "chat", "memory")}
+        options = {each: value for each, value in said.items() if value is not None}
+        actors = Actors(Cluster(address, object_store_bytes), placing, Loading(str(model), threads, options))
+        try:
+            made = engine_over(actors.far, model, salt=salt, quota=quota, made=cls, **front)
+        except BaseException:
+            actors.close()
+            raise
+        made._actors = actors
+        return made
+
+    @staticmethod
+    def end(name: str, *, namespace: str = NAMESPACE, address: str | None = None) -> int:
+        """End the actors of a name for good, whoever uses them, once they have written what is to be kept.
+
+        Args:
+            name: What `load` was given, as `namespace` and `address` were.
+
+        Returns:
+            How many there were.
+
+        Raises:
+            ClusterError: There is no such cluster.
+        """
+        cluster = Cluster(address, None)
+        try:
+            found = named(name, namespace)
+            ended(found)
+            return len(found)
+        finally:
+            cluster.close()
+
+    def engine_stats(self) -> Mapping[str, EngineStats]:
+        """What each engine holds and has done, for all fronts together, by its name; of those that are there."""
+        if self._actors is None:
+            raise EngineClosedError("the engine is closed, or of a tenant: ask the one that load has returned")
+        return self._actors.stats()
+
+    def close(self) -> None:
+        """See `Engine`. The engine that `load` returned ends its actors, unless they have a name."""
+        super().close()
+        actors, self._actors = self._actors, None
+        if actors is not None:
+            actors.close()

@@ -1,0 +1,149 @@
+"""An engine in an actor, as its front has it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from choreo_agents.engine.elsewhere import (
+    Copying,
+    Greeted,
+    Greeting,
+    JoiningMessage,
+    Releasing,
+    SentAdapter,
+    SentAnswer,
+    SentCall,
+)
+from choreo_agents.sampling import Chosen
+from choreo_ray.actor import Sender, SomeTokens
+from choreo_ray.errors import translated
+
+_RELEASE_S = 0.02
+"""Seconds in which releases are gathered: they are for the engine's memory, and nobody waits for them."""
+_SUSPECTS = 256
+
+
+class RayFarEngine:
+    """See `FarEngine`. Used from one event loop.
+
+    A call is one task of the actor, and its tokens come by a stream that it shares with all others of the front: an
+    item of a stream costs as much as a call, and there is one for each step of the engine, not for each token.
+
+    Args:
+        name: The engine's.
+        actor: A handle of an `EngineActor`.
+    """
+
+    def __init__(self, name: str, actor: Any) -> None:
+        self.name, self.actor = name, actor
+        self._sender = Sender("", "")
+        """This front, as the process knows it that was greeted last."""
+        self._listening: asyncio.Task[None] | None = None
+        self._calls: dict[int, asyncio.Queue[SomeTokens | None]] = {}
+        """What was heard of each call under way, by number; None: it has ended."""
+        self._suspects: set[int] = set()
+        """Calls of which nothing was heard before the actor died."""
+        self._releasing: list[Releasing] = []
+        """What the engine is still to be told of."""
+
+    async def greet(self, greeting: Greeting) -> Greeted:
+        """See `FarEngine`, as all that follow."""
+        incarnation, greeted = await self._asked(self.actor.greet, greeting)
+        if self._listening is not None:
+            self._listening.cancel()
+        self._sender, self._releasing = Sender(greeting.front, incarnation), []
+        self._listening = asyncio.create_task(self._listen(self._sender))
+        return greeted  # type: ignore[no-any-return]
+
+    async def load_adapter(self, adapter: SentAdapter) -> None:
+        await self._told(self.actor.load_adapter, adapter)
+
+    async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
+        heard = self._calls[sent.number] = asyncio.Queue()
+        answered: asyncio.Future[Any] | None = None
+        begun, count = False, 0
+        try:
+            reference = self.actor.run.remote(self._sender, sent)
+            answered = asyncio.wrap_future(reference.future())
+            answered.add_done_callback(lambda _: heard.put_nowait(None))
+            while (some := await heard.get()) is not None:
+                begun = True
+                if some.since <= count:  # else some were lost on their way: they come with the answer
+                    told = some.tokens[count - some.since :]
+                    count += len(told)
+                    yield told
+            every, answer = answered.result()
+            if len(every) > count:
+                yield every[count:]
+            yield answer
+        except RayActorError as error:
+            if not begun and self._suspected(sent.number):
+                yield ()
+            raise translated(self.name, error) from error
+        except RayError as error:
+            raise translated(self.name, error) from error
+        finally:
+            del self._calls[sent.number]
+            if answered is not None and not answered.done():
+                ray.cancel(reference)
+
+    async def hurry(self, front: str, number: int, priority: int) -> None:
+        await self._told(self.actor.hurry, number, priority)
+
+    async def join(self, joining: JoiningMessage) -> None:
+        await self._told(self.actor.join, joining)
+
+    async def give(self, copying: Copying) -> Any:
+        return await self._told(self.actor.give, copying)
+
+    async def take(self, copying: Copying, given: Any) -> tuple[Collection[str], int]:
+        taken: tuple[Collection[str], int] = await self._told(self.actor.take, copying, given)
+        return taken
+
+    async def release(self, releasing: Releasing) -> None:
+        """Soon, and together with others."""
+        self._releasing.append(releasing)
+        if len(self._releasing) == 1:
+            await asyncio.sleep(_RELEASE_S)
+            gathered, self._releasing = self._releasing, []
+            if gathered:  # else the engine has begun anew meanwhile
+                await self._told(self.actor.release, gathered)
+
+    async def close_tenant(self, front: str, salt: str) -> None:
+        await self._told(self.actor.close_tenant, salt)
+
+    def _suspected(self, number: int) -> bool:
+        """Whether a call has to be taken for one that ends its engine before it is heard of: not for the first time."""
+        known = number in self._suspects
+        self._suspects = {*sorted(self._suspects)[-_SUSPECTS:], number}
+        return known
+
+    async def _listen(self, sender: Sender) -> None:
+        """Hand tokens on to the calls that they are of, until the actor is gone."""
+        with suppress(RayError):
+            while True:
+                stream = self.actor.listen.options(num_returns="streaming").remote(sender)
+                try:
+                    async for reference in stream:
+                        for number, some in (await reference).items():
+                            if (call := self._calls.get(number)) is not None:
+                                call.put_nowait(some)
+                except asyncio.CancelledError:
+                    ray.cancel(stream)  # one that is merely dropped goes on in its actor
+                    raise
+
+    async def _told(self, method: Any, *arguments: Any) -> Any:
+        """What the process that was greeted says."""
+        return await self._asked(method, self._sender, *arguments)
+
+    async def _asked(self, method: Any, *arguments: Any) -> Any:
+        try:
+            return await method.remote(*arguments)
+        except RayError as error:
+            raise translated(self.name, error) from error

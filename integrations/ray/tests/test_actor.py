@@ -1,0 +1,116 @@
+"""What runs in an actor, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from choreo_ray import actor as actors
+from choreo_ray.actor import EngineActor, Loading, Sender, SomeTokens
+
+from choreo_agents import Memory
+from choreo_agents.engine.elsewhere import Greeting
+from choreo_agents.errors import DeviceLostError, EngineLostError, EngineMismatchError, InvalidRequestError
+from choreo_agents.sampling import Chosen
+
+GREETING = Greeting("front", "", "0.1.0")
+
+
+@pytest.fixture
+async def actor(tiny_path: Path) -> AsyncIterator[EngineActor]:
+    made = EngineActor("engine-0", Loading(str(tiny_path), 1, {"memory": Memory(kv_budget_bytes=1 << 20)}))
+    yield made
+    await made.close()
+
+
+async def sender(actor: EngineActor) -> Sender:
+    incarnation, _ = await actor.greet(GREETING)
+    return Sender("front", incarnation)
+
+
+async def test_it_knows_only_who_has_greeted_it_as_it_is_now(actor: EngineActor) -> None:
+    known = await sender(actor)
+    await actor.release(known, [])
+    for unknown in (Sender("other", known.incarnation), Sender("front", "of before"), Sender("", "")):
+        with pytest.raises(EngineLostError, match="'engine-0' was gone"):
+            await actor.release(unknown, [])
+    again = EngineActor("engine-0", actor._loading)
+    with pytest.raises(EngineLostError):
+        await again.release(known, [])
+
+
+async def test_a_front_of_another_version_is_refused(actor: EngineActor) -> None:
+    with pytest.raises(EngineMismatchError, match="install one version"):
+        await actor.greet(Greeting("front", "", "0.0.9"))
+    with pytest.raises(EngineLostError):
+        await actor.release(Sender("front", actor._incarnation), [])
+
+
+async def test_what_is_there_at_once_is_one_item(actor: EngineActor) -> None:
+    known = await sender(actor)
+    _, front = actor._known(known)
+    heard = actor.listen(known)
+    front.say(1, 4, [Chosen(5)])
+    front.say(2, 0, [])
+    front.say(1, 5, [Chosen(7)])
+    assert await anext(heard) == {1: SomeTokens(4, (Chosen(5), Chosen(7))), 2: SomeTokens(0)}
+    asyncio.get_running_loop().call_later(0.01, front.say, 3, 0, [Chosen(8)])
+    assert await anext(heard) == {3: SomeTokens(0, (Chosen(8),))}
+    await heard.aclose()
+
+
+async def test_who_asks_again_for_what_is_said_is_there(actor: EngineActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors, "LISTEN_S", 0.01)
+    known = await sender(actor)
+    _, front = actor._known(known)
+    before = front.heard
+    assert [each async for each in actor.listen(known)] == []
+    await actor._give_up("front", front, before)
+    await actor.release(known, [])
+    await actor._give_up("front", front, front.heard)
+    with pytest.raises(EngineLostError):
+        await actor.release(known, [])
+
+
+async def test_what_a_front_had_goes_when_it_does_not(actor: EngineActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    await sender(actor)
+    server, front = actor._server, actor._fronts["front"]
+    assert server is not None
+    front.salts.add("salt")
+    tenant = server._serving_of("front", "salt").tenant
+    monkeypatch.setattr(actors, "GONE_S", 0.01)
+    actor._expect("front")
+    while not tenant.closed:
+        await asyncio.sleep(0.01)
+    assert not actor._fronts
+
+
+async def test_a_process_whose_device_is_lost_ends(actor: EngineActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = await sender(actor)
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(actors, "_SOON_S", 0.0)
+
+    async def run(sent: Any) -> Any:
+        yield ()
+        raise DeviceLostError("the device computes no more")
+
+    monkeypatch.setattr(actor._server, "run", run)
+    with pytest.raises(EngineLostError, match="has ended: the device computes no more"):
+        await actor.run(known, _Sent())  # type: ignore[arg-type]
+    await asyncio.sleep(0.01)
+    assert ended == [1]
+
+
+class _Sent:
+    front, salt, number = "front", "salt", 1
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1.5, True])
+def test_threads_are_counted(threads: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="threads must be"):
+        Loading("embedded", threads)

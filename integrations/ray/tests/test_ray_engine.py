@@ -1,0 +1,207 @@
+"""Calls that run in actors: they say what they would say in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+import ray
+from choreo_ray import RayEngine
+
+from choreo_agents import Engine, MessageHandle, Sampling
+from choreo_agents.errors import EngineClosedError, GuideError, ReleasedHandleError
+from choreo_agents.tracing import CallPlaced, EngineCame, EngineWent
+
+Make = Callable[..., RayEngine]
+LONG = Sampling(max_tokens=300, temperature=0.8, seed=7)
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Engine]:
+    """An engine in this process."""
+    with Engine.load("embedded") as engine:
+        yield engine
+
+
+def said(engine: Engine) -> list[str]:
+    """A few messages of three agents that read each other, greedy and sampled."""
+    alice = engine.prefill("Alice: the record says nine.", author="alice")
+    bob = engine.prefill("Bob: it says four.", author="bob")
+    made: list[MessageHandle] = []
+    for heat in (0.0, 0.9):
+        one = Sampling(max_tokens=12, temperature=heat, seed=5)
+        carol = engine.decode("Carol:", parents=[alice, bob], author="carol", sampling=one)
+        other = Sampling(max_tokens=12, temperature=heat)
+        dan = engine.decode("Dan:", parents=[bob, carol], author="dan", sampling=other)
+        made += [carol, dan]
+    return [engine.text(each) for each in made]
+
+
+def until(what: Callable[[], object]) -> None:
+    """Wait until something is so."""
+    while not what():
+        time.sleep(0.02)
+
+
+def counted(front: RayEngine, name: str) -> int:
+    """What its engines have counted together."""
+    return sum(getattr(stats, name) for stats in front.engine_stats().values())
+
+
+def test_they_say_what_an_engine_in_this_process_says(front: Make, here: Engine) -> None:
+    engine = front()
+    assert said(engine) == said(here)
+
+
+def test_a_stream_has_each_token_once(front: Make, here: Engine) -> None:
+    def streamed(engine: Engine) -> tuple[list[str], str]:
+        *pieces, handle = engine.stream("Bob:", sampling=Sampling(max_tokens=40, temperature=0.8, seed=3))
+        assert isinstance(handle, MessageHandle)
+        return [piece.text for piece in pieces], engine.text(handle)
+
+    told, text = streamed(front())
+    assert (told, text) == streamed(here) and len(told) > 1
+
+
+def test_who_leaves_a_stream_ends_the_call_in_its_actor(front: Make) -> None:
+    engine = front()
+    cancelled = counted(engine, "cancelled")
+    for number in range(3):
+        stream = engine.stream("Bob:", sampling=LONG)
+        assert len(list(islice(stream, number))) == number  # 0: it has not begun
+        stream.close()
+    until(lambda: counted(engine, "cancelled") >= cancelled + 2)
+    until(lambda: counted(engine, "unfinished") == 0)
+
+
+async def test_a_call_that_is_cancelled_as_soon_as_it_is_sent_ends_in_its_actor(front: Make) -> None:
+    engine = front()
+    calls = [asyncio.ensure_future(engine.adecode("Bob:", sampling=LONG)) for _ in range(16)]
+    for number, call in enumerate(calls):
+        await asyncio.sleep(0.002 * (number % 4))
+        call.cancel()
+    assert all(
+        isinstance(each, asyncio.CancelledError) for each in await asyncio.gather(*calls, return_exceptions=True)
+    )
+    await asyncio.to_thread(until, lambda: counted(engine, "unfinished") == 0)
+    assert engine.stats().unfinished == 0
+
+
+async def test_calls_of_one_time_share_steps(front: Make, here: Engine) -> None:
+    engine = front()
+    before = [counted(engine, name) for name in ("steps", "decode_rows")]
+
+    def calls(of: Engine) -> list[Any]:
+        each = (Sampling(max_tokens=48, temperature=0.7, seed=number) for number in range(32))
+        return [of.adecode(f"Agent {number}:", sampling=sampling) for number, sampling in enumerate(each)]
+
+    made = await asyncio.gather(*calls(engine))
+    steps, tokens = (now - then for now, then in zip(_now(engine), before, strict=True))
+    assert steps < tokens / 2, f"{steps} steps for {tokens} tokens"
+    expected = await asyncio.gather(*calls(here))
+    assert [engine.text(each) for each in made] == [here.text(each) for each in expected]
+
+
+def _now(engine: RayEngine) -> list[int]:
+    return [counted(engine, name) for name in ("steps", "decode_rows")]
+
+
+def test_an_error_arrives_as_it_was_raised(front: Make) -> None:
+    engine = front()
+    with pytest.raises(GuideError) as refused:
+        engine.decode("Bob:", sampling=Sampling(guide={"regex": "[a-z]{90}"}, max_tokens=9))
+    assert type(refused.value) is GuideError and "max_tokens=9" in str(refused.value)
+    assert re.fullmatch(" ?[a-z]{3,80}", refused.value.said), "its fields are there"
+
+
+def test_what_is_released_goes_there_too(front: Make) -> None:
+    engine = front()
+    notes = [engine.prefill(f"Alice: note {number}.") for number in range(5)]
+    until(lambda: counted(engine, "messages") == 5)
+    for note in notes:
+        engine.release(note)
+    until(lambda: counted(engine, "messages") == 0)
+    with pytest.raises(ReleasedHandleError):
+        engine.text(notes[0])
+
+
+def test_fronts_share_engines_and_nothing_else(front: Make) -> None:
+    one, other = front(), front()
+    note = one.prefill("Alice: the record says nine.")
+    mine = other.prefill("Alice: the record says nine.")
+    assert note != mine, "neither has a salt that the other could have"
+    one.close()
+    until(lambda: counted(other, "messages") == 1)
+    assert other.text(other.decode("Bob:", parents=[mine], sampling=Sampling(max_tokens=4)))
+    with pytest.raises(EngineClosedError):
+        one.text(note)
+        one.prefill("Alice: more.")
+    with pytest.raises(EngineClosedError):
+        one.engine_stats()
+
+
+class Watched:
+    """A front, and what it has told.
+
+    Args:
+        front: Makes it.
+    """
+
+    def __init__(self, front: Make) -> None:
+        self.events: list[Any] = []
+        self.engine = front(sink=self.events.append)
+
+    def ran_at(self) -> str:
+        """The engine that the last call was sent to."""
+        return [each.engine for each in self.events if isinstance(each, CallPlaced)][-1]
+
+    def told(self, kind: type[EngineCame] | type[EngineWent]) -> list[str]:
+        """The engines that came, or went."""
+        return [each.engine for each in self.events if isinstance(each, kind)]
+
+    def kill(self, name: str) -> None:
+        """End an engine's process."""
+        assert self.engine._actors is not None
+        [far] = [each for each in self.engine._actors.far if each.name == name]
+        os.kill(ray.get(far.actor.there.remote()), signal.SIGKILL)
+
+
+def alices(engine: Engine) -> MessageHandle:
+    return engine.prefill("Alice: the record says nine.", author="alice")
+
+
+@pytest.mark.slow
+def test_what_an_actor_had_is_computed_again_when_it_was_idle(front: Make, here: Engine) -> None:
+    watched = Watched(front)
+    note, own = alices(watched.engine), alices(here)
+    for header in ("Bob:", "Carol:"):  # the second when what the first had killed is back
+        *expected, _ = here.stream(header, parents=[own], sampling=LONG)
+        came = len(watched.told(EngineCame))
+        watched.kill(watched.ran_at())
+        assert watched.engine.text(note) == "Alice: the record says nine."
+        *told, _ = watched.engine.stream(header, parents=[note], sampling=LONG)
+        assert told == expected
+        until(lambda came=came: len(watched.told(EngineCame)) > came)
+    assert len(watched.told(EngineWent)) == 2
+
+
+def test_a_call_whose_actor_dies_ends_elsewhere_with_the_same_words(front: Make, here: Engine) -> None:
+    watched = Watched(front)
+    note, own = alices(watched.engine), alices(here)
+    *expected, _ = here.stream("Carol:", parents=[own], sampling=LONG)
+    stream = watched.engine.stream("Carol:", parents=[note], sampling=LONG)
+    told = list(islice(stream, 3))
+    watched.kill(first := watched.ran_at())
+    *rest, handle = stream
+    assert [*told, *rest] == expected
+    assert watched.told(EngineWent) == [first] and watched.ran_at() != first
+    assert isinstance(handle, MessageHandle)
+    again = watched.engine.decode("Dan:", parents=[note, handle], sampling=Sampling(max_tokens=4))
+    assert watched.engine.text(again).startswith("Dan:")
