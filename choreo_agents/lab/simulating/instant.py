@@ -56,7 +56,7 @@ class InstantEngine:
         tokens = (*given, *(each.token for each in said))
         usage = Usage(len(tokens), 0, None, 0.0)
         chosen = tuple(said) if isinstance(call, Decode) else None
-        yield SentAnswer(f"{sent.number:032x}", tokens, chosen, "length", usage, (), {}, {})
+        yield SentAnswer(f"{sent.number:032x}", tokens, chosen, "length", usage, (), {})
 
     async def hurry(self, front: str, number: int, priority: int) -> None:
         """See `FarEngine`."""
