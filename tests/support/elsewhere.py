@@ -54,8 +54,7 @@ def load_elsewhere(model: Any = "embedded", engines: int = 2, **options: Any) ->
     loading = {name: options.pop(name) for name in _LOADING if name in options}
     loaded = model if isinstance(model, LoadedModel) else load_model(model, **loading)
     far = [Engine.load(loaded, **options) for _ in range(engines)]
-    if "adapter" in options:
-        own["adapter"] = options["adapter"]
+    own |= {name: options[name] for name in ("adapter", "memory") if name in options}
     front = engine_over([made.owner.server(f"engine {n}") for n, made in enumerate(far)], loaded, made=Front, **own)
     front.far = far
     return front
