@@ -6,7 +6,7 @@ WORKERS := -n logical --maxprocesses 4 --dist worksteal
 LOWEST := .venv-lowest
 FLOORS := $(shell sed -nE 's/^ *"(torch|transformers)>=([0-9.]+).*/\1==\2/p' pyproject.toml)
 
-.PHONY: help demo test test-slow test-kernels torture-durable test-lowest mutants package-check install check format train-embedded clean
+.PHONY: help demo test test-slow test-kernels torture-durable chaos test-elsewhere test-lowest mutants package-check install check format train-embedded clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -24,11 +24,17 @@ test-slow: $(STAMP)  ## Run the slow tests: much random input, or at length
 test-kernels: $(STAMP)  ## Run what is exact with the kernels of other processors, too
 	@$(BIN)/python tests/under_other_kernels.py $(WORKERS)
 
+test-elsewhere: $(STAMP)  ## Run the tests of the engine's facade on engines that are actors of Ray's (OPTIONS="--listed")
+	@$(BIN)/python -m pytest -n 1 --engine ray $(OPTIONS) tests/integration/engine
+
 mutants: $(STAMP)  ## Break the product in many places, and see that its tests notice (SAMPLE=6: in a few only)
 	@$(BIN)/python tests/mutation/mutants.py $(if $(SAMPLE),--sample $(SAMPLE)) $(MUTANTS)
 
 torture-durable: $(STAMP)  ## Kill processes that run threads, 200 times, and see that nothing is lost (OPTIONS="--store postgres --kills 50")
 	@PYTHONPATH=tests $(BIN)/python -m torture.durable $(OPTIONS)
+
+chaos: $(STAMP)  ## Kill actors under 100 runs of graphs, and the directory under 20 (resumes; OPTIONS="--engines 20")
+	@PYTHONPATH=tests $(BIN)/python -m torture.chaos $(OPTIONS)
 
 test-lowest: $(LOWEST)/.installed  ## Run all tests on the oldest torch and transformers (downloads 3 GB once)
 	@$(LOWEST)/bin/python -m pytest $(WORKERS) -m ''

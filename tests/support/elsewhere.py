@@ -28,7 +28,7 @@ from choreo_agents.errors import EngineLostError
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import Chosen
 
-_FRONTS = ("seed", "salt", "quota", "sink", "copied_bytes", "patience_s", "routing", "costs")
+FRONTS = ("seed", "salt", "quota", "sink", "copied_bytes", "patience_s", "routing", "costs")
 _LOADING = ("device", "dtype", "prepacked", "chat", "generation_config")
 
 
@@ -50,7 +50,7 @@ class Front(Engine):
 
 def load_elsewhere(model: Any = "embedded", engines: int = 2, **options: Any) -> Front:
     """What `Engine.load` takes, of each of several engines, and a front over them."""
-    own = {name: options.pop(name) for name in _FRONTS if name in options}
+    own = {name: options.pop(name) for name in FRONTS if name in options}
     loading = {name: options.pop(name) for name in _LOADING if name in options}
     loaded = model if isinstance(model, LoadedModel) else load_model(model, **loading)
     far = [Engine.load(loaded, **options) for _ in range(engines)]

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -33,7 +33,7 @@ from choreo_agents.workflows.tree_of_thoughts import tree_of_thoughts
 
 HANG_S = 120.0
 """Seconds after which a run that has not ended counts as one that never will."""
-_SAYING = Sampling(temperature=1.0, max_tokens=24, stop_tokens=())
+_SAYING = Sampling(temperature=1.0, max_tokens=48, stop_tokens=())
 _PARTS = ["Part 1.", "Part 2.", "Part 3."]
 QUESTION = {"messages": [("user", "What does Ann have?")]}
 GRAPHS: dict[str, Callable[[], ChoreoGraph]] = {
@@ -159,25 +159,21 @@ def said(engine: Engine, graph: str, seed: int) -> Said:
 def main(arguments: Sequence[str]) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", type=int, default=100, help="runs with an engine killed")
-    parser.add_argument("--directories", type=int, default=20, help="runs with the directory killed")
+    parser.add_argument("--engines", type=int, default=100, help="runs that have an engine killed")
+    parser.add_argument("--directories", type=int, default=20, help="runs that have the directory killed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path(".chaos"), help="of the journal")
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
     journal = options.folder / f"seed-{options.seed}.jsonl"
     known = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
-    done = {(each["victim"], each["number"]) for each in known}
-    wanted: list[tuple[Victim, int]] = [("engine", number) for number in range(options.engines)]
-    wanted += [("directory", number) for number in range(options.directories)]
+    wanted: dict[Victim, int] = {"engine": options.engines, "directory": options.directories}
     events = EventList()
     from torture.chaos_actors import started
 
     with started(events) as (front, pids):
         chaos = Chaos(front, events, pids, options.seed)
-        for victim, number in wanted:
-            if (victim, number) in done:
-                continue
+        for victim, number in _left(wanted, known):
             outcome = chaos.run(number, victim)
             with journal.open("a") as lines:
                 lines.write(json.dumps(asdict(outcome)) + "\n")
@@ -190,6 +186,13 @@ def main(arguments: Sequence[str]) -> int:
     counts = counted(known)
     sys.stdout.write(json.dumps(counts, indent=2) + "\n")
     return 0 if counts["ended"] == counts["runs"] == counts["same"] else 1
+
+
+def _left(wanted: Mapping[Victim, int], known: Sequence[dict[str, Any]]) -> Iterator[tuple[Victim, int]]:
+    """Runs until so many were under way when their victim was killed: `known` grows meanwhile."""
+    for victim, most in wanted.items():
+        while sum(each["killed"] for each in known if each["victim"] == victim) < most:
+            yield victim, sum(each["victim"] == victim for each in known)
 
 
 def counted(outcomes: Sequence[dict[str, Any]]) -> dict[str, int]:
