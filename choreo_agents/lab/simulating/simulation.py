@@ -96,7 +96,7 @@ class _Simulation:
             name: SimulatedEngine(self.env, name, costs, limits, self.cores, self.encoded) for name in names
         }
         self.directory = SimulatedDirectory(self.env, costs.lookup_s)
-        self.work = Workload(self.traces, self.setting.copies)
+        self.work = Workload(self.traces, self.setting.copies, self.setting.fronts)
         self.fronts = [self._front(number, limits) for number in range(self.setting.fronts)]
 
     def _front(self, number: int, limits: Limits) -> SimulatedFront:
@@ -111,8 +111,8 @@ class _Simulation:
         return SimulatedFront(self.env, number, fleet, self.engines, costs, self.directory, self.cores, self.moved)
 
     def run(self) -> SimulatedOutcome:
-        for place, (thread, begins_s) in enumerate(zip(self.work.threads, self._begins(), strict=True)):
-            self.env.process(self._thread(thread, self.fronts[place % len(self.fronts)], begins_s))
+        for thread, begins_s in zip(self.work.threads, self._begins(), strict=True):
+            self.env.process(self._thread(thread, self.fronts[thread.front], begins_s))
         calls, samples = self.work.calls, self.work.samples
         self.env.run()
         moved, encoded, engines = self.moved, self.encoded, [*self.engines.values()]
