@@ -81,6 +81,8 @@ class EngineAhead:
     """Messages that calls before this one have copied there, or encoded again, and which it will have then."""
     holds: int = 0
     """Messages that it has."""
+    turn: str = ""
+    """Who comes first where nothing else tells engines apart, in alphabetical order: another one for each front."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def route(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Ro
         costs: Of this machine.
     """
     ways = [_way(call, engine, costs) for engine in _eligible(call, engines, costs)]
-    load = {engine.name: (engine.tokens, engine.rows, engine.holds) for engine in engines}
+    load = {engine.name: (engine.tokens, engine.rows, engine.holds, engine.turn) for engine in engines}
     best = min(ways, key=lambda way: (way.expected_s, load[way.engine], way.engine))
     home = next((way for way in ways if way.engine == call.home), best)
     return home if home.expected_s <= best.expected_s * (1 + HOME_WINS_WITHIN) else best
@@ -129,9 +131,9 @@ def route(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Ro
 def _eligible(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> list[EngineAhead]:
     """Those that can be best: of engines that have the same of what a call reads, the one with the least to do."""
 
-    def load(engine: EngineAhead) -> tuple[float, int, int, int, str]:
+    def load(engine: EngineAhead) -> tuple[float, int, int, int, str, str]:
         busy_s = costs.encoding_s(engine.tokens) + costs.steps_s(call.samples, engine.rows)
-        return busy_s, engine.tokens, engine.rows, engine.holds, engine.name
+        return busy_s, engine.tokens, engine.rows, engine.holds, engine.turn, engine.name
 
     least: dict[object, EngineAhead] = {}
     for engine in engines:

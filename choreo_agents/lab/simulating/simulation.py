@@ -105,7 +105,8 @@ class _Simulation:
         greeted = Greeted(
             served=cast(Any, None), total_tokens=0, kv_budget_bytes=0, rows=limits.rows, mapped_storage="full", held={}
         )
-        fleet = Fleet(named, setting.routing, costs.routing, costs.bytes_per_token or 0, setting.copied_bytes)
+        name = "" if setting.fronts == 1 else f"front {number}"
+        fleet = Fleet(named, setting.routing, costs.routing, costs.bytes_per_token or 0, setting.copied_bytes, name)
         for engine in far:
             fleet.came(engine.name, greeted)
         return SimulatedFront(self.env, number, fleet, self.engines, costs, self.directory, self.cores, self.moved)
