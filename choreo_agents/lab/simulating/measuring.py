@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,13 +14,12 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-
 from choreo_agents.engine import Decode, Engine, engine_over
 from choreo_agents.engine.elsewhere.sending import FarEngine
 from choreo_agents.graph import END, START, Agent, ChoreoGraph, RunOptions
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.lab.simulating.costs import CostsFile, MeasuredOn
+from choreo_agents.lab.simulating.fitting import fitted, timed_s
 from choreo_agents.lab.simulating.instant import InstantEngine
 from choreo_agents.lab.simulating.trace import read_trace
 from choreo_agents.models import LoadedModel
@@ -59,11 +57,12 @@ class Probe:
         return len(self.lengths) + len(self.rows) * len(self.contexts) * len(self.segments) + 2
 
 
-QUICK = Probe((8, 64), (1, 4), (16, 128), (1, 4), (2, 6), runs=2, repeats=1)
+USUAL_PROBE = Probe()
+QUICK_PROBE = Probe((8, 64), (1, 4), (16, 128), (1, 4), (2, 6), runs=2, repeats=1)
 """To see it work."""
 
 
-def measured_costs(engine: Engine, probe: Probe = Probe(), on_probe: OnProbe = lambda what: None) -> CostsFile:
+def measured_costs(engine: Engine, probe: Probe = USUAL_PROBE, on_probe: OnProbe = lambda what: None) -> CostsFile:
     """What steps of an engine cost, what its KV takes, and what a front over such engines computes for a call.
 
     Args:
@@ -77,7 +76,7 @@ def measured_costs(engine: Engine, probe: Probe = Probe(), on_probe: OnProbe = l
     return CostsFile(costs=costs, measured_on=MeasuredOn.here(engine.record.conditions(), engine.model.name))
 
 
-def measured_cores(engine: Engine, probe: Probe = Probe(), on_probe: OnProbe = lambda what: None) -> float:
+def measured_cores(engine: Engine, probe: Probe = USUAL_PROBE, on_probe: OnProbe = lambda what: None) -> float:
     """How many of two engines in one process compute at once: what they share makes that less than two."""
     few, many = probe.samples
     beside = Engine.load(engine.model)
@@ -121,7 +120,7 @@ class _EngineProbe:
         for length in self.probe.lengths:
             took.append(self.median_s(partial(self._prefill, length)))
             self.on_probe(f"prefill of {length}")
-        [_, each] = _fitted([[1.0, float(length)] for length in self.probe.lengths], took)
+        [_, each] = fitted([[1.0, float(length)] for length in self.probe.lengths], took)
         return {"encode_tokens_per_s": 1 / max(each, 1e-9)}
 
     def decoding(self) -> dict[str, float]:
@@ -138,7 +137,7 @@ class _EngineProbe:
                     cells.append([1.0, rows - 1, rows * context, rows * segments])
                     self.on_probe(f"{rows} rows of {context} tokens in {segments} messages")
         names = ("step_s", "row_s", "attended_s", "segment_s")
-        found = dict(zip(names, _fitted(cells, took), strict=True))
+        found = dict(zip(names, fitted(cells, took), strict=True))
         return found | {"step_s": max(found["step_s"], 1e-6)}
 
     @contextmanager
@@ -170,11 +169,11 @@ class _EngineProbe:
     def median_s(self, work: Callable[[], None]) -> float:
         """Of several times."""
         work()  # the first of its shape prepares what the others use
-        return median(_timed(work) for _ in range(self.probe.repeats))
+        return median(timed_s(work) for _ in range(self.probe.repeats))
 
 
 def measured_front(
-    model: LoadedModel, probe: Probe = Probe(), on_probe: OnProbe = lambda what: None
+    model: LoadedModel, probe: Probe = USUAL_PROBE, on_probe: OnProbe = lambda what: None
 ) -> dict[str, float]:
     """CPU of a front for a call: of graphs whose agents are answered at once."""
     far = [InstantEngine(f"instant {number}", model) for number in range(2)]
@@ -185,7 +184,7 @@ def measured_front(
     with front:
         asyncio.run(_load(front, 2, few))
         for samples in (few, many):
-            rounds = [_timed(partial(asyncio.run, _load(front, probe.runs, samples))) for _ in range(probe.repeats)]
+            rounds = [timed_s(partial(asyncio.run, _load(front, probe.runs, samples))) for _ in range(probe.repeats)]
             took_s[samples] = median(rounds) / (probe.runs * len(_SIDE_BY_SIDE))
             on_probe(f"a front, {samples} tokens a call")
         before = median(_share_before(front, far) for _ in range(probe.repeats))
@@ -254,21 +253,3 @@ class _EveryoneSays(Mapping[tuple[str, int, int, int], tuple[int, ...]]):
 
     def __len__(self) -> int:
         return 0
-
-
-def _timed(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
-def _fitted(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
-    """Least squares; what would be less than nothing is nothing, and the rest is fitted without it."""
-    left = list(range(len(rows[0])))
-    while True:
-        matrix = np.array([[row[place] for place in left] for row in rows])
-        found, *_ = np.linalg.lstsq(matrix, np.array(values), rcond=None)
-        if not left or min(found) >= 0:
-            by_place = dict(zip(left, found, strict=True))
-            return [float(by_place.get(place, 0.0)) for place in range(len(rows[0]))]
-        left.pop(int(np.argmin(found)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from choreo_agents.lab.simulating.costs import KnownCosts
@@ -59,11 +58,6 @@ def simulated(
     }
     notes = [note for trace in traces for note in trace.notes]
     return SimulationReport(settings, known, outcomes, [*notes, *_mixed(traces)])
-
-
-def alone(known: KnownCosts) -> KnownCosts:
-    """The same for an engine without a front elsewhere: nothing is sent."""
-    return replace(known, costs=replace(known.costs, call_s=0.0))
 
 
 def _mixed(traces: Sequence[Trace]) -> list[str]:
