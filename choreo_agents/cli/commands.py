@@ -96,6 +96,11 @@ _BENCH = Group(
             "choreo_agents.lab.experiments.bench_durable.command:durable",
             "What it costs that a run can go on in another process: the same graph with lineage, and without.",
         ),
+        "simulate": Command(
+            "choreo_agents.lab.experiments.bench_simulate.command:bench_simulate",
+            "Whether simulated engines take as long as real ones: debates on one engine and over two, beside what is "
+            "foretold.",
+        ),
         "guides": Command(
             "choreo_agents.lab.experiments.bench_guides.command:guides",
             "How many answers that random JSON schemas lead validate, and what masks cost beside a step.",

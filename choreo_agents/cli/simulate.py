@@ -22,7 +22,7 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.lab.showing.plots import require_plots
 from choreo_agents.lab.simulating.costs import CostsFile, known_costs, read_costs
 from choreo_agents.lab.simulating.installed import require_simpy
-from choreo_agents.lab.simulating.measuring import Probe, measured_costs
+from choreo_agents.lab.simulating.measuring import USUAL_PROBE, measured_costs
 from choreo_agents.lab.simulating.plot import save_simulation
 from choreo_agents.lab.simulating.report import COLUMNS, SimulationReport
 from choreo_agents.lab.simulating.rules import RULES
@@ -160,7 +160,7 @@ def _measured(console: Console, trace: Trace, model: str | None, save: Path | No
     try:
         torch.set_num_threads(int(header.conditions["threads"]))
         with Engine.load(loaded) as engine, bar(console) as progress:
-            task = progress.add_task("measuring", total=Probe().parts)
+            task = progress.add_task("measuring", total=USUAL_PROBE.parts)
             measured = measured_costs(
                 engine, on_probe=lambda what: progress.update(task, advance=1, description=f"measuring {what}")
             )

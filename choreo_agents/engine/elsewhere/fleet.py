@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from weakref import WeakKeyDictionary
 
 from choreo_agents.engine.calls import Decode
@@ -80,6 +81,7 @@ class Fleet:
         costs: Of these machines.
         bytes_per_token: Of KV.
         copied_bytes: Of KV that may be on its way at once at most.
+        front: Names the front among several that share the engines, so that not all begin with the same one.
     """
 
     def __init__(
@@ -89,8 +91,10 @@ class Fleet:
         costs: Costs,
         bytes_per_token: int,
         copied_bytes: int,
+        front: str = "",
     ) -> None:
         self.outposts = {engine.name: Outpost(engine) for engine in engines}
+        self._turns = {name: _turn(front, name) for name in self.outposts}
         self._routing, self._costs = routing, costs
         self._bytes_per_token = bytes_per_token
         self._copied_bytes = copied_bytes
@@ -212,7 +216,7 @@ class Fleet:
     def _ahead(self, outpost: Outpost, again: _Lacked) -> EngineAhead:
         room = max(0, self._copied_bytes - outpost.arriving_bytes)
         ahead, rows, coming = sum(outpost.serving.values()), len(outpost.serving), outpost.coming.keys()
-        own = (again.by(outpost), room, coming, len(outpost.held), outpost.pace)
+        own = (again.by(outpost), room, coming, len(outpost.held), self._turns[outpost.name], outpost.pace)
         return EngineAhead(outpost.name, rows, ahead, *own)
 
     def _expected(self, call: object) -> float:
@@ -226,6 +230,11 @@ class Fleet:
         if wish.thread is None:
             return self._tenants_homes.get(wish.lineage.tenant)
         return self._homes.get(wish.thread)
+
+
+def _turn(front: str, engine: str) -> str:
+    """Where an engine stands in a front's order; of a front without a name, where its name does."""
+    return blake2b(f"{front} {engine}".encode(), digest_size=8).hexdigest() if front else ""
 
 
 class _Lacked:

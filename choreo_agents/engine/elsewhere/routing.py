@@ -87,6 +87,8 @@ class EngineAhead:
     """Messages that calls before this one have copied there, or encoded again, and which it will have then."""
     holds: int = 0
     """Messages that it has."""
+    turn: str = ""
+    """Who comes first where nothing else tells engines apart, in alphabetical order: another one for each front."""
     pace: Pace | None = None
     """How fast it is, if that was measured: else as the costs say."""
 
@@ -128,7 +130,7 @@ def route(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Ro
         costs: Of this machine.
     """
     ways = [_way(call, engine, costs.at(engine.pace)) for engine in _eligible(call, engines, costs)]
-    load = {engine.name: (engine.tokens, engine.rows, engine.holds) for engine in engines}
+    load = {engine.name: (engine.tokens, engine.rows, engine.holds, engine.turn) for engine in engines}
     best = min(ways, key=lambda way: (way.expected_s, load[way.engine], way.engine))
     home = next((way for way in ways if way.engine == call.home), best)
     return home if home.expected_s <= best.expected_s * (1 + HOME_WINS_WITHIN) else best
@@ -137,10 +139,10 @@ def route(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Ro
 def _eligible(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> list[EngineAhead]:
     """Those that can be best: of engines that have the same of what a call reads, the one with the least to do."""
 
-    def load(engine: EngineAhead) -> tuple[float, int, int, int, str]:
+    def load(engine: EngineAhead) -> tuple[float, int, int, int, str, str]:
         own = costs.at(engine.pace)
         busy_s = own.encoding_s(engine.tokens) + own.steps_s(call.samples, engine.rows)
-        return busy_s, engine.tokens, engine.rows, engine.holds, engine.name
+        return busy_s, engine.tokens, engine.rows, engine.holds, engine.turn, engine.name
 
     least: dict[object, EngineAhead] = {}
     for engine in engines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Collection, Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ class InstantEngine:
 
     def __init__(self, name: str, model: LoadedModel) -> None:
         self.name, self._served = name, served_model(model)
+        self.asked_s: list[float] = []
+        """When calls came, as `time.perf_counter` counts."""
 
     async def greet(self, greeting: Greeting) -> Greeted:
         """See `FarEngine`."""
@@ -46,6 +49,7 @@ class InstantEngine:
 
     async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
         """See `FarEngine`."""
+        self.asked_s.append(time.perf_counter())
         yield ()
         call, said = sent.call, list[Chosen]()
         given: Any = call.header if isinstance(call, Decode) else call.content

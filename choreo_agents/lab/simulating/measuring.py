@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
-
-import numpy as np
 
 from choreo_agents.engine import Decode, Engine, engine_over
 from choreo_agents.engine.elsewhere.sending import FarEngine
 from choreo_agents.graph import END, START, Agent, ChoreoGraph, RunOptions
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.lab.simulating.costs import CostsFile, MeasuredOn
+from choreo_agents.lab.simulating.fitting import fitted, timed_s
 from choreo_agents.lab.simulating.instant import InstantEngine
+from choreo_agents.lab.simulating.trace import read_trace
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 
@@ -55,11 +57,12 @@ class Probe:
         return len(self.lengths) + len(self.rows) * len(self.contexts) * len(self.segments) + 2
 
 
-QUICK = Probe((8, 64), (1, 4), (16, 128), (1, 4), (2, 6), runs=2, repeats=1)
+USUAL_PROBE = Probe()
+QUICK_PROBE = Probe((8, 64), (1, 4), (16, 128), (1, 4), (2, 6), runs=2, repeats=1)
 """To see it work."""
 
 
-def measured_costs(engine: Engine, probe: Probe = Probe(), on_probe: OnProbe = lambda what: None) -> CostsFile:
+def measured_costs(engine: Engine, probe: Probe = USUAL_PROBE, on_probe: OnProbe = lambda what: None) -> CostsFile:
     """What steps of an engine cost, what its KV takes, and what a front over such engines computes for a call.
 
     Args:
@@ -73,7 +76,7 @@ def measured_costs(engine: Engine, probe: Probe = Probe(), on_probe: OnProbe = l
     return CostsFile(costs=costs, measured_on=MeasuredOn.here(engine.record.conditions(), engine.model.name))
 
 
-def measured_cores(engine: Engine, probe: Probe = Probe(), on_probe: OnProbe = lambda what: None) -> float:
+def measured_cores(engine: Engine, probe: Probe = USUAL_PROBE, on_probe: OnProbe = lambda what: None) -> float:
     """How many of two engines in one process compute at once: what they share makes that less than two."""
     few, many = probe.samples
     beside = Engine.load(engine.model)
@@ -115,9 +118,9 @@ class _EngineProbe:
         """Tokens in a second, from how prefills of several lengths differ."""
         took: list[float] = []
         for length in self.probe.lengths:
-            took.append(self.median_s(lambda length=length: self._prefill(length)))  # type: ignore[misc]
+            took.append(self.median_s(partial(self._prefill, length)))
             self.on_probe(f"prefill of {length}")
-        [_, each] = _fitted([[1.0, float(length)] for length in self.probe.lengths], took)
+        [_, each] = fitted([[1.0, float(length)] for length in self.probe.lengths], took)
         return {"encode_tokens_per_s": 1 / max(each, 1e-9)}
 
     def decoding(self) -> dict[str, float]:
@@ -128,13 +131,13 @@ class _EngineProbe:
             for context in self.probe.contexts:
                 for segments in self.probe.segments:
                     with self.views(rows, context, segments) as views:
-                        less = self.median_s(lambda views=views: self.decode(views, few))  # type: ignore[misc]
-                        more = self.median_s(lambda views=views: self.decode(views, many))  # type: ignore[misc]
+                        less = self.median_s(partial(self.decode, views, few))
+                        more = self.median_s(partial(self.decode, views, many))
                     took.append((more - less) / (many - few))
                     cells.append([1.0, rows - 1, rows * context, rows * segments])
                     self.on_probe(f"{rows} rows of {context} tokens in {segments} messages")
         names = ("step_s", "row_s", "attended_s", "segment_s")
-        found = dict(zip(names, _fitted(cells, took), strict=True))
+        found = dict(zip(names, fitted(cells, took), strict=True))
         return found | {"step_s": max(found["step_s"], 1e-6)}
 
     @contextmanager
@@ -166,46 +169,74 @@ class _EngineProbe:
     def median_s(self, work: Callable[[], None]) -> float:
         """Of several times."""
         work()  # the first of its shape prepares what the others use
-        return median(_timed(work) for _ in range(self.probe.repeats))
+        return median(timed_s(work) for _ in range(self.probe.repeats))
 
 
 def measured_front(
-    model: LoadedModel, probe: Probe = Probe(), on_probe: OnProbe = lambda what: None
+    model: LoadedModel, probe: Probe = USUAL_PROBE, on_probe: OnProbe = lambda what: None
 ) -> dict[str, float]:
-    """CPU of a front for a call: of a graph whose agents are answered at once."""
-    engines: list[FarEngine] = [InstantEngine(f"instant {number}", model) for number in range(2)]
-    few, many = 1, 33
+    """CPU of a front for a call: of graphs whose agents are answered at once."""
+    far = [InstantEngine(f"instant {number}", model) for number in range(2)]
+    engines: list[FarEngine] = [*far]
     front: Engine = engine_over(engines, model)
+    few, many = 1, 33
+    took_s = {}
     with front:
         asyncio.run(_load(front, 2, few))
-        took = {}
         for samples in (few, many):
-            seconds = [_timed(lambda s=samples: asyncio.run(_load(front, probe.runs, s))) for _ in range(probe.repeats)]  # type: ignore[misc]
-            took[samples] = median(seconds) / (probe.runs * _AGENTS)
+            rounds = [timed_s(partial(asyncio.run, _load(front, probe.runs, samples))) for _ in range(probe.repeats)]
+            took_s[samples] = median(rounds) / (probe.runs * len(_SIDE_BY_SIDE))
             on_probe(f"a front, {samples} tokens a call")
-    token_s = max(0.0, (took[many] - took[few]) / (many - few))
-    call_s = max(0.0, took[few] - few * token_s)
-    return {"front_s": _BEFORE * call_s, "answer_s": (1 - _BEFORE) * call_s, "token_s": token_s}
+        before = median(_share_before(front, far) for _ in range(probe.repeats))
+    token_s = max(0.0, (took_s[many] - took_s[few]) / (many - few))
+    call_s = max(0.0, took_s[few] - few * token_s)
+    return {"front_s": before * call_s, "answer_s": (1 - before) * call_s, "token_s": token_s}
 
 
-_AGENTS = 4
-_BEFORE = 0.5
-"""The share of a front's work for a call that is done before the call is sent."""
+_SIDE_BY_SIDE = ("Ann", "Bob", "Cleo", "Dan")
+"""Three who speak at once, and one behind them."""
 
 
 async def _load(front: Engine, runs: int, samples: int) -> None:
-    says = _EveryoneSays(tuple(range(20, 20 + samples)))
-    graphs = []
+    """Runs of a graph, all at once."""
+    *first, last = _SIDE_BY_SIDE
+    compiled = []
     for number in range(runs):
         graph = ChoreoGraph(system=f"Team {number}.", visibility="shared")
-        for name in ("Ann", "Bob", "Cleo", "Dan"):
+        for name in _SIDE_BY_SIDE:
             graph.add_node(Agent(name))
-        for name in ("Ann", "Bob", "Cleo"):
+        for name in first:
             graph.add_edge(START, name)
-        graph.add_edge(["Ann", "Bob", "Cleo"], "Dan").add_edge("Dan", END)
-        graphs.append(graph.compile(engine=front))
-    options: Any = {"configurable": {"choreo": RunOptions(replay=says)}}
-    await asyncio.gather(*(graph.ainvoke({"messages": [("user", "What now?")]}, options) for graph in graphs))
+        compiled.append(graph.add_edge(first, last).add_edge(last, END).compile(engine=front))
+    await asyncio.gather(*(graph.ainvoke(_GIVEN, _saying(samples)) for graph in compiled))
+
+
+def _share_before(front: Engine, far: Sequence[InstantEngine]) -> float:
+    """Of what a front does for a call, the share that is done before that is sent: of calls one after the other."""
+    graph = ChoreoGraph(system="A chain.", visibility="shared")
+    for name in _SIDE_BY_SIDE:
+        graph.add_node(Agent(name))
+    for name, following in zip((START, *_SIDE_BY_SIDE), (*_SIDE_BY_SIDE, END), strict=True):
+        graph.add_edge(name, following)
+    for engine in far:
+        engine.asked_s.clear()
+    with TemporaryDirectory() as folder:
+        with front.record(path := Path(folder) / "chain.jsonl") as recorder:
+            graph.compile(engine=front).invoke(_GIVEN, _saying(1))
+        calls = read_trace(path).calls
+    sent_s = sorted(recorder.at_s(each) for engine in far for each in engine.asked_s)
+    ended_s = [call.ended_s for call in calls]
+    before = median(sent - ended for sent, ended in zip(sent_s[1:], ended_s, strict=False))
+    after = median(ended - sent for sent, ended in zip(sent_s, ended_s, strict=True))
+    return before / (before + after)
+
+
+_GIVEN: Any = {"messages": [("user", "What now?")]}
+
+
+def _saying(samples: int) -> Any:
+    """The config of a run in which every call says so many tokens."""
+    return {"configurable": {"choreo": RunOptions(replay=_EveryoneSays(tuple(range(20, 20 + samples))))}}
 
 
 class _EveryoneSays(Mapping[tuple[str, int, int, int], tuple[int, ...]]):
@@ -222,21 +253,3 @@ class _EveryoneSays(Mapping[tuple[str, int, int, int], tuple[int, ...]]):
 
     def __len__(self) -> int:
         return 0
-
-
-def _timed(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
-def _fitted(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
-    """Least squares; what would be less than nothing is nothing, and the rest is fitted without it."""
-    left = list(range(len(rows[0])))
-    while True:
-        matrix = np.array([[row[place] for place in left] for row in rows])
-        found, *_ = np.linalg.lstsq(matrix, np.array(values), rcond=None)
-        if not left or min(found) >= 0:
-            by_place = dict(zip(left, found, strict=True))
-            return [float(by_place.get(place, 0.0)) for place in range(len(rows[0]))]
-        left.pop(int(np.argmin(found)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 
 from choreo_agents.lab.simulating.costs import KnownCosts
 from choreo_agents.lab.simulating.outcome import SimulatedOutcome
@@ -44,7 +44,7 @@ def simulated(
     setting = Setting(known.costs, copies, rate, seed, fronts, RULES[rule])
     outcomes: list[SimulatedOutcome] = []
     for count in engines:
-        outcomes.append(simulate(traces, count, setting, lambda done, count=count: on_call(count, done)))  # type: ignore[misc]
+        outcomes.append(simulate(traces, count, setting, partial(on_call, count)))
     settings = {
         "traces": [trace.path.name for trace in traces],
         "model": traces[0].header.model,
@@ -58,11 +58,6 @@ def simulated(
     }
     notes = [note for trace in traces for note in trace.notes]
     return SimulationReport(settings, known, outcomes, [*notes, *_mixed(traces)])
-
-
-def alone(known: KnownCosts) -> KnownCosts:
-    """The same for an engine without a front elsewhere: nothing is sent."""
-    return replace(known, costs=replace(known.costs, call_s=0.0))
 
 
 def _mixed(traces: Sequence[Trace]) -> list[str]:

@@ -96,7 +96,7 @@ class _Simulation:
             name: SimulatedEngine(self.env, name, costs, limits, self.cores, self.encoded) for name in names
         }
         self.directory = SimulatedDirectory(self.env, costs.lookup_s)
-        self.work = Workload(self.traces, self.setting.copies)
+        self.work = Workload(self.traces, self.setting.copies, self.setting.fronts)
         self.fronts = [self._front(number, limits) for number in range(self.setting.fronts)]
 
     def _front(self, number: int, limits: Limits) -> SimulatedFront:
@@ -105,14 +105,15 @@ class _Simulation:
         greeted = Greeted(
             served=cast(Any, None), total_tokens=0, kv_budget_bytes=0, rows=limits.rows, mapped_storage="full", held={}
         )
-        fleet = Fleet(named, setting.routing, costs.routing, costs.bytes_per_token or 0, setting.copied_bytes)
+        name = "" if setting.fronts == 1 else f"front {number}"
+        fleet = Fleet(named, setting.routing, costs.routing, costs.bytes_per_token or 0, setting.copied_bytes, name)
         for engine in far:
             fleet.came(engine.name, greeted)
         return SimulatedFront(self.env, number, fleet, self.engines, costs, self.directory, self.cores, self.moved)
 
     def run(self) -> SimulatedOutcome:
-        for place, (thread, begins_s) in enumerate(zip(self.work.threads, self._begins(), strict=True)):
-            self.env.process(self._thread(thread, self.fronts[place % len(self.fronts)], begins_s))
+        for thread, begins_s in zip(self.work.threads, self._begins(), strict=True):
+            self.env.process(self._thread(thread, self.fronts[thread.front], begins_s))
         calls, samples = self.work.calls, self.work.samples
         self.env.run()
         moved, encoded, engines = self.moved, self.encoded, [*self.engines.values()]

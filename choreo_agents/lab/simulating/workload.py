@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +24,8 @@ class WorkedThread:
 
     trace: int
     copy: int
+    front: int
+    """That has its calls run."""
     runs: tuple[TracedRun, ...]
 
     @property
@@ -40,21 +42,26 @@ class Workload:
         traces: What was recorded.
         copies: How often each of them is run, each time with messages of its own; what all runs of a graph are told
             alike is one message for all copies.
+        fronts: How many share the threads.
     """
 
-    def __init__(self, traces: Sequence[Trace], copies: int = 1) -> None:
+    def __init__(self, traces: Sequence[Trace], copies: int = 1, fronts: int = 1) -> None:
         self._traces = traces
         self._messages: dict[str, Message] = {}
-        self.threads = [
-            WorkedThread(number, copy, tuple(runs))
+        found = [
+            (number, copy, tuple(runs))
             for copy in range(copies)
             for number, trace in enumerate(traces)
             for runs in trace.threads()
         ]
-        self._users: Counter[str] = Counter()
-        """How many threads still need a message, by id."""
+        self.threads = [
+            WorkedThread(number, copy, place % fronts, runs) for place, (number, copy, runs) in enumerate(found)
+        ]
+        self._users: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        """How many threads of each front still need a message, by id."""
         for thread in self.threads:
-            self._users.update(self._id(thread, name) for name in thread.names)
+            for name in thread.names:
+                self._users[self._id(thread, name)][thread.front] += 1
 
     @property
     def calls(self) -> int:
@@ -85,13 +92,16 @@ class Workload:
         return self._messages[self._id(thread, name)]
 
     def ended(self, thread: WorkedThread) -> Iterator[str]:
-        """A thread is over: the ids of messages that nobody else needs, either."""
+        """A thread is over: the ids of messages that no other of its front needs."""
         for name in sorted(thread.names):
             message_id = self._id(thread, name)
-            self._users[message_id] -= 1
-            if not self._users[message_id]:
-                del self._users[message_id]
-                self._messages.pop(message_id, None)
+            users = self._users[message_id]
+            users[thread.front] -= 1
+            if not users[thread.front]:
+                del users[thread.front]
+                if not users:
+                    del self._users[message_id]
+                    self._messages.pop(message_id, None)
                 yield message_id
 
     def _make(self, thread: WorkedThread, name: str) -> None:

@@ -27,7 +27,7 @@ def message(number: int, tokens: int, parents: Sequence[Message] = ()) -> Messag
     return Message(handle, lineage, None, None, Usage(0, 0, None, 0.0))
 
 
-def fleet(seen: list[tuple[CallToPlace, Sequence[EngineAhead]]]) -> Fleet:
+def fleet(seen: list[tuple[CallToPlace, Sequence[EngineAhead]]], front: str = "") -> Fleet:
     """Three engines; what their routing is told is written down."""
 
     def routing(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
@@ -35,7 +35,7 @@ def fleet(seen: list[tuple[CallToPlace, Sequence[EngineAhead]]]) -> Fleet:
         return route(call, engines, costs)
 
     engines: Any = [SimpleNamespace(name=name) for name in NAMES]
-    made = Fleet(engines, routing, Costs(), bytes_per_token=8, copied_bytes=1 << 20)
+    made = Fleet(engines, routing, Costs(), bytes_per_token=8, copied_bytes=1 << 20, front=front)
     served: Any = None
     for name in NAMES:
         made.came(name, Greeted(served, 0, 0, 8, "full", {}))
@@ -80,3 +80,10 @@ def test_what_a_call_brings_is_counted_once() -> None:
     engines.ended(placed.engine, 0)
     elsewhere = {engine.name: engine for engine in seen[-1][1]}
     assert elsewhere[placed.engine].tokens == 1003 and not elsewhere[placed.engine].again
+
+
+def test_fronts_that_share_engines_do_not_all_begin_with_the_same() -> None:
+    first = [fleet([], f"front {number}").place(wish(0, [])) for number in range(20)]
+    assert {placed.engine for placed in first if placed is not None} == set(NAMES)
+    alone = fleet([]).place(wish(0, []))
+    assert alone is not None and alone.engine == "a"

@@ -1,0 +1,1 @@
+"""Whether simulated engines take as long as real ones: debates on one engine and over two, beside what is foretold."""

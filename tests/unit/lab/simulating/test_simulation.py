@@ -1,0 +1,244 @@
+"""What simulated engines do: reckoned by hand, compared with theory, and conserved on random traces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.traced import COSTS, Spoken, Waited, costs_of, lone_calls, random_traces, trace_of, with_limits
+
+from choreo_agents.engine.elsewhere import CallToPlace, Costs, EngineAhead, Route, route
+from choreo_agents.errors import InvalidRequestError
+from choreo_agents.lab.simulating.rules import RULES
+from choreo_agents.lab.simulating.simulation import Setting, simulate
+from choreo_agents.lab.simulating.trace import Trace
+
+SETTING = Setting(COSTS)
+
+
+def test_one_call_takes_what_its_steps_take() -> None:
+    """Four tokens of a header and the first sample in one step, seven more samples, and the last two tokens at once."""
+    found = simulate([lone_calls(1)], 1, SETTING)
+    prompt, decode, end = 0.01 + 3 / 1000, 7 * 0.01, 0.01 + 1 / 1000
+    assert found.makespan_s == pytest.approx(0.002 + prompt + decode + end)
+    assert found.first_token_s == (pytest.approx(0.002 + prompt),)
+    assert (found.calls, found.samples, found.steps, found.tokens_decoded) == (1, 8, 9, 13)
+    assert found.engines_busy_s == (pytest.approx(prompt + decode + end),)
+
+
+def test_what_rows_attend_to_is_counted() -> None:
+    """Two calls over one message of 30 tokens: it counts once, as a segment twice, and their own tokens for each."""
+    run = [Spoken(["doc"], samples=2, closing=0), Spoken(["doc"], samples=2, closing=0)]
+    costs = costs_of(attended_s=1e-4, segment_s=1e-3)
+    trace = trace_of([run], {"doc": (30, [])})
+    found = simulate([trace], 1, Setting(costs))
+    # The document and both headers share the first step: the document is a row, too.
+    first = 0.01 + 2 * 0.001 + (30 + 4 + 4 - 3) / 1000 + 1e-4 * 30 + 2e-3
+    second, third = (0.01 + 0.001 + 1e-4 * (30 + own) + 2e-3 for own in (8, 10))
+    assert found.makespan_s == pytest.approx(0.002 + first + second + third)
+
+
+def test_a_step_encodes_no_more_than_it_may() -> None:
+    """A document of 100 tokens takes a step of 64 and one of 36, which the header of the reader shares."""
+    trace = trace_of([[Spoken(["doc"], samples=1, closing=0)]], {"doc": (100, [])})
+    found = simulate([trace], 1, SETTING)
+    first, second, end = 0.01 + 63 / 1000, 0.01 + 0.001 + (36 + 4 - 2) / 1000, 0.01
+    assert found.makespan_s == pytest.approx(0.002 + first + second + end)
+    assert (found.steps, found.tokens_first, found.tokens_again) == (3, 100, 0)
+
+
+def test_calls_wait_for_what_they_come_after() -> None:
+    lone = simulate([lone_calls(1)], 1, SETTING).makespan_s
+    tasks = [Spoken(), Waited(0.5, [0]), Spoken(["said 0.0"], after=[1])]
+    assert simulate([trace_of([tasks])], 1, SETTING).makespan_s == pytest.approx(2 * lone + 0.5)
+    runs = trace_of([[Spoken()], [Spoken()]], threads=["one", "one"])
+    assert simulate([runs], 1, SETTING).makespan_s == pytest.approx(2 * lone), "runs of a thread follow each other"
+    assert simulate([lone_calls(2)], 2, SETTING).makespan_s == pytest.approx(lone), "others do not"
+
+
+def test_fronts_do_one_thing_after_the_other() -> None:
+    setting = Setting(costs_of(front_s=0.05, answer_s=0.02, token_s=0.001, call_s=0.0))
+    lone = simulate([lone_calls(1)], 1, Setting(costs_of(call_s=0.0))).makespan_s
+    found = simulate([lone_calls(3)], 3, setting)
+    # They are sent 0.05 s apart; all have come back before the last one is sent.
+    assert found.makespan_s == pytest.approx(3 * 0.05 + max(lone, 0) + 0.028)
+    assert found.front_busy_s == pytest.approx(3 * 0.078)
+
+
+class RecordedRouting:
+    """Places each call where it is told, by the product's own way to bring what is lacking there."""
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._names = list(names)
+        self.routes: list[Route] = []
+
+    def __call__(self, call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
+        if self._names:
+            name = self._names.pop(0)
+            engines = [engine for engine in engines if engine.name == name]
+        self.routes.append(route(call, engines, costs))
+        return self.routes[-1]
+
+
+def test_kv_is_copied_over_one_link_after_the_other() -> None:
+    """A document of 600 tokens is encoded by one engine and copied to two: 0.004 s, and 0.06 s each, one by one."""
+    run = [Spoken(["doc"]), Waited(5.0, [0]), Spoken(["doc"], after=[1]), Spoken(["doc"], after=[1])]
+    routing = RecordedRouting(["engine 0", "engine 1", "engine 2"])
+    found = simulate([trace_of([run], {"doc": (600, [])})], 3, Setting(COSTS, routing=routing))
+    alone = 0.002 + 0.01 + 3 / 1000
+    assert found.first_token_s[1:] == (
+        pytest.approx(0.004 + 0.06 + alone),
+        pytest.approx(0.004 + 0.12 + alone),
+    )
+    assert (found.bytes_moved, found.copies, found.copies_refused) == (120_000, 2, 0)
+    assert (found.tokens_first, found.tokens_again, found.calls_moved) == (600, 0, 2)
+
+
+def test_what_is_not_there_yet_is_not_copied() -> None:
+    """The second call is sent at once: the engine that is to give the document has only begun with it."""
+    routing = RecordedRouting(["engine 0", "engine 1"])
+    costs = costs_of(encode_tokens_per_s=100.0)
+    run = [Spoken(["doc"]), Spoken(["doc"])]
+    found = simulate([trace_of([run], {"doc": (600, [])})], 2, Setting(costs, routing=routing))
+    assert found.copies_refused == 1 and not found.bytes_moved
+    assert (found.tokens_first, found.tokens_again) == (600, 600)
+
+
+def test_two_calls_wait_for_one_copy() -> None:
+    run = [Spoken(["doc"]), Waited(5.0, [0]), Spoken(["doc"], after=[1]), Spoken(["doc"], after=[1])]
+    routing = RecordedRouting(["engine 0", "engine 1", "engine 1"])
+    found = simulate([trace_of([run], {"doc": (600, [])})], 2, Setting(COSTS, routing=routing))
+    assert (found.bytes_moved, found.copies, found.tokens_again) == (60_000, 1, 0)
+    assert found.first_token_s[1] == found.first_token_s[2]
+
+
+def test_copies_have_messages_of_their_own_but_for_what_all_are_told() -> None:
+    trace = trace_of([[Spoken(["root", "question"])]], {"root": (20, []), "question": (10, ["root"])}, common=["root"])
+    found = simulate([trace], 1, Setting(COSTS, copies=5))
+    assert (found.calls, found.tokens_first, found.tokens_again) == (5, 20 + 5 * 10, 0)
+
+
+def test_fronts_tell_each_other_by_the_directory_where_messages_are() -> None:
+    runs = [[Spoken(["root"]), Waited(20.0)], [Waited(9.0), Spoken(["root"], after=[0])]]
+    trace = trace_of(runs, {"root": (500, [])}, common=["root"])
+    found = simulate([trace], 2, Setting(costs_of(lookup_s=0.001), fronts=2))
+    assert found.tokens_first == 500 and not found.tokens_again and not found.bytes_moved
+    # Each front asks for the root, and says that an engine has it, has an answer, and has neither any more.
+    assert found.directory_ids == 2 * (1 + 2 + 2)
+    assert found.directory_busy_s == pytest.approx(0.001 * found.directory_ids)
+
+
+@settings(max_examples=60, deadline=None)
+@given(random_traces(), st.integers(1, 5), st.sampled_from(sorted(RULES)), st.integers(1, 2), st.data())
+def test_nothing_is_lost_and_nothing_done_twice(
+    trace: Trace, engines: int, rule: str, fronts: int, data: st.DataObject
+) -> None:
+    copies, rate = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([None, 5.0]))
+    costs = costs_of(
+        front_s=0.001, lookup_s=1e-4, attended_s=1e-6, segment_s=1e-5, cores=data.draw(st.sampled_from([None, 1.0]))
+    )
+    routes: list[Route] = []
+
+    def routing(call: CallToPlace, ahead: Sequence[EngineAhead], product: Costs) -> Route:
+        routes.append(RULES[rule](call, ahead, product))
+        return routes[-1]
+
+    setting = Setting(costs, copies, rate, seed=1, fronts=fronts, routing=routing)
+    done: list[int] = []
+    found = simulate([trace], engines, setting, done.append)
+    calls = [call for _ in range(copies) for call in trace.calls]
+    assert done == list(range(1, len(calls) + 1)) and found.calls == len(routes) == len(calls)
+    assert found.tokens_decoded == sum(trace.messages[call.made].tokens for call in calls)
+    assert len(found.first_token_s) == sum(call.samples > 0 for call in calls)
+    assert all(0 < waited < found.makespan_s for waited in found.first_token_s)
+    placed = sum(each.bytes_copied for each in routes)
+    assert found.bytes_moved == placed if not found.copies_refused else found.bytes_moved <= placed
+    if engines == 1:
+        assert not found.bytes_moved and not found.calls_moved
+    if rule == "no-copies":
+        assert not found.bytes_moved
+    assert all(busy <= found.makespan_s + 1e-9 for busy in found.engines_busy_s)
+    read = {name for call in trace.calls for name in call.reads}
+    said = {call.made for call in trace.calls}
+    behind, waiting = set(read), list(read)
+    while waiting:
+        for parent in trace.messages[waiting.pop()].parents:
+            if parent not in behind:
+                behind.add(parent)
+                waiting.append(parent)
+    least = sum(trace.messages[name].tokens * (1 if trace.messages[name].is_common else copies) for name in read - said)
+    most = sum(trace.messages[name].tokens * (1 if trace.messages[name].is_common else copies) for name in behind)
+    assert least <= found.tokens_first <= most
+    assert simulate([trace], engines, setting).as_object() == found.as_object(), "the same again"
+
+
+@settings(max_examples=30, deadline=None)
+@given(random_traces(), st.integers(1, 3))
+def test_steps_that_are_alike_are_taken_at_once(trace: Trace, engines: int) -> None:
+    """With cores to share each step is looked at by itself: with more of them than engines, it takes as long."""
+    costs = costs_of(attended_s=1e-5, front_s=0.003)
+    one_by_one = simulate([trace], engines, Setting(costs_of(attended_s=1e-5, front_s=0.003, cores=99.0)))
+    at_once = simulate([trace], engines, Setting(costs))
+    assert at_once.makespan_s == pytest.approx(one_by_one.makespan_s)
+    assert at_once.first_token_s == pytest.approx(one_by_one.first_token_s)
+    assert at_once.steps == one_by_one.steps
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 30)), min_size=1, max_size=30), st.integers(1, 4))
+def test_more_engines_do_not_take_longer(shapes: list[tuple[int, int]], engines: int) -> None:
+    """Calls that know nothing of each other end no later with one engine more, but for the longest one of them.
+
+    Placing them is greedy, and what a call is expected to sample is guessed: so one may come late to a full engine.
+    """
+    trace = trace_of([[Spoken(header=header, samples=samples)] for header, samples in shapes])
+    fewer, more = (simulate([trace], count, SETTING).makespan_s for count in (engines, engines + 1))
+    longest = max(
+        simulate([trace_of([[Spoken(header=header, samples=samples)]])], 1, SETTING).makespan_s
+        for header, samples in shapes
+    )
+    assert more <= fewer + longest
+
+
+def test_a_queue_is_as_long_as_theory_says() -> None:
+    """M/D/1: one call at a time, each of two steps, at six tenths of what the engine can do."""
+    header = with_limits(rows=1, step_tokens=64)
+    costs = costs_of(call_s=0.0)
+    trace = lone_calls(4000, header, samples=1, closing=1)
+    service = 0.01 + 3 / 1000 + 0.01 + 1 / 1000
+    load = 0.6
+    found = simulate([trace], 1, Setting(costs, rate=load / service, seed=7))
+    waited = sum(found.first_token_s) / 4000 - (0.01 + 3 / 1000)
+    assert waited == pytest.approx(load * service / (2 * (1 - load)), rel=0.1)
+    assert found.utilisation == pytest.approx(load, rel=0.05)
+
+
+def test_shared_cores_slow_each_other_down() -> None:
+    alone = simulate([lone_calls(1)], 1, Setting(costs_of(cores=1.0))).makespan_s
+    both = simulate([lone_calls(2)], 2, Setting(costs_of(cores=1.0))).makespan_s
+    assert alone == pytest.approx(simulate([lone_calls(1)], 1, SETTING).makespan_s)
+    assert both - 0.002 == pytest.approx(2 * (alone - 0.002), rel=0.1)
+
+
+def test_another_seed_is_another_begin() -> None:
+    trace = lone_calls(5)
+    one, same, other = (simulate([trace], 1, Setting(COSTS, rate=3.0, seed=seed)) for seed in (1, 1, 2))
+    assert one == same and one.makespan_s != other.makespan_s
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [({"copies": 0}, "copies must be 1 or more"), ({"rate": 0.0}, "above 0"), ({"fronts": 0}, "fronts must be 1")],
+)
+def test_settings_are_checked(wrong: dict[str, float], complaint: str) -> None:
+    with pytest.raises(InvalidRequestError, match=complaint):
+        Setting(COSTS, **wrong)  # type: ignore[arg-type]
+
+
+def test_there_must_be_engines_and_bytes() -> None:
+    with pytest.raises(InvalidRequestError, match="0"):
+        simulate([lone_calls(1)], 0, SETTING)
+    with pytest.raises(InvalidRequestError, match="bytes"):
+        Setting(costs_of(bytes_per_token=None))
