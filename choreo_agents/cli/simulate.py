@@ -26,7 +26,7 @@ from choreo_agents.lab.simulating.measuring import USUAL_PROBE, measured_costs
 from choreo_agents.lab.simulating.plot import save_simulation
 from choreo_agents.lab.simulating.report import COLUMNS, SimulationReport
 from choreo_agents.lab.simulating.rules import RULES
-from choreo_agents.lab.simulating.trace import Trace, read_trace
+from choreo_agents.lab.simulating.trace import RecordedTrace, read_trace
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import bar, errors_as_lines, require_writable
 
@@ -137,14 +137,14 @@ def _counts(text: str) -> list[int]:
     return sorted(set(counts))
 
 
-def _trace(path: Path) -> Trace:
+def _trace(path: Path) -> RecordedTrace:
     try:
         return read_trace(path)
     except FileNotFoundError:
         raise InvalidRequestError(f"there is no recording {str(path)!r}: engine.record(path) writes one") from None
 
 
-def _require_one_model(traces: Sequence[Trace]) -> None:
+def _require_one_model(traces: Sequence[RecordedTrace]) -> None:
     first = traces[0].header
     for other in (trace.header for trace in traces):
         if other.conditions["model"] != first.conditions["model"]:
@@ -154,7 +154,9 @@ def _require_one_model(traces: Sequence[Trace]) -> None:
             )
 
 
-def _measured(console: Console, trace: Trace, model: str | None, save: Path | None, loading: Loading) -> CostsFile:
+def _measured(
+    console: Console, trace: RecordedTrace, model: str | None, save: Path | None, loading: Loading
+) -> CostsFile:
     header, before = trace.header, torch.get_num_threads()
     loaded = load(console, model or header.model, loading)
     try:
@@ -173,7 +175,7 @@ def _measured(console: Console, trace: Trace, model: str | None, save: Path | No
 
 
 @contextmanager
-def _counting(console: Console, traces: Sequence[Trace], counts: Sequence[int], copies: int) -> Iterator[Any]:
+def _counting(console: Console, traces: Sequence[RecordedTrace], counts: Sequence[int], copies: int) -> Iterator[Any]:
     calls = copies * sum(len(trace.calls) for trace in traces)
     with bar(console) as progress:
         task = progress.add_task("", total=calls * len(counts))

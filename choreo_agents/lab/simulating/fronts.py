@@ -37,7 +37,7 @@ class AskedDecode:
 
 
 @dataclass
-class Movements:
+class Copied:
     """What was done so that calls could run where they did."""
 
     calls: int = 0
@@ -142,7 +142,7 @@ class SimulatedFront:
         costs: ServingCosts,
         directory: SimulatedDirectory,
         cores: SharedCores,
-        moved: Movements,
+        moved: Copied,
     ) -> None:
         self.clerk = Clerk(env, cores)
         self._env, self._number, self._fleet, self._engines, self._costs = env, number, fleet, engines, costs

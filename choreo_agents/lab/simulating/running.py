@@ -10,14 +10,14 @@ from choreo_agents.lab.simulating.outcome import SimulatedOutcome
 from choreo_agents.lab.simulating.report import SimulationReport
 from choreo_agents.lab.simulating.rules import RULES
 from choreo_agents.lab.simulating.simulation import Setting, simulate
-from choreo_agents.lab.simulating.trace import Trace
+from choreo_agents.lab.simulating.trace import RecordedTrace
 
 OnSimulated = Callable[[int, int], None]
 """Told of how many engines, and how many of the calls are over."""
 
 
 def simulated(
-    traces: Sequence[Trace],
+    traces: Sequence[RecordedTrace],
     engines: Sequence[int],
     known: KnownCosts,
     *,
@@ -60,7 +60,7 @@ def simulated(
     return SimulationReport(settings, known, outcomes, [*notes, *_mixed(traces)])
 
 
-def _mixed(traces: Sequence[Trace]) -> list[str]:
+def _mixed(traces: Sequence[RecordedTrace]) -> list[str]:
     """What is not the same in all recordings."""
     limits = {(trace.header.step_tokens, trace.header.rows) for trace in traces}
     return [] if len(limits) == 1 else ["recordings were made with other bounds of a step: the first one's are used"]

@@ -17,9 +17,9 @@ from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.lab.simulating.costs import ServingCosts
 from choreo_agents.lab.simulating.engines import EncodedTokens, Processing, SharedCores, SimulatedEngine
-from choreo_agents.lab.simulating.fronts import Movements, SimulatedDirectory, SimulatedFront
+from choreo_agents.lab.simulating.fronts import Copied, SimulatedDirectory, SimulatedFront
 from choreo_agents.lab.simulating.outcome import SimulatedOutcome
-from choreo_agents.lab.simulating.trace import Task, Trace, TracedFunction, TracedRun
+from choreo_agents.lab.simulating.trace import RecordedTrace, Task, TracedFunction, TracedRun
 from choreo_agents.lab.simulating.workload import WorkedThread, Workload
 from choreo_agents.runtime.scheduler import Limits
 
@@ -60,7 +60,7 @@ class Setting:
 
 
 def simulate(
-    traces: Sequence[Trace], engines: int, setting: Setting, on_call: OnCall = lambda done: None
+    traces: Sequence[RecordedTrace], engines: int, setting: Setting, on_call: OnCall = lambda done: None
 ) -> SimulatedOutcome:
     """What comes of so many engines.
 
@@ -76,13 +76,13 @@ def simulate(
 
 @dataclass
 class _Simulation:
-    traces: Sequence[Trace]
+    traces: Sequence[RecordedTrace]
     count: int
     setting: Setting
     on_call: OnCall
     env: Environment = field(default_factory=Environment)
     encoded: EncodedTokens = field(default_factory=EncodedTokens)
-    moved: Movements = field(default_factory=Movements)
+    moved: Copied = field(default_factory=Copied)
     run_s: list[float] = field(default_factory=list)
     ended_s: float = 0.0
 

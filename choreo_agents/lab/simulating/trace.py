@@ -96,7 +96,7 @@ class TracedRun:
 
 
 @dataclass(frozen=True)
-class Trace:
+class RecordedTrace:
     """The runs of one recording."""
 
     path: Path
@@ -125,7 +125,7 @@ class Trace:
         return list(found.values())
 
 
-def read_trace(path: str | Path) -> Trace:
+def read_trace(path: str | Path) -> RecordedTrace:
     """What the runs of a recording have asked for.
 
     Raises:
@@ -144,7 +144,7 @@ def read_trace(path: str | Path) -> Trace:
         )
     messages = _messages(path, recording)
     runs = [TracedRun(run.thread, _tasks(recording, run.run), run.at_s) for run in recording.runs]
-    return Trace(
+    return RecordedTrace(
         Path(path),
         recording.header,
         messages,

@@ -13,7 +13,7 @@ from choreo_agents.engine.messages.placement import Placement
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.lab.simulating.fronts import AskedDecode
-from choreo_agents.lab.simulating.trace import Trace, TracedCall, TracedRun
+from choreo_agents.lab.simulating.trace import RecordedTrace, TracedCall, TracedRun
 
 _UNUSED = Usage(0, 0, None, 0.0)
 
@@ -45,7 +45,7 @@ class Workload:
         fronts: How many share the threads.
     """
 
-    def __init__(self, traces: Sequence[Trace], copies: int = 1, fronts: int = 1) -> None:
+    def __init__(self, traces: Sequence[RecordedTrace], copies: int = 1, fronts: int = 1) -> None:
         self._traces = traces
         self._messages: dict[str, Message] = {}
         found = [

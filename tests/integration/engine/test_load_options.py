@@ -26,10 +26,11 @@ from choreo_agents.errors import InvalidRequestError, UnsupportedModelError
 from choreo_agents.kv import free_memory
 from choreo_agents.kv.free_memory import pool_bytes
 from choreo_agents.kv.geometry import KVGeometry
-from choreo_agents.models import LoadedModel, dtypes, fingerprint, load_model, loader
+from choreo_agents.models import LoadedModel, fingerprint, load_model, loader
 from choreo_agents.models.checkpoint import Checkpoint
 from choreo_agents.models.fingerprint import WeightFiles
 from choreo_agents.models.random_llama import LlamaShape, save_random_llama
+from choreo_agents.models.weights import dtypes
 
 BFLOAT16 = torch.bfloat16
 LARGE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 32}

@@ -20,8 +20,9 @@ from typer.testing import CliRunner
 from choreo_agents import Engine, Memory, Sampling
 from choreo_agents.cli import app
 from choreo_agents.errors import ChoreoError, UnsupportedModelError
-from choreo_agents.models import load_model, quantized
+from choreo_agents.models import load_model
 from choreo_agents.models.checking import check_model
+from choreo_agents.models.weights import quantized
 
 LONGROPE = {
     "rope_type": "longrope",

@@ -15,7 +15,8 @@ from support.tiny import save_tiny_llama
 from torch import nn
 from torch.nn import functional
 
-from choreo_agents.models import load_model, prepacked
+from choreo_agents.models import load_model
+from choreo_agents.models.weights import prepacked
 from choreo_agents.models.weights.prepacked import Packed, PrepackedLinear, prepack
 
 pytestmark = pytest.mark.skipif(not prepacked._available(), reason="this torch has no prepacked linear layers")

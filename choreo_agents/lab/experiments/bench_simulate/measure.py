@@ -24,7 +24,7 @@ from choreo_agents.lab.simulating.far import MakeFront, in_process, measured_tra
 from choreo_agents.lab.simulating.installed import require_simpy
 from choreo_agents.lab.simulating.measuring import Probe, measured_cores, measured_costs
 from choreo_agents.lab.simulating.outcome import percentile
-from choreo_agents.lab.simulating.trace import Trace, read_trace
+from choreo_agents.lab.simulating.trace import RecordedTrace, read_trace
 from choreo_agents.models import LoadedModel
 from choreo_agents.training.journal import Journal, Record
 from choreo_agents.workflows.running import run_graph
@@ -136,7 +136,7 @@ class SimulateBench:
         with Engine.load(self.model, memory=Memory(kv_budget_bytes=_KV_BYTES)) as engine:
             yield engine
 
-    def _recorded(self, engine: Engine, path: Path, number: int, *, at_once: bool) -> Trace:
+    def _recorded(self, engine: Engine, path: Path, number: int, *, at_once: bool) -> RecordedTrace:
         """Debates, all at once or one after the other, behind a few that do not count."""
         asyncio.run(_held(engine, self._instances(_WARM, WARM_UP, -1 - number), at_once=True))
         time.sleep(REST_S)
@@ -151,7 +151,7 @@ class SimulateBench:
         return [scenario.build(ScenarioWords(vocabulary, lengths, first + place)) for place in range(count)]
 
 
-def figures_of(trace: Trace) -> Record:
+def figures_of(trace: RecordedTrace) -> Record:
     """Of runs as they were recorded, what a simulation tells of them."""
     waited = [seconds for run in trace.runs for seconds in run.first_token_s()]
     return {

@@ -13,7 +13,7 @@ from choreo_agents.engine.elsewhere import CallToPlace, Costs, EngineAhead, Rout
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.lab.simulating.rules import RULES
 from choreo_agents.lab.simulating.simulation import Setting, simulate
-from choreo_agents.lab.simulating.trace import Trace
+from choreo_agents.lab.simulating.trace import RecordedTrace
 
 SETTING = Setting(COSTS)
 
@@ -133,7 +133,7 @@ def test_fronts_tell_each_other_by_the_directory_where_messages_are() -> None:
 @settings(max_examples=60, deadline=None)
 @given(random_traces(), st.integers(1, 5), st.sampled_from(sorted(RULES)), st.integers(1, 2), st.data())
 def test_nothing_is_lost_and_nothing_done_twice(
-    trace: Trace, engines: int, rule: str, fronts: int, data: st.DataObject
+    trace: RecordedTrace, engines: int, rule: str, fronts: int, data: st.DataObject
 ) -> None:
     copies, rate = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([None, 5.0]))
     costs = costs_of(
@@ -176,7 +176,7 @@ def test_nothing_is_lost_and_nothing_done_twice(
 
 @settings(max_examples=30, deadline=None)
 @given(random_traces(), st.integers(1, 3))
-def test_steps_that_are_alike_are_taken_at_once(trace: Trace, engines: int) -> None:
+def test_steps_that_are_alike_are_taken_at_once(trace: RecordedTrace, engines: int) -> None:
     """With cores to share each step is looked at by itself: with more of them than engines, it takes as long."""
     costs = costs_of(attended_s=1e-5, front_s=0.003)
     one_by_one = simulate([trace], engines, Setting(costs_of(attended_s=1e-5, front_s=0.003, cores=99.0)))
