@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Sequence
 from typing import Any
 from weakref import ref
 
 from choreo_agents.engine.adapters import Loaded
 from choreo_agents.engine.core import EngineCore
+from choreo_agents.engine.elsewhere.directory import Directory
 from choreo_agents.engine.elsewhere.errand import Errands
 from choreo_agents.engine.elsewhere.fleet import Fleet
 from choreo_agents.engine.elsewhere.loop import ElsewhereLoop
 from choreo_agents.engine.elsewhere.method import ElsewhereMethod
 from choreo_agents.engine.elsewhere.presence import Presence
-from choreo_agents.engine.elsewhere.routing import Costs, Routing, route
-from choreo_agents.engine.elsewhere.sending import FarEngine, Greeting, own_version
+from choreo_agents.engine.elsewhere.registering import Registering
+from choreo_agents.engine.elsewhere.sending import Greeting
 from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.settings import Settings
 from choreo_agents.kv.cache import KVCache
@@ -26,9 +25,6 @@ from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.endings import Endings
 from choreo_agents.tracing import guarded
 
-PATIENCE_S = 60.0
-COPIED_BYTES = 1 << 28
-
 
 class ElsewhereCore(EngineCore):
     """The front of engines elsewhere.
@@ -36,12 +32,11 @@ class ElsewhereCore(EngineCore):
     Args:
         model: Theirs.
         settings: Of the front.
-        engines: Compute; each has a name of its own.
         adapter: What they have loaded for calls that name no other.
-        routing: Decides where calls are run.
-        costs: Of these machines.
-        copied_bytes: Of KV that may be on its way to an engine at once at most.
+        fleet: The engines.
+        greeting: What they are told of the front.
         patience_s: Seconds that calls wait while no engine is there.
+        directory: Tells fronts of each other's messages; None: this is the only one.
 
     Raises:
         EngineMismatchError: An engine cannot work with the others. EngineLostError: One does not answer.
@@ -51,18 +46,13 @@ class ElsewhereCore(EngineCore):
         self,
         model: LoadedModel,
         settings: Settings,
-        engines: Sequence[FarEngine],
-        adapter: Loaded | None = None,
-        *,
-        routing: Routing = route,
-        costs: Costs | None = None,
-        copied_bytes: int = COPIED_BYTES,
-        patience_s: float = PATIENCE_S,
+        adapter: Loaded | None,
+        fleet: Fleet,
+        greeting: Greeting,
+        patience_s: float,
+        directory: Directory | None,
     ) -> None:
-        per_token = model.adapter.geometry.bytes_per_token
-        self.fleet = Fleet(engines, routing, costs or Costs(), per_token, copied_bytes)
-        self._greeting = Greeting(secrets.token_hex(16), model.adapter.fingerprint, own_version())
-        self._patience_s = patience_s
+        self.fleet, self._greeting, self._patience_s, self._directory = fleet, greeting, patience_s, directory
         self._total_tokens = 0
         super().__init__(model, settings, adapter)
         self._greet()
@@ -93,10 +83,13 @@ class ElsewhereCore(EngineCore):
 
     def _loop(self) -> Any:
         sink, lock, front = self.settings.sink, self.lock, self._greeting.front
-        self._presence = Presence(self.fleet, self._greeting, lock, sink, self._patience_s)
-        self._errands = Errands(self.fleet, self._presence, self.table, self.counters, lock, sink, front)
-        endings = Endings(self.pool, self.counters, guarded(sink), lock.condition())
-        return ElsewhereLoop(self._errands, endings, lock, sink)
+        self.fleet.own_salt = self.secret.hex()
+        register = None if self._directory is None else Registering(self._directory, self.fleet, lock, front)
+        self._presence = Presence(self.fleet, self._greeting, lock, sink, self._patience_s, register)
+        self._errands = Errands(self.fleet, self._presence, self.table, self.counters, lock, sink, front, register)
+        return ElsewhereLoop(
+            self._errands, Endings(self.pool, self.counters, guarded(sink), lock.condition()), lock, sink
+        )
 
     def load_adapter(self, loaded: Loaded, name: str | None, naming: Naming) -> str:
         """See `EngineCore`; all engines load it."""

@@ -16,6 +16,7 @@ from choreo_agents.engine.elsewhere.copies import Copies
 from choreo_agents.engine.elsewhere.fleet import Fleet, Outpost, Wish
 from choreo_agents.engine.elsewhere.method import ElsewhereEncoding
 from choreo_agents.engine.elsewhere.presence import Presence
+from choreo_agents.engine.elsewhere.registering import Registering
 from choreo_agents.engine.elsewhere.routing import Route
 from choreo_agents.engine.elsewhere.sending import (
     FarEngine,
@@ -67,6 +68,7 @@ class Errands:
         lock: Guards all bookkeeping.
         sink: Receives events.
         front: Names the front.
+        register: Where it says what its engines have, and learns what they have for others.
     """
 
     def __init__(
@@ -78,10 +80,12 @@ class Errands:
         lock: EngineLock,
         sink: EventSink,
         front: str,
+        register: Registering | None,
     ) -> None:
         self._fleet, self._table, self._counters, self._front = fleet, table, counters, front
         self._lock, self._emit, self.presence = lock, guarded(sink), presence
         self._loop: TaskLoop
+        self._register = register
         self._stamps = itertools.count()
         self._copies = Copies(fleet, presence, lock, sink, front, self._stamps.__next__)
         self._at: dict[int, Outpost] = {}
@@ -93,9 +97,22 @@ class Errands:
         """The loop that runs them."""
         self._loop = loop
         self.presence.spawn = loop.spawn
+        if self._register is not None:
+            self._register.soon, self._register.spawn = loop.soon, loop.spawn
+            self._fleet.on_change = self._register.changed
 
     async def prepare(self, requests: Sequence[Request]) -> None:
-        """Find out what has to be known before requests are placed."""
+        """Find out what has to be known before requests are placed: who has what no engine has for this front."""
+        if self._register is None:
+            return
+        with self._lock:
+            pending = [_pending(request) for request in requests if not request.over]
+            salted = [each for each in pending if each.naming.salted]
+            read = {parent.handle.id for each in salted for parent in each.lineage.parents}
+            made = {each.name for each in salted if each.name and isinstance(each.placed.read.call, Prefill)}
+            ids = [each for each in sorted(read | made) if not self._fleet.holders(each)]
+        if ids:
+            await self._register.look_up(ids)
 
     def errand(self, request: Request) -> Coroutine[Any, Any, None]:
         """What is to be done for a request, which is placed now. Under the lock."""
@@ -122,6 +139,8 @@ class Errands:
         away = (_reached(engine.close_tenant(self._front, salt)) for engine, salt in held)
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*away), self.presence.patience_s)
+        if self._register is not None:
+            await self._register.leave()
 
     def _release(self, engine: FarEngine, releasing: Releasing) -> None:
         self._loop.spawn(_reached(engine.release(releasing)))

@@ -17,6 +17,8 @@ from choreo_agents.engine.messages.scope import Scope
 
 _USUAL_SAMPLES = 64
 """Tokens that an answer has, as long as nobody has seen one of its author's."""
+_MOST_TOLD = 1 << 16
+"""Messages that are remembered as the directory told."""
 _WEIGHT = 0.2
 """Of the latest answer in what is expected of the next."""
 
@@ -104,8 +106,12 @@ class Fleet:
         self.promised: dict[str, str] = {}
         """The engine that was told of each message that nobody had encoded yet, that it is to: by id."""
         self._samples: dict[str | None, float] = {}
-        self.told: dict[str, Collection[str]] = {}
-        """Engines that have messages of others of the tenant, by id, as the directory says."""
+        self._told: dict[str, Collection[str]] = {}
+        """Engines that have messages for other fronts, by id, as the directory says."""
+        self.own_salt = ""
+        """Under which the front's tenants without a salt are known to its engines, and to no other front."""
+        self.on_change: Callable[..., None] = lambda engine, ids, *, there: None
+        """Told of messages that an engine has from now on, or no longer, and that other fronts may know."""
 
     def alive(self) -> list[Outpost]:
         """Those that calls can be sent to."""
@@ -130,8 +136,8 @@ class Fleet:
         outpost.serving.clear()
         outpost.coming.clear()
         outpost.brought.clear()
-        for message_id, names in list(self.told.items()):
-            self.told[message_id] = [each for each in names if each != name]
+        for message_id, names in list(self._told.items()):
+            self._told[message_id] = [each for each in names if each != name]
 
     def place(self, wish: Wish, tried: Collection[str] = ()) -> Route | None:
         """Where a request is run; it counts as begun there. None: nowhere now.
@@ -164,12 +170,25 @@ class Fleet:
     def holders(self, message_id: str) -> list[str]:
         """The engines that have a message's KV, as far as is known: not those that a call has begun to bring it to."""
         own = [each.name for each in self.alive() if message_id in each.held and message_id not in each.coming]
-        told = (name for name in self.told.get(message_id, ()) if name not in own and self.outposts[name].alive)
+        told = (name for name in self._told.get(message_id, ()) if name not in own and self.outposts[name].alive)
         return [*own, *told]
 
     def holds(self, name: str, ids: Mapping[str, str]) -> None:
         """An engine has messages for the front: their tenants' salts, by id."""
-        self.outposts[name].held.update(ids)
+        new = {each: salt for each, salt in ids.items() if each not in self.outposts[name].held}
+        self.outposts[name].held.update(new)
+        self._changed(name, new, there=True)
+
+    def hear(self, holders: Mapping[str, Collection[str]]) -> None:
+        """Engines have messages, by id, for other fronts."""
+        if len(self._told) > _MOST_TOLD:
+            self._told.clear()
+        known = {each: [name for name in names if name in self.outposts] for each, names in holders.items()}
+        self._told.update(known)
+
+    def shown(self, held: Mapping[str, str]) -> list[str]:
+        """The ids of messages that other fronts may know, too: those of tenants with a salt of their own."""
+        return [each for each, salt in held.items() if salt != self.own_salt]
 
     def kept(self, known: Callable[[str], Message | None], tenant: str | None) -> int:
         """Bytes of KV of a tenant's messages, or of all, that engines have for the front: each as often as it is there.
@@ -189,8 +208,12 @@ class Fleet:
     def dropped(self, message_id: str) -> list[tuple[FarEngine, str]]:
         """The front needs a message no longer: the engines that are to be told, with the tenant's salt."""
         self.promised.pop(message_id, None)
-        found = [(outpost.engine, outpost.held.pop(message_id, None)) for outpost in self.outposts.values()]
-        return [(engine, salt) for engine, salt in found if salt is not None]
+        found: list[tuple[FarEngine, str]] = []
+        for outpost in self.outposts.values():
+            if (salt := outpost.held.pop(message_id, None)) is not None:
+                self._changed(outpost.name, {message_id: salt}, there=False)
+                found.append((outpost.engine, salt))
+        return found
 
     def encoded(self, name: str, number: int) -> None:
         """A request has encoded what was given."""
@@ -208,6 +231,10 @@ class Fleet:
         if sampled and isinstance(call, Decode):
             before = self._samples.get(call.author, float(sampled))
             self._samples[call.author] = before + _WEIGHT * (sampled - before)
+
+    def _changed(self, name: str, held: Mapping[str, str], *, there: bool) -> None:
+        if shown := self.shown(held):
+            self.on_change(name, shown, there=there)
 
     def _read(self, message: Message) -> KVToRead:
         nbytes = len(message.tokens) * self._bytes_per_token

@@ -11,7 +11,9 @@ from typing import Any, TypedDict
 
 from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.elsewhere.core import ElsewhereCore
-from choreo_agents.engine.elsewhere.routing import Costs, Routing
+from choreo_agents.engine.elsewhere.directory import Directory
+from choreo_agents.engine.elsewhere.fleet import Fleet
+from choreo_agents.engine.elsewhere.routing import Costs, Routing, route
 from choreo_agents.engine.elsewhere.sending import FarEngine, Greeted, Greeting, own_version
 from choreo_agents.engine.settings import Memory, Scheduling, Settings
 from choreo_agents.errors import InvalidRequestError
@@ -19,6 +21,8 @@ from choreo_agents.models import LoadedModel
 from choreo_agents.models.weightless import load_weightless
 from choreo_agents.tracing import EventSink, discard
 
+COPIED_BYTES, PATIENCE_S = 1 << 28, 60.0
+"""Unless a front is told otherwise: see `FrontOptions`."""
 _OWN_BYTES = 1 << 20
 """Of a front's KV memory, in which there is never anything."""
 
@@ -40,6 +44,8 @@ class FrontOptions(TypedDict, total=False):
     """Decides which of them runs a call; by default the one that should have it done first."""
     costs: Costs
     """From which that is reckoned; by default guesses for a CPU."""
+    directory: Directory | None
+    """Tells several fronts of the same engines who has what; None: there is but one."""
     seed: int
     """From which the seeds of calls without one are derived."""
     sink: EventSink
@@ -62,8 +68,12 @@ def front_of(engines: Sequence[FarEngine], model: str | Path | LoadedModel, opti
         model = load_weightless(model, greeted.served, chat=options.get("chat"))
     adapter = options.get("adapter")
     own = None if adapter is None else read_loaded(model.adapter, adapter, memory.mapped_storage)
-    ways: dict[str, Any] = {name: options.get(name) for name in ("copied_bytes", "patience_s", "routing", "costs")}
-    return ElsewhereCore(model, settings, engines, own, **{k: v for k, v in ways.items() if v is not None})
+    greeting = Greeting(secrets.token_hex(16), model.adapter.fingerprint, own_version())
+    per_token, copied_bytes = model.adapter.geometry.bytes_per_token, options.get("copied_bytes", COPIED_BYTES)
+    routing, costs = options.get("routing", route), options.get("costs", Costs())
+    fleet = Fleet(engines, routing, costs, per_token, copied_bytes, greeting.front)
+    patience_s, directory = options.get("patience_s", PATIENCE_S), options.get("directory")
+    return ElsewhereCore(model, settings, own, fleet, greeting, patience_s, directory)
 
 
 def _greeted(engine: FarEngine) -> Greeted:

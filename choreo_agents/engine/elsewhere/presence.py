@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from choreo_agents.engine.elsewhere.fleet import Fleet, Outpost
+from choreo_agents.engine.elsewhere.registering import Registering
 from choreo_agents.engine.elsewhere.sending import Greeting, SentAdapter
 from choreo_agents.errors import EngineLostError, EngineMismatchError
 from choreo_agents.runtime.lock import EngineLock
@@ -26,11 +27,20 @@ class Presence:
         lock: Guards the fleet.
         sink: Receives events.
         patience_s: Seconds that calls wait while no engine is there.
+        register: Where engines that are gone are reported.
     """
 
-    def __init__(self, fleet: Fleet, greeting: Greeting, lock: EngineLock, sink: EventSink, patience_s: float) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        greeting: Greeting,
+        lock: EngineLock,
+        sink: EventSink,
+        patience_s: float,
+        register: Registering | None,
+    ) -> None:
         self._fleet, self._greeting, self._lock = fleet, greeting, lock
-        self._emit, self.patience_s = guarded(sink), patience_s
+        self._emit, self.patience_s, self._register = guarded(sink), patience_s, register
         self._adapters: list[SentAdapter] = []
         """What engines are given when they come."""
         self._there = asyncio.Event()
@@ -75,6 +85,8 @@ class Presence:
             if not self._fleet.alive():
                 self._there.clear()
         self._emit(EngineWent(time.perf_counter(), outpost.name, str(cause)))
+        if self._register is not None:
+            self.spawn(self._register.lost(outpost.name))
         self.spawn(self._revive(outpost))
 
     async def _greet(self, outpost: Outpost) -> None:

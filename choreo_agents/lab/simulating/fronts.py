@@ -191,14 +191,14 @@ class SimulatedFront:
             for engine, _ in self._fleet.dropped(each):
                 self._engines[engine.name].release(self._number, each)
                 self._directory.report(self._number, engine.name, removed=[each])
-            self._fleet.told.pop(each, None)
+            self._fleet.hear({each: ()})
 
     def _looked_up(self, ids: Sequence[str]) -> Processing:
         """Ask the directory for what no engine is known to have."""
         unknown = [each for each in ids if not self._fleet.holders(each)]
         if unknown:
             yield from self._directory.holders(unknown)
-            self._fleet.told.update((each, self._directory.known(each)) for each in unknown)
+            self._fleet.hear({each: self._directory.known(each) for each in unknown})
 
     def _count(self, placed: Route, thread: Scope) -> None:
         self._moved.moved += self._homes.get(thread, placed.engine) != placed.engine

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from simpy import Environment
 
-from choreo_agents.engine.elsewhere.core import COPIED_BYTES
 from choreo_agents.engine.elsewhere.fleet import Fleet
+from choreo_agents.engine.elsewhere.front import COPIED_BYTES
 from choreo_agents.engine.elsewhere.routing import Routing, route
 from choreo_agents.engine.elsewhere.sending import Greeted
 from choreo_agents.engine.messages.scope import Scope
