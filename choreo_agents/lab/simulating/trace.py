@@ -153,7 +153,7 @@ def read_trace(path: str | Path) -> RecordedTrace:
     )
 
 
-def hurried(trace: Trace) -> Trace:
+def hurried(trace: RecordedTrace) -> RecordedTrace:
     """The same with functions that take no time."""
     runs = [
         replace(

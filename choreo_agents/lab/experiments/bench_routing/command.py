@@ -25,7 +25,7 @@ from choreo_agents.lab.experiments.bench_workflows.scenarios import Lengths
 from choreo_agents.lab.simulating.costs import as_plain, known_costs, read_costs
 from choreo_agents.lab.simulating.installed import require_simpy
 from choreo_agents.lab.simulating.rules import RULES
-from choreo_agents.lab.simulating.trace import Trace, hurried, read_trace
+from choreo_agents.lab.simulating.trace import RecordedTrace, hurried, read_trace
 from choreo_agents.models import LoadedModel
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import bar, errors_as_lines, numbers, require_writable
@@ -115,9 +115,9 @@ def routing(
         console.print(line, soft_wrap=True)
 
 
-def _recorded(model: LoadedModel, folder: Path, runs: int, trunk: int, progress: Progress) -> dict[str, Trace]:
+def _recorded(model: LoadedModel, folder: Path, runs: int, trunk: int, progress: Progress) -> dict[str, RecordedTrace]:
     task = progress.add_task("recording", total=runs * len(WORKLOADS))
-    found: dict[str, Trace] = {}
+    found: dict[str, RecordedTrace] = {}
     for number, workload in enumerate(WORKLOADS):
         path = folder / f"{number}.jsonl"
         record_workload(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from choreo_agents.lab.simulating.costs import ServingCosts
 from choreo_agents.lab.simulating.installed import require_simpy
 from choreo_agents.lab.simulating.rules import RULES
-from choreo_agents.lab.simulating.trace import Trace
+from choreo_agents.lab.simulating.trace import RecordedTrace
 from choreo_agents.training.journal import Journal, Record
 
 _FULL = 16
@@ -34,7 +34,7 @@ class RoutingBench:
         seed: Of when they begin.
     """
 
-    traces: Mapping[str, Trace]
+    traces: Mapping[str, RecordedTrace]
     costs: ServingCosts
     engines: Sequence[int]
     loads: Sequence[float]
@@ -68,7 +68,7 @@ class RoutingBench:
                             journal.add(key, self._run(trace, workload, engines, load, rule, rate))
                         on_progress(f"{workload}, {engines} engines")
 
-    def _rate(self, trace: Trace) -> float:
+    def _rate(self, trace: RecordedTrace) -> float:
         """Runs that one engine does in a second when it has always enough of them."""
         require_simpy()
         from choreo_agents.lab.simulating.simulation import Setting, simulate  # noqa: PLC0415 - an optional extra
@@ -76,7 +76,7 @@ class RoutingBench:
         found = simulate([trace], 1, Setting(self._costs, _FULL))
         return _FULL * len(trace.threads()) / found.makespan_s
 
-    def _run(self, trace: Trace, workload: str, engines: int, load: float, rule: str, rate: float) -> Record:
+    def _run(self, trace: RecordedTrace, workload: str, engines: int, load: float, rule: str, rate: float) -> Record:
         from choreo_agents.lab.simulating.simulation import Setting, simulate  # noqa: PLC0415 - an optional extra
 
         copies = max(1, round(self.per_engine * engines / len(trace.threads())))
