@@ -101,6 +101,10 @@ _BENCH = Group(
             "Whether simulated engines take as long as real ones: debates on one engine and over two, beside what is "
             "foretold.",
         ),
+        "routing": Command(
+            "choreo_agents.lab.experiments.bench_routing.command:routing",
+            "What each rule for placing calls is worth: recorded workloads, simulated on several numbers of engines.",
+        ),
         "guides": Command(
             "choreo_agents.lab.experiments.bench_guides.command:guides",
             "How many answers that random JSON schemas lead validate, and what masks cost beside a step.",

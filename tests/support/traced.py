@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from choreo_agents.engine.recording import RecordingHeader
 from choreo_agents.lab.simulating.costs import ServingCosts
-from choreo_agents.lab.simulating.trace import Task, Trace, TracedCall, TracedFunction, TracedMessage, TracedRun
+from choreo_agents.lab.simulating.trace import RecordedTrace, Task, TracedCall, TracedFunction, TracedMessage, TracedRun
 
 COSTS = ServingCosts(
     call_s=0.002,
@@ -72,7 +72,7 @@ def trace_of(
     common: Sequence[str] = (),
     header: RecordingHeader = HEADER,
     threads: Sequence[str | None] = (),
-) -> Trace:
+) -> RecordedTrace:
     """A trace of these runs.
 
     Args:
@@ -98,10 +98,10 @@ def trace_of(
             plain = (each.header, each.samples, max(1, each.samples), tuple(each.after), 0.0, 0.0, 0.0)
             tasks.append(TracedCall(number, each.author, tuple(each.reads), name, name, *plain))
         made.append(TracedRun(threads[place] if threads else None, tuple(tasks), 0.0))
-    return Trace(Path("trace.jsonl"), header, known, tuple(made))
+    return RecordedTrace(Path("trace.jsonl"), header, known, tuple(made))
 
 
-def lone_calls(count: int, header: RecordingHeader = HEADER, **said: int) -> Trace:
+def lone_calls(count: int, header: RecordingHeader = HEADER, **said: int) -> RecordedTrace:
     """Calls that know nothing of each other, each a run of its own."""
     return trace_of([[Spoken(**said)] for _ in range(count)], header=header)
 
@@ -112,7 +112,7 @@ def with_limits(rows: int, step_tokens: int) -> RecordingHeader:
 
 
 @st.composite
-def random_traces(draw: st.DrawFn) -> Trace:
+def random_traces(draw: st.DrawFn) -> RecordedTrace:
     """Runs of calls that read what was there before, and functions between them."""
     inputs: dict[str, tuple[int, list[str]]] = {}
     for number in range(draw(st.integers(1, 4))):

@@ -26,7 +26,7 @@ class SharedCores:
     """Processors that engines and fronts share: more of them than there are cores slow each other down.
 
     Args:
-        cores: How many; None: enough for all.
+        cores: How many; None: enough for all. Two of one process may get less done than one by itself.
     """
 
     def __init__(self, cores: float | None) -> None:
@@ -41,7 +41,9 @@ class SharedCores:
     def taken(self, seconds: float) -> float:
         """Somebody begins to compute for so long: how long that takes now. `given` ends it."""
         self._busy += 1
-        return seconds if self._cores is None else seconds * max(1.0, self._busy / self._cores)
+        if self._cores is None or self._busy == 1:
+            return seconds
+        return seconds * max(1.0, self._busy / self._cores)
 
     def given(self) -> None:
         """Somebody computes no longer."""

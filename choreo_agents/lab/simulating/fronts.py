@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any
 
-from simpy import Environment, Event, Resource
+from simpy import Environment, Event
 
 from choreo_agents.engine.calls import Decode
 from choreo_agents.engine.elsewhere.fleet import Fleet, Outpost, Wish
@@ -19,6 +21,8 @@ from choreo_agents.lab.simulating.engines import Processing, ServedCall, SharedC
 from choreo_agents.sampling import Sampling
 
 _SALT = "simulated"
+_LEAST_S = 1e-12
+"""What is left of less than that is rounding."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Copied:
 
 
 class Clerk:
-    """Does one thing after the other: a front's process, or the directory's.
+    """A process with one event loop, a front's or the directory's: all that it has to do goes on side by side.
 
     Args:
         env: Simulated time.
@@ -62,19 +66,47 @@ class Clerk:
 
     def __init__(self, env: Environment, cores: SharedCores) -> None:
         self._env, self._cores = env, cores
-        self._desk = Resource(env)
+        self._done_s = 0.0
+        """Seconds that it has given to each of those that were there all the time."""
+        self._jobs: list[tuple[float, int, Event]] = []
+        """How far that has to come until each is done, as a heap."""
+        self._numbers = count()
+        self._came = env.event()
+        self._since_s, self._slower = env.now, 1.0
         self.busy_s = 0.0
+        env.process(self._run())
 
     def work(self, seconds: float) -> Processing:
-        """Wait for one's turn, and for what is to be done."""
+        """Have something done that takes so long if there is nothing else."""
         if not seconds:
             return
-        with self._desk.request() as turn:
-            yield turn
-            began = self._env.now
-            yield self._env.timeout(self._cores.taken(seconds))
+        done = self._env.event()
+        self._catch_up()
+        heappush(self._jobs, (self._done_s + seconds, next(self._numbers), done))
+        if not self._came.triggered:
+            self._came.succeed()
+        yield done
+
+    def _run(self) -> Processing:
+        while True:
+            self._came = self._env.event()
+            if not self._jobs:
+                yield self._came
+                continue
+            self._since_s, self._slower = self._env.now, self._cores.taken(1.0)
+            left = max(0.0, self._jobs[0][0] - self._done_s) * len(self._jobs) * self._slower
+            yield self._env.timeout(left) | self._came
             self._cores.given()
-            self.busy_s += self._env.now - began
+            self._catch_up()
+            while self._jobs and self._jobs[0][0] <= self._done_s + _LEAST_S:
+                heappop(self._jobs)[2].succeed()
+
+    def _catch_up(self) -> None:
+        """Count what was done since it was last looked at."""
+        passed, self._since_s = self._env.now - self._since_s, self._env.now
+        if self._jobs:
+            self.busy_s += passed
+            self._done_s += passed / (len(self._jobs) * self._slower)
 
 
 class SimulatedDirectory:

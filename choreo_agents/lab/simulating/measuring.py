@@ -14,7 +14,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from choreo_agents.engine import Decode, Engine, engine_over
+from choreo_agents.engine import Engine, engine_over
 from choreo_agents.engine.elsewhere.sending import FarEngine
 from choreo_agents.graph import END, START, Agent, ChoreoGraph, RunOptions
 from choreo_agents.kv.handle import MessageHandle
@@ -77,7 +77,7 @@ def measured_costs(engine: Engine, probe: Probe = USUAL_PROBE, on_probe: OnProbe
 
 
 def measured_cores(engine: Engine, probe: Probe = USUAL_PROBE, on_probe: OnProbe = lambda what: None) -> float:
-    """How many of two engines in one process compute at once: what they share makes that less than two."""
+    """How many of two engines in one process compute at once: less than two by what they share, perhaps than one."""
     few, many = probe.samples
     beside = Engine.load(engine.model)
     try:
@@ -102,7 +102,7 @@ def measured_cores(engine: Engine, probe: Probe = USUAL_PROBE, on_probe: OnProbe
     finally:
         beside.close()
     on_probe("two engines side by side")
-    return min(2.0, max(1.0, 2 * single_s / both_s))
+    return min(2.0, 2 * single_s / both_s)
 
 
 @dataclass
@@ -156,11 +156,18 @@ class _EngineProbe:
         self.engine.release(self.engine.prefill(self._tokens(length)))
 
     def decode(self, views: Sequence[Sequence[MessageHandle]], samples: int) -> None:
-        """One decode of each view, all at once."""
+        """One decode of each view, all at once, whose tokens somebody hears as they come."""
+        asyncio.run(self._heard(views, samples))
+
+    async def _heard(self, views: Sequence[Sequence[MessageHandle]], samples: int) -> None:
         sampling = Sampling(max_tokens=samples, temperature=0.0, stop_tokens=())
-        calls = [Decode(self._tokens(3), view, sampling=sampling) for view in views]
-        for handle in self.engine.decode(calls):
-            self.engine.release(handle)
+
+        async def hear(view: Sequence[MessageHandle]) -> None:
+            async for item in self.engine.astream(self._tokens(3), view, sampling=sampling):
+                if isinstance(item, MessageHandle):
+                    self.engine.release(item)
+
+        await asyncio.gather(*map(hear, views))
 
     def _tokens(self, count: int) -> list[int]:
         """Any that were not encoded before."""

@@ -58,13 +58,22 @@ def test_calls_wait_for_what_they_come_after() -> None:
     assert simulate([lone_calls(2)], 2, SETTING).makespan_s == pytest.approx(lone), "others do not"
 
 
-def test_fronts_do_one_thing_after_the_other() -> None:
-    setting = Setting(costs_of(front_s=0.05, answer_s=0.02, token_s=0.001, call_s=0.0))
+def test_a_front_does_all_that_it_has_to_do_side_by_side() -> None:
+    costs = costs_of(front_s=0.05, answer_s=0.02, token_s=0.001, call_s=0.0)
     lone = simulate([lone_calls(1)], 1, Setting(costs_of(call_s=0.0))).makespan_s
-    found = simulate([lone_calls(3)], 3, setting)
-    # They are sent 0.05 s apart; all have come back before the last one is sent.
-    assert found.makespan_s == pytest.approx(3 * 0.05 + max(lone, 0) + 0.028)
+    found = simulate([lone_calls(3)], 3, Setting(costs))
+    assert found.makespan_s == pytest.approx(3 * 0.05 + lone + 3 * 0.028)
     assert found.front_busy_s == pytest.approx(3 * 0.078)
+    assert found.first_token_s == (pytest.approx(0.15 + 0.01 + 3 / 1000),) * 3
+    assert simulate([lone_calls(3)], 3, Setting(costs, fronts=3)).front_busy_s == pytest.approx(3 * 0.078)
+
+
+def test_who_comes_later_shares_what_is_left() -> None:
+    """One call is due at once, and one when half of its 0.1 s are done: then both go half as fast."""
+    runs = [[Spoken()], [Waited(0.05), Spoken(after=[0])]]
+    found = simulate([trace_of(runs)], 2, Setting(costs_of(front_s=0.1, call_s=0.0)))
+    step = 0.01 + 3 / 1000
+    assert found.first_token_s == (pytest.approx(0.05 + 0.1 + step), pytest.approx(0.05 + 0.05 + 0.05 + step))
 
 
 class RecordedRouting:
