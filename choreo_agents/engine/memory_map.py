@@ -72,6 +72,8 @@ def leased_memory(
 def tier_of(message: Message, memory: KVCache) -> TierName:
     """The fastest tier that has it."""
     entry = message.entry
+    if memory.is_elsewhere(message.handle.id):
+        return "device"
     if entry is not None and not memory.lost(entry) and memory.in_memory(entry):
         return "host" if entry.segment is None else "device"
     has_file = entry is not None and entry.on_disk

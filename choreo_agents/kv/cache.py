@@ -71,6 +71,10 @@ class KVCache:
         self.files.arrive(entry)
         return not (self.in_memory(entry) or entry.filed)
 
+    def is_elsewhere(self, message_id: str) -> bool:
+        """Whether another engine has it for this one."""
+        return False
+
     def in_memory(self, entry: CacheEntry) -> bool:
         """Whether the pool or the host has it."""
         return entry.segment is not None or entry.staged is not None or entry in self._host

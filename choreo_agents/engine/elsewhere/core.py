@@ -122,6 +122,10 @@ class _WatchedCache(KVCache):
         kept = 0 if core is None else core.fleet.kept(core.table.known, tenant)
         return {"device": kept, "host": 0, "disk": 0}
 
+    def is_elsewhere(self, message_id: str) -> bool:
+        """See `KVCache`."""
+        return (core := self._core()) is not None and bool(core.fleet.holders(message_id))
+
     def drop(self, entry: CacheEntry) -> None:
         """See `KVCache`."""
         super().drop(entry)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from choreo_agents.engine.calls import Decode
 from choreo_agents.engine.elsewhere.errand import Errands
@@ -66,6 +66,13 @@ class ElsewhereLoop:
         """Raise `EngineClosedError` once the engine was closed."""
         if self._closed:
             raise EngineClosedError("the engine is closed: load a new one")
+
+    @property
+    def planner(self) -> NoReturn:
+        """There is none: steps are planned where they are run."""
+        raise InvalidRequestError(
+            "bits are compared step by step, and steps are run elsewhere: record bits with an engine in this process"
+        )
 
     def answers(self) -> bool:
         """Whether what it has others compute with does so still: it may come back."""
