@@ -40,7 +40,11 @@ def awaited(core: EngineCore, message: Message, entry: CacheEntry) -> Callable[[
     if core.cache.lost(entry):
         done, request = core.recomputer.recompute(message, None)
         if request is not None:
-            core.loop.submit([request])
+            try:
+                core.loop.submit([request])
+            except BaseException:
+                request.owner.abandon(request)  # else all who ask for it next would wait for this one
+                raise
         return done.result
     if not core.cache.fetch(entry):
         return partial(wait, [] if entry.fetching is None else [entry.fetching])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -182,5 +183,23 @@ def test_logits_do_not_leave_their_engine(embedded: LoadedModel) -> None:
         with pytest.raises(InvalidRequestError, match="watch needs one in this process"):
             front.decode([Decode("So:", watch=torch.clone)])  # type: ignore[arg-type]
         assert front.stats().messages == 0
+    finally:
+        front.close()
+
+
+def test_keys_and_values_are_not_in_this_process(embedded: LoadedModel) -> None:
+    front = load_elsewhere(embedded, memory=MEMORY)
+    try:
+        with (
+            ExitStack() as stack,
+            pytest.raises(InvalidRequestError, match="record bits with an engine in this process"),
+        ):
+            stack.enter_context(front.record("never.jsonl", bits=True))
+        handle = front.prefill("Ann has 3 red kites.")
+        for _ in range(2):  # the first refusal leaves nothing that the next would wait for
+            with pytest.raises(InvalidRequestError, match="with an engine in this process"):
+                front.kv.read(handle)
+        assert front.kv.tiers([handle]) == ["device"]
+        assert front.decode("So:", [handle], sampling=WARM).length
     finally:
         front.close()
