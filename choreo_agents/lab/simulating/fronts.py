@@ -182,6 +182,8 @@ class SimulatedFront:
         self._calls = 0
         self._coming: dict[tuple[str, str], Event] = {}
         """Happens when a message's copy has come to an engine, or will not."""
+        self._known: set[str] = set()
+        """Ids of messages that its calls have read or made."""
         self._homes: dict[Scope, str] = {}
         self._samplings: dict[int, Sampling] = {}
 
@@ -202,7 +204,6 @@ class SimulatedFront:
         yield from self._bring(message, placed, outpost)
         lacking = [each.handle.id for each in message.parents if each.handle.id not in outpost.held]
         fleet.holds(outpost.name, dict.fromkeys(lacking, _SALT))
-        self._directory.report(self._number, outpost.name, lacking)
         yield self._env.timeout(costs.call_s / 2)
         row = engine.serve(ServedCall(self._number, message, asked.header, asked.samples, asked.made))
         if asked.samples:
@@ -212,7 +213,8 @@ class SimulatedFront:
         yield row.done
         yield self._env.timeout(costs.call_s / 2)
         fleet.holds(outpost.name, {asked.made.handle.id: _SALT})
-        self._directory.report(self._number, outpost.name, [asked.made.handle.id])
+        self._known.add(asked.made.handle.id)
+        self._directory.report(self._number, outpost.name, [*lacking, asked.made.handle.id])
         fleet.ended(outpost.name, number, decode, asked.samples)
         yield from self.clerk.work(costs.answer_s + costs.token_s * asked.samples)
         self._moved.calls += 1
@@ -224,10 +226,12 @@ class SimulatedFront:
                 self._engines[engine.name].release(self._number, each)
                 self._directory.report(self._number, engine.name, removed=[each])
             self._fleet.hear({each: ()})
+            self._known.discard(each)
 
     def _looked_up(self, ids: Sequence[str]) -> Processing:
-        """Ask the directory for what no engine is known to have."""
-        unknown = [each for each in ids if not self._fleet.holders(each)]
+        """Ask the directory for what this front has not had to do with yet."""
+        unknown = [each for each in ids if each not in self._known]
+        self._known.update(unknown)
         if unknown:
             yield from self._directory.holders(unknown)
             self._fleet.hear({each: self._directory.known(each) for each in unknown})
