@@ -63,6 +63,8 @@ class DirectoryHere:
         return self._directory.holders(front, ids)
 
 
+_Request = tuple[str, str, list[str], list[str]]
+"""Front, engine, and the ids that come and go; of a lookup, those that are asked for."""
 MakeDirectory = Callable[[], AbstractAsyncContextManager[FarDirectory]]
 """Makes an empty directory, which ends with the block."""
 
@@ -131,41 +133,36 @@ class DirectoryBench:
     async def asked(self, directory: FarDirectory, kind: Asked, clients: int, number: int) -> Record:
         """So many clients at once, each of which asks again when it has its answer."""
         each = max(1, self.requests // clients)
-        work = [self._client(directory, kind, client, number, each) for client in range(clients)]
+        # Drawn before: what is timed is the directory, and what reaches it.
+        requests = [self._drawn(kind, client, number, each) for client in range(clients)]
         began = time.perf_counter()
-        waits = await asyncio.gather(*work)
+        waits = await asyncio.gather(*(_timed(directory, kind, drawn) for drawn in requests))
         took = time.perf_counter() - began
         waited_s = [seconds for wait in waits for seconds in wait]
-        per_request = self.per_request if kind == "lookups" else 2 * self.per_request
+        ids = sum(len(come) + len(gone) for drawn in requests for _, _, come, gone in drawn)
         return {
             "kind": kind,
             "clients": clients,
             "round": number,
             "requests": len(waited_s),
-            "ids_per_s": len(waited_s) * per_request / took,
+            "ids_per_s": ids / took,
             "p50_s": percentile(waited_s, 50),
             "p95_s": percentile(waited_s, 95),
         }
 
-    async def _client(self, directory: FarDirectory, kind: Asked, client: int, number: int, each: int) -> list[float]:
+    def _drawn(self, kind: Asked, client: int, number: int, each: int) -> list[_Request]:
+        """What a client asks for, or tells: of each report as much goes as the one before has told."""
         drawn = random.Random(f"{self.seed} {kind} {client} {number}")
-        waited: list[float] = []
-        for request in range(each):
-            front = f"front {client % self.fronts}"
-            if kind == "lookups":
-                asked = [self._id(drawn.randrange(self.ids)) for _ in range(self.per_request)]
-                began = time.perf_counter()
-                await directory.holders(front, asked)
-            else:
-                engine = f"engine {drawn.randrange(self.engines)}"
-                come, gone = (
-                    [self._id(f"{client} {number} {which} {place}") for place in range(self.per_request)]
-                    for which in (request, request - 1)
-                )
-                began = time.perf_counter()
-                await directory.report(front, engine, come, gone)
-            waited.append(time.perf_counter() - began)
-        return waited
+        front = f"front {client % self.fronts}"
+        if kind == "lookups":
+            places = ([drawn.randrange(self.ids) for _ in range(self.per_request)] for _ in range(each))
+            return [(front, "", [*map(self._id, asked)], []) for asked in places]
+        engine = f"engine {drawn.randrange(self.engines)}"
+        told = [
+            [self._id(f"{client} {number} {request} {place}") for place in range(self.per_request)]
+            for request in range(each + 1)
+        ]
+        return [(front, engine, come, gone) for come, gone in zip(told[1:], told, strict=False)]
 
     async def _fill(self, directory: FarDirectory) -> float:
         took = 0.0
@@ -185,6 +182,18 @@ class DirectoryBench:
     def _id(self, number: object) -> str:
         """As ids of messages are."""
         return hashlib.blake2b(f"{self.seed} {number}".encode(), digest_size=16).hexdigest()
+
+
+async def _timed(directory: FarDirectory, kind: Asked, requests: Sequence[_Request]) -> list[float]:
+    waited: list[float] = []
+    for front, engine, come, gone in requests:
+        began = time.perf_counter()
+        if kind == "lookups":
+            await directory.holders(front, come)
+        else:
+            await directory.report(front, engine, come, gone)
+        waited.append(time.perf_counter() - began)
+    return waited
 
 
 def saturated(rates: Mapping[int, float], gain: float = 1.1) -> int:

@@ -58,8 +58,8 @@ class DirectoryReport:
         """What the table is of."""
         said = self.settings
         return (
-            f"{said['directory']}, {said['ids']:,} ids in {said['engines']} engines, {said['per_request']} ids a request; "
-            f"medians of {self.repeats} rounds"
+            f"{said['directory']}, {said['ids']:,} ids in {said['engines']} engines, {said['per_request']} ids a "
+            f"request; medians of {self.repeats} rounds"
         )
 
     def as_object(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class DirectoryReport:
         return {clients: self.rate(kind, clients) for clients in self.settings["clients"]}
 
     def _median(self, kind: Asked, clients: int, name: str) -> float:
-        return median(self.records[key_of(kind, clients, number)][name] for number in range(self.repeats))
+        return float(median(self.records[key_of(kind, clients, number)][name] for number in range(self.repeats)))
 
 
 def as_markdown(report: DirectoryReport, command: str) -> str:
