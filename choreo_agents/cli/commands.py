@@ -105,6 +105,10 @@ _BENCH = Group(
             "choreo_agents.lab.experiments.bench_routing.command:routing",
             "What each rule for placing calls is worth: recorded workloads, simulated on several numbers of engines.",
         ),
+        "directory": Command(
+            "choreo_agents.lab.experiments.bench_directory.command:directory",
+            "How many ids a directory is asked for and told in a second, and where it saturates.",
+        ),
         "guides": Command(
             "choreo_agents.lab.experiments.bench_guides.command:guides",
             "How many answers that random JSON schemas lead validate, and what masks cost beside a step.",

@@ -169,9 +169,10 @@ class Fleet:
 
     def holders(self, message_id: str) -> list[str]:
         """The engines that have a message's KV, as far as is known: not those that a call has begun to bring it to."""
-        own = [each.name for each in self.alive() if message_id in each.held and message_id not in each.coming]
-        told = (name for name in self._told.get(message_id, ()) if name not in own and self.outposts[name].alive)
-        return [*own, *told]
+        there = {each.name: each for each in self.alive() if message_id not in each.coming}
+        own = [name for name, each in there.items() if message_id in each.held]
+        # The directory may have heard from this very front that it is about to be there.
+        return [*own, *(name for name in self._told.get(message_id, ()) if name in there and name not in own)]
 
     def holds(self, name: str, ids: Mapping[str, str]) -> None:
         """An engine has messages for the front: their tenants' salts, by id."""
@@ -216,9 +217,10 @@ class Fleet:
         return found
 
     def encoded(self, name: str, number: int) -> None:
-        """A request has encoded what was given."""
+        """A request has encoded what was given, and all that it reads is there."""
         if number in self.outposts[name].serving:
             self.outposts[name].serving[number] = 0
+        self.outposts[name].bring(number, ())
 
     def arrived(self, name: str, nbytes: int) -> None:
         """KV that was on its way there is so no longer."""

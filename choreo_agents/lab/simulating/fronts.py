@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
@@ -134,21 +135,20 @@ class SimulatedDirectory:
         """The engines that have a message."""
         return list(self._holders.get(message_id, ()))
 
-    def report(self, front: int, engine: str, added: Collection[str] = (), removed: Collection[str] = ()) -> None:
-        """A front says what an engine has for it now, and what no longer; it does not wait."""
-        if not added and not removed:
-            return
-        self.ids += len(added) + len(removed)
-        for each in added:
-            self._holders[each].setdefault(engine, set()).add(front)
-        for each in removed:
-            fronts = self._holders[each].get(engine, set())
+    def changed(self, front: int, engine: str, ids: Collection[str], *, there: bool) -> None:
+        """A front says what an engine has for it now, or has no longer; it does not wait."""
+        self.ids += len(ids)
+        for each in ids:
+            fronts = self._holders[each].setdefault(engine, set())
+            if there:
+                fronts.add(front)
+                continue
             fronts.discard(front)
             if not fronts:
-                self._holders[each].pop(engine, None)
+                del self._holders[each][engine]
             if not self._holders[each]:
                 del self._holders[each]
-        self._env.process(self.clerk.work(self._lookup_s * (len(added) + len(removed))))
+        self._env.process(self.clerk.work(self._lookup_s * len(ids)))
 
 
 class SimulatedFront:
@@ -179,6 +179,7 @@ class SimulatedFront:
         self.clerk = Clerk(env, cores)
         self._env, self._number, self._fleet, self._engines, self._costs = env, number, fleet, engines, costs
         self._directory, self._moved = directory, moved
+        fleet.on_change = partial(directory.changed, number)
         self._calls = 0
         self._coming: dict[tuple[str, str], Event] = {}
         """Happens when a message's copy has come to an engine, or will not."""
@@ -200,9 +201,7 @@ class SimulatedFront:
         self._count(placed, thread)
         outpost, engine = fleet.outposts[placed.engine], self._engines[placed.engine]
         yield from self._bring(message, placed, outpost)
-        lacking = [each.handle.id for each in message.parents if each.handle.id not in outpost.held]
-        fleet.holds(outpost.name, dict.fromkeys(lacking, _SALT))
-        self._directory.report(self._number, outpost.name, lacking)
+        fleet.holds(outpost.name, {each.handle.id: _SALT for each in message.parents})
         yield self._env.timeout(costs.call_s / 2)
         row = engine.serve(ServedCall(self._number, message, asked.header, asked.samples, asked.made))
         if asked.samples:
@@ -212,7 +211,6 @@ class SimulatedFront:
         yield row.done
         yield self._env.timeout(costs.call_s / 2)
         fleet.holds(outpost.name, {asked.made.handle.id: _SALT})
-        self._directory.report(self._number, outpost.name, [asked.made.handle.id])
         fleet.ended(outpost.name, number, decode, asked.samples)
         yield from self.clerk.work(costs.answer_s + costs.token_s * asked.samples)
         self._moved.calls += 1
@@ -222,11 +220,10 @@ class SimulatedFront:
         for each in ids:
             for engine, _ in self._fleet.dropped(each):
                 self._engines[engine.name].release(self._number, each)
-                self._directory.report(self._number, engine.name, removed=[each])
             self._fleet.hear({each: ()})
 
     def _looked_up(self, ids: Sequence[str]) -> Processing:
-        """Ask the directory for what no engine is known to have."""
+        """Ask the directory for what no engine has for this front."""
         unknown = [each for each in ids if not self._fleet.holders(each)]
         if unknown:
             yield from self._directory.holders(unknown)
@@ -268,9 +265,7 @@ class SimulatedFront:
                 yield taking
                 yield self._env.timeout(nbytes / self._costs.copy_bytes_per_s)
         target.take(self._number, given)
-        ids = [each.handle.id for each in given]
-        self._fleet.holds(target.name, dict.fromkeys(ids, _SALT))
-        self._directory.report(self._number, target.name, ids)
+        self._fleet.holds(target.name, {each.handle.id: _SALT for each in given})
         self._moved.copies += len(given)
         self._moved.refused += len(messages) - len(given)
         self._moved.bytes_moved += nbytes

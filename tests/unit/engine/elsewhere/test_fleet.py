@@ -87,3 +87,14 @@ def test_fronts_that_share_engines_do_not_all_begin_with_the_same() -> None:
     assert {placed.engine for placed in first if placed is not None} == set(NAMES)
     alone = fleet([]).place(wish(0, []))
     assert alone is not None and alone.engine == "a"
+
+
+def test_what_is_on_its_way_to_an_engine_is_not_to_be_had_there_yet() -> None:
+    engines, document = fleet([]), message(0, 1000)
+    placed = engines.place(wish(0, [document]))
+    assert placed is not None
+    engines.holds(placed.engine, {document.handle.id: "salt"})
+    engines.hear({document.handle.id: [placed.engine]})
+    assert not engines.holders(document.handle.id), "the directory knows it from this front"
+    engines.encoded(placed.engine, 0)
+    assert engines.holders(document.handle.id) == [placed.engine], "with its first token a call has all that it reads"
