@@ -7,6 +7,7 @@ Read `sending`, what goes to and fro, then `errand`, what is done for a request,
 `routing` says where that is, and `parcels` brings KV from one of them to another.
 """
 
+from choreo_agents.engine.elsewhere.directory import Directory, HandleDirectory, KnownHolders
 from choreo_agents.engine.elsewhere.front import FrontOptions, front_of
 from choreo_agents.engine.elsewhere.parcels import Parcel, packed, unpacked
 from choreo_agents.engine.elsewhere.routing import CallToPlace, Costs, EngineAhead, KVToRead, Route, Routing, route
@@ -27,14 +28,17 @@ __all__ = [
     "CallToPlace",
     "Copying",
     "Costs",
+    "Directory",
     "EngineAhead",
     "EngineServer",
     "FarEngine",
     "FrontOptions",
     "Greeted",
     "Greeting",
+    "HandleDirectory",
     "JoiningMessage",
     "KVToRead",
+    "KnownHolders",
     "Parcel",
     "Releasing",
     "Route",

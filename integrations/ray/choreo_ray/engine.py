@@ -16,9 +16,9 @@ from choreo_agents.errors import EngineClosedError, InvalidRequestError
 from choreo_agents.models import GenerationConfigUse, LoadedModel
 from choreo_ray.actor import Loading
 from choreo_ray.cluster import Cluster
+from choreo_ray.directory import NAMESPACE
 from choreo_ray.fleet import Actors, Placing, Strategy, ended, named
 
-NAMESPACE = "choreo"
 START_S = 60.0
 
 
