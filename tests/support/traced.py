@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
-from choreo_agents.engine.recording import RecordingHeader
+from choreo_agents.engine.recording import (
+    RecordedCall,
+    RecordedMessage,
+    RecordedNode,
+    RecordingEnded,
+    RecordingHeader,
+    RunStarted,
+)
 from choreo_agents.lab.simulating.costs import ServingCosts
 from choreo_agents.lab.simulating.trace import RecordedTrace, Task, TracedCall, TracedFunction, TracedMessage, TracedRun
 
@@ -142,3 +151,62 @@ def random_traces(draw: st.DrawFn) -> RecordedTrace:
 def costs_of(**changed: float | None) -> ServingCosts:
     """`COSTS` but for these."""
     return replace(COSTS, **changed)  # type: ignore[arg-type]
+
+
+def written(path: Path, *lines: BaseModel, ended: bool = True) -> Path:
+    """A recording of these lines."""
+    whole = [HEADER, *lines, *([RecordingEnded()] if ended else [])]
+    path.write_text("".join(f"{line.model_dump_json()}\n" for line in whole))
+    return path
+
+
+def run_line(number: int = 0, thread: str | None = None, at_s: float = 0.0) -> RunStarted:
+    """A run begins."""
+    return RunStarted(run=number, at_s=at_s, thread=thread, kept=False, seed=None, given=None, before=None)
+
+
+def call_line(author: str, step: int, asked_s: float, said_s: float, **changed: Any) -> RecordedCall:
+    """A call of run 0, which reads nothing and says what has its author's name."""
+    usual = {
+        "run": 0,
+        "superstep": step,
+        "branch": 0,
+        "call": 0,
+        "message": "",
+        "model": "m",
+        "seed": None,
+        "read": 0,
+        "reads": (),
+        "made": author,
+        "thought": None,
+        "header": 3,
+        "most": 9,
+        "first_s": asked_s,
+        "request": "",
+        "tokens": None,
+        "count": 4,
+        "said": "",
+        "words": None,
+        "finish": None,
+    }
+    return RecordedCall(author=author, step=step, asked_s=asked_s, said_s=said_s, **(usual | changed))
+
+
+def node_line(node: str, step: int, began_s: float, ended_s: float, branch: int = 0) -> RecordedNode:
+    """A function of run 0."""
+    return RecordedNode(
+        run=0,
+        node=node,
+        step=step,
+        branch=branch,
+        given="",
+        outcome="result",
+        result=None,
+        began_s=began_s,
+        ended_s=ended_s,
+    )
+
+
+def message_line(name: str, tokens: int = 8, parents: Sequence[str] = (), role: str | None = None) -> RecordedMessage:
+    """What calls read or have made."""
+    return RecordedMessage(name=name, tokens=tokens, parents=tuple(parents), role=role)

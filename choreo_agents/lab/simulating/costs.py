@@ -41,7 +41,9 @@ class ServingCosts:
     token_s: float = 0.0
     """The same, for each token that is handed on as it comes."""
     lookup_s: float = 5e-6
-    """Of the directory, for an id that it is asked for or told."""
+    """Of the directory, for an id that it is asked for or told, ..."""
+    directory_s: float = 0.0
+    """... and each time that it is."""
     bytes_per_token: int | None = None
     """Of KV; None: as the recorded model has it."""
     cores: float | None = None
@@ -78,6 +80,10 @@ class ServingCosts:
 
 
 COST_NAMES = tuple(each.name for each in fields(ServingCosts))
+
+
+_OPTIONAL = {"attended_s", "segment_s", "token_s", "directory_s", "bytes_per_token", "cores"}
+"""What may be left out: nothing is guessed then."""
 
 
 class MeasuredOn(BaseModel):
@@ -175,7 +181,7 @@ def known_costs(files: Sequence[CostsFile], header: RecordingHeader, *, any_mode
     Raises:
         InvalidRequestError: They were measured with another model.
     """
-    costs, notes, guessed = ServingCosts(), list[str](), set(COST_NAMES) - {"bytes_per_token", "cores", "token_s"}
+    costs, notes, guessed = ServingCosts(), list[str](), set(COST_NAMES) - _OPTIONAL
     for file in files:
         costs = replace(costs, **file.costs)  # type: ignore[arg-type]
         guessed -= file.costs.keys()

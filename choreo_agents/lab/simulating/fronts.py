@@ -115,11 +115,11 @@ class SimulatedDirectory:
 
     Args:
         env: Simulated time.
-        lookup_s: For each id that it is asked for or told.
+        costs: Of each time that it is asked or told, and of each id.
     """
 
-    def __init__(self, env: Environment, lookup_s: float) -> None:
-        self._env, self._lookup_s = env, lookup_s
+    def __init__(self, env: Environment, costs: ServingCosts) -> None:
+        self._env, self._costs = env, costs
         self.clerk = Clerk(env, SharedCores(None))
         self.ids = 0
         """That it was asked for and told."""
@@ -128,8 +128,7 @@ class SimulatedDirectory:
 
     def holders(self, ids: Collection[str]) -> Processing:
         """Look ids up; the answer is in `known` when it is done."""
-        self.ids += len(ids)
-        yield from self.clerk.work(self._lookup_s * len(ids))
+        yield from self._work(len(ids))
 
     def known(self, message_id: str) -> list[str]:
         """The engines that have a message."""
@@ -137,7 +136,6 @@ class SimulatedDirectory:
 
     def changed(self, front: int, engine: str, ids: Collection[str], *, there: bool) -> None:
         """A front says what an engine has for it now, or has no longer; it does not wait."""
-        self.ids += len(ids)
         for each in ids:
             fronts = self._holders[each].setdefault(engine, set())
             if there:
@@ -148,7 +146,11 @@ class SimulatedDirectory:
                 del self._holders[each][engine]
             if not self._holders[each]:
                 del self._holders[each]
-        self._env.process(self.clerk.work(self._lookup_s * len(ids)))
+        self._env.process(self._work(len(ids)))
+
+    def _work(self, ids: int) -> Processing:
+        self.ids += ids
+        yield from self.clerk.work(self._costs.directory_s + self._costs.lookup_s * ids)
 
 
 class SimulatedFront:

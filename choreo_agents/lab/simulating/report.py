@@ -62,9 +62,10 @@ class SimulationReport:
         if each_s:
             found[0] += f"; {last.fronts / each_s:,.0f} calls/s at most, {1000 * each_s:.2f} ms each"
         ids = max(each.directory_ids / each.calls for each in self.outcomes)
+        directory_s = max(each.directory_busy_s / each.calls for each in self.outcomes)
         asked = self._bound("the directory", [(each.engines, each.directory_load) for each in self.outcomes])
-        if costs.lookup_s and ids:
-            asked += f"; {1 / (costs.lookup_s * ids):,.0f} calls/s at most, {ids:.1f} ids each"
+        if directory_s:
+            asked += f"; {1 / directory_s:,.0f} calls/s at most, {ids:.1f} ids each"
         held = max(each.most_tokens_held for each in self.outcomes)
         nbytes = held * (costs.bytes_per_token or 0)
         return [

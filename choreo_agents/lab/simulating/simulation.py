@@ -95,7 +95,7 @@ class _Simulation:
         self.engines = {
             name: SimulatedEngine(self.env, name, costs, limits, self.cores, self.encoded) for name in names
         }
-        self.directory = SimulatedDirectory(self.env, costs.lookup_s)
+        self.directory = SimulatedDirectory(self.env, costs)
         self.work = Workload(self.traces, self.setting.copies, self.setting.fronts)
         self.fronts = [self._front(number, limits) for number in range(self.setting.fronts)]
 
