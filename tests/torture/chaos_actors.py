@@ -26,17 +26,20 @@ def started(sink: EventSink) -> Iterator[tuple[Engine, Callable[[], dict[str, in
 
     with tempfile.TemporaryDirectory() as shared, cluster(Path(shared)) as address:
         ray.init(address=address, log_to_driver=False, configure_logging=False)
-        front = RayEngine.load("embedded", engines=2, num_cpus=1, memory=_MEMORY, sink=sink)
+        # With a salt, and a name that other fronts might have engines by: then there is a directory.
+        front = RayEngine.load("embedded", engines=2, name="chaos", memory=_MEMORY, salt="chaos", sink=sink)
+        actors = {each: ray.get_actor(f"chaos-{each}", "choreo") for each in ("0", "1", "directory-0")}
 
         def pids() -> dict[str, int]:
             found: dict[str, int] = {}
-            for far in front._actors.far if front._actors else ():
+            for name, actor in actors.items():
                 with suppress(RayError, GetTimeoutError):
-                    found[far.name] = ray.get(far.actor.there.remote(), timeout=0.5)
+                    found[name.removesuffix("-0")] = ray.get(actor.there.remote(), timeout=0.5)
             return found
 
         try:
             yield front, pids
         finally:
             front.close()
+            RayEngine.end("chaos")
             ray.shutdown()

@@ -16,7 +16,7 @@ from choreo_agents.errors import EngineClosedError, InvalidRequestError
 from choreo_agents.models import GenerationConfigUse, LoadedModel
 from choreo_ray.actor import Loading
 from choreo_ray.cluster import Cluster
-from choreo_ray.directory import NAMESPACE
+from choreo_ray.directory import NAMESPACE, RayDirectory
 from choreo_ray.fleet import Actors, Placing, Strategy, ended, named
 
 START_S = 60.0
@@ -41,6 +41,7 @@ class RayEngine(Engine):
         object_store_bytes: int | None = None,
         name: str | None = None,
         namespace: str = NAMESPACE,
+        shards: int = 1,
         start_s: float = START_S,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
@@ -65,6 +66,8 @@ class RayEngine(Engine):
             object_store_bytes: Of a cluster that is started; by default Ray's share of the memory. KV goes through it.
             name: The actors outlive this process, and whoever loads an engine by that name has it over the same ones;
                 `end` ends them. None: they end with this engine. `namespace`: Ray's, of these names.
+            shards: Actors of the directory in which those who share the engines find each other's messages, if these
+                have a name; as many for all of them.
             start_s: Seconds in which the actors have to find room, and begin; loading the model takes what it takes.
             device: These and what follows them up to `backend` are those of each engine: see `Engine.load`.
             salt: Of the front, as `quota` is.
@@ -85,6 +88,8 @@ class RayEngine(Engine):
         options = {each: value for each, value in said.items() if value is not None}
         actors = Actors(Cluster(address, object_store_bytes), placing, Loading(str(model), threads, options))
         try:
+            if name is not None and front.get("directory") is None:
+                front["directory"] = RayDirectory.start(shards, name=name, namespace=namespace)
             made = engine_over(actors.far, model, salt=salt, quota=quota, made=cls, **front)
         except BaseException:
             actors.close()
@@ -109,6 +114,7 @@ class RayEngine(Engine):
         try:
             found = named(name, namespace)
             ended(found)
+            RayDirectory(named(f"{name}-directory", namespace)).close()
             return len(found)
         finally:
             cluster.close()

@@ -205,3 +205,12 @@ def test_a_call_whose_actor_dies_ends_elsewhere_with_the_same_words(front: Make,
     assert isinstance(handle, MessageHandle)
     again = watched.engine.decode("Dan:", parents=[note, handle], sampling=Sampling(max_tokens=4))
     assert watched.engine.text(again).startswith("Dan:")
+
+
+def test_fronts_that_share_actors_find_each_others_messages(front: Make) -> None:
+    one, other = front(salt="shared"), front(salt="shared")
+    trunk = one.prefill([7] * 60)
+    directory = ray.get_actor("pool-directory-0", "tests")
+    until(lambda: ray.get(directory.holders.remote("anybody", [trunk.id])).holders)
+    encoded = counted(one, "tokens_encoded")
+    assert other.prefill([7] * 60) == trunk and counted(other, "tokens_encoded") == encoded

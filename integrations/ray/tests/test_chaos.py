@@ -1,0 +1,31 @@
+"""Runs whose actors are killed end with the words that they should have: a few of `make chaos`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict
+
+import ray
+from choreo_ray import RayEngine
+from torture.chaos import Chaos, Outcome, counted
+
+from choreo_agents.tracing import EventList
+
+
+def test_runs_end_with_their_words_whoever_is_killed(front: Callable[..., RayEngine]) -> None:
+    events = EventList()
+    actors = {name: ray.get_actor(f"pool-{name}", "tests") for name in ("0", "1")}
+    engine = front(salt="chaos", sink=events)
+    actors["directory"] = ray.get_actor("pool-directory-0", "tests")
+
+    def pids() -> dict[str, int]:
+        return {name: ray.get(actor.there.remote()) for name, actor in actors.items()}
+
+    found: list[Outcome] = []
+    with closing(Chaos(engine, events, pids, seed=3)) as chaos:
+        for number, victim in ((0, "engine"), (1, "engine"), (0, "directory")):
+            found.append(chaos.run(number, victim))  # type: ignore[arg-type]
+    counts = counted([asdict(each) for each in found])
+    assert counts["ended"] == counts["same"] == 3, found
+    assert counts["killed"] >= 1, "their victims were there while they ran"
