@@ -15,9 +15,9 @@ from choreo_agents.tracing import EventList
 
 def test_runs_end_with_their_words_whoever_is_killed(front: Callable[..., RayEngine]) -> None:
     events = EventList()
-    actors = {name: ray.get_actor(f"pool-{name}", "tests") for name in ("0", "1")}
     engine = front(salt="chaos", sink=events)
-    actors["directory"] = ray.get_actor("pool-directory-0", "tests")
+    names = {"0": "pool-0", "1": "pool-1", "directory": "pool-directory-0"}
+    actors = {name: ray.get_actor(actor, "tests") for name, actor in names.items()}
 
     def pids() -> dict[str, int]:
         return {name: ray.get(actor.there.remote()) for name, actor in actors.items()}
