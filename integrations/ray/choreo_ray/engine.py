@@ -42,6 +42,7 @@ class RayEngine(Engine):
         name: str | None = None,
         namespace: str = NAMESPACE,
         start_s: float = START_S,
+        directories: int = 0,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         prepacked: bool | None = None,
@@ -66,6 +67,8 @@ class RayEngine(Engine):
             name: The actors outlive this process, and whoever loads an engine by that name has it over the same ones;
                 `end` ends them. None: they end with this engine. `namespace`: Ray's, of these names.
             start_s: Seconds in which the actors have to find room, and begin; loading the model takes what it takes.
+            directories: Actors in which fronts over the same engines, those of one `name`, tell each other what they
+                have had encoded; 0: they do not. Each of them gives the same number.
             device: These and what follows them up to `backend` are those of each engine: see `Engine.load`.
             salt: Of the front, as `quota` is.
             front: See `FrontOptions`. `memory`, `adapter` and `chat` are those of each engine, too.
@@ -78,13 +81,15 @@ class RayEngine(Engine):
         """
         if isinstance(model, LoadedModel):
             raise InvalidRequestError("each actor loads its own model: give a folder or a name, not a loaded model")
-        placing = Placing(engines, num_cpus, num_gpus, placement, name, namespace, start_s)
+        placing = Placing(engines, num_cpus, num_gpus, placement, name, namespace, start_s, directories)
         said: dict[str, Any] = {"device": device, "dtype": dtype, "prepacked": prepacked, "backend": backend}
         said |= {"generation_config": generation_config, "scheduling": scheduling}
         said |= {each: front.get(each) for each in ("adapter", "chat", "memory")}
         options = {each: value for each, value in said.items() if value is not None}
         actors = Actors(Cluster(address, object_store_bytes), placing, Loading(str(model), threads, options))
         try:
+            if actors.directory is not None:
+                front = {"directory": actors.directory, **front}
             made = engine_over(actors.far, model, salt=salt, quota=quota, made=cls, **front)
         except BaseException:
             actors.close()
