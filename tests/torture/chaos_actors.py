@@ -27,7 +27,9 @@ def started(sink: EventSink) -> Iterator[tuple[Engine, Callable[[], dict[str, in
     with tempfile.TemporaryDirectory() as shared, cluster(Path(shared)) as address:
         ray.init(address=address, log_to_driver=False, configure_logging=False)
         # With a salt, and a name that other fronts might have engines by: then there is a directory.
-        front = RayEngine.load("embedded", engines=2, name="chaos", memory=_MEMORY, salt="chaos", sink=sink)
+        front = RayEngine.load(
+            "embedded", engines=2, name="chaos", directories=1, memory=_MEMORY, salt="chaos", sink=sink
+        )
         actors = {each: ray.get_actor(f"chaos-{each}", "choreo") for each in ("0", "1", "directory-0")}
 
         def pids() -> dict[str, int]:

@@ -7,7 +7,8 @@ import os
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -43,12 +44,15 @@ class DirectoryActor:
     async def gone(self, front: str) -> None:
         self._directory.gone(front)
 
+    async def close(self) -> None:
+        """There is nothing to keep."""
+
 
 class RayDirectory:
     """See `Directory`: a message is in the shard that its id says. Used from one event loop.
 
-    A shard that does not answer knows nothing, for a while; Ray starts one that has died again, empty. When one is
-    gone, and when it is back, the incarnation is another: whoever sees that reports all that engines have for it.
+    A shard that does not answer knows nothing, for a while; Ray starts one that has died again, empty. Once it answers
+    again the incarnation is another: whoever sees that reports all that engines have for it.
 
     Args:
         shards: Handles of `DirectoryActor`s, for all fronts in the same order.
@@ -56,8 +60,8 @@ class RayDirectory:
 
     def __init__(self, shards: Sequence[Any]) -> None:
         self.shards = [_Shard(each) for each in shards]
-        self._incarnations: dict[str, list[str]] = {}
-        """Of each shard, as each front was told last; `"-"`: it did not answer."""
+        self._standings: dict[str, list[_Standing]] = {}
+        """Of each front, with each shard."""
 
     @classmethod
     def start(
@@ -85,23 +89,26 @@ class RayDirectory:
         told = await asyncio.gather(
             *(self.shards[each].asked("report", front, engine, came[each], went[each]) for each in numbers)
         )
-        return self._incarnation(front, dict(enumerate(told)))
+        for standing, each in zip(self._standing(front), told, strict=True):
+            standing.missed = standing.missed or each is None
+            standing.answered(each)
+        return self._incarnation(front)
 
     async def holders(self, front: str, ids: Collection[str]) -> KnownHolders:
         by_shard = self._by_shard(ids)
         told = await asyncio.gather(*(self.shards[each].asked("holders", front, by_shard[each]) for each in by_shard))
-        found = dict(zip(by_shard, told, strict=True))
-        tokens = {number: each and each.incarnation for number, each in found.items()}
         holders: dict[str, Sequence[str]] = {}
-        for each in found.values():
-            holders |= {} if each is None else each.holders
-        return KnownHolders(self._incarnation(front, tokens), holders)
+        for number, known in zip(by_shard, told, strict=True):
+            if known is not None:
+                self._standing(front)[number].answered(known.incarnation)
+                holders |= known.holders
+        return KnownHolders(self._incarnation(front), holders)
 
     async def lost(self, engine: str) -> None:
         await asyncio.gather(*(each.asked("lost", engine) for each in self.shards))
 
     async def gone(self, front: str) -> None:
-        self._incarnations.pop(front, None)
+        self._standings.pop(front, None)
         await asyncio.gather(*(each.asked("gone", front) for each in self.shards))
 
     def close(self) -> None:
@@ -115,11 +122,30 @@ class RayDirectory:
             found[zlib.crc32(each.encode()) % len(self.shards)].append(each)
         return found
 
-    def _incarnation(self, front: str, told: Mapping[int, str | None]) -> str:
-        known = self._incarnations.setdefault(front, ["-"] * len(self.shards))
-        for number, each in told.items():
-            known[number] = each or "-"
-        return "/".join(known)
+    def _standing(self, front: str) -> list[_Standing]:
+        return self._standings.setdefault(front, [_Standing() for _ in self.shards])
+
+    def _incarnation(self, front: str) -> str:
+        standing = self._standing(front)
+        known = any(each.incarnation for each in standing)
+        return "/".join(f"{each.incarnation}.{each.lapses}" for each in standing) if known else ""
+
+
+@dataclass
+class _Standing:
+    """What a shard knows of a front."""
+
+    incarnation: str = ""
+    """As it was told last."""
+    lapses: int = 0
+    """Times that reports were missed."""
+    missed: bool = False
+
+    def answered(self, incarnation: str | None) -> None:
+        """It has answered, unless that is None."""
+        if incarnation is not None:
+            self.lapses += self.missed
+            self.incarnation, self.missed = incarnation, False
 
 
 class _Shard:

@@ -16,7 +16,7 @@ from choreo_agents.errors import EngineClosedError, InvalidRequestError
 from choreo_agents.models import GenerationConfigUse, LoadedModel
 from choreo_ray.actor import Loading
 from choreo_ray.cluster import Cluster
-from choreo_ray.directory import NAMESPACE, RayDirectory
+from choreo_ray.directory import NAMESPACE
 from choreo_ray.fleet import Actors, Placing, Strategy, ended, named
 
 START_S = 60.0
@@ -41,8 +41,8 @@ class RayEngine(Engine):
         object_store_bytes: int | None = None,
         name: str | None = None,
         namespace: str = NAMESPACE,
-        shards: int = 1,
         start_s: float = START_S,
+        directories: int = 0,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         prepacked: bool | None = None,
@@ -66,9 +66,9 @@ class RayEngine(Engine):
             object_store_bytes: Of a cluster that is started; by default Ray's share of the memory. KV goes through it.
             name: The actors outlive this process, and whoever loads an engine by that name has it over the same ones;
                 `end` ends them. None: they end with this engine. `namespace`: Ray's, of these names.
-            shards: Actors of the directory in which those who share the engines find each other's messages, if these
-                have a name; as many for all of them.
             start_s: Seconds in which the actors have to find room, and begin; loading the model takes what it takes.
+            directories: Actors in which fronts over the same engines, those of one `name`, tell each other what they
+                have had encoded; 0: they do not. Each of them gives the same number.
             device: These and what follows them up to `backend` are those of each engine: see `Engine.load`.
             salt: Of the front, as `quota` is.
             front: See `FrontOptions`. `memory`, `adapter` and `chat` are those of each engine, too.
@@ -81,15 +81,15 @@ class RayEngine(Engine):
         """
         if isinstance(model, LoadedModel):
             raise InvalidRequestError("each actor loads its own model: give a folder or a name, not a loaded model")
-        placing = Placing(engines, num_cpus, num_gpus, placement, name, namespace, start_s)
+        placing = Placing(engines, num_cpus, num_gpus, placement, name, namespace, start_s, directories)
         said: dict[str, Any] = {"device": device, "dtype": dtype, "prepacked": prepacked, "backend": backend}
         said |= {"generation_config": generation_config, "scheduling": scheduling}
         said |= {each: front.get(each) for each in ("adapter", "chat", "memory")}
         options = {each: value for each, value in said.items() if value is not None}
         actors = Actors(Cluster(address, object_store_bytes), placing, Loading(str(model), threads, options))
         try:
-            if name is not None and front.get("directory") is None:
-                front["directory"] = RayDirectory.start(shards, name=name, namespace=namespace)
+            if actors.directory is not None:
+                front = {"directory": actors.directory, **front}
             made = engine_over(actors.far, model, salt=salt, quota=quota, made=cls, **front)
         except BaseException:
             actors.close()
@@ -114,7 +114,6 @@ class RayEngine(Engine):
         try:
             found = named(name, namespace)
             ended(found)
-            RayDirectory(named(f"{name}-directory", namespace)).close()
             return len(found)
         finally:
             cluster.close()

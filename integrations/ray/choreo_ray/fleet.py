@@ -17,6 +17,7 @@ from choreo_agents import EngineStats
 from choreo_agents.errors import EngineMismatchError, InvalidRequestError
 from choreo_ray.actor import EngineActor, Loading
 from choreo_ray.cluster import Cluster, resources
+from choreo_ray.directory import RayDirectory
 from choreo_ray.errors import ClusterError, translated
 from choreo_ray.far import RayFarEngine
 
@@ -43,10 +44,14 @@ class Placing:
     namespace: str
     start_s: float
     """Seconds in which they have to have found room, and begun."""
+    directories: int
+    """Shards of a directory for fronts over the same actors; 0: there is none."""
 
     def __post_init__(self) -> None:
         if isinstance(self.engines, bool) or not isinstance(self.engines, int) or self.engines < 1:
             raise InvalidRequestError(f"engines must be a whole number, at least 1, not {self.engines!r}")
+        if isinstance(self.directories, bool) or not isinstance(self.directories, int) or self.directories < 0:
+            raise InvalidRequestError(f"directories must be a whole number, not {self.directories!r}")
         for what, value in (("num_cpus", self.num_cpus), ("num_gpus", self.num_gpus)):
             if value < 0:
                 raise InvalidRequestError(f"{what} must not be negative, but it is {value!r}")
@@ -78,14 +83,12 @@ def ended(actors: Sequence[Any]) -> None:
 
 
 def named(name: str, namespace: str) -> list[Any]:
-    """The actors of that name that there are."""
+    """The actors of that name that there are, with those of its directory."""
     every = ray.util.list_named_actors(all_namespaces=True)
-    known = [each["name"] for each in every if each["namespace"] == namespace]
-    return [
-        ray.get_actor(each, namespace)
-        for each in known
-        if each.rpartition("-")[0] == name and each.rpartition("-")[2].isdigit()
-    ]
+    known = (each["name"] for each in every if each["namespace"] == namespace)
+    split = ((each, *each.rpartition("-")) for each in known)
+    of_it = [each for each, of, _, number in split if of in (name, f"{name}-directory") and number.isdigit()]
+    return [ray.get_actor(each, namespace) for each in of_it]
 
 
 class Actors:
@@ -104,6 +107,7 @@ class Actors:
         self._cluster, self._placing = cluster, placing
         self._group: PlacementGroup | None = None
         self.far: list[RayFarEngine] = []
+        self.directory: RayDirectory | None = None
         try:
             self._require_possible()
             until = time.monotonic() + placing.start_s
@@ -115,6 +119,8 @@ class Actors:
             self._load()
             if placing.name is not None:
                 self._require(loading)
+            if placing.directories:
+                self.directory = RayDirectory.start(placing.directories, name=placing.name, namespace=placing.namespace)
         except BaseException:
             self.close()
             raise
@@ -132,6 +138,8 @@ class Actors:
         """End them, unless they are to outlive this process."""
         if self._placing.name is None and ray.is_initialized():
             ended([each.actor for each in self.far])
+            if self.directory is not None:
+                self.directory.close()
             if self._group is not None:
                 remove_placement_group(self._group)
         self._cluster.close()

@@ -19,7 +19,7 @@ from choreo_ray import RayEngine  # noqa: E402
 
 from choreo_agents import Memory  # noqa: E402
 
-POOL = {"name": "pool", "namespace": "tests", "memory": Memory(kv_budget_bytes=1 << 25)}
+POOL = {"name": "pool", "namespace": "tests", "directories": 1, "memory": Memory(kv_budget_bytes=1 << 25)}
 
 
 @pytest.fixture(scope="session")
