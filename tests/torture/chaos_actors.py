@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from support.ray_cluster import cluster, keep_at_hand
@@ -14,6 +15,7 @@ from choreo_agents import Engine, Memory
 from choreo_agents.tracing import EventSink
 
 _MEMORY = Memory(kv_budget_bytes=1 << 26)
+_ANSWER_S = 0.5
 
 
 @contextmanager
@@ -22,7 +24,6 @@ def started(sink: EventSink) -> Iterator[tuple[Engine, Callable[[], dict[str, in
     keep_at_hand(os.environ)
     import ray
     from choreo_ray import RayEngine
-    from ray.exceptions import GetTimeoutError, RayError
 
     with tempfile.TemporaryDirectory() as shared, cluster(Path(shared)) as address:
         ray.init(address=address, log_to_driver=False, configure_logging=False)
@@ -30,18 +31,23 @@ def started(sink: EventSink) -> Iterator[tuple[Engine, Callable[[], dict[str, in
         front = RayEngine.load(
             "embedded", engines=2, name="chaos", directories=1, memory=_MEMORY, salt="chaos", sink=sink
         )
-        actors = {each: ray.get_actor(f"chaos-{each}", "choreo") for each in ("0", "1", "directory-0")}
-
-        def pids() -> dict[str, int]:
-            found: dict[str, int] = {}
-            for name, actor in actors.items():
-                with suppress(RayError, GetTimeoutError):
-                    found[name.removesuffix("-0")] = ray.get(actor.there.remote(), timeout=0.5)
-            return found
 
         try:
-            yield front, pids
+            yield front, partial(pids, "chaos", "choreo")
         finally:
             front.close()
             RayEngine.end("chaos")
             ray.shutdown()
+
+
+def pids(name: str, namespace: str) -> dict[str, int]:
+    """The processes of a front's two engines, and of its directory, as far as they answer."""
+    import ray
+    from ray.exceptions import RayError
+
+    found: dict[str, int] = {}
+    for each in ("0", "1", "directory-0"):
+        with suppress(RayError, ValueError):
+            actor = ray.get_actor(f"{name}-{each}", namespace)
+            found[each.removesuffix("-0")] = ray.get(actor.there.remote(), timeout=_ANSWER_S)
+    return found

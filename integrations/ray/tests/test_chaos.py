@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 
-import ray
 from choreo_ray import RayEngine
 from torture.chaos import Chaos, Outcome, counted
+from torture.chaos_actors import pids
 
 from choreo_agents.tracing import EventList
 
@@ -16,14 +17,8 @@ from choreo_agents.tracing import EventList
 def test_runs_end_with_their_words_whoever_is_killed(front: Callable[..., RayEngine]) -> None:
     events = EventList()
     engine = front(salt="chaos", sink=events)
-    names = {"0": "pool-0", "1": "pool-1", "directory": "pool-directory-0"}
-    actors = {name: ray.get_actor(actor, "tests") for name, actor in names.items()}
-
-    def pids() -> dict[str, int]:
-        return {name: ray.get(actor.there.remote()) for name, actor in actors.items()}
-
     found: list[Outcome] = []
-    with closing(Chaos(engine, events, pids, seed=3)) as chaos:
+    with closing(Chaos(engine, events, partial(pids, "pool", "tests"), seed=3)) as chaos:
         for number, victim in ((0, "engine"), (1, "engine"), (0, "directory")):
             found.append(chaos.run(number, victim))  # type: ignore[arg-type]
     counts = counted([asdict(each) for each in found])
