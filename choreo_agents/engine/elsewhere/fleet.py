@@ -202,9 +202,9 @@ class Fleet:
         counting = (each for each in held if each is not None and tenant in (None, each.tenant))
         return self._bytes_per_token * sum(len(each.tokens) for each in counting)
 
-    def first_told(self, name: str, ids: Collection[str]) -> frozenset[str]:
+    def first_told(self, name: str, ids: Mapping[str, bool]) -> dict[str, bool]:
         """Those of messages that nobody has encoded yet that this engine is the first to be told of."""
-        return frozenset(each for each in ids if self.promised.setdefault(each, name) == name)
+        return {each: again for each, again in ids.items() if self.promised.setdefault(each, name) == name}
 
     def dropped(self, message_id: str) -> list[tuple[FarEngine, str]]:
         """The front needs a message no longer: the engines that are to be told, with the tenant's salt."""

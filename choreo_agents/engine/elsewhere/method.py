@@ -80,6 +80,7 @@ class ElsewhereView:
     def close(self) -> None:
         """The decode has ended."""
         self.over = True
+        self.on_added = lambda parent, offset: None  # who was told has the request, which has this
         added, self.added = self.added, []
         for parent, _ in added:
             self._table.unwant(parent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -76,8 +76,8 @@ class SentCall:
     """As tokens, placed, with its seed."""
     rows: tuple[LineageRow, ...]
     """Of what it reads and of all that this comes from, as far as the engine is not known to have it."""
-    promised: frozenset[str] = frozenset()
-    """Those of them that nobody has encoded yet."""
+    promised: Mapping[str, bool] = field(default_factory=dict)
+    """Those of them that nobody has encoded yet, and whether their words were encoded before and are lost."""
     grows: bool = False
     """Whether messages come into its view while it runs (see `FarEngine.join`)."""
     joins: tuple[tuple[str, int], ...] = ()
@@ -97,7 +97,7 @@ class JoiningMessage:
     offset: int
     rows: tuple[LineageRow, ...]
     """As a `SentCall` has them."""
-    promised: frozenset[str] = frozenset()
+    promised: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -241,10 +241,10 @@ def sent(
     return SentCall(front, stamp, number, salt, call, rows, promised, grows, joining)
 
 
-def rows_of(messages: Collection[Message], known: Collection[str]) -> tuple[tuple[LineageRow, ...], frozenset[str]]:
+def rows_of(messages: Collection[Message], known: Collection[str]) -> tuple[tuple[LineageRow, ...], dict[str, bool]]:
     """What an engine has to be told of messages, and which of them nobody has encoded yet."""
     lacking = lacked(messages, known)
-    promised = frozenset(each.handle.id for each in lacking if each.promise is not None)
+    promised = {each.handle.id: each.again for each in lacking if each.promise is not None}
     return tuple(map(row_of, lacking)), promised
 
 

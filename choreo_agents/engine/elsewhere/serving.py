@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -154,7 +154,7 @@ class EngineServer:
     async def take(self, copying: Copying, given: Any) -> tuple[Collection[str], int]:
         """See `FarEngine`."""
         serving = self._serving_of(copying.front, copying.salt)
-        serving.take_in(copying.ids, copying.rows, frozenset(), copying.stamp)
+        serving.take_in(copying.ids, copying.rows, {}, copying.stamp)
         refused = await asyncio.to_thread(unpacked, serving.tenant, given)
         taken = {parcel.id: parcel.nbytes for parcel in given if parcel.id not in refused}
         serving.release([each for each in copying.ids if each not in taken], copying.stamp)
@@ -219,7 +219,7 @@ class _Serving:
         self._lineage = LineageExchange(tenant)
 
     def take_in(
-        self, read: Collection[str], sent_rows: Sequence[LineageRow], promised: Collection[str], stamp: int
+        self, read: Collection[str], sent_rows: Sequence[LineageRow], promised: Mapping[str, bool], stamp: int
     ) -> None:
         """Know what a call reads; raises `UnknownHandleError` if something is not there, and did not come with it."""
         rows = {row.id: row for row in sent_rows}
@@ -231,7 +231,7 @@ class _Serving:
             for each in new:
                 message = table.known(each)
                 if message is not None and each in promised:
-                    message.promise = self._core.next_number()
+                    message.promise, message.again = self._core.next_number(), promised[each]
         if refused:
             raise UnknownHandleError("; ".join(f"{name}: {why}" for name, why in refused.items()))
 
