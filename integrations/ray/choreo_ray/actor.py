@@ -113,7 +113,9 @@ class EngineActor:
         await self.load()
         assert self._server is not None
         greeted = await self._server.greet(greeting)
-        if greeting.front not in self._fronts:
+        if (known := self._fronts.get(greeting.front)) is not None:
+            known.cancel()  # it took the engine for lost, and has these calls run elsewhere
+        else:
             self._fronts[greeting.front] = _Front()
             self._expect(greeting.front)
         return self._incarnation, greeted
@@ -144,6 +146,7 @@ class EngineActor:
         told: list[Chosen] = []
         # An item of its own is dear: most calls have said or ended before.
         begun = asyncio.get_running_loop().call_later(_BEGUN_S, front.say, sent.number, 0, ())
+        front.calls.add(call := asyncio.current_task())
         try:
             async with aclosing(server.run(sent)) as telling:
                 async for each in telling:
@@ -157,6 +160,7 @@ class EngineActor:
             raise self._over(lost) from lost
         finally:
             begun.cancel()
+            front.calls.discard(call)
         raise EngineLostError(f"engine {self._name!r} has ended a call without an answer")
 
     async def hurry(self, sender: Sender, number: int, priority: int) -> None:
@@ -234,6 +238,7 @@ class EngineActor:
         if self._fronts.get(name) is front and front.heard == heard and self._server is not None:
             LOG.info("a front is gone: what engine %r has for it goes, too", self._name)
             del self._fronts[name]
+            front.cancel()
             for salt in front.salts:
                 await self._server.close_tenant(name, salt)
 
@@ -255,10 +260,18 @@ class _Front:
     def __init__(self) -> None:
         self.salts: set[str] = set()
         """Of its tenants."""
+        self.calls: set[asyncio.Task[Any] | None] = set()
+        """Under way."""
         self.heard = 0
         """How often it has asked for what is said."""
         self._waiting: dict[int, SomeTokens] = {}
         self._some = asyncio.Event()
+
+    def cancel(self) -> None:
+        """End its calls."""
+        for call in self.calls:
+            if call is not None:
+                call.cancel()
 
     def say(self, number: int, since: int, told: Sequence[Chosen]) -> None:
         """Tokens of a call, after those that were told before."""

@@ -86,7 +86,8 @@ class RayEngine(Engine):
         said |= {"generation_config": generation_config, "scheduling": scheduling}
         said |= {each: front.get(each) for each in ("adapter", "chat", "memory")}
         options = {each: value for each, value in said.items() if value is not None}
-        actors = Actors(Cluster(address, object_store_bytes), placing, Loading(str(model), threads, options))
+        loading = Loading(str(model), threads, options)
+        actors = Actors(Cluster(address, object_store_bytes), placing, loading)
         try:
             if actors.directory is not None:
                 front = {"directory": actors.directory, **front}

@@ -52,6 +52,8 @@ class Placing:
             raise InvalidRequestError(f"engines must be a whole number, at least 1, not {self.engines!r}")
         if isinstance(self.directories, bool) or not isinstance(self.directories, int) or self.directories < 0:
             raise InvalidRequestError(f"directories must be a whole number, not {self.directories!r}")
+        if self.start_s <= 0:
+            raise InvalidRequestError(f"start_s must be positive, not {self.start_s!r}")
         for what, value in (("num_cpus", self.num_cpus), ("num_gpus", self.num_gpus)):
             if value < 0:
                 raise InvalidRequestError(f"{what} must not be negative, but it is {value!r}")
@@ -73,9 +75,9 @@ class Placing:
         return [f"{self.name or 'engine'}-{number}" for number in range(self.engines)]
 
 
-def ended(actors: Sequence[Any]) -> None:
-    """End actors for good, once their engines have written what is to be kept."""
-    closing = [each.close.remote() for each in actors]
+def ended(actors: Sequence[Any], *, begun: bool = True) -> None:
+    """End actors for good, if they have begun once their engines have written what is to be kept."""
+    closing = [each.close.remote() for each in actors if begun]
     if closing:
         ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
     for each in actors:
@@ -108,6 +110,7 @@ class Actors:
         self._group: PlacementGroup | None = None
         self.far: list[RayFarEngine] = []
         self.directory: RayDirectory | None = None
+        self._begun = False
         try:
             self._require_possible()
             until = time.monotonic() + placing.start_s
@@ -116,6 +119,7 @@ class Actors:
                 options = self._options(name, None if bundles is None else (bundles, number))
                 self.far.append(RayFarEngine(name, ray.remote(EngineActor).options(**options).remote(name, loading)))
             self._wait_until_begun(until)
+            self._begun = True
             self._load()
             if placing.name is not None:
                 self._require(loading)
@@ -137,7 +141,7 @@ class Actors:
     def close(self) -> None:
         """End them, unless they are to outlive this process."""
         if self._placing.name is None and ray.is_initialized():
-            ended([each.actor for each in self.far])
+            ended([each.actor for each in self.far], begun=self._begun)
             if self.directory is not None:
                 self.directory.close()
             if self._group is not None:

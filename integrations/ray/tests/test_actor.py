@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from choreo_ray import actor as actors
 from choreo_ray.actor import EngineActor, Loading, Sender, SomeTokens
+from ray.exceptions import OwnerDiedError
 
-from choreo_agents import Memory
-from choreo_agents.engine.elsewhere import Greeting
+from choreo_agents import Decode, Memory, Sampling
+from choreo_agents.engine.elsewhere import Copying, Greeting, SentCall
 from choreo_agents.errors import DeviceLostError, EngineLostError, EngineMismatchError, InvalidRequestError
 from choreo_agents.sampling import Chosen
 
@@ -87,6 +88,34 @@ async def test_what_a_front_had_goes_when_it_does_not(actor: EngineActor, monkey
     while not tenant.closed:
         await asyncio.sleep(0.01)
     assert not actor._fronts
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["greets-again", "is-gone"])
+async def test_calls_end_whose_front_has_given_them_up(actor: EngineActor, again: bool) -> None:
+    known = await sender(actor)
+    long = Decode([5, 6], sampling=Sampling(max_tokens=100, forced=[7] * 100))
+    call = asyncio.create_task(actor.run(known, SentCall("front", 0, 1, "salt", long, ())))
+    heard = actor.listen(known)
+    assert 1 in await anext(heard), "it has begun"
+    if again:
+        assert (await actor.greet(GREETING))[0] == known.incarnation
+    else:
+        front = actor._fronts["front"]
+        await actor._give_up("front", front, front.heard)
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    while (await actor.stats()).unfinished:
+        await asyncio.sleep(0.01)
+    await heard.aclose()
+
+
+async def test_what_is_lost_on_its_way_is_not_taken(actor: EngineActor) -> None:
+    async def lost() -> Any:
+        raise OwnerDiedError("00" * 28, None, "")
+
+    known = await sender(actor)
+    assert await actor.give(known, Copying("front", 0, "salt", ("a" * 64,), ())) == []
+    assert await actor.take(known, Copying("front", 1, "salt", (), ()), [lost()]) == ([], 0)
 
 
 async def test_a_process_whose_device_is_lost_ends(actor: EngineActor, monkeypatch: pytest.MonkeyPatch) -> None:

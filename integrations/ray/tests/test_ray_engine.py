@@ -7,17 +7,19 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import pytest
 import ray
 from choreo_ray import RayEngine
+from choreo_ray.far import RayFarEngine
 
 from choreo_agents import Engine, MessageHandle, Sampling
+from choreo_agents.engine.elsewhere import CallToPlace, Copying, Costs, EngineAhead, Route
 from choreo_agents.errors import EngineClosedError, GuideError, ReleasedHandleError
-from choreo_agents.tracing import CallPlaced, EngineCame, EngineWent
+from choreo_agents.tracing import CallPlaced, EngineCame, EngineWent, KVCopied
 
 Make = Callable[..., RayEngine]
 LONG = Sampling(max_tokens=300, temperature=0.8, seed=7)
@@ -145,6 +147,40 @@ def test_fronts_share_engines_and_nothing_else(front: Make) -> None:
         one.prefill("Alice: more.")
     with pytest.raises(EngineClosedError):
         one.engine_stats()
+
+
+def brought(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
+    """To the engine that has the least of what a call reads, which is copied there."""
+    to = min(engines, key=lambda engine: sum(engine.name in read.holders for read in call.reads))
+    lacking = [read for read in call.reads if to.name not in read.holders]
+    copies = {read.id: next(iter(read.holders)) for read in lacking}
+    return Route(to.name, copies, (), sum(read.nbytes for read in lacking), 0, 0.0)
+
+
+def test_kv_goes_from_actor_to_actor_and_not_through_the_front(
+    front: Make, here: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Any] = []
+    given: list[Any] = []
+    give = RayFarEngine.give
+
+    async def spied(self: RayFarEngine, copying: Copying) -> Any:
+        given.append(await give(self, copying))
+        return given[-1]
+
+    monkeypatch.setattr(RayFarEngine, "give", spied)
+    engine = front(sink=events.append, routing=brought)
+    note, own = engine.prefill("Alice: " + "so it is. " * 50), here.prefill("Alice: " + "so it is. " * 50)
+    received = counted(engine, "received_bytes")
+    say = Sampling(max_tokens=20, temperature=0.8, seed=3)
+    answer = engine.decode("Bob:", [note], sampling=say)
+    assert engine.text(answer) == here.text(here.decode("Bob:", [own], sampling=say))
+    copied = [each for each in events if isinstance(each, KVCopied)]
+    expected = len(engine.tokens(note)) * here.model.adapter.geometry.bytes_per_token
+    assert [(each.messages, each.refused, each.bytes) for each in copied] == [(1, 0, expected)]
+    assert counted(engine, "received_bytes") - received == expected
+    assert engine.usage(answer).tokens_recomputed == 0
+    assert [type(each) for each in given[0]] == [ray.ObjectRef], "what the front has is where to find it"
 
 
 class Watched:

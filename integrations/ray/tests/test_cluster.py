@@ -1,0 +1,219 @@
+"""What is wrong with a cluster, or with what is asked of it, is said; and what was begun there ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from choreo_ray import ClusterError, RayEngine
+from choreo_ray.cluster import Cluster
+from ray._private import state
+from ray.util import placement_group_table
+
+from choreo_agents import Memory, Sampling
+from choreo_agents.errors import (
+    EngineLostError,
+    EngineMismatchError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+)
+
+Make = Callable[..., RayEngine]
+ROOT = Path(__file__).parents[3]
+
+
+def alive() -> set[str]:
+    """The actors that there are, but those of the pool."""
+    every = [each for each in state.actors().values() if each["State"] != "DEAD"]
+    return {each["ActorID"] for each in every if not each["Name"].startswith("pool-")}
+
+
+def groups() -> list[Any]:
+    """The placement groups that there are."""
+    return [each for each in placement_group_table().values() if each["state"] != "REMOVED"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"engines": 0}, "engines must be a whole number, at least 1, not 0"),
+        ({"engines": 1.5}, "not 1.5"),
+        ({"num_cpus": -1}, "num_cpus must not be negative"),
+        ({"num_gpus": -0.5}, "num_gpus must not be negative"),
+        ({"threads": 0}, "threads must be"),
+        (
+            {"placement": "ANYWHERE"},
+            "one of 'PACK', 'SPREAD', 'STRICT_PACK', 'STRICT_SPREAD', a placement group or None",
+        ),
+        ({"placement": "PACK", "name": "lasting"}, "leave name or placement out"),
+        ({"start_s": 0}, "start_s must be positive"),
+        ({"directories": -1}, "directories must be"),
+        ({"object_store_bytes": 0}, "object_store_bytes must be positive"),
+    ],
+)
+def test_what_can_never_work_is_said_before_anything_is_started(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=re.escape(said)):
+        RayEngine.load("embedded", address="127.0.0.1:1", **options)
+
+
+def test_a_model_that_is_loaded_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    from choreo_agents.models import load_model
+
+    with pytest.raises(InvalidRequestError, match="give a folder or a name"):
+        RayEngine.load(load_model("embedded"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("127.0.0.1:1", "no cluster of Ray's answers at '127.0.0.1:1'"),
+        ("no-such-host.invalid:6379", "no cluster of Ray's answers"),
+        ("auto", "no cluster of Ray's answers at 'auto'"),
+        ("ray://127.0.0.1:10001", "Ray's client, through which nothing can be streamed"),
+        ("nonsense", "'nonsense' is no address"),
+    ],
+)
+def test_an_address_at_which_there_is_no_cluster(
+    address: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ClusterError, match=re.escape(said)) as raised:
+        Cluster(None, None)
+    assert (
+        isinstance(raised.value, EngineLostError | ConnectionError) and "HOST:PORT" in str(raised.value) + "HOST:PORT"
+    )
+
+
+def test_a_program_uses_one_cluster(address: str) -> None:
+    Cluster(address, None).close()
+    Cluster("auto", None).close()
+    with pytest.raises(ClusterError, match="this process uses the cluster at"):
+        Cluster("127.0.0.1:1", None)
+    assert ray.is_initialized(), "it was reached by somebody else, who ends it"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"engines": 1, "num_gpus": 1}, "1 engines with 1 CPU and 1 GPU each"),
+        ({"engines": 2, "placement": "STRICT_SPREAD"}, "the placement group 'STRICT_SPREAD' found none within 0.5 s"),
+    ],
+)
+def test_a_cluster_without_room_says_what_it_has(alone: None, options: dict[str, Any], said: str) -> None:
+    before = alive()
+    with pytest.raises(ClusterError, match=re.escape(said)) as raised:
+        RayEngine.load("embedded", start_s=0.5, **options)
+    assert re.search(r"It has 3 CPU \(\d free\) and 0 GPU \(0 free\)", str(raised.value))
+    assert alive() == before and groups() == []
+
+
+def test_nobody_is_ended_by_a_name_that_nobody_has(address: str) -> None:
+    assert RayEngine.end("nobody", namespace="tests") == 0
+
+
+def test_what_ray_is_missing_for_is_said() -> None:
+    code = (
+        "import sys; sys.modules['ray'] = None\n"
+        "try:\n    import choreo_ray\nexcept ModuleNotFoundError as e: print(e, e.name)"
+    )
+    paths = os.pathsep.join([str(ROOT / "integrations/ray"), str(ROOT)])
+    environment = os.environ | {"PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "pip install choreo-ray" in done.stdout and done.stdout.endswith(" ray\n")
+
+
+def test_closing_leaves_no_actor_behind(alone: None) -> None:
+    before = alive()
+    engine = RayEngine.load("embedded", engines=1, placement="PACK", memory=Memory(kv_budget_bytes=1 << 22))
+    assert len(alive()) == len(before) + 1 and len(groups()) == 1
+    tenant = engine.tenant("other")
+    tenant.close()
+    assert engine.text(engine.decode("Bob:", sampling=Sampling(max_tokens=3))).startswith("Bob:")
+    engine.close()
+    engine.close()
+    assert alive() == before and groups() == []
+    assert ray.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "error"),
+    [("/no/such/folder", {}, ModelNotFoundError), ("embedded", {"dtype": torch.float64}, UnsupportedModelError)],
+)
+def test_what_cannot_be_loaded_is_said_as_it_was_there(
+    alone: None, model: str, options: dict[str, Any], error: type[Exception]
+) -> None:
+    before = alive()
+    with pytest.raises(error, match=r"/no/such/folder|float64"):
+        RayEngine.load(model, engines=1, **options)
+    assert alive() == before
+
+
+@pytest.mark.slow
+def test_named_actors_outlive_who_has_started_them(alone: None) -> None:
+    before = alive()
+    lasting = {"name": "lasting", "namespace": "tests", "engines": 1, "directories": 1, "salt": "ours"}
+    one = RayEngine.load("embedded", **lasting)
+    note = one.prefill("Alice: the record says nine.")
+    other = RayEngine.load("embedded", **lasting)
+    assert other.prefill("Alice: the record says nine.") == note
+    one.close()
+    assert len(alive()) == len(before) + 2
+    assert other.text(other.decode("Bob:", [note], sampling=Sampling(max_tokens=3))).startswith("Bob:")
+    for wrong in ({"model": "/another/model"}, {"model": "embedded", "dtype": torch.bfloat16}):
+        with pytest.raises(EngineMismatchError, match=r"was there before, and serves 'embedded' in torch.float32"):
+            RayEngine.load(**(lasting | wrong))
+    other.close()
+    assert RayEngine.end("lasting", namespace="tests") == 2
+    assert alive() == before
+
+
+STARTS = """
+import os, sys
+import ray
+from choreo_ray import ClusterError, RayEngine
+from choreo_agents import Memory, Sampling
+if __name__ == "__main__":
+    try:
+        RayEngine.load("embedded", engines=999, num_cpus=1)
+    except ClusterError as none:
+        assert "999 engines" in str(none) and "does not grow" in str(none), none
+    assert not ray.is_initialized()
+    memory = Memory(kv_budget_bytes=1 << 22)
+    with RayEngine.load("embedded", engines=1, object_store_bytes=100 << 20, memory=memory) as one:
+        with RayEngine.load("embedded", engines=1, num_cpus=0, memory=memory) as other:
+            said = [each.text(each.decode("Bob:", sampling=Sampling(max_tokens=3))) for each in (one, other)]
+        assert ray.is_initialized(), "another engine uses it"
+        assert said[0] == said[1] == one.text(one.decode("Bob:", sampling=Sampling(max_tokens=3)))
+    assert not ray.is_initialized()
+    print("done")
+"""
+
+
+@pytest.mark.slow
+def test_a_cluster_is_started_where_there_is_none_and_ends_with_its_last_engine(tmp_path: Path) -> None:
+    import tempfile
+
+    import psutil
+
+    (tmp_path / "starts.py").write_text(STARTS)
+    paths = [str(ROOT), str(ROOT / "integrations/ray"), os.environ.get("PYTHONPATH", "")]
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as short:  # paths of sockets are short
+        own = {"PYTHONPATH": os.pathsep.join(paths), "RAY_TMPDIR": short, "HOME": str(tmp_path)}
+        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | own
+        command = [sys.executable, str(tmp_path / "starts.py")]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
+        assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stdout + done.stderr
+        left = [each.pid for each in psutil.process_iter(["cmdline"]) if short in " ".join(each.info["cmdline"] or ())]
+        assert left == []
+    assert not (tmp_path / ".ray").exists()
