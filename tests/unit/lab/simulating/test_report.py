@@ -59,6 +59,7 @@ def test_percentiles_are_values() -> None:
     values = [float(value) for value in range(100, 0, -1)]
     assert [percentile(values, percent) for percent in (50, 95, 99, 100)] == [50.0, 95.0, 99.0, 100.0]
     assert percentile([3.0], 50) == 3.0 and percentile([], 50) is None
+    assert percentile([1.0, 2.0, 3.0], 50) == 2.0 and percentile([1.0, 2.0, 3.0], 1) == 1.0
 
 
 def test_it_is_drawn(tmp_path: Path) -> None:

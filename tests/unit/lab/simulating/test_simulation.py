@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from choreo_agents.engine.elsewhere import CallToPlace, Costs, EngineAhead, Rout
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.lab.simulating.rules import RULES
 from choreo_agents.lab.simulating.simulation import Setting, simulate
-from choreo_agents.lab.simulating.trace import RecordedTrace
+from choreo_agents.lab.simulating.trace import RecordedTrace, TracedCall
 
 SETTING = Setting(COSTS)
 
@@ -121,6 +122,41 @@ def test_two_calls_wait_for_one_copy() -> None:
     found = simulate([trace_of([run], {"doc": (600, [])})], 2, Setting(COSTS, routing=routing))
     assert (found.bytes_moved, found.copies, found.tokens_again) == (60_000, 1, 0)
     assert found.first_token_s[1] == found.first_token_s[2]
+
+
+def test_what_a_call_has_brought_is_to_be_had_while_it_still_speaks() -> None:
+    run = [Spoken(["doc"], samples=900), Waited(3.0), Spoken(["doc"], after=[1])]
+    routing = RecordedRouting(["engine 0", "engine 1"])
+    found = simulate([trace_of([run], {"doc": (600, [])})], 2, Setting(COSTS, routing=routing))
+    assert found.makespan_s > 9.0 and (found.copies, found.tokens_again) == (1, 0)
+
+
+def test_an_engine_takes_one_copy_after_the_other() -> None:
+    """Two documents of 500 tokens come from two engines to a third: 0.05 s each."""
+    run = [Spoken(["x"]), Spoken(["y"]), Waited(5.0, [0, 1]), Spoken(["x"], after=[2]), Spoken(["y"], after=[2])]
+    routing = RecordedRouting(["engine 0", "engine 1", "engine 2", "engine 2"])
+    trace = trace_of([run], {"x": (500, []), "y": (500, [])})
+    *_, one, other = simulate([trace], 3, Setting(COSTS, routing=routing)).first_token_s
+    first = 0.004 + 0.05 + 0.002 + 0.01 + 3 / 1000
+    assert one == pytest.approx(first)
+    assert first + 0.04 < other < first + 0.07
+
+
+def test_what_another_thread_needs_stays() -> None:
+    runs = [[Spoken(["root"])], [Waited(9.0), Spoken(["root"], after=[0])]]
+    found = simulate([trace_of(runs, {"root": (500, [])}, common=["root"])], 1, SETTING)
+    assert (found.tokens_first, found.tokens_again) == (500, 0)
+
+
+def test_an_answer_that_was_thought_out_is_encoded_behind_its_thoughts() -> None:
+    trace = trace_of([[Spoken(samples=20), Spoken(["answer"], after=[0])]], {"answer": (9, [])})
+    [run] = trace.runs
+    thinking, reader = run.tasks
+    assert isinstance(thinking, TracedCall)
+    trace = replace(trace, runs=(replace(run, tasks=(replace(thinking, made="answer"), reader)),))
+    found = simulate([trace], 1, SETTING)
+    assert found.tokens_decoded == (4 + 20 + 1) + 9 + (4 + 8 + 1)
+    assert not found.tokens_first and not found.tokens_again, "it is there when it is read"
 
 
 def test_copies_have_messages_of_their_own_but_for_what_all_are_told() -> None:
