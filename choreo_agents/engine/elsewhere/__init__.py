@@ -7,6 +7,7 @@ Read `sending`, what goes to and fro, then `errand`, what is done for a request,
 `routing` says where that is, and `parcels` brings KV from one of them to another.
 """
 
+from choreo_agents.engine.elsewhere.core import ElsewhereCore
 from choreo_agents.engine.elsewhere.directory import Directory, HandleDirectory, KnownHolders
 from choreo_agents.engine.elsewhere.front import FrontOptions, front_of
 from choreo_agents.engine.elsewhere.parcels import Parcel, packed, unpacked
@@ -29,6 +30,7 @@ __all__ = [
     "Copying",
     "Costs",
     "Directory",
+    "ElsewhereCore",
     "EngineAhead",
     "EngineServer",
     "FarEngine",

@@ -15,6 +15,9 @@ from choreo_agents.errors import ChoreoError, EngineLostError
 from choreo_agents.runtime.lock import EngineLock
 from choreo_agents.tracing import EventSink, KVCopied, guarded
 
+_AT_ONCE = 64
+"""Messages of an engine that is to be ended that are copied together."""
+
 
 class Copies:
     """Used on the front's event loop.
@@ -74,6 +77,29 @@ class Copies:
                     coming.set_result(None)
         for coming in waits:
             await coming
+
+    async def hand_over(self, name: str, known: Callable[[str], Message | None]) -> int:
+        """Have all that one engine alone has copied to others, of which each gets a part; how many messages that were.
+
+        Raises what `Fleet.leave` does.
+
+        Args:
+            name: The engine, which nothing new is placed at from now on.
+            known: Finds a message by its id. Under the lock.
+        """
+        with self._lock:
+            parts: dict[tuple[str, str], dict[str, Message]] = defaultdict(dict)
+            for message_id, salt, to in self._fleet.leave(name):
+                if (message := known(message_id)) is not None:
+                    parts[to.name, salt][message_id] = message
+        for (to_name, salt), messages in parts.items():
+            ids = [*messages]
+            for first in range(0, len(ids), _AT_ONCE):
+                some = {each: messages[each] for each in ids[first : first + _AT_ONCE]}
+                await self.bring(salt, dict.fromkeys(some, name), some, self._fleet.outposts[to_name])
+        with self._lock:
+            every = [(to_name, each) for (to_name, _), messages in parts.items() for each in messages]
+            return sum(each in self._fleet.outposts[to_name].held for to_name, each in every)
 
     def _copying(self, salt: str, messages: list[Message], to: Outpost) -> Copying:
         rows, _ = rows_of(messages, to.held.keys())

@@ -98,6 +98,11 @@ class ElsewhereCore(EngineCore):
         self.loop.wait_for(self._presence.load_adapter(given, files, naming.salt))  # type: ignore[attr-defined]
         return given
 
+    def drain(self, name: str) -> int:
+        """Have an engine's messages handed over to others, and nothing new placed there; how many were handed over."""
+        found: int = self.loop.wait_for(self._errands.copies.hand_over(name, self.table.known))  # type: ignore[attr-defined]
+        return found
+
     def dropped(self, message_id: str) -> None:
         """The front needs a message no longer."""
         self._errands.forget(message_id)

@@ -87,7 +87,7 @@ class Errands:
         self._loop: TaskLoop
         self._register = register
         self._stamps = itertools.count()
-        self._copies = Copies(fleet, presence, lock, sink, front, self._stamps.__next__)
+        self.copies = Copies(fleet, presence, lock, sink, front, self._stamps.__next__)
         self._at: dict[int, Outpost] = {}
         """Where each request runs."""
         self._begun: set[int] = set()
@@ -190,7 +190,7 @@ class Errands:
         pending = _pending(request)
         messages = {parent.handle.id: parent for parent in pending.lineage.parents}
         try:
-            await self._copies.bring(pending.naming.salt, placed.copies, messages, outpost)
+            await self.copies.bring(pending.naming.salt, placed.copies, messages, outpost)
         finally:
             with self._lock:
                 self._fleet.arrived(outpost.name, placed.bytes_copied)

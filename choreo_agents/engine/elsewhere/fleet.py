@@ -14,6 +14,7 @@ from choreo_agents.engine.elsewhere.routing import CallToPlace, Costs, EngineAhe
 from choreo_agents.engine.elsewhere.sending import FarEngine, Greeted, lacked
 from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.errors import InvalidRequestError
 
 _USUAL_SAMPLES = 64
 """Tokens that an answer has, as long as nobody has seen one of its author's."""
@@ -34,6 +35,8 @@ class Outpost:
     pace: Pace | None = None
     """As measured, of all that are alike together."""
     alive: bool = False
+    leaves: bool = False
+    """Whether it is to be ended soon: nothing new is placed there while there are others."""
     held: dict[str, str] = field(default_factory=dict)
     """The tenant's salt of each message that it has for the front, by id."""
     serving: dict[int, int] = field(default_factory=dict)
@@ -117,10 +120,41 @@ class Fleet:
         """Those that calls can be sent to."""
         return [outpost for outpost in self.outposts.values() if outpost.alive]
 
+    def staying(self) -> list[Outpost]:
+        """Those of them that are not to be ended soon."""
+        return [outpost for outpost in self.alive() if not outpost.leaves]
+
+    def leave(self, name: str) -> list[tuple[str, str, Outpost]]:
+        """An engine is to be ended soon: what it alone has, its tenant's salt, and to which engine it should go.
+
+        The latest come first.
+
+        Raises:
+            InvalidRequestError: There is no such engine, or it is gone, or no other is there.
+        """
+        outpost = self.outposts.get(name)
+        if outpost is None or not outpost.alive:
+            known = ", ".join(repr(each.name) for each in self.alive())
+            raise InvalidRequestError(f"there is no engine {name!r} now: those that are there are {known}")
+        outpost.leaves = True
+        if not (others := self.staying()):
+            outpost.leaves = False
+            raise InvalidRequestError(
+                f"engine {name!r} is the only one that is there and stays: nobody could take over"
+            )
+        alone = [each for each in reversed(outpost.held) if self.holders(each) == [name]]
+        load = {each.name: len(each.held) for each in others}
+        found: list[tuple[str, str, Outpost]] = []
+        for message_id in alone:
+            least = min(load, key=lambda each: (load[each], each))
+            load[least] += 1
+            found.append((message_id, outpost.held[message_id], self.outposts[least]))
+        return found
+
     def came(self, name: str, greeted: Greeted) -> None:
         """An engine is there."""
         outpost = self.outposts[name]
-        outpost.total_tokens, outpost.alive = greeted.total_tokens, True
+        outpost.total_tokens, outpost.alive, outpost.leaves = greeted.total_tokens, True, False
         outpost.kv_budget_bytes, outpost.measured = greeted.kv_budget_bytes, greeted.pace
         paces = paced({each.name: each.measured for each in self.outposts.values() if each.measured is not None})
         for each in self.outposts.values():
@@ -146,7 +180,7 @@ class Fleet:
             wish: The request.
             tried: Engines that were lost with it.
         """
-        there = self.alive()
+        there = self.staying() or self.alive()
         engines = [outpost for outpost in there if outpost.name not in tried] or there
         if not engines:
             return None

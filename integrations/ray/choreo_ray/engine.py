@@ -11,7 +11,7 @@ from ray.util.placement_group import PlacementGroup
 
 from choreo_agents import Engine, EngineStats, Quota, Scheduling
 from choreo_agents.engine import engine_over
-from choreo_agents.engine.elsewhere import FrontOptions
+from choreo_agents.engine.elsewhere import ElsewhereCore, FrontOptions
 from choreo_agents.errors import EngineClosedError, InvalidRequestError
 from choreo_agents.models import GenerationConfigUse, LoadedModel
 from choreo_ray.actor import Loading
@@ -118,6 +118,23 @@ class RayEngine(Engine):
             return len(found)
         finally:
             cluster.close()
+
+    def drain(self, name: str) -> int:
+        """Before an engine's machine is taken away: place nothing new there, and hand over what it alone has.
+
+        Calls under way there go on. When its actor has ended and begun again, it is as any other.
+
+        Args:
+            name: The engine's, as `engine_stats` has it.
+
+        Returns:
+            How many messages others have now; the rest is encoded again where it is read.
+
+        Raises:
+            InvalidRequestError: There is no such engine now, or no other that stays.
+        """
+        assert isinstance(self._core, ElsewhereCore)
+        return self._core.drain(name)
 
     def engine_stats(self) -> Mapping[str, EngineStats]:
         """What each engine holds and has done, for all fronts together, by its name; of those that are there."""

@@ -12,7 +12,7 @@ from support.elsewhere import MortalEngine
 
 from choreo_agents import Decode, Engine, Memory, MessageHandle, Sampling
 from choreo_agents.engine import engine_over
-from choreo_agents.errors import EngineLostError
+from choreo_agents.errors import EngineLostError, InvalidRequestError
 from choreo_agents.models import LoadedModel
 from choreo_agents.tracing import CallPlaced, EngineCame, EngineWent, EventList
 
@@ -135,3 +135,19 @@ def _until(holds: Any) -> None:
             return
         time.sleep(0.01)
     raise AssertionError("it did not come to that")
+
+
+def test_an_engine_that_is_to_be_ended_hands_over_what_it_has(fleet: Fleet) -> None:
+    core: Any = fleet.front._core
+    trunk = fleet.front.prefill("Ann has 3 red kites.")
+    answer = fleet.front.decode("So:", [trunk], sampling=WARM)
+    leaving = fleet.placed()[0]
+    [other] = {"a", "b"} - {leaving}
+    assert core.drain(leaving) == 2
+    again = fleet.front.decode("And:", [answer, trunk], sampling=WARM)
+    assert fleet.placed()[-1] == other and fleet.front.usage(again).tokens_recomputed == 0
+    fleet.named(leaving).kill()
+    with pytest.raises(InvalidRequestError, match=f"'{other}' is the only one that is there and stays"):
+        core.drain(other)
+    with pytest.raises(InvalidRequestError, match=r"there is no engine 'z' now: those that are there are '.'"):
+        core.drain("z")
