@@ -46,6 +46,8 @@ class Loading:
     """That torch computes with on a CPU."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The other arguments of `Engine.load`."""
+    measures: bool = False
+    """Whether the engine finds out how fast it is before it serves."""
 
     def __post_init__(self) -> None:
         if isinstance(self.threads, bool) or not isinstance(self.threads, int) or self.threads < 1:
@@ -100,7 +102,7 @@ class EngineActor:
             if self._server is None:
                 self._engine = await asyncio.to_thread(_loaded, self._loading)
                 assert self._engine.owner is not None, "it was loaded, and is no tenant's"
-                self._server = self._engine.owner.server(self._name)
+                self._server = self._engine.owner.server(self._name, measures=self._loading.measures)
 
     async def serves(self) -> tuple[str, torch.dtype]:
         """The model's name, and what it is in."""
@@ -203,6 +205,14 @@ class EngineActor:
         server, front = self._known(sender)
         front.salts.discard(salt)
         await server.close_tenant(sender.front, salt)
+
+    async def weight(self, nbytes: int) -> list[Any]:
+        """A reference to so many bytes in the object store: to measure by."""
+        return [ray.put(os.urandom(nbytes))]
+
+    async def weighed(self, given: Sequence[Any]) -> int:
+        """How many bytes these are, once they are here."""
+        return sum([len(await reference) for reference in given])
 
     async def stats(self) -> EngineStats:
         """What the engine holds and has done."""

@@ -18,6 +18,7 @@ from choreo_ray.actor import Loading
 from choreo_ray.cluster import Cluster
 from choreo_ray.directory import NAMESPACE
 from choreo_ray.fleet import Actors, Placing, Strategy, ended, named
+from choreo_ray.measuring import measured_costs
 
 START_S = 60.0
 
@@ -86,9 +87,13 @@ class RayEngine(Engine):
         said |= {"generation_config": generation_config, "scheduling": scheduling}
         said |= {each: front.get(each) for each in ("adapter", "chat", "memory")}
         options = {each: value for each, value in said.items() if value is not None}
-        loading = Loading(str(model), threads, options)
+        # Costs that are given are those of engines, too.
+        measures = front.get("costs") is None
+        loading = Loading(str(model), threads, options, measures)
         actors = Actors(Cluster(address, object_store_bytes), placing, loading)
         try:
+            if front.get("costs") is None:
+                front["costs"] = measured_costs([each.actor for each in actors.far])
             if actors.directory is not None:
                 front = {"directory": actors.directory, **front}
             made = engine_over(actors.far, model, salt=salt, quota=quota, made=cls, **front)
