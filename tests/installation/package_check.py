@@ -72,6 +72,20 @@ _, told = server.communicate(timeout=60)
 assert "stopped" in told and server.returncode == 0, told
 print(said["choices"][0]["message"]["content"])
 """
+RAY = """
+import os, tempfile, uuid
+with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+    os.environ |= {"RAY_TMPDIR": folder, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    os.environ.pop("RAY_ADDRESS", None)
+    from choreo_agents import Memory, Sampling
+    from choreo_ray import RayEngine
+    memory = Memory(kv_budget_bytes=1 << 22)
+    with RayEngine.load("embedded", engines=1, memory=memory, object_store_bytes=100 << 20) as engine:
+        said = engine.text(engine.decode("Bob:", sampling=Sampling(max_tokens=4)))
+assert said.startswith("Bob:") and len(said) > 4, said
+print(said)
+"""
 
 
 class Wrong(Exception):  # noqa: N818 - no error of the product's
@@ -292,6 +306,8 @@ def check(clean: CleanEnvironment, names: set[str]) -> None:
         clean.python(CHAT)
     if "choreo-server" in names:
         clean.python(SERVE)
+    if "choreo-ray" in names:
+        clean.python(RAY)
 
 
 def say(line: str) -> None:

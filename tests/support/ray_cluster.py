@@ -22,7 +22,7 @@ import psutil
 from filelock import FileLock
 
 ROOT = Path(__file__).parents[2]
-STORE_BYTES, CPUS = 600 << 20, 3
+STORE_BYTES, CPUS = 600 << 20, 5
 _LOOK_S = 0.1
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -25,6 +25,7 @@ Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 """Of Ray's placement groups."""
 _CALLS = 1 << 14
 """At once in an actor: what is too much for its engine waits there, and not before what concerns calls under way."""
+_AGAIN_S = 0.1
 _CLOSE_S = 30.0
 """Seconds that engines have to write what is to be kept."""
 
@@ -189,19 +190,23 @@ class Actors:
         return options
 
     def _wait_until_begun(self, until: float) -> None:
-        begun = {each.actor.there.remote(): each.name for each in self.far}
-        ready, missing = ray.wait([*begun], num_returns=len(begun), timeout=max(0.0, until - time.monotonic()))
-        for reference in ready:
+        begun = {each.actor.there.remote(): each for each in self.far}
+        while begun:
+            ready, _ = ray.wait([*begun], timeout=max(0.0, until - time.monotonic()))
+            if not ready or time.monotonic() > until:
+                names = " and ".join(sorted(repr(each.name) for each in begun.values()))
+                raise self._no_room(f"{names} had not begun after {self._placing.start_s:g} s")
+            far = begun.pop(ready[0])
             try:
-                ray.get(reference)
+                ray.get(ready[0])
+            except ActorUnavailableError:  # one that was there before has died, and is being started again
+                time.sleep(_AGAIN_S)
+                begun[far.actor.there.remote()] = far
             except RayError as error:
                 raise ClusterError(
-                    f"the actor of {begun[reference]!r} could not begin: {error}. Each machine of the cluster needs "
-                    "choreo-ray, and one version of it"
+                    f"the actor of {far.name!r} could not begin: {error}. Each machine of the cluster needs choreo-ray "
+                    "in one version"
                 ) from error
-        if missing:
-            names = " and ".join(sorted(repr(begun[reference]) for reference in missing))
-            raise self._no_room(f"{names} had not begun after {self._placing.start_s:g} s")
 
     def _require(self, loading: Loading) -> None:
         """Raise `EngineMismatchError` if actors that were there before serve another model."""

@@ -114,7 +114,7 @@ def test_a_cluster_without_room_says_what_it_has(alone: None, options: dict[str,
     before = alive()
     with pytest.raises(ClusterError, match=re.escape(said)) as raised:
         RayEngine.load("embedded", start_s=0.5, **options)
-    assert re.search(r"It has 3 CPU \(\d free\) and 0 GPU \(0 free\)", str(raised.value))
+    assert re.search(r"It has 5 CPU \(\d free\) and 0 GPU \(0 free\)", str(raised.value))
     assert alive() == before and groups() == []
 
 
@@ -175,6 +175,15 @@ def test_named_actors_outlive_who_has_started_them(alone: None) -> None:
             RayEngine.load(**(lasting | wrong))
     other.close()
     assert RayEngine.end("lasting", namespace="tests") == 2
+    assert alive() == before
+
+
+@pytest.mark.slow
+def test_its_page_runs(alone: None, capsys: pytest.CaptureFixture[str]) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "integrations/ray/README.md").read_text(), re.DOTALL)
+    before = alive()
+    exec(code, {})
+    assert capsys.readouterr().out.startswith("Bob:")
     assert alive() == before
 
 

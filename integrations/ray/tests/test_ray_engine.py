@@ -226,6 +226,8 @@ def test_what_an_actor_had_is_computed_again_when_it_was_idle(front: Make, here:
         assert told == expected
         until(lambda came=came: len(watched.told(EngineCame)) > came)
     assert len(watched.told(EngineWent)) == 2
+    watched.kill(watched.ran_at())
+    assert front().prefill([7] * 3).length == 3, "who comes while it is started again waits"
 
 
 def test_a_call_whose_actor_dies_ends_elsewhere_with_the_same_words(front: Make, here: Engine) -> None:
