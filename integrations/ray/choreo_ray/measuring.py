@@ -28,7 +28,7 @@ def measured_costs(actors: Sequence[Any]) -> Costs:
     call_s = _median(lambda: ray.get(actors[0].there.remote()))
     if len(actors) == 1:
         return Costs(call_s=call_s)
-    small_s, large_s = (_median(partial(_copy, *actors[:2], nbytes)) for nbytes in (_SMALL, _LARGE))
+    small_s, large_s = (_median(partial(_copy, actors[0], actors[1], nbytes)) for nbytes in (_SMALL, _LARGE))
     rate = (_LARGE - _SMALL) / max(_LEAST_S, large_s - small_s)
     return Costs(call_s=call_s, copy_s=small_s, copy_bytes_per_s=min(rate, 100 * usual.copy_bytes_per_s))
 
