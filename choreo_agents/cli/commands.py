@@ -25,9 +25,7 @@ DRAW_DEBATE = "choreo_agents.lab.language.tasks.record_debate:debate_drawn"
 MOST_REPORTS = "choreo_agents.lab.language.tasks.record_debate:REPORTS"
 SHOW_EDGES = "choreo_agents.lab.experiments.audit_edges.report:show_edges"
 """Measures what each shared edge of a graph saves and changes."""
-SIMULATED = "choreo_agents.lab.simulating.running:simulated"
-"""Plays recorded runs on engines in simulated time; needs SimPy."""
-FROM_LAB = (CASES, SCORE_ITEMS, DRAW_DEBATE, MOST_REPORTS, SHOW_EDGES, SIMULATED)
+FROM_LAB = (CASES, SCORE_ITEMS, DRAW_DEBATE, MOST_REPORTS, SHOW_EDGES)
 
 
 def _of_workflows(place: str) -> dict[str, Command]:
@@ -233,7 +231,7 @@ CHOREO = Group(
             "Go on from a recording otherwise: only what the change can reach is computed again.",
         ),
         "simulate": Command(
-            "choreo_agents.cli.simulate:simulate",
+            "choreo_agents.lab.simulating.command:simulate",
             "What more engines would be worth: recorded runs, played on so many in simulated time.",
         ),
         "eval": _EVAL,

@@ -15,8 +15,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from choreo_agents.cli.commands import SIMULATED
-from choreo_agents.cli.lazy import found
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.lab.showing.plots import require_plots
@@ -98,6 +96,8 @@ def simulate(
     console = Console(stderr=to_stdout, highlight=False)
     with errors_as_lines(console):
         require_simpy()
+        from choreo_agents.lab.simulating.running import simulated  # noqa: PLC0415 - it needs SimPy
+
         counts = _counts(engines)
         if rule not in RULES:
             raise InvalidRequestError(f"--rule is one of {', '.join(RULES)}, not {rule!r}")
@@ -114,9 +114,9 @@ def simulate(
             for each in costs or ()
         ]
         known = known_costs(files, recorded[0].header, any_model=any_model)
-        options = {"copies": copies, "rate": rate, "seed": seed, "fronts": fronts, "rule": rule}
+        options: dict[str, Any] = {"copies": copies, "rate": rate, "seed": seed, "fronts": fronts, "rule": rule}
         with _counting(console, recorded, counts, copies) as on_call:
-            report = found(SIMULATED)(recorded, counts, known, **options, on_call=on_call)
+            report = simulated(recorded, counts, known, **options, on_call=on_call)
         if plot is not None:
             save_simulation(report, plot)
         if json_out is not None and not to_stdout:
