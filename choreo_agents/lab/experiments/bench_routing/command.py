@@ -84,7 +84,7 @@ def routing(
             bench = RoutingBench(traces, known.costs, numbers(engines), _shares(loads), chosen, per_engine, seed)
             settings = {
                 "workloads": list(traces),
-                "costs": as_plain(known.costs),
+                "costs": as_plain(bench.played),
                 "engines": bench.engines,
                 "loads": bench.loads,
                 "rules": chosen,

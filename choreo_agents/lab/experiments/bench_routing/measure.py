@@ -73,14 +73,14 @@ class RoutingBench:
         require_simpy()
         from choreo_agents.lab.simulating.simulation import Setting, simulate  # noqa: PLC0415 - an optional extra
 
-        found = simulate([trace], 1, Setting(self._costs, _FULL))
+        found = simulate([trace], 1, Setting(self.played, _FULL))
         return _FULL * len(trace.threads()) / found.makespan_s
 
     def _run(self, trace: RecordedTrace, workload: str, engines: int, load: float, rule: str, rate: float) -> Record:
         from choreo_agents.lab.simulating.simulation import Setting, simulate  # noqa: PLC0415 - an optional extra
 
         copies = max(1, round(self.per_engine * engines / len(trace.threads())))
-        setting = Setting(self._costs, copies, load * rate * engines, self.seed, routing=RULES[rule])
+        setting = Setting(self.played, copies, load * rate * engines, self.seed, routing=RULES[rule])
         found = simulate([trace], engines, setting)
         return {
             "workload": workload,
@@ -100,5 +100,6 @@ class RoutingBench:
         }
 
     @property
-    def _costs(self) -> ServingCosts:
+    def played(self) -> ServingCosts:
+        """The costs without those of fronts and directory."""
         return replace(self.costs, front_s=0.0, answer_s=0.0, token_s=0.0, lookup_s=0.0)

@@ -92,7 +92,8 @@ def as_markdown(report: RoutingReport, command: str, figures: Sequence[str] = tu
     costs = ", ".join(f"{name} {value:g}" for name, value in report.settings["costs"].items() if value)
     lines = [f"`{command}`", "", f"Costs: {costs}.", "", *(f"- {line}" for line in report.lines())]
     for figure in figures:
-        lines += ["", f"{FIGURES[figure][0].capitalize()}:", "", f"| {' | '.join(report.columns())} |"]
+        what = FIGURES[figure][0]
+        lines += ["", f"{what[0].upper()}{what[1:]}:", "", f"| {' | '.join(report.columns())} |"]
         lines += ["|---|--:|--:|" + "--:|" * len(report.rules)]
         lines += [f"| {' | '.join(row)} |" for row in report.rows(figure)]
     return "\n".join([*lines, ""])
