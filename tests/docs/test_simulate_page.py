@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from choreo_agents.cli import app
-from choreo_agents.cli import simulate as module
+from choreo_agents.lab.simulating import command as module
 from choreo_agents.lab.simulating import measuring
 from choreo_agents.lab.simulating.costs import COST_NAMES, CostsFile
 

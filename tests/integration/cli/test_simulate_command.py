@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from choreo_agents import Engine, Memory
 from choreo_agents.cli import app
-from choreo_agents.cli import simulate as module
+from choreo_agents.lab.simulating import command as module
 from choreo_agents.lab.simulating import installed, measuring
 from choreo_agents.lab.simulating.costs import read_costs
 from choreo_agents.workflows.debate import graph
