@@ -23,7 +23,7 @@ from filelock import FileLock
 
 ROOT = Path(__file__).parents[2]
 STORE_BYTES, CPUS = 600 << 20, 5
-_LOOK_S = 0.1
+_LOOK_S, _END_S = 0.1, 30.0
 
 
 def keep_at_hand(environ: dict[str, str] | os._Environ[str]) -> None:
@@ -77,13 +77,22 @@ def _start(folder: Path) -> None:
 def _end(folder: Path) -> None:
     """Wait for the end of the keeper and of all that it has started: no process of it may stay."""
     keeper = psutil.Process(int((folder / "keeper").read_text()))
-    _, left = psutil.wait_procs([keeper, *keeper.children(recursive=True)], timeout=30)
+    left, until = [keeper, *keeper.children(recursive=True)], time.monotonic() + _END_S
+    while (left := [each for each in left if _runs(each)]) and time.monotonic() < until:
+        time.sleep(_LOOK_S)
     (folder / "address").unlink()
-    left = [each for each in left if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
     said = [f"{each.pid} {each.cmdline()}" for each in left]
     for each in left:
         each.kill()
     assert not said, f"processes of Ray's have stayed: {said}"
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether it has not ended: the worker that has started the keeper may not have heard of its end yet."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _keep(folder: Path) -> None:

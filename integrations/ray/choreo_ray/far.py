@@ -110,13 +110,21 @@ class RayFarEngine:
         """Soon, and together with others."""
         self._releasing.append(releasing)
         if len(self._releasing) == 1:
-            await asyncio.sleep(_RELEASE_S)
-            gathered, self._releasing = self._releasing, []
-            if gathered:  # else the engine has begun anew meanwhile
+            try:
+                await asyncio.sleep(_RELEASE_S)
+            except asyncio.CancelledError:  # the front closes, and waits for nothing
+                with suppress(RayError):
+                    self.actor.release.remote(self._sender, self._gathered())
+                raise
+            if gathered := self._gathered():  # else the engine has begun anew meanwhile
                 await self._told(self.actor.release, gathered)
 
     async def close_tenant(self, front: str, salt: str) -> None:
         await self._told(self.actor.close_tenant, salt)
+
+    def _gathered(self) -> list[Releasing]:
+        gathered, self._releasing = self._releasing, []
+        return gathered
 
     def _suspected(self, number: int) -> bool:
         """Whether a call has to be taken for one that ends its engine before it is heard of: not for the first time."""

@@ -127,3 +127,13 @@ async def test_releases_go_together(far: RayFarEngine, actor: Told, monkeypatch:
     actor.answers[0].set_result(None)
     await asyncio.gather(*telling)
     assert actor.asked == [("release", (far._sender, gone))]
+
+
+async def test_a_front_that_closes_has_told_of_its_releases(far: RayFarEngine, actor: Told) -> None:
+    gone = Releasing("front", 1, "salt", ("id",))
+    telling = asyncio.ensure_future(far.release(gone))
+    await asyncio.sleep(0)
+    telling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await telling
+    assert actor.asked == [("release", (far._sender, [gone]))]
