@@ -23,8 +23,11 @@ class TestLess:
 """
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")])
-def test_what_is_skipped_and_must_not_be_fails(pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("workers", [(), ("-p", "xdist", "-n", "2")])
+def test_what_is_skipped_and_must_not_be_fails(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # whatever is installed takes its time
     folder = pytester.mkpydir("integrations") / "langchain/tests"
     folder.mkdir(parents=True)
     (pytester.path / "integrations/__init__.py").unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -185,6 +186,14 @@ def test_its_page_runs(alone: None, capsys: pytest.CaptureFixture[str]) -> None:
     exec(code, {})
     assert capsys.readouterr().out.startswith("Bob:")
     assert alive() == before
+
+
+@pytest.mark.slow
+def test_its_example_runs(alone: None, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples/16_two_engines.py"), run_name="__main__")
+    *_, where, counts, same = capsys.readouterr().out.splitlines()
+    assert re.search(r"lost: \['debates-[01]'\]", where) and same.endswith(": True")
+    assert int(re.findall(r"(\d+) computed again", counts)[0]) > 0
 
 
 STARTS = """

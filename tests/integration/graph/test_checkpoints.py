@@ -126,7 +126,7 @@ async def saving(kind: str, path: Path) -> AsyncIterator[Any]:
             yield await stack.enter_async_context(AsyncSqliteSaver.from_conn_string(str(path)))
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("kind", ["memory", pytest.param("sqlite", marks=pytest.mark.slow)])
 async def test_growing_handles_are_what_whole_ones_are(make_engine: MakeEngine, tmp_path: Path, kind: str) -> None:
     """In every state that a thread has ever been in."""
     found = []

@@ -154,11 +154,15 @@ def test_rules_are_compared_on_recorded_workloads(embedded: LoadedModel, tmp_pat
     assert report.lines()[0].startswith("route: ")
 
 
+@pytest.mark.slow
 def test_the_bench_of_rules_runs() -> None:
     words = ["bench", "routing", "--engines", "1,2", "--load", "0.5", "--rules", "route,stays", "--per-engine", "1"]
     result = CliRunner().invoke(app, [*words, "--runs", "1", "--trunk", "50", "--json"], env={"COLUMNS": "160"})
     assert result.exit_code == 0, result.output
     assert len(json.loads(result.stdout)["simulations"]) == 4 * 2 * 2
+
+
+def test_the_bench_of_rules_says_what_is_wrong() -> None:
     wrong = CliRunner().invoke(app, ["bench", "routing", "--load", "0"])
     assert wrong.exit_code == 1 and "--load are shares above 0" in wrong.output
 

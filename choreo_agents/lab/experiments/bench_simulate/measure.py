@@ -54,6 +54,7 @@ class SimulateBench:
         probe: How much is measured before each round; None: costs are given.
         costs: Those that are given.
         make_front: Makes the front over several engines.
+        cores: That all of them and the front share; None: as many as engines in one process are measured to use.
     """
 
     model: LoadedModel
@@ -65,6 +66,7 @@ class SimulateBench:
     probe: Probe | None = None
     costs: Sequence[CostsFile] = ()
     make_front: MakeFront = in_process
+    cores: float | None = None
 
     def measure(self, journal: Journal, repeats: int, on_progress: Callable[[str], None] = lambda what: None) -> None:
         """Do what the journal does not hold yet.
@@ -121,8 +123,7 @@ class SimulateBench:
         with self._engine() as engine:
             costs = measured_costs(engine, self.probe)
             shared: dict[str, float] = measured_transfer(self.model, self.make_front, self.probe)
-            if self.make_front is in_process:
-                shared["cores"] = measured_cores(engine, self.probe)
+            shared["cores"] = measured_cores(engine, self.probe) if self.cores is None else self.cores
             where = MeasuredOn.here(engine.record.conditions(), self.model.name)
         return [costs, CostsFile(costs=shared, measured_on=where)]
 

@@ -41,6 +41,7 @@ def test_nothing_that_was_reported_is_lost_with_a_process(tmp_path: Path, record
     require_whole(torture, record_property)
 
 
+@pytest.mark.slow
 def test_nor_of_what_a_server_keeps(tmp_path: Path, postgres: str, record_property: Record) -> None:
     torture = Torture(tmp_path, "postgres", named(postgres), seed=1, cuts=3)
     torture.run(5)

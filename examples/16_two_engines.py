@@ -1,0 +1,55 @@
+"""A debate over two engines in processes of their own: one is killed half-way, and all say what they would have said."""
+
+from collections import Counter
+
+import ray  # pip install choreo-ray
+from choreo_ray import RayEngine
+
+from choreo_agents import Engine, Sampling
+from choreo_agents.tracing import CallPlaced, EngineWent, EventList, KVCopied
+from choreo_agents.workflows import debate
+
+NOTES = {
+    "Alice": "Notes: Ann has 3 red kites. Bob has 5 blue boats.",
+    "Bruno": "Notes: Bob has 5 blue boats. Ann has 3 red kites.",
+    "Clara": "Notes: Ann has 3 red kites. Bob has 9 blue boats.",
+}
+QUESTION = {"messages": [("user", "What does Bob have?")]}
+graph = debate(NOTES, rounds=3, sampling=Sampling(max_tokens=32))
+
+
+def words(engine, after_round=lambda number: None):
+    """What everybody says."""
+    said = []
+    for update in graph.compile(engine=engine).stream(QUESTION, stream_mode="updates"):
+        said += [message.text for value in update.values() for message in value.get("messages", [])]
+        if said and len(said) % len(NOTES) == 0:
+            after_round(len(said) // len(NOTES))
+    return said
+
+
+def kill_one(number):
+    """The process of an engine ends, with the KV that it has; Ray starts it again."""
+    if number == 1:
+        name, _ = Counter(event.engine for event in events.events if isinstance(event, CallPlaced)).most_common()[0]
+        ray.kill(ray.get_actor(name, "choreo"), no_restart=False)
+
+
+with Engine.load("embedded") as engine:
+    alone = words(engine)
+
+events = EventList()
+try:
+    with RayEngine.load("embedded", engines=2, name="debates", sink=events) as engine:
+        together = words(engine, kill_one)
+        stats = engine.stats()
+finally:
+    RayEngine.end("debates")
+
+for text in together:
+    print(text)
+placed = Counter(event.engine for event in events.events if isinstance(event, CallPlaced))
+copied = sum(event.bytes for event in events.events if isinstance(event, KVCopied))
+print(f"calls at each engine: {dict(placed)}; lost: {[e.engine for e in events.events if isinstance(e, EngineWent)]}")
+print(f"{stats.tokens_encoded} tokens encoded, {stats.tokens_recomputed} computed again, {copied} bytes copied")
+print(f"the same words as with one engine: {together == alone}")
