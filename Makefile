@@ -6,6 +6,9 @@ WORKERS := -n logical --maxprocesses 4 --dist worksteal
 LOWEST := .venv-lowest
 FLOORS := $(shell sed -nE 's/^ *"(torch|transformers)>=([0-9.]+).*/\1==\2/p' pyproject.toml)
 
+# Tests start many processes: none of them has to compile all of it again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-slow test-kernels torture-durable chaos test-elsewhere test-lowest mutants package-check install check format train-embedded clean
 .DEFAULT_GOAL := help
 

@@ -1,4 +1,4 @@
-"""A debate over two engines in processes of their own: one is killed half-way, and all say what they would have said."""
+"""A debate over two engines in processes of their own: one is killed half-way, and all say what they would have."""
 
 from collections import Counter
 

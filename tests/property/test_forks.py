@@ -37,7 +37,7 @@ def forked(spec: Spec, seed: int, *changes: dict[str, str], confidential: bool =
 
 
 @given(specs(), st.integers(0, 99), st.data())
-@settings(max_examples=30, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 def test_a_fork_computes_what_the_audit_says_that_it_reaches(spec: Spec, seed: int, data: st.DataObject) -> None:
     importing = {speaker.persona for speaker in spec.speakers if speaker.imports}
     systems = [name for name in contexts_of(spec, spec.graph(WARN).audit()) if name.endswith(".system")]

@@ -219,6 +219,7 @@ def test_problems_of_one_answer_are_told_in_orders_of_their_own() -> None:
     assert any(len(of) > 1 for of in orders.values())
 
 
+@pytest.mark.slow
 def test_side_by_side_the_order_of_branches_changes_no_answer(embedded: LoadedModel, make_engine: MakeEngine) -> None:
     """They stand at one offset, and attention knows no other order."""
 

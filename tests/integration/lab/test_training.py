@@ -75,7 +75,7 @@ def same_weights(one: Pretraining, other: Pretraining) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("killed_at", [1, 2, 4])
+@pytest.mark.parametrize("killed_at", [1, *(pytest.param(step, marks=pytest.mark.slow) for step in (2, 4))])
 def test_a_run_that_was_killed_ends_with_the_weights_of_one_that_was_not(tmp_path: Path, killed_at: int) -> None:
     whole = trained(tmp_path / "whole")
     with pytest.raises(KilledError):
@@ -96,6 +96,7 @@ def test_any_number_of_processes_gives_the_same_weights(tmp_path: Path) -> None:
     assert same_weights(alone, run) and (run.step, run.tokens) == (alone.step, alone.tokens)
 
 
+@pytest.mark.slow
 def test_another_seed_gives_other_weights_and_the_same_gives_the_same(tmp_path: Path) -> None:
     first = trained(tmp_path / "first")
     assert same_weights(first, trained(tmp_path / "again"))
