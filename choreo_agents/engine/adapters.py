@@ -41,9 +41,14 @@ class Loaded:
         """The adapter's fingerprint; empty if there is none."""
         return "" if self.lora is None else self.lora.fingerprint
 
+    @property
+    def key(self) -> str:
+        """Names all that it does."""
+        return f"{self.lora_key}+{self.mapper_key}{'+boundaries' if self.boundaries else ''}"
+
     def does_as(self, other: Loaded) -> bool:
         """Whether both do the same."""
-        return (self.lora_key, self.mapper_key, self.boundaries) == (other.lora_key, other.mapper_key, other.boundaries)
+        return self.key == other.key
 
 
 class AdapterRegistry:
@@ -73,6 +78,11 @@ class AdapterRegistry:
     def mappers(self) -> Mapping[str, CacheMapper]:
         """By fingerprint; grows."""
         return self._mappers
+
+    @property
+    def default_key(self) -> str:
+        """See `Loaded.key`: of the engine's own; empty if it has none."""
+        return "" if self._default is None else self._default[1].key
 
     def names(self, tenant: str) -> tuple[str, ...]:
         """What a tenant's calls can name."""

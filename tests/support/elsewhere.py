@@ -157,5 +157,5 @@ class MortalEngine:
     async def release(self, releasing: Releasing) -> None:
         await self._alive(releasing.front).release(releasing)
 
-    async def close_tenant(self, front: str, salt: str) -> None:
-        await self._alive(front).close_tenant(front, salt)
+    async def close_tenant(self, front: str, salt: str, stamp: int) -> None:
+        await self._alive(front).close_tenant(front, salt, stamp)

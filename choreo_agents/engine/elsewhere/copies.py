@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from typing import Any
 
 from choreo_agents.engine.elsewhere.fleet import Fleet, Outpost
 from choreo_agents.engine.elsewhere.presence import Presence
-from choreo_agents.engine.elsewhere.sending import Copying, rows_of
+from choreo_agents.engine.elsewhere.sending import Copying, Releasing, rows_of
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.errors import ChoreoError, EngineLostError
 from choreo_agents.runtime.lock import EngineLock
@@ -29,6 +31,7 @@ class Copies:
         sink: Receives events.
         front: Names the front.
         next_stamp: Counts what it sends.
+        needed: Whether the front needs a message, by its id. Under the lock.
     """
 
     def __init__(
@@ -39,15 +42,19 @@ class Copies:
         sink: EventSink,
         front: str,
         next_stamp: Callable[[], int],
+        needed: Callable[[str], bool],
     ) -> None:
         self._fleet, self._presence, self._lock = fleet, presence, lock
-        self._emit, self._front, self._next_stamp = guarded(sink), front, next_stamp
-        self._coming: dict[tuple[str, str], asyncio.Future[None]] = {}
-        """Done when a message's copy has come to an engine, or will not."""
+        self._emit, self._front, self._next_stamp, self._needed = guarded(sink), front, next_stamp, needed
+        self._coming: dict[tuple[str, str], asyncio.Task[None]] = {}
+        """What brings a message's copy to an engine: nobody's alone, so that it goes on when who began it has left."""
 
     async def bring(self, salt: str, wanted: Mapping[str, str], messages: Mapping[str, Message], to: Outpost) -> None:
         """Have messages copied to an engine, as far as they are not there or on their way; what does not come is
         encoded again there.
+
+        Raises:
+            EngineLostError: That engine is gone.
 
         Args:
             salt: The tenant's.
@@ -55,28 +62,30 @@ class Copies:
             messages: What a call reads, by id: of these none may be on its way when this returns.
             to: The engine.
         """
-        waits: list[asyncio.Future[None]] = []
-        begun: dict[tuple[str, str], asyncio.Future[None]] = {}
+        waits: set[asyncio.Task[None]] = set()
         by_source: dict[str, list[Message]] = defaultdict(list)
         with self._lock:
             for message_id, message in messages.items():
-                key, source = (to.name, message_id), wanted.get(message_id)
-                if (coming := self._coming.get(key)) is not None:
-                    waits.append(coming)  # for another call, or another copy of this one's
+                source = wanted.get(message_id)
+                if (coming := self._coming.get((to.name, message_id))) is not None:
+                    waits.add(coming)  # for another call, or another copy of this one's
                 elif source is not None and message_id not in to.held:
                     by_source[source].append(message)
-                    begun[key] = self._coming[key] = asyncio.get_running_loop().create_future()
-            copyings = {source: self._copying(salt, found, to) for source, found in by_source.items()}
-        try:
-            for source, copying in copyings.items():
-                await self._copy(self._fleet.outposts[source], to, copying)
-        finally:
-            with self._lock:
-                for key, coming in begun.items():
-                    del self._coming[key]
-                    coming.set_result(None)
-        for coming in waits:
-            await coming
+            for source, found in by_source.items():
+                copying = self._copying(salt, found, to)
+                coming = asyncio.create_task(self._copy(self._fleet.outposts[source], to, copying))
+                coming.add_done_callback(_seen)
+                self._coming |= dict.fromkeys(((to.name, each) for each in copying.ids), coming)
+                waits.add(coming)
+        if waits:
+            await asyncio.wait(waits)
+            for coming in waits:
+                coming.result()
+
+    async def settled(self) -> None:
+        """Return when nothing is on its way."""
+        if coming := set(self._coming.values()):
+            await asyncio.wait(coming)
 
     async def hand_over(self, name: str, known: Callable[[str], Message | None]) -> int:
         """Have all that one engine alone has copied to others, of which each gets a part; how many messages that were.
@@ -93,10 +102,16 @@ class Copies:
                 if (message := known(message_id)) is not None:
                     parts[to.name, salt][message_id] = message
         for (to_name, salt), messages in parts.items():
-            ids = [*messages]
-            for first in range(0, len(ids), _AT_ONCE):
-                some = {each: messages[each] for each in ids[first : first + _AT_ONCE]}
-                await self.bring(salt, dict.fromkeys(some, name), some, self._fleet.outposts[to_name])
+            to, ids = self._fleet.outposts[to_name], [*messages]
+            life = to.life
+            with suppress(EngineLostError):
+                for first in range(0, len(ids), _AT_ONCE):
+                    some = {each: messages[each] for each in ids[first : first + _AT_ONCE]}
+                    try:
+                        await self.bring(salt, dict.fromkeys(some, name), some, to)
+                    except EngineLostError as cause:
+                        self._presence.gone(to, cause, life)
+                        raise
         with self._lock:
             every = [(to_name, each) for (to_name, _), messages in parts.items() for each in messages]
             return sum(each in self._fleet.outposts[to_name].held for to_name, each in every)
@@ -106,19 +121,39 @@ class Copies:
         return Copying(self._front, self._next_stamp(), salt, tuple(each.handle.id for each in messages), rows)
 
     async def _copy(self, source: Outpost, to: Outpost, copying: Copying) -> None:
-        started = time.perf_counter()
+        started, life, stale = time.perf_counter(), source.life, list[str]()
+        taken: Collection[str] = ()
+        nbytes = 0
         try:
-            given = await source.engine.give(copying)
-        except EngineLostError as cause:
-            self._presence.gone(source, cause)
-            return
-        try:
-            taken, nbytes = await to.engine.take(copying, given)
+            given = await self._given(source, copying, life)
+            if given is not None:
+                taken, nbytes = await to.engine.take(copying, given)
         except EngineLostError:
             raise
         except ChoreoError:
-            taken, nbytes = (), 0
-        with self._lock:
-            self._fleet.holds(to.name, dict.fromkeys(taken, copying.salt))
+            pass  # it is encoded again
+        finally:
+            with self._lock:
+                for each in copying.ids:
+                    del self._coming[to.name, each]
+                self._fleet.holds(to.name, {each: copying.salt for each in taken if self._needed(each)})
+                stale = [each for each in taken if not self._needed(each)]
+                releasing = Releasing(self._front, self._next_stamp(), copying.salt, tuple(stale))
         now, asked = time.perf_counter(), len(copying.ids)
         self._emit(KVCopied(now, source.name, to.name, asked, asked - len(taken), nbytes, now - started))
+        if stale:  # whoever wanted it has it no longer
+            self._presence.tell(to, to.engine.release(releasing))
+
+    async def _given(self, source: Outpost, copying: Copying, life: int) -> Any:
+        """What an engine gives; None: it is gone."""
+        try:
+            return await source.engine.give(copying)
+        except EngineLostError as cause:
+            self._presence.gone(source, cause, life)
+            return None
+
+
+def _seen(coming: asyncio.Task[None]) -> None:
+    """That a copy has failed is told to who waits for it, if anybody does."""
+    if not coming.cancelled():
+        coming.exception()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from typing import Any
 from weakref import ref
 
@@ -55,7 +56,12 @@ class ElsewhereCore(EngineCore):
         self.fleet, self._greeting, self._patience_s, self._directory = fleet, greeting, patience_s, directory
         self._total_tokens = 0
         super().__init__(model, settings, adapter)
-        self._greet()
+        try:
+            self._total_tokens = self._wait_for(self._presence.greet_all())
+        except BaseException:
+            self.close()
+            raise
+        self.kv_budget_bytes = sum(outpost.kv_budget_bytes for outpost in self.fleet.alive())
 
     @property
     def total_tokens(self) -> int:
@@ -63,23 +69,27 @@ class ElsewhereCore(EngineCore):
         return self._total_tokens
 
     def restart(self) -> None:
-        """See `EngineCore`: its engines forget what they have for it."""
+        """See `EngineCore`: its engines forget what they have for it; one that is gone now is asked again later."""
         super().restart()
-        self._greet()
+        with self.lock:
+            for name in self.fleet.outposts:
+                self.fleet.lost(name)
+        self._wait_for(self._presence.greet_again())
 
-    def _greet(self) -> None:
-        try:
-            self._total_tokens = self.loop.wait_for(self._presence.greet_all())  # type: ignore[attr-defined]
-        except BaseException:
-            self.close()
-            raise
-        self.kv_budget_bytes = sum(outpost.kv_budget_bytes for outpost in self.fleet.alive())
+    def _wait_for(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.wait_for(work)  # type: ignore[attr-defined]
 
     def _cache(self, host: HostTier[CacheEntry], files: EntryFiles) -> KVCache:
         return _WatchedCache(self, host, files)
 
     def _method(self) -> Any:
-        return ElsewhereMethod(self.table)
+        found = ref(self)
+
+        def closed(tenant: str) -> None:
+            if (core := found()) is not None:
+                core._errands.close_tenant(tenant)
+
+        return ElsewhereMethod(self.table, closed)
 
     def _loop(self) -> Any:
         sink, lock, front = self.settings.sink, self.lock, self._greeting.front
@@ -95,12 +105,14 @@ class ElsewhereCore(EngineCore):
         """See `EngineCore`; all engines load it."""
         given = super().load_adapter(loaded, name, naming)
         files = {path.name: path.read_bytes() for path in sorted(loaded.folder.iterdir()) if path.is_file()}
-        self.loop.wait_for(self._presence.load_adapter(given, files, naming.salt))  # type: ignore[attr-defined]
+        with self.lock:
+            self._errands.salts[naming.tenant] = naming.salt
+        self._wait_for(self._presence.load_adapter(given, files, naming.salt))
         return given
 
     def drain(self, name: str) -> int:
         """Have an engine's messages handed over to others, and nothing new placed there; how many were handed over."""
-        found: int = self.loop.wait_for(self._errands.copies.hand_over(name, self.table.known))  # type: ignore[attr-defined]
+        found: int = self._wait_for(self._errands.copies.hand_over(name, self.table.known))
         return found
 
     def dropped(self, message_id: str) -> None:

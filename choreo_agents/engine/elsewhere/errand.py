@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,6 @@ from choreo_agents.engine.elsewhere.presence import Presence
 from choreo_agents.engine.elsewhere.registering import Registering
 from choreo_agents.engine.elsewhere.routing import Route
 from choreo_agents.engine.elsewhere.sending import (
-    FarEngine,
     JoiningMessage,
     Releasing,
     SentAnswer,
@@ -86,8 +85,11 @@ class Errands:
         self._lock, self._emit, self.presence = lock, guarded(sink), presence
         self._loop: TaskLoop
         self._register = register
-        self._stamps = itertools.count()
-        self.copies = Copies(fleet, presence, lock, sink, front, self._stamps.__next__)
+        # An engine may remember stamps of this front from before it has begun anew.
+        self._stamps = itertools.count(time.time_ns())
+        self.copies = Copies(fleet, presence, lock, sink, front, self._stamps.__next__, self._needed)
+        self.salts: dict[str, str] = {}
+        """Of tenants that something was sent for, by their names."""
         self._at: dict[int, Outpost] = {}
         """Where each request runs."""
         self._begun: set[int] = set()
@@ -97,6 +99,7 @@ class Errands:
         """The loop that runs them."""
         self._loop = loop
         self.presence.spawn = loop.spawn
+        self.presence.needed, self.presence.next_stamp = self._needed, self._stamps.__next__
         if self._register is not None:
             self._register.soon, self._register.spawn = loop.soon, loop.spawn
             self._fleet.on_change = self._register.changed
@@ -123,27 +126,45 @@ class Errands:
         with self._lock:
             outpost = self._at.get(request.number)
         if outpost is not None:
-            await _reached(outpost.engine.hurry(self._front, request.number, request.priority))
+            self.presence.tell(outpost, outpost.engine.hurry(self._front, request.number, request.priority))
 
     def forget(self, message_id: str) -> None:
         """The front has dropped a message: who holds it may, too. Under the lock."""
-        by_engine: Mapping[FarEngine, str] = dict(self._fleet.dropped(message_id))
-        for engine, salt in by_engine.items():
-            releasing = Releasing(self._front, next(self._stamps), salt, (message_id,))
-            self._loop.soon(partial(self._release, engine, releasing))
+        for outpost, salt in self._fleet.dropped(message_id):
+            self._release(outpost, salt, ids=(message_id,))
+
+    def close_tenant(self, tenant: str) -> None:
+        """The front serves a tenant no longer. Under the lock."""
+        if (salt := self.salts.pop(tenant, None)) is None:
+            return
+        stamp = next(self._stamps)
+        for outpost in self.presence.close_tenant(tenant, salt):
+            closing = partial(outpost.engine.close_tenant, self._front, salt, stamp)
+            self._loop.soon(partial(self._tell, outpost, closing))
 
     async def leave(self) -> None:
         """Give back all that engines hold for the front."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.copies.settled(), self.presence.patience_s)
         with self._lock:
-            held = {(each.engine, salt) for each in self._fleet.alive() for salt in each.held.values()}
-        away = (_reached(engine.close_tenant(self._front, salt)) for engine, salt in held)
+            held = {(each.engine, salt) for each in self._fleet.alive() for salt in each.salts}
+            away = (_reached(engine.close_tenant(self._front, salt, next(self._stamps))) for engine, salt in held)
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*away), self.presence.patience_s)
         if self._register is not None:
             await self._register.leave()
 
-    def _release(self, engine: FarEngine, releasing: Releasing) -> None:
-        self._loop.spawn(_reached(engine.release(releasing)))
+    def _release(self, outpost: Outpost, salt: str, ids: tuple[str, ...] = (), left: tuple[int, ...] = ()) -> None:
+        releasing = Releasing(self._front, next(self._stamps), salt, ids, left)
+        self._loop.soon(partial(self._tell, outpost, partial(outpost.engine.release, releasing)))
+
+    def _tell(self, outpost: Outpost, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        self.presence.tell(outpost, work())
+
+    def _needed(self, message_id: str) -> bool:
+        """Whether the front needs a message. Under the lock."""
+        message = self._table.known(message_id)
+        return message is not None and message.entry is not None
 
     def _place(self, request: Request, lost: Sequence[str]) -> Route | None:
         """Find a request its engine; None: there is none now."""
@@ -160,7 +181,7 @@ class Errands:
 
     async def _run(self, request: Request, placed: Route | None) -> None:
         lost: list[str] = []
-        while True:
+        while not request.over:
             if placed is None:
                 await self.presence.awaited()
                 with self._lock:
@@ -169,14 +190,16 @@ class Errands:
                     placed = self._place(request, lost)
                 continue
             outpost = self._fleet.outposts[placed.engine]
+            life = outpost.life
             try:
                 await self._bring(request, placed, outpost)
                 await self._run_at(request, outpost)
                 return
             except EngineLostError as cause:
-                if request.number in self._begun:  # it may have ended the engine, which else was gone before
+                # It may have ended the engine, unless that was gone before it began, or is there again already.
+                if request.number in self._begun and outpost.life == life:
                     lost.append(outpost.name)
-                self.presence.gone(outpost, cause)
+                self.presence.gone(outpost, cause, life)
                 if len(lost) >= MOST_LOSSES:
                     raise _deadly(request, lost) from cause
                 placed = None
@@ -205,20 +228,21 @@ class Errands:
         try:
             await self._hear(request, outpost, call)
         except HandleError:
-            # It has forgotten something that the front believed it to have: now all of it is sent.
+            # It has not all that the front believed it to have: now everything is sent.
             with self._lock:
-                for parent in call.call.parents:
-                    outpost.held.pop(parent.id, None)
-                call = self._sent(request, outpost)
+                if request.over:
+                    return
+                call = self._sent(request, outpost, knows=())
             await self._hear(request, outpost, call)
 
-    def _sent(self, request: Request, outpost: Outpost) -> SentCall:
+    def _sent(self, request: Request, outpost: Outpost, knows: Collection[str] | None = None) -> SentCall:
         pending = _pending(request)
-        salt, held = pending.naming.salt, outpost.held
+        salt, held = pending.naming.salt, outpost.held.keys() if knows is None else knows
         seed = None if request.decoding is None else request.decoding.seed
         delivered = [chosen.token for chosen in request.chosen]
+        self.salts[pending.naming.tenant] = salt
         numbers, joins = (next(self._stamps), request.number), _encoding(request).late.added
-        made = sent(self._front, *numbers, salt, pending.placed, seed, held.keys(), delivered, joins)
+        made = sent(self._front, *numbers, salt, pending.placed, seed, held, delivered, joins, request.priority)
         made = replace(made, promised=self._fleet.first_told(outpost.name, made.promised))
         # From now on the engine leases what the call reads, whatever becomes of the call.
         read = [*(parent.id for parent in made.call.parents), *(each for each, _ in made.joins)]
@@ -234,24 +258,33 @@ class Errands:
             promised = self._fleet.first_told(outpost.name, promised)
             what = (salt, parent.handle.id, offset, rows, promised)
             joining = JoiningMessage(self._front, next(self._stamps), request.number, *what)
-            self._loop.soon(lambda: self._loop.spawn(_reached(outpost.engine.join(joining))))
+            self._loop.soon(partial(self._tell, outpost, partial(outpost.engine.join, joining)))
 
         late.on_added = join
 
     async def _hear(self, request: Request, outpost: Outpost, call: SentCall) -> None:
-        before = len(request.chosen)
-        async with aclosing(outpost.engine.run(call)) as told:
-            async for each in told:
-                self._begun.add(request.number)
+        before, is_left = len(request.chosen), True
+        try:
+            async with aclosing(outpost.engine.run(call)) as told:
+                async for each in told:
+                    self._begun.add(request.number)
+                    with self._lock:
+                        if request.over:
+                            return
+                        if isinstance(each, SentAnswer):
+                            is_left = False
+                            self._finish(request, each, outpost, call)
+                            return
+                        repeated, before = each[:before], max(0, before - len(each))
+                        self._take(request, each[len(repeated) :], outpost)
+            raise EngineLostError(f"engine {outpost.name!r} has ended a call without an answer")
+        except ChoreoError:
+            is_left = False  # the engine has said so
+            raise
+        finally:
+            if is_left:  # it may have ended there all the same
                 with self._lock:
-                    if request.over:
-                        return
-                    if isinstance(each, SentAnswer):
-                        self._finish(request, each, outpost, call)
-                        return
-                    repeated, before = each[:before], max(0, before - len(each))
-                    self._take(request, each[len(repeated) :], outpost)
-        raise EngineLostError(f"engine {outpost.name!r} has ended a call without an answer")
+                    self._release(outpost, call.salt, left=(call.stamp,))
 
     def _take(self, request: Request, told: Iterable[Chosen], outpost: Outpost) -> None:
         for chosen in told:

@@ -20,6 +20,8 @@ _USUAL_SAMPLES = 64
 """Tokens that an answer has, as long as nobody has seen one of its author's."""
 _MOST_TOLD = 1 << 16
 """Messages that are remembered as the directory told."""
+_NEVER_COPIED = 1 << 62
+"""Bytes of a message that has no row yet to be copied by: it is found where it is, or encoded."""
 _WEIGHT = 0.2
 """Of the latest answer in what is expected of the next."""
 
@@ -35,10 +37,14 @@ class Outpost:
     pace: Pace | None = None
     """As measured, of all that are alike together."""
     alive: bool = False
+    life: int = 0
+    """How often it has come: what is heard of a life that is over says nothing of this one."""
     leaves: bool = False
     """Whether it is to be ended soon: nothing new is placed there while there are others."""
     held: dict[str, str] = field(default_factory=dict)
     """The tenant's salt of each message that it has for the front, by id."""
+    salts: set[str] = field(default_factory=set)
+    """Of tenants that it was sent something for."""
     serving: dict[int, int] = field(default_factory=dict)
     """Tokens that are still to be encoded of each request, by number."""
     arriving_bytes: int = 0
@@ -151,15 +157,28 @@ class Fleet:
             found.append((message_id, outpost.held[message_id], self.outposts[least]))
         return found
 
-    def came(self, name: str, greeted: Greeted) -> None:
-        """An engine is there."""
+    def came(
+        self, name: str, greeted: Greeted, needed: Callable[[str], bool] = lambda message_id: True
+    ) -> dict[str, list[str]]:
+        """An engine is there; what it has that the front needs no longer, by the tenant's salt.
+
+        Args:
+            name: The engine's.
+            greeted: What it says.
+            needed: Whether the front needs a message, by its id.
+        """
         outpost = self.outposts[name]
         outpost.total_tokens, outpost.alive, outpost.leaves = greeted.total_tokens, True, False
+        outpost.life += 1
         outpost.kv_budget_bytes, outpost.measured = greeted.kv_budget_bytes, greeted.pace
         paces = paced({each.name: each.measured for each in self.outposts.values() if each.measured is not None})
         for each in self.outposts.values():
             each.pace = paces.get(each.name)
-        outpost.held = {each: salt for salt, held in greeted.held.items() for each in held}
+        outpost.salts.update(greeted.held)
+        # What calls of before have made meanwhile is in neither list alone.
+        outpost.held.update({each: salt for salt, held in greeted.held.items() for each in held if needed(each)})
+        stale = {salt: [each for each in held if not needed(each)] for salt, held in greeted.held.items()}
+        return {salt: ids for salt, ids in stale.items() if ids}
 
     def lost(self, name: str) -> None:
         """An engine is gone, with all that it had."""
@@ -172,6 +191,16 @@ class Fleet:
         outpost.brought.clear()
         for message_id, names in list(self._told.items()):
             self._told[message_id] = [each for each in names if each != name]
+
+    def close_tenant(self, tenant: str, salt: str) -> list[Outpost]:
+        """The front serves a tenant no longer: the engines that are to be told."""
+        self._tenants_homes.pop(tenant, None)
+        told = [outpost for outpost in self.alive() if salt in outpost.salts]
+        for outpost in self.outposts.values():
+            outpost.salts.discard(salt)
+            for message_id in [each for each, whose in outpost.held.items() if whose == salt]:
+                self._changed(outpost.name, {message_id: outpost.held.pop(message_id)}, there=False)
+        return told
 
     def place(self, wish: Wish, tried: Collection[str] = ()) -> Route | None:
         """Where a request is run; it counts as begun there. None: nowhere now.
@@ -186,7 +215,7 @@ class Fleet:
             return None
         reads = [self._read(parent) for parent in wish.lineage.parents]
         if wish.name is not None and (known := self.holders(wish.name)):
-            reads.append(KVToRead(wish.name, self._bytes_per_token * len(wish.lineage.tokens), known))
+            reads.append(KVToRead(wish.name, _NEVER_COPIED, known))
         call = CallToPlace(reads, len(wish.lineage.tokens), self._expected(wish.call), self._home(wish))
         again = _Lacked(wish)
         found = self._routing(call, [self._ahead(outpost, again) for outpost in engines], self._costs)
@@ -210,6 +239,7 @@ class Fleet:
 
     def holds(self, name: str, ids: Mapping[str, str]) -> None:
         """An engine has messages for the front: their tenants' salts, by id."""
+        self.outposts[name].salts.update(ids.values())
         new = {each: salt for each, salt in ids.items() if each not in self.outposts[name].held}
         self.outposts[name].held.update(new)
         self._changed(name, new, there=True)
@@ -240,14 +270,14 @@ class Fleet:
         """Those of messages that nobody has encoded yet that this engine is the first to be told of."""
         return {each: again for each, again in ids.items() if self.promised.setdefault(each, name) == name}
 
-    def dropped(self, message_id: str) -> list[tuple[FarEngine, str]]:
+    def dropped(self, message_id: str) -> list[tuple[Outpost, str]]:
         """The front needs a message no longer: the engines that are to be told, with the tenant's salt."""
         self.promised.pop(message_id, None)
-        found: list[tuple[FarEngine, str]] = []
+        found: list[tuple[Outpost, str]] = []
         for outpost in self.outposts.values():
             if (salt := outpost.held.pop(message_id, None)) is not None:
                 self._changed(outpost.name, {message_id: salt}, there=False)
-                found.append((outpost.engine, salt))
+                found.append((outpost, salt))
         return found
 
     def encoded(self, name: str, number: int) -> None:

@@ -68,7 +68,9 @@ def front_of(engines: Sequence[FarEngine], model: str | Path | LoadedModel, opti
         model = load_weightless(model, greeted.served, chat=options.get("chat"))
     adapter = options.get("adapter")
     own = None if adapter is None else read_loaded(model.adapter, adapter, memory.mapped_storage)
-    greeting = Greeting(secrets.token_hex(16), model.adapter.fingerprint, own_version())
+    default = "" if own is None else own.key
+    whose = (secrets.token_hex(16), model.adapter.fingerprint, own_version())
+    greeting = Greeting(*whose, default, memory.mapped_storage)
     per_token, copied_bytes = model.adapter.geometry.bytes_per_token, options.get("copied_bytes", COPIED_BYTES)
     routing, costs = options.get("routing", route), options.get("costs", Costs())
     fleet = Fleet(engines, routing, costs, per_token, copied_bytes, greeting.front)

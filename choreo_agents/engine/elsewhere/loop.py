@@ -45,7 +45,10 @@ class ElsewhereLoop:
         self._thread.start()
 
     def wait_for(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Have something done on its thread, and wait for it; on another one only."""
+        """Have something done on its thread, and wait for it; on another one only. Raises what `require_open` does."""
+        if self._closed:
+            work.close()
+            self.require_open()
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -176,14 +179,24 @@ class ElsewhereLoop:
                 self.drop(request, None, "timed out" if late else "cancelled")
 
     async def _begin(self, requests: Sequence[Request]) -> None:
-        await self._errands.prepare(requests)
+        try:
+            await self._errands.prepare(requests)
+        except Exception as cause:
+            with self._lock:
+                for request in requests:
+                    self.drop(request, cause if isinstance(cause, ChoreoError) else failed(cause))
         with self._lock:  # one after the other, before any runs: each is placed where the others leave room
             self._drop_left()
-            going = [request for request in requests if not request.over]
-            errands = [self._errands.errand(request) for request in going]
-        for request, errand in zip(going, errands, strict=True):
-            task = self._tasks[request.number] = self._loop.create_task(self._serve(request, errand))
-            task.add_done_callback(partial(self._done, request.number))
+            for request in requests:
+                if request.over:
+                    continue
+                try:
+                    errand = self._errands.errand(request)
+                except Exception as cause:
+                    self.drop(request, cause if isinstance(cause, ChoreoError) else failed(cause))
+                    continue
+                task = self._tasks[request.number] = self._loop.create_task(self._serve(request, errand))
+                task.add_done_callback(partial(self._done, request.number))
 
     def _done(self, number: int, task: asyncio.Task[None]) -> None:
         del self._tasks[number]
@@ -191,7 +204,9 @@ class ElsewhereLoop:
     async def _serve(self, request: Request, errand: Coroutine[Any, Any, None]) -> None:
         try:
             await errand
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cause:
+            with self._lock:
+                self.drop(request, failed(cause))  # unless that is why
             raise
         except Exception as cause:
             with self._lock:

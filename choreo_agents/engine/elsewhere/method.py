@@ -15,13 +15,19 @@ from choreo_agents.runtime.request import Binding, Request
 
 
 class ElsewhereMethod:
-    """As from the cache, where that is another engine's."""
+    """As from the cache, where that is another engine's.
+
+    Args:
+        table: The front's.
+        closed: Told of each tenancy that has ended: what the front had is dropped by then.
+    """
 
     name: MethodName = "choreo"
     keeps_kv = True
 
-    def __init__(self, table: MessageTable) -> None:
+    def __init__(self, table: MessageTable, closed: Callable[[str], None]) -> None:
         self._table = table
+        self.drop_tenant = closed
 
     def encoding(self, lineage: Lineage) -> ElsewhereEncoding:
         return ElsewhereEncoding(lineage, self._table)
@@ -41,8 +47,6 @@ class ElsewhereMethod:
 
     def pinned(self, tenant: str) -> str:
         return ""
-
-    def drop_tenant(self, tenant: str) -> None: ...  # the table of messages does
 
     def check(self) -> None:
         self._table.cache.check()

@@ -81,6 +81,7 @@ def measured_pace(tenants: Tenants) -> Pace:
 
     try:
         short, long = (min(length, most, core.model.adapter.max_positions // 2) for length in _LENGTHS)
+        short = min(short, long // 2)
         timed([Prefill(tokens(long))])  # the first of its shape prepares what the others use
         took = [timed([Prefill(tokens(length))]) for length in (short, long)]
         step_s(1)

@@ -30,6 +30,10 @@ class Greeting:
     """Fingerprint of the model whose messages it has; empty: any."""
     version: str
     """Of this package there."""
+    default: str | None = None
+    """What calls that name no adapter are run with, as the front knows it (see `Loaded.key`); None: anything."""
+    mapped_storage: Stored | None = None
+    """How it takes a cache mapper's copies to be kept; None: anyhow."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,8 @@ class Releasing:
     stamp: int
     salt: str
     ids: tuple[str, ...]
+    left: tuple[int, ...] = ()
+    """Stamps of calls that it has left without an answer: what they have made, or will, nobody has asked for since."""
 
 
 @dataclass(frozen=True)
@@ -181,8 +187,8 @@ class FarEngine(Protocol):
         """The front needs messages no longer."""
         ...
 
-    async def close_tenant(self, front: str, salt: str) -> None:
-        """The front serves this tenant no longer."""
+    async def close_tenant(self, front: str, salt: str, stamp: int) -> None:
+        """The front serves this tenant no longer, unless it has sent something for it since."""
         ...
 
 
@@ -201,6 +207,7 @@ def sent(
     known: Collection[str],
     delivered: Sequence[int] = (),
     joins: Sequence[tuple[Message, int]] = (),
+    priority: int = 0,
 ) -> SentCall:
     """A call as it is sent to an engine.
 
@@ -214,6 +221,7 @@ def sent(
         known: The ids of what the engine has.
         delivered: Tokens that an engine which was lost had sampled: the answer starts with them.
         joins: What is to come into its view at once, and where.
+        priority: That it has by now.
     """
     read, lineage = placed.read, placed.lineage
     place: dict[str, Any] = {
@@ -222,6 +230,7 @@ def sent(
         "new_offset": lineage.placement.new_offset,
         "timeout_s": None,
         "words": False,
+        "priority": priority,
     }
     call: Prefill | Decode
     grows = False

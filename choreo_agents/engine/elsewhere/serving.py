@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from choreo_agents.engine.calls import Decode
 from choreo_agents.engine.elsewhere.pace import Pace, measured_pace
@@ -27,7 +27,9 @@ from choreo_agents.engine.elsewhere.sending import (
 from choreo_agents.engine.lineage.exchange import LineageExchange
 from choreo_agents.engine.lineage.rows import LineageRow
 from choreo_agents.engine.messages.joining import Joining
+from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.scope import Scope
+from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.engine.tenants import Tenants
 from choreo_agents.errors import EngineMismatchError, UnknownHandleError
@@ -35,6 +37,9 @@ from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models.weightless import ServedModel, served_model
 from choreo_agents.sampling import Chosen
 
+K = TypeVar("K")
+V = TypeVar("V")
+_MOST_LATEST = 4096
 _COUNTED_BY_THE_FRONT = frozenset({"finished", "cancelled", "failed"})
 
 
@@ -55,8 +60,14 @@ class EngineServer:
         self._served: ServedModel | None = None
         self._pace: asyncio.Task[Pace] | None = None
         self._measures = measures
-        self._told: dict[str, dict[str, int]] = defaultdict(dict)
+        self._told: WeakKeyDictionary[Tenant, dict[str, int]] = WeakKeyDictionary()
         """What was counted of each tenant and told to a front."""
+        self._costs: WeakKeyDictionary[Message, Usage] = WeakKeyDictionary()
+        """Of messages whose makers were told what they had cost."""
+        self._closing: dict[str, asyncio.Future[None]] = {}
+        """Done when a tenant is closed, by salt."""
+        self._left = _Latest[tuple[str, int], None]()
+        """Calls that their fronts left before they began or ended here, by front and stamp."""
 
     async def greet(self, greeting: Greeting) -> Greeted:
         """See `FarEngine`."""
@@ -70,6 +81,16 @@ class EngineServer:
             raise EngineMismatchError(
                 f"engine {self.name!r} serves {model!r}, and the others {greeting.model!r}: engines of one front have "
                 "one model, in one dtype"
+            )
+        if greeting.default not in (None, own := self._core.adapters.default_key):
+            raise EngineMismatchError(
+                f"engine {self.name!r} runs calls that name no adapter with {own or 'none'!r}, and its front takes it "
+                f"to be {greeting.default or 'none'!r}: load all with the same adapter"
+            )
+        if greeting.mapped_storage not in (None, self._core.settings.memory.mapped_storage):
+            raise EngineMismatchError(
+                f"engine {self.name!r} keeps mapped copies as {self._core.settings.memory.mapped_storage!r}, and the "
+                f"others as {greeting.mapped_storage!r}: give all the same Memory(mapped_storage=...)"
             )
         if not self._core.method.keeps_kv:
             raise EngineMismatchError(
@@ -89,20 +110,19 @@ class EngineServer:
 
     async def load_adapter(self, adapter: SentAdapter) -> None:
         """See `FarEngine`."""
-        tenant = self._serving_of(adapter.front, adapter.salt).tenant
+        tenant = (await self._serving_of(adapter.front, adapter.salt)).tenant
         await asyncio.to_thread(_load, tenant, adapter)
 
     async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
         """See `FarEngine`."""
-        serving = self._serving_of(sent.front, sent.salt)
+        serving = await self._serving_of(sent.front, sent.salt)
+        if self._was_left(sent):
+            return
         read = [*(parent.id for parent in sent.call.parents), *(each for each, _ in sent.joins)]
         serving.take_in(read, sent.rows, sent.promised, sent.stamp)
         call = sent.call
         if sent.grows and isinstance(call, Decode):
-            joining = serving.joining(sent.number)
-            for message_id, offset in sent.joins:
-                joining.add(serving.handle(message_id), offset)
-            call = replace(call, joining=joining)
+            call = replace(call, joining=serving.begin_joining(sent.number, sent.joins))
         arrived = asyncio.Queue[Chosen | None]()
         loop = asyncio.get_running_loop()
 
@@ -127,6 +147,9 @@ class EngineServer:
                         yield told
                 handle = answer.result()
             serving.made(handle, sent.stamp)
+            if self._was_left(sent):
+                serving.leave(sent.stamp)
+                return
             yield self._answer(serving, handle, sent)
         finally:
             serving.forget(sent.number)
@@ -142,60 +165,93 @@ class EngineServer:
 
     async def join(self, joining: JoiningMessage) -> None:
         """See `FarEngine`."""
-        serving = self._serving_of(joining.front, joining.salt)
+        serving = await self._serving_of(joining.front, joining.salt)
         serving.take_in([joining.id], joining.rows, joining.promised, joining.stamp)
-        serving.joining(joining.number).add(serving.handle(joining.id), joining.offset)
+        serving.join(joining.number, joining.id, joining.offset)
 
     async def give(self, copying: Copying) -> Any:
         """See `FarEngine`."""
-        serving = self._serving_of(copying.front, copying.salt)
+        serving = await self._serving_of(copying.front, copying.salt)
         return await asyncio.to_thread(packed, serving.tenant, copying.ids)
 
     async def take(self, copying: Copying, given: Any) -> tuple[Collection[str], int]:
         """See `FarEngine`."""
-        serving = self._serving_of(copying.front, copying.salt)
-        serving.take_in(copying.ids, copying.rows, {}, copying.stamp)
-        refused = await asyncio.to_thread(unpacked, serving.tenant, given)
-        taken = {parcel.id: parcel.nbytes for parcel in given if parcel.id not in refused}
-        serving.release([each for each in copying.ids if each not in taken], copying.stamp)
+        serving = await self._serving_of(copying.front, copying.salt)
+        taken: dict[str, int] = {}
+        try:
+            serving.take_in(copying.ids, copying.rows, {}, copying.stamp)
+            refused = await asyncio.to_thread(unpacked, serving.tenant, given)
+            taken = {parcel.id: parcel.nbytes for parcel in given if parcel.id not in refused}
+        finally:
+            serving.release([each for each in copying.ids if each not in taken], copying.stamp)
         return list(taken), sum(taken.values())
 
     async def release(self, releasing: Releasing) -> None:
         """See `FarEngine`."""
-        if (serving := self._serving.get((releasing.front, releasing.salt))) is not None:
+        serving = self._serving.get((releasing.front, releasing.salt))
+        for stamp in releasing.left:
+            if serving is None or not serving.leave(stamp):
+                self._left[releasing.front, stamp] = None
+        if serving is not None:
             serving.release(releasing.ids, releasing.stamp)
 
-    async def close_tenant(self, front: str, salt: str) -> None:
+    async def close_tenant(self, front: str, salt: str, stamp: int) -> None:
         """See `FarEngine`."""
-        if (serving := self._serving.pop((front, salt), None)) is not None:
-            self._core.close_scope(serving.scope)
-            if all(other.tenant is not serving.tenant for other in self._serving.values()):
-                await asyncio.to_thread(self._tenants.close, serving.tenant)
+        serving = self._serving.get((front, salt))
+        if serving is None:
+            return
+        if serving.latest > stamp:  # it was begun again, and that came before this
+            serving.release(serving.needed(), stamp)
+            return
+        del self._serving[front, salt]
+        self._core.close_scope(serving.scope)
+        if all(other.tenant is not serving.tenant for other in self._serving.values()):
+            closed = self._closing[salt] = asyncio.get_running_loop().create_future()
+            try:
+                await asyncio.shield(asyncio.to_thread(self._tenants.close, serving.tenant))
+            finally:
+                del self._closing[salt]
+                closed.set_result(None)
 
-    def _serving_of(self, front: str, salt: str) -> _Serving:
-        if (front, salt) not in self._serving:
-            self._serving[front, salt] = _Serving(self._tenants.open(salt, None))
-        return self._serving[front, salt]
+    def serves(self, front: str, salt: str) -> bool:
+        """Whether it has something of a front's tenant."""
+        return (front, salt) in self._serving
+
+    async def _serving_of(self, front: str, salt: str) -> _Serving:
+        while (closing := self._closing.get(salt)) is not None:
+            await asyncio.shield(closing)
+        known = self._serving.get((front, salt))
+        if known is None or known.tenant.closed:
+            known = self._serving[front, salt] = _Serving(self._tenants.open(salt, None))
+        return known
+
+    def _was_left(self, sent: SentCall) -> bool:
+        """Whether the front has left a call already; asked once when it begins, and once when it has ended."""
+        return (sent.front, sent.stamp) in self._left
 
     def _answer(self, serving: _Serving, handle: MessageHandle, sent: SentCall) -> SentAnswer:
-        """What was made, and what it has cost."""
+        """What was made, and what it has cost: what another call was told of is there already."""
         message = serving.tenant.find(handle)
         seen = zip(message.parents, message.relative_offsets, message.since, strict=True)
         views = [(parent.handle.id, message.native_offset + offset, since) for parent, offset, since in seen]
         with self._core.lock:
             counted = asdict(self._core.counters.so_far(serving.tenant.name))
-        told = self._told[serving.tenant.name]
+        told = self._told.setdefault(serving.tenant, {})
+        if any(counted[name] < amount for name, amount in told.items()):
+            told.clear()  # the engine has begun to count anew
         delta = {name: counted[name] - told.get(name, 0) for name in counted if name not in _COUNTED_BY_THE_FRONT}
         told.update(counted)
-        return SentAnswer(
+        answer = SentAnswer(
             handle.id,
             message.tokens,
             message.chosen,
             message.finish_reason,
-            message.usage,
+            Usage.found(len(message.tokens)) if self._costs.get(message) is message.usage else message.usage,
             tuple(views[len(sent.call.parents) :]),
             {name: amount for name, amount in delta.items() if amount},
         )
+        self._costs[message] = message.usage
+        return answer
 
 
 def _load(tenant: Tenant, adapter: SentAdapter) -> None:
@@ -203,6 +259,15 @@ def _load(tenant: Tenant, adapter: SentAdapter) -> None:
         for name, data in adapter.files.items():
             (Path(folder) / name).write_bytes(data)
         tenant.load_adapter(folder, adapter.name)
+
+
+class _Latest(dict[K, V]):
+    """The latest entries of many: what came long ago is asked for no longer."""
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        if len(self) > _MOST_LATEST:
+            del self[next(iter(self))]
 
 
 class _Serving:
@@ -213,7 +278,16 @@ class _Serving:
         self.scope = Scope(None)
         self.answers: dict[int, Any] = {}
         """Of calls under way, by number."""
-        self._joinings: dict[int, Joining] = {}
+        self.latest = -1
+        """Stamp of the last that was sent for it."""
+        self._joinings: dict[int, tuple[Joining, set[tuple[str, int]]]] = {}
+        """Of calls under way that others join, by number: with what has joined each, and where."""
+        self._early = _Latest[int, list[tuple[str, int]]]()
+        """What is to join calls that are not here yet, by number."""
+        self._ended = _Latest[int, None]()
+        """Numbers of calls that are not here any more."""
+        self._made = _Latest[int, str]()
+        """What calls of late have made that nobody had needed before, by their stamps."""
         self._needed: dict[str, int] = {}
         """When the front said last that it needs a message."""
         self._lineage = LineageExchange(tenant)
@@ -225,7 +299,9 @@ class _Serving:
         rows = {row.id: row for row in sent_rows}
         with self._core.lock:
             table = self._core.table
-            self._needed |= dict.fromkeys(read, stamp)
+            self.latest = max(stamp, self.latest)
+            for each in read:
+                self._needed[each] = max(stamp, self._needed.get(each, stamp))
             new = [each for each in rows if table.known(each) is None]
             refused = self._lineage.take_in([each for each in read if each in rows], rows, {}, {}, self.scope)
             for each in new:
@@ -247,20 +323,49 @@ class _Serving:
             raise UnknownHandleError(f"message {message_id!r} was released")
         return message.handle
 
-    def joining(self, number: int) -> Joining:
-        """What brings messages into a call's view, before it is there or while it runs."""
-        if number not in self._joinings:
-            self._joinings[number] = self.tenant.joining()
-        return self._joinings[number]
+    def begin_joining(self, number: int, joins: Sequence[tuple[str, int]]) -> Joining:
+        """What brings messages into a call's view: these at once, those that came before it, and others later."""
+        self._ended.pop(number, None)
+        joining = self.tenant.joining()
+        self._joinings[number] = (joining, set())
+        for message_id, offset in [*joins, *self._early.pop(number, [])]:
+            self.join(number, message_id, offset)
+        return joining
+
+    def join(self, number: int, message_id: str, offset: int) -> None:
+        """Let a message come into a call's view, once."""
+        if number in self._joinings:
+            joining, seen = self._joinings[number]
+            if (message_id, offset) not in seen:
+                seen.add((message_id, offset))
+                joining.add(self.handle(message_id), offset)
+        elif number not in self._ended:
+            self._early[number] = [*self._early.get(number, []), (message_id, offset)]
 
     def forget(self, number: int) -> None:
         """A call has ended."""
         self.answers.pop(number, None)
-        self._joinings.pop(number, None)
+        if self._joinings.pop(number, None) is not None:
+            self._ended[number] = None
 
     def made(self, handle: MessageHandle, stamp: int) -> None:
         """The front needs what a call has made."""
-        self._needed[handle.id] = max(stamp, self._needed.get(handle.id, stamp))
+        with self._core.lock:
+            if handle.id not in self._needed:
+                self._made[stamp] = handle.id
+            self._needed[handle.id] = max(stamp, self._needed.get(handle.id, stamp))
+
+    def leave(self, stamp: int) -> bool:
+        """The front has left a call without an answer: whether it had ended here. What it alone has made goes."""
+        if (made := self._made.pop(stamp, None)) is None:
+            return False
+        self.release([made], stamp)
+        return True
+
+    def needed(self) -> list[str]:
+        """Ids of what the front needs."""
+        with self._core.lock:
+            return list(self._needed)
 
     def release(self, ids: Collection[str], stamp: int) -> None:
         """Drop the front's leases of these, unless it has said later that it needs them."""

@@ -43,6 +43,11 @@ class Usage:
         again = (spent.recomputed, request.beyond, spent.mapped, spent.foreign)
         return cls(spent.encoded, request.reused, ttft, took, *again)
 
+    @classmethod
+    def found(cls, tokens: int) -> Usage:
+        """What a call has cost whose message was there already."""
+        return cls(0, tokens, None, 0.0)
+
     @property
     def prompt_tokens(self) -> int:
         """What its view held and its own turn, once each: encoded, reused or recomputed.

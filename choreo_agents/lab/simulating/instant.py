@@ -78,5 +78,5 @@ class InstantEngine:
     async def release(self, releasing: Releasing) -> None:
         """See `FarEngine`."""
 
-    async def close_tenant(self, front: str, salt: str) -> None:
+    async def close_tenant(self, front: str, salt: str, stamp: int) -> None:
         """See `FarEngine`."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+import sys
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -201,10 +202,11 @@ class EngineActor:
         for releasing in gathered:
             await server.release(releasing)
 
-    async def close_tenant(self, sender: Sender, salt: str) -> None:
+    async def close_tenant(self, sender: Sender, salt: str, stamp: int) -> None:
         server, front = self._known(sender)
-        front.salts.discard(salt)
-        await server.close_tenant(sender.front, salt)
+        await server.close_tenant(sender.front, salt, stamp)
+        if not server.serves(sender.front, salt):
+            front.salts.discard(salt)
 
     async def weight(self, nbytes: int) -> list[Any]:
         """A reference to so many bytes in the object store: to measure by."""
@@ -250,7 +252,7 @@ class EngineActor:
             del self._fronts[name]
             front.cancel()
             for salt in front.salts:
-                await self._server.close_tenant(name, salt)
+                await self._server.close_tenant(name, salt, sys.maxsize)
 
     def _over(self, lost: DeviceLostError) -> EngineLostError:
         """End the process, which Ray starts again: its device computes no more."""

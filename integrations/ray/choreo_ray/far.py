@@ -119,8 +119,8 @@ class RayFarEngine:
             if gathered := self._gathered():  # else the engine has begun anew meanwhile
                 await self._told(self.actor.release, gathered)
 
-    async def close_tenant(self, front: str, salt: str) -> None:
-        await self._told(self.actor.close_tenant, salt)
+    async def close_tenant(self, front: str, salt: str, stamp: int) -> None:
+        await self._told(self.actor.close_tenant, salt, stamp)
 
     def _gathered(self) -> list[Releasing]:
         gathered, self._releasing = self._releasing, []
