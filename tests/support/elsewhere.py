@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from choreo_agents import Engine
@@ -76,6 +79,107 @@ def encoding_apart(call: CallToPlace, engines: Sequence[EngineAhead], costs: Cos
     return Route(found.engine, {}, tuple(found.copies), 0, found.bytes_copied, found.expected_s)
 
 
+class Gate:
+    """Where something that is on its way to an engine, or back, is held up."""
+
+    def __init__(self) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def open(self) -> None:
+        """Let it go on, and all that follows."""
+        self.opened.set()
+
+    async def passed(self) -> None:
+        """Return when it is open."""
+        self.reached.set()
+        while not self.opened.is_set():
+            await asyncio.sleep(0.002)
+
+
+class WiredEngine:
+    """An engine of this process, behind a wire on which things can be held up and lost.
+
+    Args:
+        name: Its own.
+        engine: The engine, which it closes in the end.
+        measures: See `EngineServer`.
+    """
+
+    def __init__(self, name: str, engine: Engine, *, measures: bool = False) -> None:
+        assert engine.owner is not None
+        self.name, self.engine = name, engine
+        self.server = engine.owner.server(name, measures=measures)
+        self.gates: dict[str, Gate] = {}
+        """By where: `run`, `answer`, `give`, `take`, `taken`, `greeted` or `join`."""
+        self.fails: dict[str, Exception] = {}
+        """What is raised instead: by where, and `all`."""
+        self.passed = Counter[str]()
+        """What has come there."""
+
+    def hold(self, where: str) -> Gate:
+        """Hold up what comes there from now on."""
+        self.gates[where] = Gate()
+        return self.gates[where]
+
+    def held(self) -> tuple[int, int, int]:
+        """Messages, leases and bytes of KV that the engine has."""
+        stats = self.engine.owner.stats()
+        return stats.messages, stats.leases, stats.kv_bytes
+
+    def close(self) -> None:
+        self.engine.close()
+
+    async def _pass(self, where: str) -> None:
+        self.passed[where] += 1
+        if (gate := self.gates.get(where)) is not None:
+            await gate.passed()
+        if (error := self.fails.get(where, self.fails.get("all"))) is not None:
+            raise error
+
+    async def greet(self, greeting: Greeting) -> Greeted:
+        await self._pass("greet")
+        found = await self.server.greet(greeting)
+        await self._pass("greeted")
+        return found
+
+    async def load_adapter(self, adapter: SentAdapter) -> None:
+        await self._pass("load_adapter")
+        await self.server.load_adapter(adapter)
+        await self._pass("loaded")
+
+    async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
+        await self._pass("run")
+        async with aclosing(self.server.run(sent)) as told:
+            async for each in told:
+                if isinstance(each, SentAnswer):
+                    await self._pass("answer")
+                yield each
+
+    async def hurry(self, front: str, number: int, priority: int) -> None:
+        await self.server.hurry(front, number, priority)
+
+    async def join(self, joining: JoiningMessage) -> None:
+        await self._pass("join")
+        await self.server.join(joining)
+
+    async def give(self, copying: Copying) -> Any:
+        await self._pass("give")
+        return await self.server.give(copying)
+
+    async def take(self, copying: Copying, given: Any) -> tuple[Collection[str], int]:
+        await self._pass("take")
+        found = await self.server.take(copying, given)
+        await self._pass("taken")
+        return found
+
+    async def release(self, releasing: Releasing) -> None:
+        await self._pass("release")
+        await self.server.release(releasing)
+
+    async def close_tenant(self, front: str, salt: str, stamp: int) -> None:
+        await self.server.close_tenant(front, salt, stamp)
+
+
 class MortalEngine:
     """An engine elsewhere that can be killed, with all that it has, and come back without.
 
@@ -87,6 +191,7 @@ class MortalEngine:
     def __init__(self, name: str, make: Callable[[], Engine]) -> None:
         self.name, self._make = name, make
         self.lives = 0
+        self.fails_to_load: Exception | None = None
         self.on_token: Callable[[int], None] = lambda token: None
         """Told how many tokens the calls of this life have sent, on the front's thread."""
         self._sent = 0
@@ -96,7 +201,7 @@ class MortalEngine:
 
     def revive(self) -> None:
         """Begin a new life."""
-        self._engine, self._greeted, self._dead = self._make(), set(), asyncio.Event()
+        self._engine, self._greeted, self._deaths = self._make(), set(), list[asyncio.Event]()
         self._server: EngineServer = self._engine.owner.server(self.name)
         self.lives += 1
         self._sent = 0
@@ -104,7 +209,8 @@ class MortalEngine:
     def kill(self) -> None:
         """End this one. On the front's thread, if calls are under way."""
         engine, self._engine = self._engine, None
-        self._dead.set()
+        for dead in self._deaths:
+            dead.set()
         if engine is not None:
             engine.close()
 
@@ -123,10 +229,13 @@ class MortalEngine:
         return found
 
     async def load_adapter(self, adapter: SentAdapter) -> None:
+        if self.fails_to_load is not None:
+            raise self.fails_to_load
         await self._alive(adapter.front).load_adapter(adapter)
 
     async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
-        server, dead, told = self._alive(sent.front), self._dead, self._alive(sent.front).run(sent)
+        server, dead, told = self._alive(sent.front), asyncio.Event(), self._alive(sent.front).run(sent)
+        self._deaths.append(dead)
         while True:
             coming, gone = asyncio.ensure_future(anext(told, None)), asyncio.ensure_future(dead.wait())
             await asyncio.wait([coming, gone], return_when=asyncio.FIRST_COMPLETED)

@@ -150,7 +150,7 @@ class Errands:
             held = {(each.engine, salt) for each in self._fleet.alive() for salt in each.salts}
             away = (_reached(engine.close_tenant(self._front, salt, next(self._stamps))) for engine, salt in held)
         with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*away), self.presence.patience_s)
+            await asyncio.wait_for(asyncio.gather(*away, return_exceptions=True), self.presence.patience_s)
         if self._register is not None:
             await self._register.leave()
 

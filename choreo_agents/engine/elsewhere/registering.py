@@ -27,6 +27,8 @@ class Registering:
         """Whether an engine has a message now, by engine and id: what is still to be said."""
         self._incarnation = ""
         """The directory's, as far as it is known: another one has forgotten what was said."""
+        self._missed = False
+        """Whether it has once not answered since."""
         self._telling = False
         self.soon: Callable[[Callable[[], object]], None]
         """Has something done on the front's event loop, from any thread."""
@@ -71,9 +73,13 @@ class Registering:
 
     def _notice(self, incarnation: str) -> None:
         """Say all again to a directory that has forgotten it."""
-        if not incarnation or incarnation == self._incarnation:
+        if not incarnation:
+            self._missed = True  # what was said it may not have heard
+            return
+        if incarnation == self._incarnation and not self._missed:
             return
         began, self._incarnation = not self._incarnation, incarnation
-        if not began:
+        missed, self._missed = self._missed, False
+        if missed or not began:
             for outpost in self._fleet.alive():
                 self.changed(outpost.name, self._fleet.shown(outpost.held), there=True)

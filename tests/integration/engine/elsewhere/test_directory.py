@@ -125,6 +125,18 @@ def test_a_directory_that_was_lost_is_told_again(shared: Shared) -> None:
     assert other.prefill([8] * 40, [other.prefill([7] * 60)]) == second and shared.encoded() == before
 
 
+def test_a_directory_that_did_not_answer_at_first_is_told_what_it_missed(shared: Shared) -> None:
+    inner, shared.directory.inner = shared.directory.inner, None
+    one = shared.front()
+    one.prefill([7] * 60)
+    asked = shared.directory.asked
+    shared.directory.inner = inner
+    one.prefill([8] * 40)
+    assert inner is not None and shared.directory.asked > asked
+    until(lambda: len(inner) == 2)
+    inner.check()
+
+
 def test_what_is_released_is_told_and_a_front_that_goes(shared: Shared) -> None:
     one = shared.front()
     trunk, other = one.prefill([7] * 60), one.prefill([8] * 60)
