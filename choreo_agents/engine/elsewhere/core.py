@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -83,13 +84,7 @@ class ElsewhereCore(EngineCore):
         return _WatchedCache(self, host, files)
 
     def _method(self) -> Any:
-        found = ref(self)
-
-        def closed(tenant: str) -> None:
-            if (core := found()) is not None:
-                core._errands.close_tenant(tenant)
-
-        return ElsewhereMethod(self.table, closed)
+        return ElsewhereMethod(self.table, partial(_closed, ref(self)))
 
     def _loop(self) -> Any:
         sink, lock, front = self.settings.sink, self.lock, self._greeting.front
@@ -106,18 +101,19 @@ class ElsewhereCore(EngineCore):
         given = super().load_adapter(loaded, name, naming)
         files = {path.name: path.read_bytes() for path in sorted(loaded.folder.iterdir()) if path.is_file()}
         with self.lock:
-            self._errands.salts[naming.tenant] = naming.salt
+            self._errands.giving_back.salts[naming.tenant] = naming.salt
         self._wait_for(self._presence.load_adapter(given, files, naming.salt))
         return given
 
     def drain(self, name: str) -> int:
         """Have an engine's messages handed over to others, and nothing new placed there; how many were handed over."""
-        found: int = self._wait_for(self._errands.copies.hand_over(name, self.table.known))
-        return found
+        return int(self._wait_for(self._errands.copies.hand_over(name, self.table.known)))
 
-    def dropped(self, message_id: str) -> None:
-        """The front needs a message no longer."""
-        self._errands.forget(message_id)
+
+def _closed(found: ref[ElsewhereCore], tenant: str) -> None:
+    """A tenancy has ended. Under the lock."""
+    if (core := found()) is not None:
+        core._errands.giving_back.close_tenant(tenant)
 
 
 class _WatchedCache(KVCache):
@@ -147,4 +143,4 @@ class _WatchedCache(KVCache):
         """See `KVCache`."""
         super().drop(entry)
         if (core := self._core()) is not None:
-            core.dropped(entry.key)
+            core._errands.giving_back.dropped(entry.key)

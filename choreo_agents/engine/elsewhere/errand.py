@@ -8,19 +8,18 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 from choreo_agents.engine.calls import Prefill
 from choreo_agents.engine.elsewhere.copies import Copies
 from choreo_agents.engine.elsewhere.fleet import Fleet, Outpost, Wish
+from choreo_agents.engine.elsewhere.giving_back import GivingBack
 from choreo_agents.engine.elsewhere.method import ElsewhereEncoding
 from choreo_agents.engine.elsewhere.presence import Presence
 from choreo_agents.engine.elsewhere.registering import Registering
 from choreo_agents.engine.elsewhere.routing import Route
 from choreo_agents.engine.elsewhere.sending import (
     JoiningMessage,
-    Releasing,
     SentAnswer,
     SentCall,
     rows_of,
@@ -87,9 +86,9 @@ class Errands:
         self._register = register
         # An engine may remember stamps of this front from before it has begun anew.
         self._stamps = itertools.count(time.time_ns())
-        self.copies = Copies(fleet, presence, lock, sink, front, self._stamps.__next__, self._needed)
-        self.salts: dict[str, str] = {}
-        """Of tenants that something was sent for, by their names."""
+        next_stamp = self._stamps.__next__
+        self.giving_back = GivingBack(fleet, presence, table, lock, front, next_stamp)
+        self.copies = Copies(fleet, presence, lock, sink, front, next_stamp, self.giving_back.needed)
         self._at: dict[int, Outpost] = {}
         """Where each request runs."""
         self._begun: set[int] = set()
@@ -98,8 +97,8 @@ class Errands:
     def attach(self, loop: TaskLoop) -> None:
         """The loop that runs them."""
         self._loop = loop
-        self.presence.spawn = loop.spawn
-        self.presence.needed, self.presence.next_stamp = self._needed, self._stamps.__next__
+        self.presence.spawn, self.giving_back.soon = loop.spawn, loop.soon
+        self.presence.needed, self.presence.next_stamp = self.giving_back.needed, self._stamps.__next__
         if self._register is not None:
             self._register.soon, self._register.spawn = loop.soon, loop.spawn
             self._fleet.on_change = self._register.changed
@@ -128,43 +127,13 @@ class Errands:
         if outpost is not None:
             self.presence.tell(outpost, outpost.engine.hurry(self._front, request.number, request.priority))
 
-    def forget(self, message_id: str) -> None:
-        """The front has dropped a message: who holds it may, too. Under the lock."""
-        for outpost, salt in self._fleet.dropped(message_id):
-            self._release(outpost, salt, ids=(message_id,))
-
-    def close_tenant(self, tenant: str) -> None:
-        """The front serves a tenant no longer. Under the lock."""
-        if (salt := self.salts.pop(tenant, None)) is None:
-            return
-        stamp = next(self._stamps)
-        for outpost in self.presence.close_tenant(tenant, salt):
-            closing = partial(outpost.engine.close_tenant, self._front, salt, stamp)
-            self._loop.soon(partial(self._tell, outpost, closing))
-
     async def leave(self) -> None:
         """Give back all that engines hold for the front."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self.copies.settled(), self.presence.patience_s)
-        with self._lock:
-            held = {(each.engine, salt) for each in self._fleet.alive() for salt in each.salts}
-            away = (_reached(engine.close_tenant(self._front, salt, next(self._stamps))) for engine, salt in held)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*away, return_exceptions=True), self.presence.patience_s)
+        await self.giving_back.leave()
         if self._register is not None:
             await self._register.leave()
-
-    def _release(self, outpost: Outpost, salt: str, ids: tuple[str, ...] = (), left: tuple[int, ...] = ()) -> None:
-        releasing = Releasing(self._front, next(self._stamps), salt, ids, left)
-        self._loop.soon(partial(self._tell, outpost, partial(outpost.engine.release, releasing)))
-
-    def _tell(self, outpost: Outpost, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        self.presence.tell(outpost, work())
-
-    def _needed(self, message_id: str) -> bool:
-        """Whether the front needs a message. Under the lock."""
-        message = self._table.known(message_id)
-        return message is not None and message.entry is not None
 
     def _place(self, request: Request, lost: Sequence[str]) -> Route | None:
         """Find a request its engine; None: there is none now."""
@@ -240,7 +209,7 @@ class Errands:
         salt, held = pending.naming.salt, outpost.held.keys() if knows is None else knows
         seed = None if request.decoding is None else request.decoding.seed
         delivered = [chosen.token for chosen in request.chosen]
-        self.salts[pending.naming.tenant] = salt
+        self.giving_back.salts[pending.naming.tenant] = salt
         numbers, joins = (next(self._stamps), request.number), _encoding(request).late.added
         made = sent(self._front, *numbers, salt, pending.placed, seed, held, delivered, joins, request.priority)
         made = replace(made, promised=self._fleet.first_told(outpost.name, made.promised))
@@ -258,7 +227,7 @@ class Errands:
             promised = self._fleet.first_told(outpost.name, promised)
             what = (salt, parent.handle.id, offset, rows, promised)
             joining = JoiningMessage(self._front, next(self._stamps), request.number, *what)
-            self._loop.soon(partial(self._tell, outpost, partial(outpost.engine.join, joining)))
+            self._loop.soon(lambda: self.presence.tell(outpost, outpost.engine.join(joining)))
 
         late.on_added = join
 
@@ -284,7 +253,7 @@ class Errands:
         finally:
             if is_left:  # it may have ended there all the same
                 with self._lock:
-                    self._release(outpost, call.salt, left=(call.stamp,))
+                    self.giving_back.left(outpost, call.salt, call.stamp)
 
     def _take(self, request: Request, told: Iterable[Chosen], outpost: Outpost) -> None:
         for chosen in told:
@@ -318,7 +287,7 @@ class Errands:
         self._loop.finish(request)
         made = self._table.get(answer.id)
         if made is None:
-            self.forget(answer.id)
+            self.giving_back.dropped(answer.id)
         else:
             self._table.entry(made)
 
@@ -333,12 +302,6 @@ def _encoding(request: Request) -> ElsewhereEncoding:
     encoding = request.encoding
     assert isinstance(encoding, ElsewhereEncoding)
     return encoding
-
-
-async def _reached(work: Coroutine[Any, Any, Any]) -> None:
-    """Do what an engine that is gone, or has forgotten what it is about, need not do any more."""
-    with suppress(ChoreoError):
-        await work
 
 
 def _deadly(request: Request, lost: Sequence[str]) -> EngineLostError:
