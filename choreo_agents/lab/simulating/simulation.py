@@ -84,6 +84,7 @@ class _Simulation:
     encoded: EncodedTokens = field(default_factory=EncodedTokens)
     moved: Copied = field(default_factory=Copied)
     run_s: list[float] = field(default_factory=list)
+    began_s: float = 0.0
     ended_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -112,7 +113,9 @@ class _Simulation:
         return SimulatedFront(self.env, number, fleet, self.engines, costs, self.directory, self.cores, self.moved)
 
     def run(self) -> SimulatedOutcome:
-        for thread, begins_s in zip(self.work.threads, self._begins(), strict=True):
+        begins = [*self._begins()]
+        self.began_s = begins[0]
+        for thread, begins_s in zip(self.work.threads, begins, strict=True):
             self.env.process(self._thread(thread, self.fronts[thread.front], begins_s))
         calls, samples = self.work.calls, self.work.samples
         self.env.run()
@@ -123,7 +126,7 @@ class _Simulation:
             fronts=len(self.fronts),
             calls=calls,
             samples=samples,
-            makespan_s=self.ended_s,
+            makespan_s=self.ended_s - self.began_s,
             first_token_s=tuple(moved.first_token_s),
             run_s=tuple(self.run_s),
             bytes_moved=moved.bytes_moved,

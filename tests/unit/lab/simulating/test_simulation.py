@@ -273,6 +273,15 @@ def test_another_seed_is_another_begin() -> None:
     assert one == same and one.makespan_s != other.makespan_s
 
 
+def test_time_counts_from_the_first_begin() -> None:
+    """A call that begins by itself, however late, takes as long and keeps its engine as busy as one at time 0."""
+    alone = simulate([lone_calls(1)], 1, SETTING)
+    late = simulate([lone_calls(1)], 1, replace(SETTING, rate=1e-3))
+    assert late.makespan_s == pytest.approx(alone.makespan_s)
+    assert late.calls_per_s == pytest.approx(alone.calls_per_s)
+    assert late.utilisation == pytest.approx(alone.utilisation)
+
+
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [({"copies": 0}, "copies must be 1 or more"), ({"rate": 0.0}, "above 0"), ({"fronts": 0}, "fronts must be 1")],
