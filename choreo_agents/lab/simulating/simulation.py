@@ -54,7 +54,7 @@ class Setting:
             if (count := getattr(self, name)) < 1:
                 raise InvalidRequestError(f"{name} must be 1 or more, not {count!r}")
         if self.rate is not None and not 0 < self.rate < float("inf"):
-            raise InvalidRequestError(f"rate must be a number of runs in a second above 0, not {self.rate!r}")
+            raise InvalidRequestError(f"rate must be a number of threads in a second above 0, not {self.rate!r}")
         if self.costs.bytes_per_token is None:
             raise InvalidRequestError("costs do not say the bytes of a token's KV: see known_costs")
 
@@ -96,7 +96,8 @@ class _Simulation:
         self.engines = {
             name: SimulatedEngine(self.env, name, costs, limits, self.cores, self.encoded) for name in names
         }
-        self.directory = SimulatedDirectory(self.env, costs)
+        # A front that is the only one has nobody to hear of.
+        self.directory = SimulatedDirectory(self.env, costs) if self.setting.fronts > 1 else None
         self.work = Workload(self.traces, self.setting.copies, self.setting.fronts)
         self.fronts = [self._front(number, limits) for number in range(self.setting.fronts)]
 
@@ -138,8 +139,8 @@ class _Simulation:
             tokens_decoded=encoded.decoded,
             engines_busy_s=tuple(engine.busy_s for engine in engines),
             front_busy_s=sum(front.clerk.busy_s for front in self.fronts),
-            directory_busy_s=self.directory.clerk.busy_s,
-            directory_ids=self.directory.ids,
+            directory_busy_s=0.0 if self.directory is None else self.directory.clerk.busy_s,
+            directory_ids=0 if self.directory is None else self.directory.ids,
             most_tokens_held=max(engine.most_tokens for engine in engines),
             steps=sum(engine.steps for engine in engines),
         )
