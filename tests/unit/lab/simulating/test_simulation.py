@@ -288,6 +288,18 @@ def test_to_ask_the_directory_takes_a_way_there_and_back() -> None:
     assert two[1] == pytest.approx(alone[1]), "who reads nothing asks nothing"
 
 
+def test_it_is_counted_how_much_an_engine_holds_at_most() -> None:
+    """A document of 30 tokens and 13 said of it, later another one of 20: together only if one is there still."""
+    documents: dict[str, tuple[int, list[str]]] = {"doc": (30, []), "other": (20, [])}
+    first, later = [Spoken(["doc"])], [Waited(5.0), Spoken(["other"], after=[0])]
+    for thread, held in (((None, None), 30 + 13), (("one", "one"), 30 + 13 + 20 + 13)):
+        found = simulate([trace_of([first, later], documents, threads=thread)], 1, SETTING)
+        assert found.most_tokens_held == held
+    at_once = trace_of([first, [Spoken(["other"])]], documents)
+    assert simulate([at_once], 1, SETTING).most_tokens_held == 30 + 13 + 20 + 13
+    assert simulate([at_once], 2, SETTING).most_tokens_held == 30 + 13, "by the one that holds most"
+
+
 def test_time_counts_from_the_first_begin() -> None:
     """A call that begins by itself, however late, takes as long and keeps its engine as busy as one at time 0."""
     alone = simulate([lone_calls(1)], 1, SETTING)
