@@ -76,7 +76,7 @@ class SteppedEngine:
 
     def prefill(self, tokens: Sequence[int]) -> Document:
         """Encode a message."""
-        self._prepare(len(tokens))
+        self._prepare(len(tokens), len(tokens))
         self._clock.now_s += 0.25 + len(tokens) / self._costs.encode_tokens_per_s
         self.kept.append(Document(len(tokens)))
         return self.kept[-1]
@@ -95,14 +95,14 @@ class SteppedEngine:
         if is_first:
             rows, self._rows = self._rows, []
             shape = [(len(row), sum(each.tokens for each in row)) for row in rows]
-            self._prepare((str(shape), sampling.max_tokens))
+            self._prepare((str(shape), sampling.max_tokens), sampling.max_tokens)
             attended = sum(each.tokens for each in {each for row in rows for each in row})
             step_s = self._costs.step_of(len(rows), len(rows), attended, sum(map(len, rows)))
             self._clock.now_s += 0.5 + sampling.max_tokens * step_s
         yield None
 
-    def _prepare(self, shape: object) -> None:
-        self._clock.now_s += 0.0 if shape in self._shapes else 100.0
+    def _prepare(self, shape: object, seconds: float) -> None:
+        self._clock.now_s += 0.0 if shape in self._shapes else seconds
         self._shapes.add(shape)
 
 
@@ -144,7 +144,7 @@ def test_a_front_costs_what_it_takes_before_and_after_a_call(
 
 
 class FarEngines:
-    """A front over engines that encode at once: what it takes is to send calls and copies, by the product's routes."""
+    """A front over engines that encode whatever comes in as long: what differs is what it takes to send calls and copies, by the product's routes."""
 
     def __init__(self, clock: Clock, costs: ServingCosts, engines: int, routing: Routing) -> None:
         self._clock, self._costs, self._routing = clock, costs, routing
@@ -156,7 +156,7 @@ class FarEngines:
         reads = [KVToRead(str(id(each)), BYTES_PER_TOKEN * each.tokens, self._where[each]) for each in view]
         ahead = [EngineAhead(name) for name in self._names]
         found = self._routing(CallToPlace(reads, len(tokens), 0.0), ahead, self._costs.routing)
-        self._clock.now_s += self._costs.call_s + len(set(found.copies.values())) * self._costs.copy_s
+        self._clock.now_s += 0.25 + self._costs.call_s + len(set(found.copies.values())) * self._costs.copy_s
         self._clock.now_s += found.bytes_copied / self._costs.copy_bytes_per_s
         for each in view:
             self._where[each].add(found.engine)
