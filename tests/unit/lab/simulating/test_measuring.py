@@ -144,7 +144,7 @@ def test_a_front_costs_what_it_takes_before_and_after_a_call(
 
 
 class FarEngines:
-    """A front over engines that encode anything in the same time: what differs is to send calls, and copies by routes."""
+    """A front over engines that encode anything in the same time: what differs is to send calls and copies."""
 
     def __init__(self, clock: Clock, costs: ServingCosts, engines: int, routing: Routing) -> None:
         self._clock, self._costs, self._routing = clock, costs, routing
