@@ -22,7 +22,7 @@ from choreo_agents.lab.simulating.costs import CostsFile, known_costs, read_cost
 from choreo_agents.lab.simulating.installed import require_simpy
 from choreo_agents.lab.simulating.measuring import USUAL_PROBE, measured_costs
 from choreo_agents.lab.simulating.plot import save_simulation
-from choreo_agents.lab.simulating.report import COLUMNS, SimulationReport
+from choreo_agents.lab.simulating.report import SimulationReport
 from choreo_agents.lab.simulating.rules import RULES
 from choreo_agents.lab.simulating.trace import RecordedTrace, read_trace
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
@@ -44,7 +44,11 @@ def simulate(
     copies: Annotated[int, typer.Option(min=1, help="How often the runs of each trace are run, side by side.")] = 1,
     rate: Annotated[
         float | None,
-        typer.Option("--rate", help="Runs that begin in a second, at random moments; by default all begin at once."),
+        typer.Option(
+            "--rate",
+            help="Threads that begin in a second, at random moments; by default all begin at once. A thread's runs "
+            "follow each other; a run without one stands alone.",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of these moments.")] = 0,
     costs: Annotated[
@@ -84,7 +88,8 @@ def simulate(
     Nothing is computed, so that what work costs must be known: from micro-benchmarks, never from the runs themselves.
 
     [b]first token[/b] counts from when all that a call waits for was there. [b]encoded again[/b]: tokens that another
-    engine had encoded. [b]front[/b] and [b]directory[/b]: the share of the time in which they are busy.
+    engine had encoded. [b]front[/b] and, with several of them, [b]directory[/b]: the share of the time in which they
+    are busy.
 
     [b]Examples[/b]
 
@@ -189,7 +194,7 @@ def _counting(console: Console, traces: Sequence[RecordedTrace], counts: Sequenc
 
 def _print(console: Console, report: SimulationReport) -> None:
     table = Table(box=box.SIMPLE_HEAD, title=escape(report.title()), title_justify="left")
-    for column in COLUMNS:
+    for column in report.columns():
         table.add_column(column, justify="right")
     for row in report.rows():
         table.add_row(*row)

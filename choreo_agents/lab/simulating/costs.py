@@ -24,6 +24,7 @@ class ServingCosts:
     """Of engines, what is between them, and what is before them. Guesses for a CPU where nothing was measured."""
 
     call_s: float = Costs.call_s
+    """As in `Costs`; what is asked of the directory, and its answer, are as long on their way."""
     copy_s: float = Costs.copy_s
     copy_bytes_per_s: float = Costs.copy_bytes_per_s
     encode_tokens_per_s: float = Costs.encode_tokens_per_s
@@ -41,7 +42,7 @@ class ServingCosts:
     token_s: float = 0.0
     """The same, for each token that is handed on as it comes."""
     lookup_s: float = 5e-6
-    """Of the directory, for an id that it is asked for or told, ..."""
+    """Of the directory, which several fronts have, for an id that it is asked for or told, ..."""
     directory_s: float = 0.0
     """... and each time that it is."""
     bytes_per_token: int | None = None

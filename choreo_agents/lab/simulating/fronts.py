@@ -162,7 +162,7 @@ class SimulatedFront:
         fleet: The product's own knowledge of engines, by which calls are placed.
         engines: By name.
         costs: Of a call and of copies.
-        directory: That it shares with others.
+        directory: That it shares with others; None: it is the only one.
         cores: Where it computes.
         moved: Is told of what moves.
     """
@@ -174,14 +174,15 @@ class SimulatedFront:
         fleet: Fleet,
         engines: Mapping[str, SimulatedEngine],
         costs: ServingCosts,
-        directory: SimulatedDirectory,
+        directory: SimulatedDirectory | None,
         cores: SharedCores,
         moved: Copied,
     ) -> None:
         self.clerk = Clerk(env, cores)
         self._env, self._number, self._fleet, self._engines, self._costs = env, number, fleet, engines, costs
         self._directory, self._moved = directory, moved
-        fleet.on_change = partial(directory.changed, number)
+        if directory is not None:
+            fleet.on_change = partial(directory.changed, number)
         self._calls = 0
         self._coming: dict[tuple[str, str], Event] = {}
         """Happens when a message's copy has come to an engine, or will not."""
@@ -226,10 +227,15 @@ class SimulatedFront:
 
     def _looked_up(self, ids: Sequence[str]) -> Processing:
         """Ask the directory for what no engine has for this front."""
+        if (directory := self._directory) is None:
+            return
         unknown = [each for each in ids if not self._fleet.holders(each)]
         if unknown:
-            yield from self._directory.holders(unknown)
-            self._fleet.hear({each: self._directory.known(each) for each in unknown})
+            yield self._env.timeout(self._costs.call_s / 2)
+            yield from directory.holders(unknown)
+            known = {each: directory.known(each) for each in unknown}
+            yield self._env.timeout(self._costs.call_s / 2)
+            self._fleet.hear(known)
 
     def _count(self, placed: Route, thread: Scope) -> None:
         self._moved.moved += self._homes.get(thread, placed.engine) != placed.engine

@@ -42,6 +42,7 @@ class SimulatedOutcome:
     front_busy_s: float
     """Of all fronts."""
     directory_busy_s: float
+    """Which one front by itself has not."""
     directory_ids: int
     """That the directory was asked for or told."""
     most_tokens_held: int

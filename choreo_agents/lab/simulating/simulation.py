@@ -54,7 +54,7 @@ class Setting:
             if (count := getattr(self, name)) < 1:
                 raise InvalidRequestError(f"{name} must be 1 or more, not {count!r}")
         if self.rate is not None and not 0 < self.rate < float("inf"):
-            raise InvalidRequestError(f"rate must be a number of runs in a second above 0, not {self.rate!r}")
+            raise InvalidRequestError(f"rate must be a number of threads in a second above 0, not {self.rate!r}")
         if self.costs.bytes_per_token is None:
             raise InvalidRequestError("costs do not say the bytes of a token's KV: see known_costs")
 
@@ -84,6 +84,7 @@ class _Simulation:
     encoded: EncodedTokens = field(default_factory=EncodedTokens)
     moved: Copied = field(default_factory=Copied)
     run_s: list[float] = field(default_factory=list)
+    began_s: float = 0.0
     ended_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -95,7 +96,8 @@ class _Simulation:
         self.engines = {
             name: SimulatedEngine(self.env, name, costs, limits, self.cores, self.encoded) for name in names
         }
-        self.directory = SimulatedDirectory(self.env, costs)
+        # A front that is the only one has nobody to hear of.
+        self.directory = SimulatedDirectory(self.env, costs) if self.setting.fronts > 1 else None
         self.work = Workload(self.traces, self.setting.copies, self.setting.fronts)
         self.fronts = [self._front(number, limits) for number in range(self.setting.fronts)]
 
@@ -112,7 +114,9 @@ class _Simulation:
         return SimulatedFront(self.env, number, fleet, self.engines, costs, self.directory, self.cores, self.moved)
 
     def run(self) -> SimulatedOutcome:
-        for thread, begins_s in zip(self.work.threads, self._begins(), strict=True):
+        begins = [*self._begins()]
+        self.began_s = begins[0]
+        for thread, begins_s in zip(self.work.threads, begins, strict=True):
             self.env.process(self._thread(thread, self.fronts[thread.front], begins_s))
         calls, samples = self.work.calls, self.work.samples
         self.env.run()
@@ -123,7 +127,7 @@ class _Simulation:
             fronts=len(self.fronts),
             calls=calls,
             samples=samples,
-            makespan_s=self.ended_s,
+            makespan_s=self.ended_s - self.began_s,
             first_token_s=tuple(moved.first_token_s),
             run_s=tuple(self.run_s),
             bytes_moved=moved.bytes_moved,
@@ -135,8 +139,8 @@ class _Simulation:
             tokens_decoded=encoded.decoded,
             engines_busy_s=tuple(engine.busy_s for engine in engines),
             front_busy_s=sum(front.clerk.busy_s for front in self.fronts),
-            directory_busy_s=self.directory.clerk.busy_s,
-            directory_ids=self.directory.ids,
+            directory_busy_s=0.0 if self.directory is None else self.directory.clerk.busy_s,
+            directory_ids=0 if self.directory is None else self.directory.ids,
             most_tokens_held=max(engine.most_tokens for engine in engines),
             steps=sum(engine.steps for engine in engines),
         )

@@ -77,7 +77,7 @@ def test_runs_may_begin_at_random_and_be_placed_otherwise(recording: str, costs:
     )
     assert first["calls"] == other["calls"] == least["calls"] == 48
     assert first["makespan_s"] != other["makespan_s"] and least["fronts"] == 2
-    assert "5 runs begun in a second, seed 0" in run(*usual, "--rate", "5")
+    assert "5 threads begun in a second, seed 0" in run(*usual, "--rate", "5")
 
 
 def test_costs_are_measured_on_the_recorded_model(
@@ -114,7 +114,7 @@ def test_what_cannot_be_played_is_one_red_line(recording: str, costs: str, tmp_p
     other = written(tmp_path / "other", run_line(), message_line("ann"), call_line("ann", 1, 0.1, 0.2))
     assert "the traces are of two models" in complaint("--trace", recording, "--trace", str(other))
     assert "--rule is one of route, " in complaint("--trace", recording, "--rule", "none")
-    assert "rate must be" in complaint("--trace", recording, "--rate", "0")
+    assert "rate must be a number of threads in a second above 0" in complaint("--trace", recording, "--rate", "0")
     (tmp_path / "no.json").write_text('{"costs": {"speed": 1}}')
     assert "holds no costs" in complaint("--trace", recording, "--costs", str(tmp_path / "no.json"))
     told = json.loads(Path(costs).read_text())

@@ -273,6 +273,49 @@ def test_another_seed_is_another_begin() -> None:
     assert one == same and one.makespan_s != other.makespan_s
 
 
+def test_what_a_front_by_itself_reads_is_looked_up_nowhere() -> None:
+    trace = trace_of([[Spoken(["doc"])]], {"doc": (30, [])})
+    costly = costs_of(lookup_s=0.5, directory_s=0.25)
+    assert simulate([trace], 1, Setting(costly)) == simulate([trace], 1, SETTING)
+
+
+def test_to_ask_the_directory_takes_a_way_there_and_back() -> None:
+    """One of two fronts has a call that reads: its first token comes later by the way and by the directory's work."""
+    trace = trace_of([[Spoken(["doc"])], [Waited(9.0), Spoken(after=[0])]], {"doc": (30, [])})
+    costs = costs_of(call_s=0.2, lookup_s=0.01, directory_s=0.05)
+    alone, two = (simulate([trace], 1, Setting(costs, fronts=fronts)).first_token_s for fronts in (1, 2))
+    assert two[0] - alone[0] == pytest.approx(0.2 + 0.01 + 0.05)
+    assert two[1] == pytest.approx(alone[1]), "who reads nothing asks nothing"
+
+
+def test_it_is_counted_how_much_an_engine_holds_at_most() -> None:
+    """A document of 30 tokens and 13 said of it, later another one of 20: together only if one is there still."""
+    documents: dict[str, tuple[int, list[str]]] = {"doc": (30, []), "other": (20, [])}
+    first, later = [Spoken(["doc"])], [Waited(5.0), Spoken(["other"], after=[0])]
+    for thread, held in (((None, None), 30 + 13), (("one", "one"), 30 + 13 + 20 + 13)):
+        found = simulate([trace_of([first, later], documents, threads=thread)], 1, SETTING)
+        assert found.most_tokens_held == held
+    at_once = trace_of([first, [Spoken(["other"])]], documents)
+    assert simulate([at_once], 1, SETTING).most_tokens_held == 30 + 13 + 20 + 13
+    assert simulate([at_once], 2, SETTING).most_tokens_held == 30 + 13, "by the one that holds most"
+
+
+def test_time_counts_from_the_first_begin() -> None:
+    """A call that begins by itself, however late, takes as long and keeps its engine as busy as one at time 0."""
+    alone = simulate([lone_calls(1)], 1, SETTING)
+    late = simulate([lone_calls(1)], 1, replace(SETTING, rate=1e-3))
+    assert late.makespan_s == pytest.approx(alone.makespan_s)
+    assert late.calls_per_s == pytest.approx(alone.calls_per_s)
+    assert late.utilisation == pytest.approx(alone.utilisation)
+
+
+def test_threads_begin_at_a_rate_and_their_runs_follow() -> None:
+    """Ten runs of one thread begin once: the second when the first has ended, whatever the rate."""
+    trace = trace_of([[Spoken()]] * 10, threads=["one"] * 10)
+    rare, often = (simulate([trace], 1, replace(SETTING, rate=rate)) for rate in (1e-3, 1e3))
+    assert rare.makespan_s == pytest.approx(often.makespan_s) == pytest.approx(sum(often.run_s))
+
+
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [({"copies": 0}, "copies must be 1 or more"), ({"rate": 0.0}, "above 0"), ({"fronts": 0}, "fronts must be 1")],
