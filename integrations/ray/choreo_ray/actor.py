@@ -91,6 +91,7 @@ class EngineActor:
         self._turn = asyncio.Lock()
         """Of who loads."""
         self._fronts: dict[str, _Front] = {}
+        self._weights: dict[int, bytes] = {}
 
     async def there(self) -> int:
         """The process, once it has begun."""
@@ -207,8 +208,10 @@ class EngineActor:
         await server.close_tenant(sender.front, salt)
 
     async def weight(self, nbytes: int) -> list[Any]:
-        """A reference to so many bytes in the object store: to measure by."""
-        return [ray.put(os.urandom(nbytes))]
+        """A reference to so many bytes in the object store: to measure by. Only the first time they are made."""
+        if nbytes not in self._weights:
+            self._weights[nbytes] = await asyncio.to_thread(os.urandom, nbytes)
+        return [await asyncio.to_thread(ray.put, self._weights[nbytes])]
 
     async def weighed(self, given: Sequence[Any]) -> int:
         """How many bytes these are, once they are here."""
