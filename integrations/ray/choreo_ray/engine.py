@@ -18,7 +18,6 @@ from choreo_ray.actor import Loading
 from choreo_ray.cluster import Cluster
 from choreo_ray.directory import NAMESPACE
 from choreo_ray.fleet import Actors, Placing, Strategy, ended, named
-from choreo_ray.measuring import measured_costs
 
 START_S = 60.0
 
@@ -93,7 +92,7 @@ class RayEngine(Engine):
         actors = Actors(Cluster(address, object_store_bytes), placing, loading)
         try:
             if front.get("costs") is None:
-                front["costs"] = measured_costs([each.actor for each in actors.far])
+                front["costs"] = actors.costs()
             if actors.directory is not None:
                 front = {"directory": actors.directory, **front}
             made = engine_over(actors.far, model, salt=salt, quota=quota, made=cls, **front)
@@ -136,15 +135,18 @@ class RayEngine(Engine):
             How many messages others have now; the rest is encoded again where it is read.
 
         Raises:
-            InvalidRequestError: There is no such engine now, or no other that stays.
+            InvalidRequestError: There is no such engine now, or no other that stays. EngineClosedError: This one is
+                closed.
         """
+        if self._actors is None:
+            raise EngineClosedError("the engine is closed, and has nothing to hand over: load a new one")
         assert isinstance(self._core, ElsewhereCore)
         return self._core.drain(name)
 
     def engine_stats(self) -> Mapping[str, EngineStats]:
         """What each engine holds and has done, for all fronts together, by its name; of those that are there."""
         if self._actors is None:
-            raise EngineClosedError("the engine is closed, or of a tenant: ask the one that load has returned")
+            raise EngineClosedError("the engine is closed, and has ended its actors, or left them to others: load a new one")
         return self._actors.stats()
 
     def close(self) -> None:

@@ -14,12 +14,14 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from choreo_agents import EngineStats
+from choreo_agents.engine.elsewhere import Costs
 from choreo_agents.errors import EngineMismatchError, InvalidRequestError
 from choreo_ray.actor import EngineActor, Loading
 from choreo_ray.cluster import Cluster, resources
 from choreo_ray.directory import RayDirectory
 from choreo_ray.errors import ClusterError, translated
 from choreo_ray.far import RayFarEngine
+from choreo_ray.measuring import measured_costs
 
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 """Of Ray's placement groups."""
@@ -129,6 +131,13 @@ class Actors:
         except BaseException:
             self.close()
             raise
+
+    def costs(self) -> Costs:
+        """What Ray takes between them. Raises `EngineLostError`: one has died meanwhile."""
+        try:
+            return measured_costs([each.actor for each in self.far])
+        except RayError as error:
+            raise translated(" or ".join(each.name for each in self.far[:2]), error) from error
 
     def stats(self) -> dict[str, EngineStats]:
         """What each engine holds and has done, by its name; nothing of those that are gone now."""
