@@ -21,7 +21,7 @@ from choreo_agents.engine.elsewhere import (
     SentCall,
 )
 from choreo_agents.sampling import Chosen
-from choreo_ray.actor import Sender, SomeTokens
+from choreo_ray.actor import Sender, SomeTokens, own_version
 from choreo_ray.errors import translated
 
 _RELEASE_S = 0.02
@@ -54,6 +54,7 @@ class RayFarEngine:
 
     async def greet(self, greeting: Greeting) -> Greeted:
         """See `FarEngine`, as all that follow."""
+        await self._asked(self.actor.meet, own_version())  # Ray may have started it again on another machine
         incarnation, greeted = await self._asked(self.actor.greet, greeting)
         if self._listening is not None:
             self._listening.cancel()

@@ -52,4 +52,4 @@ def test_all_else_is_a_failure_whose_traceback_is_told(error: Exception) -> None
 
 def test_a_cluster_that_is_not_there_is_as_an_engine_that_is_lost() -> None:
     error = pickle.loads(pickle.dumps(ClusterError("nobody is there")))
-    assert isinstance(error, EngineLostError | ConnectionError) and isinstance(error, ChoreoError)
+    assert isinstance(error, EngineLostError) and isinstance(error, ConnectionError) and isinstance(error, ChoreoError)

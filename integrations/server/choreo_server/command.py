@@ -169,7 +169,7 @@ def _load(model: str, engines: int, threads: int | None, options: dict[str, Any]
         raise InvalidRequestError(
             f"several engines are actors of Ray's, and {missing.name!r} is not installed: pip install choreo-ray"
         ) from None
-    each = {"threads": threads or 1, "num_cpus": threads or 1, "num_gpus": _gpus(options["device"])}
+    each: dict[str, Any] = {"threads": threads or 1, "num_cpus": threads or 1, "num_gpus": _gpus(options["device"])}
     return RayEngine.load(model, engines=engines, **each, **options)
 
 
