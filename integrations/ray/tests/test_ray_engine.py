@@ -285,3 +285,36 @@ def test_fronts_that_share_actors_find_each_others_messages(front: Make) -> None
     until(lambda: ray.get(directory.holders.remote("anybody", [trunk.id])).holders)
     encoded = counted(one, "tokens_encoded")
     assert other.prefill([7] * 60) == trunk and counted(other, "tokens_encoded") == encoded
+
+
+@pytest.mark.slow
+def test_fronts_find_each_others_messages_again_when_their_directory_was_gone(front: Make) -> None:
+    one, other = front(salt="shared"), front(salt="shared")
+    trunk = one.prefill([7] * 60)
+    directory = ray.get_actor("pool-directory-0", "tests")
+
+    def there() -> int:
+        return ray.get(directory.there.remote())  # type: ignore[no-any-return]
+
+    def known(message: MessageHandle) -> bool:
+        return bool(ray.get(directory.holders.remote("anybody", [message.id])).holders)
+
+    until(lambda: known(trunk))
+    first = there()
+    os.kill(first, signal.SIGKILL)
+
+    def back() -> bool:
+        try:
+            return there() != first
+        except ray.exceptions.RayError:
+            return False
+
+    until(back)
+    assert not known(trunk), "it has begun anew"
+    # Fronts say all again once they hear of another directory: whatever they have to say next.
+    until(lambda: one.prefill([*range(5, 9), *os.urandom(4)]) and known(trunk))
+    encoded, again = counted(one, "tokens_encoded"), counted(one, "tokens_recomputed")
+    assert other.prefill([7] * 60) == trunk
+    read = other.decode([8, 9], [trunk], sampling=Sampling(max_tokens=3))
+    assert counted(one, "tokens_encoded") - encoded == len(other.tokens(read)), "the trunk is there"
+    assert counted(one, "tokens_recomputed") == again
