@@ -61,6 +61,8 @@ class Actors:
             if placing.directories:
                 self.directory = RayDirectory.start(placing.directories, name=placing.name, namespace=placing.namespace)
                 self._made += self.directory.made
+                there = [each.actor.there.remote() for each in self.directory.shards]
+                ray.wait(there, num_returns=len(there), timeout=placing.start_s)  # else it misses what is said first
         except BaseException as error:
             self.undo()
             if isinstance(error, RayError):
