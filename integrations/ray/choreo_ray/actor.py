@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import ray
@@ -28,13 +29,21 @@ from choreo_agents.engine.elsewhere import (
     SentAnswer,
     SentCall,
 )
-from choreo_agents.errors import DeviceLostError, EngineLostError, InvalidRequestError
+from choreo_agents.errors import DeviceLostError, EngineLostError, EngineMismatchError, InvalidRequestError
 from choreo_agents.sampling import Chosen
 
 LOG = logging.getLogger("choreo_ray")
 
 LISTEN_S, GONE_S = 20.0, 60.0
 """Seconds after which a front has to ask again for what is said; and how long after that it counts as gone."""
+
+
+def own_version() -> str:
+    """Of this package: what is said between a front and an actor means the same to one version only."""
+    try:
+        return version("choreo-ray")
+    except PackageNotFoundError:
+        return "from source"
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,7 @@ class EngineActor:
         self._turn = asyncio.Lock()
         """Of who loads."""
         self._fronts: dict[str, _Front] = {}
+        self._weights: dict[int, bytes] = {}
 
     async def there(self) -> int:
         """The process, once it has begun."""
@@ -105,11 +115,20 @@ class EngineActor:
                 assert self._engine.owner is not None, "it was loaded, and is no tenant's"
                 self._server = self._engine.owner.server(self._name, measures=self._loading.measures)
 
-    async def serves(self) -> tuple[str, torch.dtype]:
-        """The model's name, and what it is in."""
-        await self.load()
-        assert self._engine is not None
-        return self._engine.model.name, self._engine.model.adapter.geometry.dtype
+    async def meet(self, version: str) -> tuple[str, torch.dtype | None]:
+        """The model's name, and what it is in, as far as that is known: nothing is loaded for it.
+
+        Args:
+            version: Of this package where the front is. Raises `EngineMismatchError` if it is another one here.
+        """
+        if version != (own := own_version()):
+            raise EngineMismatchError(
+                f"engine {self._name!r} runs choreo-ray {own}, and its front {version}: install one version on all "
+                "machines"
+            )
+        if self._engine is None:
+            return self._loading.model, self._loading.options.get("dtype")
+        return self._loading.model, self._engine.model.adapter.geometry.dtype
 
     async def greet(self, greeting: Greeting) -> tuple[str, Greeted]:
         """See `FarEngine`; with the incarnation."""
@@ -209,8 +228,10 @@ class EngineActor:
             front.salts.discard(salt)
 
     async def weight(self, nbytes: int) -> list[Any]:
-        """A reference to so many bytes in the object store: to measure by."""
-        return [ray.put(os.urandom(nbytes))]
+        """A reference to so many bytes in the object store: to measure by. Only the first time they are made."""
+        if nbytes not in self._weights:
+            self._weights[nbytes] = await asyncio.to_thread(os.urandom, nbytes)
+        return [await asyncio.to_thread(ray.put, self._weights[nbytes])]
 
     async def weighed(self, given: Sequence[Any]) -> int:
         """How many bytes these are, once they are here."""

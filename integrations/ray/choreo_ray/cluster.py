@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Callable
+from ipaddress import ip_address
 
 import ray
 
@@ -16,6 +18,8 @@ _CONNECT_S = 10.0
 _LOCK = threading.Lock()
 _STARTED: set[int] = set()
 """Uses of the cluster that was started here; empty: there is none, or somebody else has started it."""
+_BEFORE_END: dict[str, Callable[[], None]] = {}
+"""What is done before it ends."""
 
 
 class Cluster:
@@ -25,18 +29,26 @@ class Cluster:
         address: Of a cluster, `HOST:PORT` or `"auto"`; None: what `RAY_ADDRESS` says, else one is started on this
             machine. A program that has called `ray.init` has chosen already.
         object_store_bytes: Of one that is started here; None: Ray's own share of the memory.
+        starts: Whether one may be started.
 
     Raises:
         ClusterError: There is none at that address, or none can be started.
     """
 
-    def __init__(self, address: str | None, object_store_bytes: int | None) -> None:
+    def __init__(self, address: str | None, object_store_bytes: int | None, *, starts: bool = True) -> None:
         if object_store_bytes is not None and object_store_bytes < 1:
             raise InvalidRequestError(f"object_store_bytes must be positive, not {object_store_bytes!r}")
         with _LOCK:
             if not ray.is_initialized():
                 _STARTED.clear()  # somebody has ended it
-                self._reach(address or os.environ.get("RAY_ADDRESS") or None, object_store_bytes)
+                _BEFORE_END.clear()
+                address = address or os.environ.get("RAY_ADDRESS") or "local"
+                if address == "local" and not starts:
+                    raise ClusterError(
+                        "there is no cluster to look in: give its address as HOST:PORT, or set RAY_ADDRESS. What was "
+                        "on one that a program has started for itself has ended with it"
+                    )
+                self._reach(address, object_store_bytes)
             else:
                 _require_ours(address)
                 if _STARTED:
@@ -44,17 +56,27 @@ class Cluster:
         self.started = id(self) in _STARTED
         """Whether it is of this process."""
 
+    def before_end(self, what: str, work: Callable[[], None]) -> None:
+        """Have something done before the cluster ends, once for all who say the same, if it is of this process."""
+        with _LOCK:
+            if id(self) in _STARTED:
+                _BEFORE_END[what] = work
+
     def close(self) -> None:
         """It is used no longer."""
         with _LOCK:
             if id(self) in _STARTED:
                 _STARTED.discard(id(self))
                 if not _STARTED and ray.is_initialized():
-                    ray.shutdown()
+                    try:
+                        while _BEFORE_END:
+                            _BEFORE_END.popitem()[1]()
+                    finally:
+                        ray.shutdown()
 
-    def _reach(self, address: str | None, object_store_bytes: int | None) -> None:
+    def _reach(self, address: str, object_store_bytes: int | None) -> None:
         try:
-            if address is None or address == "local":
+            if address == "local":
                 ray.init(address="local", include_dashboard=False, object_store_memory=object_store_bytes)
                 _STARTED.add(id(self))
             else:
@@ -63,7 +85,7 @@ class Cluster:
         except ClusterError:
             raise
         except Exception as error:  # Ray raises what it likes
-            if address is None or address == "local":
+            if address == "local":
                 raise ClusterError(
                     f"no cluster of Ray's can be started on this machine: {error}. Its own log says more; a long path "
                     "of its temporary files is shortened with RAY_TMPDIR"
@@ -100,15 +122,31 @@ def _require_listener(address: str) -> None:
 def _require_ours(address: str | None) -> None:
     """Raise `ClusterError` if this process uses another cluster already: it can use one."""
     own = str(ray.get_runtime_context().gcs_address)
-    if address not in (None, "auto", "local") and address.rpartition(":")[2] != own.rpartition(":")[2]:
+    if address not in (None, "auto", "local") and not _same(address, own):
         raise ClusterError(
             f"this process uses the cluster at {own!r} already, and can use no other: leave the address {address!r} "
             "out, or call ray.shutdown() before"
         )
 
 
+def _same(one: str, other: str) -> bool:
+    (host, _, port), (other_host, _, other_port) = one.rpartition(":"), other.rpartition(":")
+    return port == other_port and (host == other_host or not _numbers(host).isdisjoint(_numbers(other_host)))
+
+
+def _numbers(host: str) -> set[str]:
+    """The addresses that a host's name means: of this machine, all that Ray may call it by."""
+    try:
+        found = {str(each[4][0]) for each in socket.getaddrinfo(host.strip("[]"), None)}
+    except OSError:
+        return set()
+    if any(ip_address(each.partition("%")[0]).is_loopback for each in found):
+        found |= {"127.0.0.1", "::1", str(ray.util.get_node_ip_address())}
+    return found
+
+
 def _nobody(address: str) -> str:
     return (
-        f"no cluster of Ray's answers at {address!r}: start one (ray start --head --port=6379), give another address, "
-        "or none, and unset RAY_ADDRESS, to have one started here"
+        f"no cluster of Ray's answers at {address!r}: start one (ray start --head --port=6379), give another as "
+        "HOST:PORT, or none, and unset RAY_ADDRESS, to have one started here"
     )

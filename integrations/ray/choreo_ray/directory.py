@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 
 from choreo_agents.engine.elsewhere import HandleDirectory, KnownHolders
 from choreo_agents.errors import InvalidRequestError
+from choreo_ray.naming import found_or_made, require_name, shard_name
 
 NAMESPACE = "choreo"
 ANSWER_S, _REST_S = 0.2, 1.0
@@ -60,6 +61,8 @@ class RayDirectory:
 
     def __init__(self, shards: Sequence[Any]) -> None:
         self.shards = [_Shard(each) for each in shards]
+        self.made: list[Any] = []
+        """Those of its actors that `start` has not found."""
         self._standings: dict[str, list[_Standing]] = {}
         """Of each front, with each shard."""
 
@@ -76,11 +79,13 @@ class RayDirectory:
         """
         if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
             raise InvalidRequestError(f"shards must be a whole number, at least 1, not {shards!r}")
-        options: dict[str, Any] = {"num_cpus": num_cpus, "max_restarts": -1, "max_task_retries": 0}
-        if name is not None:
-            options |= {"namespace": namespace, "lifetime": "detached", "get_if_exists": True}
-        named = ({} if name is None else {"name": f"{name}-directory-{number}"} for number in range(shards))
-        return cls([ray.remote(DirectoryActor).options(**options, **each).remote() for each in named])
+        require_name(name, namespace)
+        options = {"num_cpus": num_cpus, "max_restarts": -1, "max_task_retries": 0}
+        names = (None if name is None else shard_name(name, number) for number in range(shards))
+        found = [found_or_made(DirectoryActor, options, each, namespace) for each in names]
+        directory = cls([actor for actor, _ in found])
+        directory.made = [actor for actor, made in found if made]
+        return directory
 
     async def report(self, front: str, engine: str, added: Collection[str], removed: Collection[str]) -> str:
         """See `Directory`, as all that follow. All shards are told, if only that the front is there."""

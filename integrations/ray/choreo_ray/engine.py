@@ -17,8 +17,9 @@ from choreo_agents.models import GenerationConfigUse, LoadedModel
 from choreo_ray.actor import Loading
 from choreo_ray.cluster import Cluster
 from choreo_ray.directory import NAMESPACE
-from choreo_ray.fleet import Actors, Placing, Strategy, ended, named
-from choreo_ray.measuring import measured_costs
+from choreo_ray.fleet import Actors
+from choreo_ray.naming import ended, named, require_name
+from choreo_ray.placing import Placing, Strategy
 
 START_S = 60.0
 
@@ -56,6 +57,8 @@ class RayEngine(Engine):
     ) -> RayEngine:
         """Start an actor for each engine, and an engine over them.
 
+        If that fails, the actors end that were started for it; those of a name that were there before go on.
+
         Args:
             model: A folder, a hub name or `"embedded"`, which every machine of the cluster has to find.
             engines: How many. `num_cpus`, `num_gpus`: that Ray sets aside for each. `threads`: that torch computes with
@@ -66,7 +69,8 @@ class RayEngine(Engine):
                 machine, which ends with the last engine here. What `ray.init` has reached before is used.
             object_store_bytes: Of a cluster that is started; by default Ray's share of the memory. KV goes through it.
             name: The actors outlive this process, and whoever loads an engine by that name has it over the same ones;
-                `end` ends them. None: they end with this engine. `namespace`: Ray's, of these names.
+                `end` ends them. On a cluster that is started here they end with it, once they have written what is to
+                be kept. None: they end with this engine. `namespace`: Ray's, of these names.
             start_s: Seconds in which the actors have to find room, and begin; loading the model takes what it takes.
             directories: Actors in which fronts over the same engines, those of one `name`, tell each other what they
                 have had encoded; 0: they do not. Each of them gives the same number.
@@ -93,12 +97,12 @@ class RayEngine(Engine):
         actors = Actors(Cluster(address, object_store_bytes), placing, loading)
         try:
             if front.get("costs") is None:
-                front["costs"] = measured_costs([each.actor for each in actors.far])
+                front["costs"] = actors.costs()
             if actors.directory is not None:
                 front = {"directory": actors.directory, **front}
             made = engine_over(actors.far, model, salt=salt, quota=quota, made=cls, **front)
         except BaseException:
-            actors.close()
+            actors.undo()
             raise
         made._actors = actors
         return made
@@ -114,13 +118,12 @@ class RayEngine(Engine):
             How many there were.
 
         Raises:
-            ClusterError: There is no such cluster.
+            ClusterError: There is no such cluster: none is started just to look for them.
         """
-        cluster = Cluster(address, None)
+        require_name(name, namespace)
+        cluster = Cluster(address, None, starts=False)
         try:
-            found = named(name, namespace)
-            ended(found)
-            return len(found)
+            return ended(named(name, namespace))
         finally:
             cluster.close()
 
@@ -136,15 +139,20 @@ class RayEngine(Engine):
             How many messages others have now; the rest is encoded again where it is read.
 
         Raises:
-            InvalidRequestError: There is no such engine now, or no other that stays.
+            InvalidRequestError: There is no such engine now, or no other that stays. EngineClosedError: This one is
+                closed.
         """
+        if self._actors is None:
+            raise EngineClosedError("the engine is closed, and has nothing to hand over: load a new one")
         assert isinstance(self._core, ElsewhereCore)
         return self._core.drain(name)
 
     def engine_stats(self) -> Mapping[str, EngineStats]:
         """What each engine holds and has done, for all fronts together, by its name; of those that are there."""
         if self._actors is None:
-            raise EngineClosedError("the engine is closed, or of a tenant: ask the one that load has returned")
+            raise EngineClosedError(
+                "the engine is closed, and has ended its actors, or left them to others: load a new one"
+            )
         return self._actors.stats()
 
     def close(self) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorDiedError, RayActorError, RayError, RaySystemError, RayTaskError
 
 from choreo_agents.engine.elsewhere import (
     Copying,
@@ -20,13 +21,18 @@ from choreo_agents.engine.elsewhere import (
     SentAnswer,
     SentCall,
 )
+from choreo_agents.errors import EngineLostError
 from choreo_agents.sampling import Chosen
-from choreo_ray.actor import Sender, SomeTokens
+from choreo_ray.actor import Sender, SomeTokens, own_version
 from choreo_ray.errors import translated
+
+LOG = logging.getLogger("choreo_ray")
 
 _RELEASE_S = 0.02
 """Seconds in which releases are gathered: they are for the engine's memory, and nobody waits for them."""
 _SUSPECTS = 256
+_AGAIN_S = 0.1
+"""Seconds after which an actor is asked again for what it says, when that has failed."""
 
 
 class RayFarEngine:
@@ -54,6 +60,7 @@ class RayFarEngine:
 
     async def greet(self, greeting: Greeting) -> Greeted:
         """See `FarEngine`, as all that follow."""
+        await self._asked(self.actor.meet, own_version())  # Ray may have started it again on another machine
         incarnation, greeted = await self._asked(self.actor.greet, greeting)
         if self._listening is not None:
             self._listening.cancel()
@@ -133,18 +140,24 @@ class RayFarEngine:
         return known
 
     async def _listen(self, sender: Sender) -> None:
-        """Hand tokens on to the calls that they are of, until the actor is gone."""
-        with suppress(RayError):
-            while True:
-                stream = self.actor.listen.options(num_returns="streaming").remote(sender)
-                try:
-                    async for reference in stream:
-                        for number, some in (await reference).items():
-                            if (call := self._calls.get(number)) is not None:
-                                call.put_nowait(some)
-                except asyncio.CancelledError:
-                    ray.cancel(stream)  # one that is merely dropped goes on in its actor
-                    raise
+        """Hand tokens on to the calls that they are of, until the actor knows nothing of this front any more."""
+        while True:
+            stream = self.actor.listen.options(num_returns="streaming").remote(sender)
+            try:
+                async for reference in stream:
+                    for number, some in (await reference).items():
+                        if (call := self._calls.get(number)) is not None:
+                            call.put_nowait(some)
+            except asyncio.CancelledError:
+                ray.cancel(stream)  # one that is merely dropped goes on in its actor
+                raise
+            except RayError as error:
+                with suppress(RayError):
+                    ray.cancel(stream)  # else it would take what the next is to hear
+                if _is_over(error):
+                    return
+                LOG.info("what engine %r says is asked for again: %s", self.name, error)
+                await asyncio.sleep(_AGAIN_S)
 
     async def _told(self, method: Any, *arguments: Any) -> Any:
         """What the process that was greeted says."""
@@ -155,3 +168,10 @@ class RayFarEngine:
             return await method.remote(*arguments)
         except RayError as error:
             raise translated(self.name, error) from error
+
+
+def _is_over(error: RayError) -> bool:
+    """Whether who has failed so says nothing more to a front, unless it is greeted again."""
+    if isinstance(error, RayTaskError):
+        return isinstance(error.cause, EngineLostError)
+    return isinstance(error, (ActorDiedError, RaySystemError))

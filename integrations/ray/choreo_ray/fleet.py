@@ -3,95 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import ray
+import torch
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from choreo_agents import EngineStats
+from choreo_agents.engine.elsewhere import Costs
 from choreo_agents.errors import EngineMismatchError, InvalidRequestError
-from choreo_ray.actor import EngineActor, Loading
+from choreo_ray.actor import EngineActor, Loading, own_version
 from choreo_ray.cluster import Cluster, resources
 from choreo_ray.directory import RayDirectory
 from choreo_ray.errors import ClusterError, translated
 from choreo_ray.far import RayFarEngine
+from choreo_ray.measuring import measured_costs
+from choreo_ray.naming import ended, found_or_made, named
+from choreo_ray.placing import Placing
 
-Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
-"""Of Ray's placement groups."""
 _CALLS = 1 << 14
 """At once in an actor: what is too much for its engine waits there, and not before what concerns calls under way."""
 _AGAIN_S = 0.1
-_CLOSE_S = 30.0
-"""Seconds that engines have to write what is to be kept."""
-
-
-@dataclass(frozen=True)
-class Placing:
-    """What actors ask of the cluster."""
-
-    engines: int
-    num_cpus: float
-    num_gpus: float
-    """Of each."""
-    placement: Strategy | PlacementGroup | None
-    """How they lie in a placement group that is made for them, or one that has a bundle for each; None: in none."""
-    name: str | None
-    """Of actors that outlive this process, and that others find by it; None: they end with it."""
-    namespace: str
-    start_s: float
-    """Seconds in which they have to have found room, and begun."""
-    directories: int
-    """Shards of a directory for fronts over the same actors; 0: there is none."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.engines, bool) or not isinstance(self.engines, int) or self.engines < 1:
-            raise InvalidRequestError(f"engines must be a whole number, at least 1, not {self.engines!r}")
-        if isinstance(self.directories, bool) or not isinstance(self.directories, int) or self.directories < 0:
-            raise InvalidRequestError(f"directories must be a whole number, not {self.directories!r}")
-        if self.start_s <= 0:
-            raise InvalidRequestError(f"start_s must be positive, not {self.start_s!r}")
-        for what, value in (("num_cpus", self.num_cpus), ("num_gpus", self.num_gpus)):
-            if value < 0:
-                raise InvalidRequestError(f"{what} must not be negative, but it is {value!r}")
-        if isinstance(self.placement, str) and self.placement not in get_args(Strategy):
-            ways = ", ".join(map(repr, get_args(Strategy)))
-            raise InvalidRequestError(
-                f"placement must be one of {ways}, a placement group or None, not {self.placement!r}"
-            )
-        if self.name is not None and self.placement is not None:
-            raise InvalidRequestError("actors with a name outlive the placement group: leave name or placement out")
-
-    @property
-    def bundle(self) -> dict[str, float]:
-        """Of one engine."""
-        return {name: value for name, value in (("CPU", self.num_cpus), ("GPU", self.num_gpus)) if value}
-
-    def names(self) -> list[str]:
-        """Of the engines."""
-        return [f"{self.name or 'engine'}-{number}" for number in range(self.engines)]
-
-
-def ended(actors: Sequence[Any], *, begun: bool = True) -> None:
-    """End actors for good, if they have begun once their engines have written what is to be kept."""
-    closing = [each.close.remote() for each in actors if begun]
-    if closing:
-        ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
-    for each in actors:
-        ray.kill(each, no_restart=True)
-
-
-def named(name: str, namespace: str) -> list[Any]:
-    """The actors of that name that there are, with those of its directory."""
-    every = ray.util.list_named_actors(all_namespaces=True)
-    known = (each["name"] for each in every if each["namespace"] == namespace)
-    split = ((each, *each.rpartition("-")) for each in known)
-    of_it = [each for each, of, _, number in split if of in (name, f"{name}-directory") and number.isdigit()]
-    return [ray.get_actor(each, namespace) for each in of_it]
 
 
 class Actors:
@@ -111,24 +46,37 @@ class Actors:
         self._group: PlacementGroup | None = None
         self.far: list[RayFarEngine] = []
         self.directory: RayDirectory | None = None
-        self._begun = False
+        self._made: list[Any] = []
+        """Actors that were not there before."""
         try:
             self._require_possible()
             until = time.monotonic() + placing.start_s
             bundles = self._bundles(until)
             for number, name in enumerate(placing.names()):
-                options = self._options(name, None if bundles is None else (bundles, number))
-                self.far.append(RayFarEngine(name, ray.remote(EngineActor).options(**options).remote(name, loading)))
-            self._wait_until_begun(until)
-            self._begun = True
+                bundle = None if bundles is None else (bundles, number)
+                self.far.append(RayFarEngine(name, self._actor(name, loading, bundle)))
+            self._meet(until, loading)
             self._load()
-            if placing.name is not None:
-                self._require(loading)
+            self._meet(time.monotonic() + placing.start_s, loading)  # now each knows what its model is in
             if placing.directories:
                 self.directory = RayDirectory.start(placing.directories, name=placing.name, namespace=placing.namespace)
-        except BaseException:
-            self.close()
+                self._made += self.directory.made
+                there = [each.actor.there.remote() for each in self.directory.shards]
+                ray.wait(there, num_returns=len(there), timeout=placing.start_s)  # else it misses what is said first
+        except BaseException as error:
+            self.undo()
+            if isinstance(error, RayError):
+                raise ClusterError(f"the cluster has failed while engines were loaded: {error}") from error
             raise
+        if placing.name is not None:
+            cluster.before_end(f"{placing.namespace}/{placing.name}", self._end_named)
+
+    def costs(self) -> Costs:
+        """What Ray takes between them. Raises `EngineLostError`: one has died meanwhile."""
+        try:
+            return measured_costs([each.actor for each in self.far])
+        except RayError as error:
+            raise translated(" or ".join(each.name for each in self.far[:2]), error) from error
 
     def stats(self) -> dict[str, EngineStats]:
         """What each engine holds and has done, by its name; nothing of those that are gone now."""
@@ -139,15 +87,30 @@ class Actors:
                 told[name] = ray.get(reference)
         return told
 
+    def undo(self) -> None:
+        """End those that were not there before, of which nothing is to be kept."""
+        if ray.is_initialized():
+            for each in self._made:
+                ray.kill(each, no_restart=True)
+            self._leave_group()
+        self._cluster.close()
+
     def close(self) -> None:
-        """End them, unless they are to outlive this process."""
+        """End them, unless they are to outlive this process, and the cluster does."""
         if self._placing.name is None and ray.is_initialized():
-            ended([each.actor for each in self.far], begun=self._begun)
+            ended([each.actor for each in self.far])
             if self.directory is not None:
                 self.directory.close()
-            if self._group is not None:
-                remove_placement_group(self._group)
+            self._leave_group()
         self._cluster.close()
+
+    def _end_named(self) -> None:
+        assert self._placing.name is not None, "others go with who has made them"
+        ended(named(self._placing.name, self._placing.namespace))
+
+    def _leave_group(self) -> None:
+        if self._group is not None:
+            remove_placement_group(self._group)
 
     def _require_possible(self) -> None:
         """A cluster that was started here does not grow: what it can never give need not be waited for."""
@@ -168,12 +131,15 @@ class Actors:
         if placing.placement is None:
             return None
         bundle = placing.bundle or {"CPU": 0.001}  # a bundle of nothing is refused
-        self._group = placement_group([bundle] * placing.engines, strategy=placing.placement)
+        try:
+            self._group = placement_group([bundle] * placing.engines, strategy=placing.placement)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError(f"Ray refuses the placement group of bundles {bundle!r}: {error}") from error
         if not self._group.wait(max(0.0, until - time.monotonic())):
             raise self._no_room(f"the placement group {placing.placement!r} found none within {placing.start_s:g} s")
         return self._group
 
-    def _options(self, name: str, bundle: tuple[PlacementGroup, int] | None) -> dict[str, Any]:
+    def _actor(self, name: str, loading: Loading, bundle: tuple[PlacementGroup, int] | None) -> Any:
         placing = self._placing
         options: dict[str, Any] = {
             "num_cpus": placing.num_cpus,
@@ -184,44 +150,43 @@ class Actors:
         }
         if bundle is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(*bundle)
-        if placing.name is not None:
-            lasting = {"name": name, "namespace": placing.namespace, "lifetime": "detached", "get_if_exists": True}
-            options |= lasting
-        return options
+        lasting = None if placing.name is None else name
+        actor, made = found_or_made(EngineActor, options, lasting, placing.namespace, name, loading)
+        if made:
+            self._made.append(actor)
+        return actor
 
-    def _wait_until_begun(self, until: float) -> None:
-        begun = {each.actor.there.remote(): each for each in self.far}
-        while begun:
-            ready, _ = ray.wait([*begun], timeout=max(0.0, until - time.monotonic()))
+    def _meet(self, until: float, loading: Loading) -> None:
+        """Wait until they have begun, until a time at the latest; raise `EngineMismatchError` for what is another's."""
+        asked = {each.actor.meet.remote(own_version()): each for each in self.far}
+        while asked:
+            ready, _ = ray.wait([*asked], timeout=max(0.0, until - time.monotonic()))
             if not ready or time.monotonic() > until:
-                names = " and ".join(sorted(repr(each.name) for each in begun.values()))
+                names = " and ".join(sorted(repr(each.name) for each in asked.values()))
                 raise self._no_room(f"{names} had not begun after {self._placing.start_s:g} s")
-            far = begun.pop(ready[0])
+            far = asked.pop(ready[0])
             try:
-                ray.get(ready[0])
+                self._require_alike(far, loading, *ray.get(ready[0]))
             except ActorUnavailableError:  # one that was there before has died, and is being started again
                 time.sleep(_AGAIN_S)
-                begun[far.actor.there.remote()] = far
+                asked[far.actor.meet.remote(own_version())] = far
             except RayError as error:
+                if isinstance(found := translated(far.name, error), EngineMismatchError):
+                    raise found from error
                 raise ClusterError(
                     f"the actor of {far.name!r} could not begin: {error}. Each machine of the cluster needs choreo-ray "
                     "in one version"
                 ) from error
 
-    def _require(self, loading: Loading) -> None:
-        """Raise `EngineMismatchError` if actors that were there before serve another model."""
-        dtype = loading.options.get("dtype")
-        for each in self.far:
-            try:
-                name, served = ray.get(each.actor.serves.remote())
-            except RayError as error:
-                raise translated(each.name, error) from error
-            if name != loading.model or dtype not in (None, served):
-                asked = f"{loading.model!r}" if dtype is None else f"{loading.model!r} in {dtype}"
-                raise EngineMismatchError(
-                    f"engine {each.name!r} was there before, and serves {name!r} in {served}, not {asked}: end it with "
-                    f"RayEngine.end({self._placing.name!r}), or give yours another name"
-                )
+    def _require_alike(self, far: RayFarEngine, loading: Loading, model: str, dtype: torch.dtype | None) -> None:
+        wanted = loading.options.get("dtype")
+        if model != loading.model or (wanted is not None and dtype not in (None, wanted)):
+            asked = f"{loading.model!r}" if wanted is None else f"{loading.model!r} in {wanted}"
+            serves = f"{model!r}" if dtype is None else f"{model!r} in {dtype}"
+            raise EngineMismatchError(
+                f"engine {far.name!r} was there before, and serves {serves}, not {asked}: end it with "
+                f"RayEngine.end({self._placing.name!r}), or give yours another name"
+            )
 
     def _no_room(self, why: str) -> ClusterError:
         placing, (every, free) = self._placing, resources()

@@ -7,14 +7,17 @@ import re
 import runpy
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 import torch
 from choreo_ray import ClusterError, RayEngine
+from choreo_ray import cluster as clusters
 from choreo_ray.cluster import Cluster
 from ray._private import state
 from ray.util import placement_group_table
@@ -38,6 +41,14 @@ def alive() -> set[str]:
     return {each["ActorID"] for each in every if not each["Name"].startswith("pool-")}
 
 
+def left(expected: set[str]) -> set[str]:
+    """The actors that there are once those that were ended are so, which Ray may not know at once."""
+    until = time.monotonic() + 5.0
+    while (found := alive()) != expected and time.monotonic() < until:
+        time.sleep(0.05)
+    return found
+
+
 def groups() -> list[Any]:
     """The placement groups that there are."""
     return [each for each in placement_group_table().values() if each["state"] != "REMOVED"]
@@ -50,6 +61,13 @@ def groups() -> list[Any]:
         ({"engines": 1.5}, "not 1.5"),
         ({"num_cpus": -1}, "num_cpus must not be negative"),
         ({"num_gpus": -0.5}, "num_gpus must not be negative"),
+        ({"num_gpus": 1.5}, "num_gpus must be whole if it is more than 1, not 1.5"),
+        ({"num_cpus": float("nan")}, "num_cpus must be a number, not nan"),
+        ({"num_cpus": "2"}, "num_cpus must be a number, not '2'"),
+        ({"name": ""}, "name must be a text that is not empty, not ''"),
+        ({"name": 7}, "name must be a text that is not empty, not 7"),
+        ({"namespace": ""}, "namespace must be a text that is not empty, not ''"),
+        ({"name": "pool-directory"}, "would be taken for the directory of 'pool'"),
         ({"threads": 0}, "threads must be"),
         (
             {"placement": "ANYWHERE"},
@@ -91,9 +109,8 @@ def test_an_address_at_which_there_is_no_cluster(
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ClusterError, match=re.escape(said)) as raised:
         Cluster(None, None)
-    assert (
-        isinstance(raised.value, EngineLostError | ConnectionError) and "HOST:PORT" in str(raised.value) + "HOST:PORT"
-    )
+    assert isinstance(raised.value, EngineLostError) and isinstance(raised.value, ConnectionError)
+    assert "HOST:PORT" in str(raised.value), "it says what to give"
 
 
 def test_a_program_uses_one_cluster(address: str) -> None:
@@ -102,6 +119,84 @@ def test_a_program_uses_one_cluster(address: str) -> None:
     with pytest.raises(ClusterError, match="this process uses the cluster at"):
         Cluster("127.0.0.1:1", None)
     assert ray.is_initialized(), "it was reached by somebody else, who ends it"
+
+
+@pytest.mark.parametrize(
+    ("own", "address", "same"),
+    [
+        ("10.0.0.1:6379", "10.0.0.1:6379", True),
+        ("10.0.0.1:6379", "10.0.0.2:6379", False),
+        ("10.0.0.1:6379", "10.0.0.1:6380", False),
+        ("10.0.0.1:6379", "head:6379", True),
+        ("10.0.0.1:6379", "other:6379", False),
+        ("10.0.0.1:6379", "nobody:6379", False),
+        ("10.0.0.9:6379", "localhost:6379", True),
+        ("10.0.0.1:6379", "localhost:6379", False),
+        ("127.0.0.1:6379", "10.0.0.9:6379", True),
+        ("[fd00::1]:6379", "[fd00::1]:6379", True),
+    ],
+)
+def test_another_host_is_another_cluster_however_it_is_called(
+    own: str, address: str, same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"head": "10.0.0.1", "other": "10.0.0.2", "localhost": "127.0.0.1"}
+
+    def resolved(host: str, *_: object) -> list[Any]:
+        if host == "nobody":
+            raise OSError("no such name")
+        return [(None, None, None, "", (names.get(host, host), 0))]
+
+    monkeypatch.setattr(clusters.socket, "getaddrinfo", resolved)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=own))
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.9")
+    if same:
+        Cluster(address, None).close()
+    else:
+        with pytest.raises(ClusterError, match="this process uses the cluster at"):
+            Cluster(address, None)
+
+
+@pytest.fixture
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """There is none, and starting one starts nothing: what was done."""
+    done: list[str] = []
+
+    def shutdown() -> None:
+        done.append("ended")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", lambda **_: done.append("started"))
+    monkeypatch.setattr(ray, "shutdown", shutdown)
+    monkeypatch.setattr(ray, "is_initialized", lambda: done.count("started") > done.count("ended"))
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:6379"))
+    return done
+
+
+@pytest.mark.parametrize("address", [None, "local"])
+def test_no_cluster_is_started_to_look_for_a_name(no_cluster: list[str], address: str | None) -> None:
+    with pytest.raises(ClusterError, match="HOST:PORT, or set RAY_ADDRESS"):
+        RayEngine.end("nobody", address=address)
+    with pytest.raises(InvalidRequestError, match="name must be"):
+        RayEngine.end("", address=address)
+    assert no_cluster == []
+
+
+def test_what_has_to_be_done_before_a_cluster_ends_is_done_by_its_last_user(no_cluster: list[str]) -> None:
+    one, other = Cluster(None, None), Cluster(None, None)
+    for each in (one, other):
+        each.before_end("a name", lambda: no_cluster.append("a name's actors"))
+    one.close()
+    assert no_cluster == ["started"]
+    other.close()
+    assert no_cluster == ["started", "a name's actors", "ended"]
+    failing = Cluster(None, None)
+    failing.before_end("a name", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        failing.close()
+    assert no_cluster[3:] == ["started", "ended"], "whatever fails"
+    Cluster(None, None).close()
+    assert no_cluster[5:] == ["started", "ended"], "and nothing is left of it"
 
 
 @pytest.mark.parametrize(
@@ -180,6 +275,34 @@ def test_named_actors_outlive_who_has_started_them(alone: None) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"model": "/no/such/folder"}, ModelNotFoundError),
+        ({"engines": 9, "start_s": 4}, ClusterError),
+        ({"adapter": "/no/such/adapter"}, Exception),
+    ],
+    ids=["model", "room", "adapter"],
+)
+def test_a_named_load_that_fails_leaves_nothing_that_the_next_could_find(
+    alone: None, wrong: dict[str, Any], error: type[Exception]
+) -> None:
+    before = alive()
+    right = {"name": "again", "namespace": "tests", "engines": 1, "directories": 1, "model": "embedded"}
+    with pytest.raises(error):
+        RayEngine.load(**(right | wrong))
+    assert left(before) == before
+    with RayEngine.load(**right, memory=Memory(kv_budget_bytes=1 << 22)) as engine:
+        assert engine.prefill([7] * 3).length == 3
+    there = alive()
+    with pytest.raises(EngineMismatchError if "model" in wrong else error):
+        RayEngine.load(**(right | {"engines": 2} | wrong))
+    assert left(there) == there, "those that were there before go on, and no other"
+    assert RayEngine.end("again", namespace="tests") == 2
+    assert left(before) == before
+
+
+@pytest.mark.slow
 def test_its_page_runs(alone: None, capsys: pytest.CaptureFixture[str]) -> None:
     [code] = re.findall(r"```python\n(.*?)```", (ROOT / "integrations/ray/README.md").read_text(), re.DOTALL)
     before = alive()
@@ -201,6 +324,9 @@ import os, sys
 import ray
 from choreo_ray import ClusterError, RayEngine
 from choreo_agents import Memory, Sampling
+def watch(written, done, references):
+    written.append((len(done), len(references)))
+    return done
 if __name__ == "__main__":
     try:
         RayEngine.load("embedded", engines=999, num_cpus=1)
@@ -213,6 +339,16 @@ if __name__ == "__main__":
             said = [each.text(each.decode("Bob:", sampling=Sampling(max_tokens=3))) for each in (one, other)]
         assert ray.is_initialized(), "another engine uses it"
         assert said[0] == said[1] == one.text(one.decode("Bob:", sampling=Sampling(max_tokens=3)))
+    assert not ray.is_initialized()
+    with RayEngine.load("embedded", engines=1, name="ours", salt="ours", memory=memory) as one:
+        with RayEngine.load("embedded", engines=1, name="ours", salt="ours", memory=memory) as other:
+            note = one.prefill([7] * 60)
+        assert one.prefill([7] * 60) == note and one.engine_stats(), "its actors go on, for whoever has the cluster"
+        written = []
+        from choreo_ray import naming
+        ended = naming._awaited
+        naming._awaited = lambda references, s: [*watch(written, ended(references, s), references)]
+    assert written == [(1, 1), (1, 1)], "it has begun, and has closed its engine, before the cluster ended"
     assert not ray.is_initialized()
     print("done")
 """

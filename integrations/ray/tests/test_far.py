@@ -101,7 +101,11 @@ async def test_a_call_of_which_nothing_was_heard_is_taken_for_the_culprit_the_se
     assert await heard(far, actor, answer=lost) == [EngineLostError]
     assert await heard(far, actor, answer=lost) == [(), EngineLostError]
     assert await heard(far, actor, SomeTokens(0), answer=lost) == [(), EngineLostError], "it had begun"
-    assert await heard(far, actor, answer=TaskCancelledError()) == [EngineFailedError]
+
+
+async def test_a_call_that_its_actor_has_given_up_is_lost_and_no_culprit(far: RayFarEngine, actor: Told) -> None:
+    for _ in range(2):
+        assert await heard(far, actor, answer=TaskCancelledError()) == [EngineLostError]
 
 
 async def test_who_leaves_a_call_ends_it(far: RayFarEngine, actor: Told, monkeypatch: pytest.MonkeyPatch) -> None:

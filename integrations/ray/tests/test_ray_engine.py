@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import ray
 from choreo_ray import RayEngine
+from choreo_ray import fleet as fleets
 from choreo_ray.far import RayFarEngine
 
 from choreo_agents import Engine, MessageHandle, Sampling
 from choreo_agents.engine.elsewhere import CallToPlace, Copying, Costs, EngineAhead, Route
-from choreo_agents.errors import EngineClosedError, GuideError, ReleasedHandleError
+from choreo_agents.errors import EngineClosedError, GuideError, InvalidRequestError, ReleasedHandleError
 from choreo_agents.tracing import CallPlaced, EngineCame, EngineWent, KVCopied
 
 Make = Callable[..., RayEngine]
@@ -183,6 +184,38 @@ def test_kv_goes_from_actor_to_actor_and_not_through_the_front(
     assert [type(each) for each in given[0]] == [ray.ObjectRef], "what the front has is where to find it"
 
 
+def test_an_engine_that_is_drained_hands_over_what_it_alone_has(front: Make) -> None:
+    events: list[Any] = []
+    engine = front(sink=events.append)
+    notes = [engine.prefill(f"Alice: note {number} says so." * 3) for number in range(6)]
+    [held] = {each.engine for each in events if isinstance(each, CallPlaced)}
+    assert engine.drain(held) == len(notes)
+    encoded = counted(engine, "tokens_encoded")
+    answer = engine.decode("Bob:", parents=notes, sampling=Sampling(max_tokens=3))
+    ran_at = [each.engine for each in events if isinstance(each, CallPlaced)][-1]
+    assert ran_at != held, "nothing new is placed there"
+    assert counted(engine, "tokens_encoded") - encoded == len(engine.tokens(answer)), "what is read is there"
+    with pytest.raises(InvalidRequestError, match="nobody could take over"):
+        engine.drain(ran_at)
+    engine.close()
+    with pytest.raises(EngineClosedError, match="load a new one"):
+        engine.drain(ran_at)
+
+
+def test_calls_are_placed_by_what_was_measured(front: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Costs] = []
+
+    def watched(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
+        seen.append(costs)
+        return brought(call, engines, costs)
+
+    measured = Costs(call_s=0.123, copy_s=0.456, copy_bytes_per_s=789.0)
+    monkeypatch.setattr(fleets, "measured_costs", lambda actors: measured)
+    front(routing=watched).prefill("Alice: so.")
+    front(routing=watched, costs=Costs(call_s=0.5)).prefill("Alice: so.")
+    assert seen == [measured, Costs(call_s=0.5)], "unless they are told"
+
+
 class Watched:
     """A front, and what it has told.
 
@@ -252,3 +285,36 @@ def test_fronts_that_share_actors_find_each_others_messages(front: Make) -> None
     until(lambda: ray.get(directory.holders.remote("anybody", [trunk.id])).holders)
     encoded = counted(one, "tokens_encoded")
     assert other.prefill([7] * 60) == trunk and counted(other, "tokens_encoded") == encoded
+
+
+@pytest.mark.slow
+def test_fronts_find_each_others_messages_again_when_their_directory_was_gone(front: Make) -> None:
+    one, other = front(salt="shared"), front(salt="shared")
+    trunk = one.prefill([7] * 60)
+    directory = ray.get_actor("pool-directory-0", "tests")
+
+    def there() -> int:
+        return ray.get(directory.there.remote())  # type: ignore[no-any-return]
+
+    def known(message: MessageHandle) -> bool:
+        return bool(ray.get(directory.holders.remote("anybody", [message.id])).holders)
+
+    until(lambda: known(trunk))
+    first = there()
+    os.kill(first, signal.SIGKILL)
+
+    def back() -> bool:
+        try:
+            return there() != first
+        except ray.exceptions.RayError:
+            return False
+
+    until(back)
+    assert not known(trunk), "it has begun anew"
+    # Fronts say all again once they hear of another directory: whatever they have to say next.
+    until(lambda: one.prefill([*range(5, 9), *os.urandom(4)]) and known(trunk))
+    encoded, again = counted(one, "tokens_encoded"), counted(one, "tokens_recomputed")
+    assert other.prefill([7] * 60) == trunk
+    read = other.decode([8, 9], [trunk], sampling=Sampling(max_tokens=3))
+    assert counted(one, "tokens_encoded") - encoded == len(other.tokens(read)), "the trunk is there"
+    assert counted(one, "tokens_recomputed") == again

@@ -99,7 +99,8 @@ def serve(
         typer.Option(
             min=1,
             help="Several: each is an actor of Ray's, on this machine or on the cluster that RAY_ADDRESS names (needs "
-            "[b]choreo-ray[/b]). --kv-budget, --rows and --threads are each one's.",
+            "[b]choreo-ray[/b]), with a GPU for itself where it computes on one. --kv-budget, --rows and --threads are "
+            "each one's.",
             rich_help_panel=_ENGINE,
         ),
     ] = 1,
@@ -168,7 +169,16 @@ def _load(model: str, engines: int, threads: int | None, options: dict[str, Any]
         raise InvalidRequestError(
             f"several engines are actors of Ray's, and {missing.name!r} is not installed: pip install choreo-ray"
         ) from None
-    return RayEngine.load(model, engines=engines, threads=threads or 1, **options)
+    each: dict[str, Any] = {"threads": threads or 1, "num_cpus": threads or 1, "num_gpus": _gpus(options["device"])}
+    return RayEngine.load(model, engines=engines, **each, **options)
+
+
+def _gpus(device: str) -> int:
+    """That each of several engines has for itself."""
+    kind, _, number = device.partition(":")
+    if kind == "cuda" and number not in ("", "0"):
+        raise InvalidRequestError(f"each of several engines has a GPU of its own: say --device cuda, not {device!r}")
+    return int(kind == "cuda" or (kind == "auto" and torch.cuda.is_available()))
 
 
 def _keys(path: Path | None) -> Keys:

@@ -1,0 +1,70 @@
+"""What engines in actors ask of a cluster."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ray.util.placement_group import PlacementGroup
+
+from choreo_agents.errors import InvalidRequestError
+from choreo_ray.naming import engine_name, require_name
+
+Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+"""Of Ray's placement groups."""
+
+
+@dataclass(frozen=True)
+class Placing:
+    """What actors ask of the cluster."""
+
+    engines: int
+    num_cpus: float
+    num_gpus: float
+    """Of each."""
+    placement: Strategy | PlacementGroup | None
+    """How they lie in a placement group that is made for them, or one that has a bundle for each; None: in none."""
+    name: str | None
+    """Of actors that outlive this process, and that others find by it; None: they end with it."""
+    namespace: str
+    start_s: float
+    """Seconds in which they have to have found room, and begun."""
+    directories: int
+    """Shards of a directory for fronts over the same actors; 0: there is none."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.engines, bool) or not isinstance(self.engines, int) or self.engines < 1:
+            raise InvalidRequestError(f"engines must be a whole number, at least 1, not {self.engines!r}")
+        if isinstance(self.directories, bool) or not isinstance(self.directories, int) or self.directories < 0:
+            raise InvalidRequestError(f"directories must be a whole number, not {self.directories!r}")
+        for what in ("num_cpus", "num_gpus", "start_s"):
+            _require_number(what, getattr(self, what))
+        if not self.start_s:
+            raise InvalidRequestError("start_s must be positive, not 0")
+        if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
+            raise InvalidRequestError(f"num_gpus must be whole if it is more than 1, not {self.num_gpus!r}")
+        require_name(self.name, self.namespace)
+        if isinstance(self.placement, str) and self.placement not in get_args(Strategy):
+            ways = ", ".join(map(repr, get_args(Strategy)))
+            raise InvalidRequestError(
+                f"placement must be one of {ways}, a placement group or None, not {self.placement!r}"
+            )
+        if self.name is not None and self.placement is not None:
+            raise InvalidRequestError("actors with a name outlive the placement group: leave name or placement out")
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """Of one engine."""
+        return {name: value for name, value in (("CPU", self.num_cpus), ("GPU", self.num_gpus)) if value}
+
+    def names(self) -> list[str]:
+        """Of the engines."""
+        return [engine_name(self.name, number) for number in range(self.engines)]
+
+
+def _require_number(what: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidRequestError(f"{what} must be a number, not {value!r}")
+    if value < 0:
+        raise InvalidRequestError(f"{what} must not be negative, but it is {value!r}")
