@@ -1,9 +1,10 @@
 """A debate over two engines in processes of their own: one is killed half-way, and all say what they would have."""
 
 from collections import Counter
+from contextlib import suppress
 
 import ray  # pip install choreo-ray
-from choreo_ray import RayEngine
+from choreo_ray import ClusterError, RayEngine
 
 from choreo_agents import Engine, Sampling
 from choreo_agents.tracing import CallPlaced, EngineWent, EventList, KVCopied
@@ -19,19 +20,20 @@ graph = debate(NOTES, rounds=3, sampling=Sampling(max_tokens=32))
 
 
 def words(engine, after_round=lambda number: None):
-    """What everybody says."""
-    said = []
+    """What everybody says: within a round who is done first comes first."""
+    said = {name: [] for name in NOTES}
     for update in graph.compile(engine=engine).stream(QUESTION, stream_mode="updates"):
-        said += [message.text for value in update.values() for message in value.get("messages", [])]
-        if said and len(said) % len(NOTES) == 0:
-            after_round(len(said) // len(NOTES))
+        for message in [message for value in update.values() for message in value.get("messages", [])]:
+            said[message.name].append(message.text)
+            if len({len(texts) for texts in said.values()}) == 1:
+                after_round(len(said[message.name]))
     return said
 
 
 def kill_one(number):
     """The process of an engine ends, with the KV that it has; Ray starts it again."""
     if number == 1:
-        name, _ = Counter(event.engine for event in events.events if isinstance(event, CallPlaced)).most_common()[0]
+        [name, *_] = [event.engine for event in events.events if isinstance(event, CallPlaced)]
         ray.kill(ray.get_actor(name, "choreo"), no_restart=False)
 
 
@@ -39,15 +41,14 @@ with Engine.load("embedded") as engine:
     alone = words(engine)
 
 events = EventList()
-try:
-    with RayEngine.load("embedded", engines=2, name="debates", sink=events) as engine:
-        together = words(engine, kill_one)
-        stats = engine.stats()
-finally:
+with RayEngine.load("embedded", engines=2, name="debates", sink=events) as engine:
+    together = words(engine, kill_one)
+    stats = engine.stats()
+with suppress(ClusterError):  # one that was started for them has ended with them
     RayEngine.end("debates")
 
-for text in together:
-    print(text)
+for name, texts in together.items():
+    print(f"{name}: {' / '.join(texts)}")
 placed = Counter(event.engine for event in events.events if isinstance(event, CallPlaced))
 copied = sum(event.bytes for event in events.events if isinstance(event, KVCopied))
 print(f"calls at each engine: {dict(placed)}; lost: {[e.engine for e in events.events if isinstance(e, EngineWent)]}")
