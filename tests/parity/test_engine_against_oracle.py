@@ -46,12 +46,12 @@ def require_close(mine: list[torch.Tensor], theirs: torch.Tensor) -> None:
 @pytest.mark.parametrize("prompt_length", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 17)), 150])
 def test_greedy_decode_equals_hugging_face_generate(model: LoadedModel, oracle: Oracle, prompt_length: int) -> None:
     prompt = draw_tokens(random.Random(prompt_length), prompt_length, prompt_length)
-    wanted, logits = oracle.generate(prompt, 40)
+    wanted, logits = oracle.generate(prompt, 24)
     for step_tokens in (512, 7):
         with Engine.load(
             model, memory=Memory(kv_budget_bytes=1 << 23), scheduling=Scheduling(step_tokens=step_tokens)
         ) as engine:
-            handle = engine.decode(prompt, sampling=Sampling(max_tokens=40, stop_tokens=()))
+            handle = engine.decode(prompt, sampling=Sampling(max_tokens=24, stop_tokens=()))
             require_same_tokens(engine.tokens(handle)[len(prompt) :], wanted, logits)
 
 
@@ -61,15 +61,15 @@ def test_greedy_decode_over_a_parent_equals_generate_over_the_concatenation(
 ) -> None:
     rng = random.Random(5)
     first, second, header = draw_tokens(rng), draw_tokens(rng), draw_tokens(rng, 1, 4)
-    wanted, logits = oracle.generate([*first, *second, *header], 30)
+    wanted, logits = oracle.generate([*first, *second, *header], 24)
     with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 23), method=method) as engine:
         one = engine.prefill(first)
         two = engine.prefill(second, [one])
-        handle = engine.decode(header, [one, two], sampling=Sampling(max_tokens=30, stop_tokens=()))
+        handle = engine.decode(header, [one, two], sampling=Sampling(max_tokens=24, stop_tokens=()))
         require_same_tokens(engine.tokens(handle)[len(header) :], wanted, logits)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
 def test_random_choreographies_equal_the_oracle(
     model: LoadedModel, oracle: Oracle, logits_by_seed: dict[int, list[torch.Tensor]], seed: int
 ) -> None:

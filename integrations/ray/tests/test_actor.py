@@ -82,7 +82,7 @@ async def test_what_a_front_had_goes_when_it_does_not(actor: EngineActor, monkey
     server, front = actor._server, actor._fronts["front"]
     assert server is not None
     front.salts.add("salt")
-    tenant = server._serving_of("front", "salt").tenant
+    tenant = (await server._serving_of("front", "salt")).tenant
     monkeypatch.setattr(actors, "GONE_S", 0.01)
     actor._expect("front")
     while not tenant.closed:

@@ -76,12 +76,13 @@ def routing(
         chosen = rules.split(",")
         if wrong := [rule for rule in chosen if rule not in RULES]:
             raise InvalidRequestError(f"there is no rule {wrong[0]!r}: there are {', '.join(RULES)}")
+        shares, counts = _shares(loads), numbers(engines)
         torch.set_num_threads(1)
         files = [read_costs(path) for path in costs or ()]
         with tempfile.TemporaryDirectory() as folder, bar(console) as progress:
             traces = _recorded(load(console, "embedded", loading), Path(folder), runs, trunk, progress)
             known = known_costs(files, next(iter(traces.values())).header, any_model=any_model)
-            bench = RoutingBench(traces, known.costs, numbers(engines), _shares(loads), chosen, per_engine, seed)
+            bench = RoutingBench(traces, known.costs, counts, shares, chosen, per_engine, seed)
             settings = {
                 "workloads": list(traces),
                 "costs": as_plain(bench.played),

@@ -129,7 +129,7 @@ def told(record_property: Callable[[str, object], None]) -> None:
 
 
 @given(PROGRAMS, st.randoms(use_true_random=False))
-@drawn(3)
+@drawn(2)
 def _few_go_on(program: Program, rng: Random) -> None:
     require_same(program, rng)
 
