@@ -29,7 +29,7 @@ from choreo_agents.engine.elsewhere import (
     SentAnswer,
     SentCall,
 )
-from choreo_agents.errors import DeviceLostError, EngineLostError, EngineMismatchError, InvalidRequestError
+from choreo_agents.errors import ChoreoError, DeviceLostError, EngineLostError, EngineMismatchError, InvalidRequestError
 from choreo_agents.sampling import Chosen
 
 LOG = logging.getLogger("choreo_ray")
@@ -162,8 +162,8 @@ class EngineActor:
         server, _ = self._known(sender, adapter.salt)
         await server.load_adapter(adapter)
 
-    async def run(self, sender: Sender, sent: SentCall) -> tuple[tuple[Chosen, ...], SentAnswer]:
-        """All tokens, of which some were heard before, and what was made."""
+    async def run(self, sender: Sender, sent: SentCall) -> tuple[tuple[Chosen, ...], SentAnswer | ChoreoError]:
+        """All tokens, of which some were heard before, and what was made, or why nothing was."""
         server, front = self._known(sender, sent.salt)
         told: list[Chosen] = []
         # An item of its own is dear: most calls have said or ended before.
@@ -180,6 +180,10 @@ class EngineActor:
                         told += each
         except DeviceLostError as lost:
             raise self._over(lost) from lost
+        except ChoreoError as error:
+            if not told:
+                raise
+            return tuple(told), error
         finally:
             begun.cancel()
             front.calls.discard(call)

@@ -19,7 +19,7 @@ from choreo_ray.cluster import Cluster
 from choreo_ray.directory import NAMESPACE
 from choreo_ray.fleet import Actors
 from choreo_ray.naming import ended, named, require_name
-from choreo_ray.placing import Placing, Strategy
+from choreo_ray.placing import Placing, Strategy, absolute
 
 START_S = 60.0
 
@@ -89,11 +89,12 @@ class RayEngine(Engine):
         placing = Placing(engines, num_cpus, num_gpus, placement, name, namespace, start_s, directories)
         said: dict[str, Any] = {"device": device, "dtype": dtype, "prepacked": prepacked, "backend": backend}
         said |= {"generation_config": generation_config, "scheduling": scheduling}
-        said |= {each: front.get(each) for each in ("adapter", "chat", "memory")}
+        said |= {each: front.get(each) for each in ("chat", "memory")} | {"adapter": absolute(front.get("adapter"))}
         options = {each: value for each, value in said.items() if value is not None}
         # Costs that are given are those of engines, too.
         measures = front.get("costs") is None
-        loading = Loading(str(model), threads, options, measures)
+        served = model if model == "embedded" else absolute(model)
+        loading = Loading(str(served), threads, options, measures)
         actors = Actors(Cluster(address, object_store_bytes), placing, loading)
         try:
             if front.get("costs") is None:

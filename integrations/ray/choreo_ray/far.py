@@ -21,7 +21,7 @@ from choreo_agents.engine.elsewhere import (
     SentAnswer,
     SentCall,
 )
-from choreo_agents.errors import EngineLostError
+from choreo_agents.errors import ChoreoError, EngineLostError
 from choreo_agents.sampling import Chosen
 from choreo_ray.actor import Sender, SomeTokens, own_version
 from choreo_ray.errors import translated
@@ -88,6 +88,8 @@ class RayFarEngine:
             every, answer = answered.result()
             if len(every) > count:
                 yield every[count:]
+            if isinstance(answer, ChoreoError):
+                raise answer
             yield answer
         except RayActorError as error:
             if not begun and self._suspected(sent.number):

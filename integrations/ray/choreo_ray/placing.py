@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 from ray.util.placement_group import PlacementGroup
@@ -13,6 +14,11 @@ from choreo_ray.naming import engine_name, require_name
 
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 """Of Ray's placement groups."""
+
+
+def absolute(path: str | Path | None) -> str | Path | None:
+    """A folder as actors find it, too, whose own folder is another: names of no folder here stay as they are."""
+    return Path(path).absolute() if path is not None and Path(path).is_dir() else path
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,11 @@ async def test_a_call_that_its_actor_has_given_up_is_lost_and_no_culprit(far: Ra
         assert await heard(far, actor, answer=TaskCancelledError()) == [EngineLostError]
 
 
+async def test_what_was_said_before_a_call_failed_is_told(far: RayFarEngine, actor: Told) -> None:
+    failed = ((A, B, C), EngineFailedError("it is cut"))
+    assert await heard(far, actor, SomeTokens(0, (A,)), answer=failed) == [(A,), (B, C), EngineFailedError]
+
+
 async def test_who_leaves_a_call_ends_it(far: RayFarEngine, actor: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[Any] = []
     monkeypatch.setattr(ray, "cancel", ended.append)
