@@ -28,7 +28,8 @@ test-kernels: $(STAMP)  ## Run what is exact with the kernels of other processor
 	@$(BIN)/python tests/under_other_kernels.py $(WORKERS)
 
 test-elsewhere: $(STAMP)  ## Run the tests of the engine's facade on engines that are actors of Ray's (OPTIONS="--listed")
-	@$(BIN)/python -m pytest -n 1 --engine ray $(OPTIONS) tests/integration/engine tests/integration/graph tests/integration/pml
+	@$(BIN)/python -m pytest -n 1 --engine ray $(OPTIONS) tests/integration/engine tests/integration/graph tests/integration/pml \
+		tests/property/test_counts.py
 
 mutants: $(STAMP)  ## Break the product in many places, and see that its tests notice (SAMPLE=6: in a few only)
 	@$(BIN)/python tests/mutation/mutants.py $(if $(SAMPLE),--sample $(SAMPLE)) $(MUTANTS)

@@ -6,8 +6,8 @@ import re
 
 from support.listed import TESTS, listed
 
-MOST_FILES, MOST_TESTS = 9, 99
-"""That were on the list when it was begun."""
+FILES, TESTS_OF_OTHERS = 9, 99
+"""That are on the list."""
 
 
 def test_the_list_names_what_there_is_and_grows_no_longer() -> None:
@@ -17,4 +17,5 @@ def test_the_list_names_what_there_is_and_grows_no_longer() -> None:
         text = (TESTS / file).read_text()
         assert not test or re.search(rf"^(async )?def {test}\b", text, re.MULTILINE), f"there is no {name}"
     files = [name for name in names if "::" not in name]
-    assert len(files) <= MOST_FILES and len(names) - len(files) <= MOST_TESTS
+    # Whoever makes it shorter writes down how long it is now: there it stays, or shrinks.
+    assert (len(files), len(names) - len(files)) == (FILES, TESTS_OF_OTHERS)

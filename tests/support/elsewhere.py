@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
@@ -58,7 +59,8 @@ def load_elsewhere(model: Any = "embedded", engines: int = 2, **options: Any) ->
     loaded = model if isinstance(model, LoadedModel) else load_model(model, **loading)
     far = [Engine.load(loaded, **options) for _ in range(engines)]
     own |= {name: options[name] for name in ("adapter", "memory") if name in options}
-    front = engine_over([made.owner.server(f"engine {n}") for n, made in enumerate(far)], loaded, made=Front, **own)
+    servers = [PickledEngine(made.owner.server(f"engine {n}")) for n, made in enumerate(far)]
+    front = engine_over(servers, loaded, made=Front, **own)
     front.far = far
     return front
 
@@ -77,6 +79,34 @@ def encoding_apart(call: CallToPlace, engines: Sequence[EngineAhead], costs: Cos
     """The same, and has it encoded again there."""
     found = apart(call, engines, costs)
     return Route(found.engine, {}, tuple(found.copies), 0, found.bytes_copied, found.expected_s)
+
+
+class PickledEngine:
+    """An engine of this process, all that is said to and by which is a copy, as it is on any wire.
+
+    Args:
+        server: The engine's.
+    """
+
+    def __init__(self, server: EngineServer) -> None:
+        self.name, self._server = server.name, server
+
+    def __getattr__(self, method: str) -> Any:
+        asked = getattr(self._server, method)
+
+        async def told(*arguments: Any) -> Any:
+            return _copied(await asked(*_copied(arguments)))
+
+        return told
+
+    async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
+        async with aclosing(self._server.run(_copied(sent))) as told:
+            async for each in told:
+                yield _copied(each)
+
+
+def _copied(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
 
 
 class Gate:
@@ -194,6 +224,8 @@ class MortalEngine:
         self.fails_to_load: Exception | None = None
         self.on_token: Callable[[int], None] = lambda token: None
         """Told how many tokens the calls of this life have sent, on the front's thread."""
+        self.calls: list[SentCall] = []
+        """All that it was sent, in all of its lives."""
         self._sent = 0
         self._greeted: set[str] = set()
         self._engine: Engine | None = None
@@ -235,6 +267,7 @@ class MortalEngine:
 
     async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
         server, dead, told = self._alive(sent.front), asyncio.Event(), self._alive(sent.front).run(sent)
+        self.calls.append(sent)
         self._deaths.append(dead)
         while True:
             coming, gone = asyncio.ensure_future(anext(told, None)), asyncio.ensure_future(dead.wait())

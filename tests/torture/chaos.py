@@ -185,6 +185,7 @@ def main(arguments: Sequence[str]) -> int:
         chaos.close()
     counts = counted(known)
     sys.stdout.write(json.dumps(counts, indent=2) + "\n")
+    sys.stdout.write(f"in {sum(each['took_s'] for each in known) / 60:.1f} minutes of runs\n")
     return 0 if counts["ended"] == counts["runs"] == counts["same"] else 1
 
 
@@ -201,6 +202,7 @@ def counted(outcomes: Sequence[dict[str, Any]]) -> dict[str, int]:
     for each in outcomes:
         for what in ("killed", "ended", "same", "placed", "lost", "encoded", "again", "copied"):
             counts[what] += each[what]
+        counts["hang"] += not each["ended"]
         counts["refused for what they end"] += EngineLostError.__name__ in each["error"]
     return dict(counts)
 

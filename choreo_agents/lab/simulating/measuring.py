@@ -70,7 +70,7 @@ def measured_costs(engine: Engine, probe: Probe = USUAL_PROBE, on_probe: OnProbe
         probe: How much is measured.
         on_probe: Told of each part that is.
     """
-    steps = _EngineProbe(engine, probe, on_probe)
+    steps = EngineProbe(engine, probe, on_probe)
     costs = steps.encoding() | steps.decoding() | measured_front(engine.model, probe, on_probe)
     costs["bytes_per_token"] = engine.model.adapter.geometry.bytes_per_token
     return CostsFile(costs=costs, measured_on=MeasuredOn.here(engine.record.conditions(), engine.model.name))
@@ -81,7 +81,7 @@ def measured_cores(engine: Engine, probe: Probe = USUAL_PROBE, on_probe: OnProbe
     few, many = probe.samples
     beside = Engine.load(engine.model)
     try:
-        one, other = _EngineProbe(engine, probe, on_probe), _EngineProbe(beside, probe, on_probe)
+        one, other = EngineProbe(engine, probe, on_probe), EngineProbe(beside, probe, on_probe)
         with one.views(4, 16, 1) as views, other.views(4, 16, 1) as theirs:
             single_s = one.median_s(lambda: one.decode(views, 4 * many))
             is_over, is_busy = threading.Event(), threading.Event()
@@ -106,7 +106,15 @@ def measured_cores(engine: Engine, probe: Probe = USUAL_PROBE, on_probe: OnProbe
 
 
 @dataclass
-class _EngineProbe:
+class EngineProbe:
+    """Times calls on an engine, or on a front.
+
+    Args:
+        engine: Serves nobody else meanwhile, or what it is to be slowed down by.
+        probe: How much is measured.
+        on_probe: Told of each part that is.
+    """
+
     engine: Engine
     probe: Probe
     on_probe: OnProbe

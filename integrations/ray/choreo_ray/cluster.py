@@ -101,6 +101,11 @@ def resources() -> tuple[dict[str, float], dict[str, float]]:
     }
 
 
+def object_store_bytes() -> float:
+    """That the object stores of all its machines have room for."""
+    return float(ray.cluster_resources().get("object_store_memory", 0.0))
+
+
 def _require_listener(address: str) -> None:
     """Raise `ClusterError` if nobody is at an address."""
     if "://" in address:

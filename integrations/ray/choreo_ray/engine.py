@@ -76,7 +76,8 @@ class RayEngine(Engine):
                 have had encoded; 0: they do not. Each of them gives the same number.
             device: These and what follows them up to `backend` are those of each engine: see `Engine.load`.
             salt: Of the front, as `quota` is.
-            front: See `FrontOptions`. `memory`, `adapter` and `chat` are those of each engine, too.
+            front: See `FrontOptions`. `memory`, `adapter` and `chat` are those of each engine, too; `copied_bytes` is
+                less by default where the object store is small, half of an engine's share of it.
 
         Raises:
             ClusterError: There is no such cluster, or it has no room for them within `start_s`.
@@ -99,6 +100,8 @@ class RayEngine(Engine):
         try:
             if front.get("costs") is None:
                 front["costs"] = actors.costs()
+            if front.get("copied_bytes") is None:
+                front["copied_bytes"] = actors.copied_bytes()
             if actors.directory is not None:
                 front = {"directory": actors.directory, **front}
             made = engine_over(actors.far, model, salt=salt, quota=quota, made=cls, **front)

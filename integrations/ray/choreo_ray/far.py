@@ -28,7 +28,7 @@ from choreo_ray.errors import translated
 
 LOG = logging.getLogger("choreo_ray")
 
-_RELEASE_S = 0.02
+_RELEASE_S = 0.1
 """Seconds in which releases are gathered: they are for the engine's memory, and nobody waits for them."""
 _SUSPECTS = 256
 _AGAIN_S = 0.1

@@ -13,10 +13,10 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from choreo_agents import EngineStats
-from choreo_agents.engine.elsewhere import Costs
+from choreo_agents.engine.elsewhere import COPIED_BYTES, Costs
 from choreo_agents.errors import EngineMismatchError, InvalidRequestError
 from choreo_ray.actor import EngineActor, Loading, own_version
-from choreo_ray.cluster import Cluster, resources
+from choreo_ray.cluster import Cluster, object_store_bytes, resources
 from choreo_ray.directory import RayDirectory
 from choreo_ray.errors import ClusterError, translated
 from choreo_ray.far import RayFarEngine
@@ -77,6 +77,10 @@ class Actors:
             return measured_costs([each.actor for each in self.far])
         except RayError as error:
             raise translated(" or ".join(each.name for each in self.far[:2]), error) from error
+
+    def copied_bytes(self) -> int:
+        """Of KV that may be on its way to each at once: of all together the object store has to spill nothing."""
+        return min(COPIED_BYTES, round(object_store_bytes() / (2 * self._placing.engines)))
 
     def stats(self) -> dict[str, EngineStats]:
         """What each engine holds and has done, by its name; nothing of those that are gone now."""

@@ -26,7 +26,7 @@ import torch
 from choreo_ray import RayEngine
 
 from choreo_agents import Engine, Memory, RunOptions, Sampling
-from choreo_agents.tracing import CallPlaced, EventList, KVCopied
+from choreo_agents.tracing import EventList, KVCopied
 from choreo_agents.workflows import debate
 
 _SPEAKERS = ("alice", "bruno", "carla")
@@ -44,8 +44,6 @@ class Held:
     encoded: int
     again: int
     """Tokens that were encoded again."""
-    moved: int
-    """Calls that were not placed where their debate's last call was."""
     copied_bytes: int
 
 
@@ -88,7 +86,6 @@ async def held(engine: Engine, debates: int, events: EventList | None) -> Held:
         debates * len(_SPEAKERS) * _ROUNDS * _TOKENS,
         after.tokens_encoded - before.tokens_encoded,
         after.tokens_recomputed - before.tokens_recomputed,
-        sum(isinstance(event, CallPlaced) and event.tokens_again > 0 for event in told),
         sum(event.bytes for event in told if isinstance(event, KVCopied)),
     )
 

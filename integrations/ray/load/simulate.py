@@ -1,6 +1,7 @@
-"""Whether simulated engines take as long as real ones that are actors: debates on one engine and over two.
+"""Whether simulated engines take as long as real ones that are actors: runs on one engine and over two.
 
-    python load/simulate.py [--model PATH] [--debates 32] [--repeats 9] [--out FILE.jsonl] [--plot FILE.png]
+    python load/simulate.py [--model PATH] [--workload debates] [--debates 32] [--repeats 9] [--out FILE.jsonl]
+        [--plot FILE.png]
 
 As `choreo bench simulate`, whose engines are in one process: each round measures what work costs, a call to an actor
 and a copy between two included, records debates one after the other, and holds the same at once on one engine in this
@@ -10,53 +11,71 @@ process and over two actors. What is foretold from the recording and the costs s
 from __future__ import annotations
 
 import argparse
-import os
+import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from choreo_ray import RayEngine
+from choreo_ray import ClusterError, RayEngine
 
 from choreo_agents import Engine, Memory
 from choreo_agents.engine.elsewhere import Costs, Routing, route
-from choreo_agents.lab.experiments.bench_simulate.measure import ENGINES, FIGURES, SimulateBench
-from choreo_agents.lab.experiments.bench_simulate.report import SimulateReport, as_markdown
+from choreo_agents.lab.experiments.bench_routing.workloads import WORKLOADS, lengths_of
+from choreo_agents.lab.experiments.bench_simulate.measure import DEBATES, ENGINES, FIGURES, SimulateBench
+from choreo_agents.lab.experiments.bench_simulate.report import WORDS, SimulateReport, as_markdown
 from choreo_agents.lab.experiments.bench_workflows.scenarios import Lengths
 from choreo_agents.lab.simulating.far import MakeFront
 from choreo_agents.lab.simulating.measuring import QUICK_PROBE, USUAL_PROBE
 from choreo_agents.models import LoadedModel, load_model
+from choreo_agents.tracing import EventSink, discard
 from choreo_agents.training.journal import Journal
 
 _NAME = "simulate"
+_TRUNK = 1000
+"""Tokens of the document that `sends` are about."""
 
 
 @contextmanager
 def actors(model: str) -> Iterator[MakeFront]:
     """What makes fronts over one or two actors, which serve one after the other."""
 
-    def load(engines: int, routing: Routing = route, costs: Costs | None = None) -> RayEngine:
+    def load(
+        engines: int, routing: Routing = route, costs: Costs | None = None, sink: EventSink = discard
+    ) -> RayEngine:
         return RayEngine.load(
             model,
             engines=engines,
+            num_cpus=0.5,  # one or two of the three compute at a time
             name=f"{_NAME}-{engines}",
             routing=routing,
             costs=costs or Costs(),
+            sink=sink,
             memory=Memory(kv_budget_bytes=1 << 28),
         )
 
     @contextmanager
     def make_front(
-        model: LoadedModel, engines: int, *, routing: Routing = route, costs: Costs | None = None
+        model: LoadedModel,
+        engines: int,
+        *,
+        routing: Routing = route,
+        costs: Costs | None = None,
+        sink: EventSink = discard,
     ) -> Iterator[Engine]:
-        with load(engines, routing, costs) as front:
+        with load(engines, routing, costs, sink) as front:
             yield front
+
+    def end(engines: int) -> None:
+        with suppress(ClusterError):  # one that was started for them has ended with them
+            RayEngine.end(f"{_NAME}-{engines}")
 
     with ExitStack() as stack:
         for engines in ENGINES:
-            stack.callback(RayEngine.end, f"{_NAME}-{engines}")
+            stack.callback(end, engines)
+        for engines in ENGINES:
             stack.enter_context(load(engines))
         yield make_front
 
@@ -68,18 +87,21 @@ def drawn(report: SimulateReport, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot  # noqa: PLC0415
 
-    figure, all_axes = pyplot.subplots(1, len(FIGURES), figsize=(4 * len(FIGURES), 4), layout="constrained")
-    for axes, name in zip(all_axes, FIGURES, strict=True):
+    shown = [name for name in FIGURES if any(report.values(ENGINES[-1], "measured", name))]
+    figure, all_axes = pyplot.subplots(1, len(shown), figsize=(4 * len(shown), 4), layout="constrained")
+    for axes, name in zip(all_axes, shown, strict=True):
+        what, unit = WORDS[name]
         most = 0.0
         for engines in ENGINES:
-            measured, simulated = (report.values(engines, how, name) for how in ("measured", "simulated"))
+            measured, simulated = (
+                [unit * each for each in report.values(engines, how, name)] for how in ("measured", "simulated")
+            )
             axes.scatter(measured, simulated, label="one engine" if engines == 1 else f"{engines} actors")
             most = max(most, *measured, *simulated)
         line = [0.0, 1.1 * most]
         axes.plot(line, line, color="gray", linewidth=1)
         axes.fill_between(line, [0.85 * each for each in line], [1.15 * each for each in line], color="gray", alpha=0.2)
-        axes.set(title=name.replace("_s", ", s").replace("_", " ").replace("per, s", "per s"))
-        axes.set(xlabel="measured", ylabel="simulated", xlim=line, ylim=line)
+        axes.set(title=what, xlabel="measured", ylabel="simulated", xlim=line, ylim=line)
         axes.legend()
     figure.savefig(path, dpi=150)
 
@@ -88,7 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="embedded")
-    parser.add_argument("--debates", type=int, default=32)
+    parser.add_argument("--workload", choices=sorted(WORKLOADS), default=DEBATES)
+    parser.add_argument("--debates", type=int, default=32, help="runs at once, of whatever workload")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--quick", action="store_true", help="measure costs less often: to see it work")
     parser.add_argument("--out", type=Path, help="a journal: what it has is not measured again")
@@ -96,7 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--plot", type=Path)
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    lengths, said = Lengths(16, 32, 24), ("model", "debates", "quick")
+    lengths = lengths_of(asked.workload, Lengths(16, 32, 24), _TRUNK)
+    said = ("model", "workload", "debates", "quick")
     settings = (
         {name: getattr(asked, name) for name in said} | asdict(lengths) | {"agents": 3, "rounds": 3, "threads": 1}
     )
@@ -104,11 +128,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings |= {name: version(name) for name in ("torch", "transformers", "langgraph", "simpy", "ray")}
     loaded = load_model(asked.model)
     with actors(asked.model) as make_front, Journal(asked.out, settings) as journal:
-        probe, cores = QUICK_PROBE if asked.quick else USUAL_PROBE, float(os.cpu_count() or 1)
-        bench = SimulateBench(loaded, lengths, asked.debates, probe=probe, make_front=make_front, cores=cores)
+        sizes = {"debates": asked.debates, "workload": asked.workload}
+        probe = QUICK_PROBE if asked.quick else USUAL_PROBE
+        bench = SimulateBench(loaded, lengths, **sizes, probe=probe, make_front=make_front)
         bench.measure(journal, asked.repeats, lambda what: print(what, flush=True))
         report = SimulateReport(settings, [journal.records[str(number)] for number in range(asked.repeats)])
-    command = f"python load/simulate.py --model {asked.model} --debates {asked.debates} --repeats {asked.repeats}"
+    command = f"python load/simulate.py --model {asked.model} --workload {shlex.quote(asked.workload)}"
+    command += f" --debates {asked.debates} --repeats {asked.repeats}"
     print(as_markdown(report, command))
     if asked.report:
         asked.report.write_text(as_markdown(report, command))

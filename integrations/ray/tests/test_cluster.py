@@ -7,7 +7,6 @@ import re
 import runpy
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +18,8 @@ import torch
 from choreo_ray import ClusterError, RayEngine
 from choreo_ray import cluster as clusters
 from choreo_ray.cluster import Cluster
-from ray._private import state
-from ray.util import placement_group_table
+from ray.util import placement_group, placement_group_table, remove_placement_group
+from support.ray_actors import alive, left
 
 from choreo_agents import Memory, Sampling
 from choreo_agents.errors import (
@@ -33,20 +32,6 @@ from choreo_agents.errors import (
 
 Make = Callable[..., RayEngine]
 ROOT = Path(__file__).parents[3]
-
-
-def alive() -> set[str]:
-    """The actors that there are, but those of the pool."""
-    every = [each for each in state.actors().values() if each["State"] != "DEAD"]
-    return {each["ActorID"] for each in every if not each["Name"].startswith("pool-")}
-
-
-def left(expected: set[str]) -> set[str]:
-    """The actors that there are once those that were ended are so, which Ray may not know at once."""
-    until = time.monotonic() + 5.0
-    while (found := alive()) != expected and time.monotonic() < until:
-        time.sleep(0.05)
-    return found
 
 
 def groups() -> list[Any]:
@@ -240,6 +225,21 @@ def test_closing_leaves_no_actor_behind(alone: None) -> None:
     engine.close()
     assert alive() == before and groups() == []
     assert ray.is_initialized()
+
+
+@pytest.mark.slow
+def test_a_placement_group_that_is_given_is_used_and_stays(alone: None) -> None:
+    group = placement_group([{"CPU": 1}] * 2)
+    ray.get(group.ready())
+    before = alive()
+    with RayEngine.load("embedded", placement=group, memory=Memory(kv_budget_bytes=1 << 22)) as engine:
+        assert engine.prefill([7] * 3).length == 3 and len(groups()) == 1
+        assert ray.available_resources()["CPU"] == ray.cluster_resources()["CPU"] - 2, "they lie in its bundles"
+    assert alive() == before and len(groups()) == 1, "it is whose that made it"
+    with pytest.raises(InvalidRequestError, match="the placement group has 2 bundles, and 3 engines need one each"):
+        RayEngine.load("embedded", engines=3, placement=group)
+    assert alive() == before
+    remove_placement_group(group)
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ def test_shards_are_counted(shards: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("patient")
 async def test_it_is_started_again_and_told_again(alone: None) -> None:
     directory = RayDirectory.start(2)
     pids = [ray.get(each.actor.there.remote()) for each in directory.shards]

@@ -16,10 +16,19 @@ import ray
 from choreo_ray import RayEngine
 from choreo_ray import fleet as fleets
 from choreo_ray.far import RayFarEngine
+from torture.chaos import GRAPHS
+from torture.chaos import said as graph_said
 
 from choreo_agents import Engine, MessageHandle, Sampling
-from choreo_agents.engine.elsewhere import CallToPlace, Copying, Costs, EngineAhead, Route
-from choreo_agents.errors import EngineClosedError, GuideError, InvalidRequestError, ReleasedHandleError
+from choreo_agents.engine.elsewhere import COPIED_BYTES, CallToPlace, Copying, Costs, EngineAhead, Route
+from choreo_agents.errors import (
+    EngineClosedError,
+    EngineLostError,
+    GuideError,
+    InvalidRequestError,
+    ReleasedHandleError,
+    UnknownHandleError,
+)
 from choreo_agents.tracing import CallPlaced, EngineCame, EngineWent, KVCopied
 
 Make = Callable[..., RayEngine]
@@ -153,7 +162,7 @@ def test_fronts_share_engines_and_nothing_else(front: Make) -> None:
 def brought(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
     """To the engine that has the least of what a call reads, which is copied there."""
     to = min(engines, key=lambda engine: sum(engine.name in read.holders for read in call.reads))
-    lacking = [read for read in call.reads if to.name not in read.holders]
+    lacking = [read for read in call.reads if read.holders and to.name not in read.holders]
     copies = {read.id: next(iter(read.holders)) for read in lacking}
     return Route(to.name, copies, (), sum(read.nbytes for read in lacking), 0, 0.0)
 
@@ -211,9 +220,18 @@ def test_calls_are_placed_by_what_was_measured(front: Make, monkeypatch: pytest.
 
     measured = Costs(call_s=0.123, copy_s=0.456, copy_bytes_per_s=789.0)
     monkeypatch.setattr(fleets, "measured_costs", lambda actors: measured)
-    front(routing=watched).prefill("Alice: so.")
+    front(routing=watched, costs=None).prefill("Alice: so.")
     front(routing=watched, costs=Costs(call_s=0.5)).prefill("Alice: so.")
     assert seen == [measured, Costs(call_s=0.5)], "unless they are told"
+
+
+def test_what_is_on_its_way_leaves_half_of_the_object_store(front: Make) -> None:
+    def most(engine: RayEngine) -> int:
+        return int(engine._core.fleet._copied_bytes)  # type: ignore[attr-defined]
+
+    share = ray.cluster_resources()["object_store_memory"] / 2
+    assert most(front()) == round(share / 2) < COPIED_BYTES, "two engines have a store of 600 MB"
+    assert most(front(copied_bytes=1 << 20)) == 1 << 20
 
 
 class Watched:
@@ -278,6 +296,52 @@ def test_a_call_whose_actor_dies_ends_elsewhere_with_the_same_words(front: Make,
     assert watched.engine.text(again).startswith("Dan:")
 
 
+@pytest.mark.slow
+def test_a_call_that_ends_two_actors_is_refused_by_name(front: Make) -> None:
+    watched = Watched(front)
+    stream = watched.engine.stream("Carol:", sampling=LONG, author="carol")
+    list(islice(stream, 3))
+    watched.kill(first := watched.ran_at())
+    list(islice(stream, 9))
+    watched.kill(second := watched.ran_at())
+    with pytest.raises(EngineLostError, match=r"decode \d+ of 'carol' was under way in engines") as refused:
+        list(stream)
+    assert first != second and first in str(refused.value) and second in str(refused.value)
+
+
+def apart(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
+    """As `brought`, but that all is encoded again there."""
+    found = brought(call, engines, costs)
+    return Route(found.engine, {}, tuple(found.copies), 0, found.bytes_copied, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("graph", "routing"),
+    [
+        pytest.param(graph, how, marks=[] if (graph, name) == ("tree", "copied-apart") else [pytest.mark.slow])
+        for graph in GRAPHS
+        for name, how in {"as-it-comes": None, "copied-apart": brought, "encoded-apart": apart}.items()
+    ],
+)
+def test_graphs_say_the_same_on_two_actors(front: Make, here: Engine, graph: str, routing: Any) -> None:
+    events: list[Any] = []
+    engine = front(sink=events.append, **({} if routing is None else {"routing": routing}))
+    assert graph_said(engine, graph, seed=3) == graph_said(here, graph, seed=3)
+    placed = {each.engine for each in events if isinstance(each, CallPlaced)}
+    assert routing is None or len(placed) == 2
+    copied = sum(each.bytes for each in events if isinstance(each, KVCopied))
+    assert routing is None or bool(copied) == (routing is brought)
+
+
+def test_what_a_front_had_is_said_to_be_gone_with_it(front: Make) -> None:
+    one = front(salt="shared")
+    note = alices(one)
+    one.close()
+    with pytest.raises(UnknownHandleError, match="encode the words again"):
+        front(salt="shared").decode("Bob:", [note])
+
+
+@pytest.mark.usefixtures("patient")
 def test_fronts_that_share_actors_find_each_others_messages(front: Make) -> None:
     one, other = front(salt="shared"), front(salt="shared")
     trunk = one.prefill([7] * 60)
@@ -288,6 +352,7 @@ def test_fronts_that_share_actors_find_each_others_messages(front: Make) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("patient")
 def test_fronts_find_each_others_messages_again_when_their_directory_was_gone(front: Make) -> None:
     one, other = front(salt="shared"), front(salt="shared")
     trunk = one.prefill([7] * 60)

@@ -27,8 +27,8 @@ from choreo_agents.lab.experiments.bench_simulate.measure import SimulateBench
 from choreo_agents.lab.experiments.bench_simulate.report import SimulateReport, as_markdown
 from choreo_agents.lab.experiments.bench_workflows.scenarios import Lengths
 from choreo_agents.lab.simulating.costs import CostsFile, ServingCosts
-from choreo_agents.lab.simulating.far import in_process, measured_transfer
-from choreo_agents.lab.simulating.measuring import Probe, measured_cores, measured_costs, measured_front
+from choreo_agents.lab.simulating.far import in_process, measured_far_cores, measured_transfer
+from choreo_agents.lab.simulating.measuring import QUICK_PROBE, Probe, measured_cores, measured_costs, measured_front
 from choreo_agents.lab.simulating.simulation import Setting, simulate
 from choreo_agents.lab.simulating.trace import read_trace
 from choreo_agents.models import LoadedModel
@@ -120,13 +120,19 @@ def test_debates_are_measured_and_foretold_side_by_side(embedded: LoadedModel, t
             for how in ("measured", "simulated"):
                 figures = record["engines"][engines][how]
                 assert figures["calls_per_s"] == pytest.approx(8 / figures["makespan_s"])
-                assert 0 < figures["first_token_s"] < figures["makespan_s"]
+                assert 0 < figures["first_token_s"] <= figures["first_token_p95_s"] < figures["makespan_s"]
     settings = {"model": "embedded", "dtype": "fp32", "device": "cpu", "threads": 1, "debates": 2, "agents": 2}
     settings |= {"rounds": 2, "utterance": 6, "torch": "1", "transformers": "1", "langgraph": "1"}
     report = SimulateReport(settings, [*records.values()])
-    assert len([*report.rows()]) == 6 and len(report.lines()) == 4
+    assert len([*report.rows()]) == 10 and len(report.lines()) == 8
     assert all(line.startswith(("met: ", "missed: ")) for line in report.lines())
-    assert "2 debates at once, 2 agents, 2 rounds" in as_markdown(report, "choreo bench simulate")
+    assert "2 debates of 2 agents and 2 rounds at once" in as_markdown(report, "choreo bench simulate")
+
+
+def test_cores_that_engines_share_are_measured_beside_their_front(embedded: LoadedModel) -> None:
+    told: list[str] = []
+    assert 0 < measured_far_cores(embedded, in_process, QUICK_PROBE, told.append) <= 2
+    assert told == ["two engines side by side"]
 
 
 def test_the_bench_of_simulations_runs(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from support.elsewhere import load_elsewhere
 
-from choreo_agents import Decode, Memory, Sampling
+from choreo_agents import END, START, Agent, ChoreoGraph, Decode, Memory, Sampling, Send, Worker
 from choreo_agents.engine.elsewhere import Costs
 from choreo_agents.models import LoadedModel
 from choreo_agents.tracing import CallPlaced, EventList, KVCopied
@@ -38,5 +40,44 @@ def test_branches_stay_together_or_spread_and_a_trunk_is_copied_once(
         stats = front.stats()
         assert stats.tokens_recomputed == 0 and stats.tokens_encoded == 150 + 12 * 5
         assert len({tuple(front.tokens(each)) for each in said}) == 12
+    finally:
+        front.close()
+
+
+WORKERS = 8
+
+
+def team(planner: bool) -> ChoreoGraph:
+    """Many workers over one question, which somebody has read before them, or nobody has."""
+    graph, worker = ChoreoGraph(visibility="shared"), Worker("worker", sampling=SHORT)
+
+    def split(state: Mapping[str, Any]) -> list[Send]:
+        return [worker.send(state, f"Part {number}.") for number in range(WORKERS)]
+
+    graph.add_node(worker).add_edge("worker", END)
+    if planner:
+        graph.add_node(Agent("planner", sampling=SHORT)).add_edge(START, "planner")
+    return graph.add_conditional_edges("planner" if planner else START, split, ["worker"])
+
+
+@pytest.mark.parametrize("planner", [True, False], ids=["it was read before", "nobody has read it"])
+def test_sends_spread_and_what_all_of_them_read_comes_to_each_engine_once(embedded: LoadedModel, planner: bool) -> None:
+    events, question = EventList(), "What does Ann have? " * 12
+    front = load_elsewhere(embedded, 3, memory=MEMORY, costs=DEAR_ROWS, sink=events)
+    try:
+        with front.scope():
+            state = team(planner).compile(engine=front).invoke({"messages": [("user", question)]})
+        workers = [entry for entry in state["handles"] if entry["author"] == "worker"]
+        assert len(workers) == WORKERS
+        placed = [event for event in events.events if isinstance(event, CallPlaced)]
+        there = Counter(event.engine for event in placed[planner:])
+        assert len(there) == 3 and max(there.values()) <= WORKERS / 3 + 2
+        copied = Counter(event.engine for event in events.events if isinstance(event, KVCopied))
+        stats, trunk = front.stats(), len(front.model.tokenizer.encode(question))
+        if planner:
+            assert copied == Counter(dict.fromkeys(there.keys() - {placed[0].engine}, 1)), "once to each of them"
+            assert stats.tokens_recomputed == 0
+        else:  # it is nowhere yet when they are placed: each engine reads it itself, once for all of its workers
+            assert not copied and 2 * trunk <= stats.tokens_recomputed <= 2 * (trunk + 24)
     finally:
         front.close()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from support.elsewhere import MortalEngine
 
 from choreo_agents import Decode, Engine, Memory, MessageHandle, Sampling
 from choreo_agents.engine import engine_over
+from choreo_agents.engine.elsewhere import presence
 from choreo_agents.errors import EngineLostError, InvalidRequestError
-from choreo_agents.models import LoadedModel
+from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.tracing import CallPlaced, EngineCame, EngineWent, EventList
 
 MEMORY = Memory(kv_budget_bytes=1 << 23)
@@ -40,6 +44,11 @@ class Fleet:
         self.front.close()
         for engine in self.engines:
             engine.close()
+
+
+@pytest.fixture(scope="module")
+def embedded_in_bf16() -> LoadedModel:
+    return load_model("embedded", dtype=torch.bfloat16)
 
 
 @pytest.fixture
@@ -77,9 +86,34 @@ def test_a_call_goes_on_elsewhere_from_what_was_delivered(fleet: Fleet, embedded
     assert "".join(told) == fleet.front.text(handle, special=False).removeprefix("So:"), "each word is told once"
     first, again, *_ = fleet.placed()[1:]
     assert first != again
+    # In fp32 the same tokens would be drawn again: that they are forced is seen in what is sent.
+    played = fleet.named(again).calls[-1].call.played
+    sampled = list(fleet.named(first).calls[-1].call.header)
+    assert played is not None and after <= len(played.tokens) < WARM.max_tokens
+    assert expected[: len(sampled) + len(played.tokens)] == [*sampled, *played.tokens]
     assert sum(isinstance(event, EngineWent) for event in fleet.events.events) == 1
     stats = fleet.front.stats()
     assert stats.tokens_recomputed >= fleet.front.usage(parent).tokens_encoded, "the parent was encoded again there"
+
+
+def test_words_that_were_delivered_stand_in_bf16_too(embedded_in_bf16: LoadedModel) -> None:
+    fleet = Fleet(embedded_in_bf16)
+    parent = fleet.front.prefill("Ann has 3 red kites.")
+    dies_after(fleet.named(fleet.placed()[0]), 9)
+    *told, handle = fleet.front.stream("So:", [parent], sampling=WARM)
+    assert isinstance(handle, MessageHandle) and len(set(fleet.placed()[1:])) == 2
+    assert "".join(piece.text for piece in told) == fleet.front.text(handle, special=False).removeprefix("So:")
+    fleet.close()
+
+
+def test_a_call_with_a_memo_that_ends_elsewhere_is_remembered(fleet: Fleet) -> None:
+    parent = fleet.front.prefill("Ann has 3 red kites.")
+    dies_after(fleet.named(fleet.placed()[0]), 9)
+    call = Decode("So:", [parent], sampling=WARM, memo="the first of the run")
+    [first] = fleet.front.decode([call])
+    placed = fleet.placed()
+    assert len(placed) == 3 and len(set(placed)) == 2
+    assert fleet.front.decode([call]) == [first] and fleet.placed() == placed, "nobody is asked again"
 
 
 def test_what_an_engine_had_is_computed_again_when_it_is_read(fleet: Fleet) -> None:
@@ -127,6 +161,24 @@ def test_calls_end_if_none_comes_back(embedded: LoadedModel) -> None:
     with pytest.raises(EngineLostError, match=r"none of the engines 'a', 'b' has answered for 0.2 s"):
         fleet.front.prefill("Ann has 3 red kites.")
     fleet.close()
+
+
+async def test_who_is_gone_is_asked_less_and_less_often(embedded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    sleep = asyncio.sleep
+
+    async def at_once(seconds: float) -> None:
+        waited.append(seconds)
+        await sleep(0.0 if len(waited) < 14 else seconds)
+
+    monkeypatch.setattr(presence, "asyncio", SimpleNamespace(**(vars(asyncio) | {"sleep": at_once})))
+    fleet = Fleet(embedded)
+    fleet.engines[0].kill()
+    await asyncio.to_thread(fleet.front.prefill, "Ann has 3 red kites.")
+    while len(waited) < 14:
+        await sleep(0.01)
+    await asyncio.to_thread(fleet.close)
+    assert waited[:14] == pytest.approx([min(0.1 * 2**number, 30.0) for number in range(14)])
 
 
 def _until(holds: Any) -> None:

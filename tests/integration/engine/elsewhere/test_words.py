@@ -15,7 +15,7 @@ from support.elsewhere import Front, apart, encoding_apart, load_elsewhere
 from choreo_agents import ChoreoGraph, Decode, Engine, Memory, MessageHandle, Prefill, Sampling
 from choreo_agents.engine import engine_over
 from choreo_agents.engine.elsewhere import route
-from choreo_agents.errors import EngineMismatchError, InvalidRequestError
+from choreo_agents.errors import EngineMismatchError, InvalidRequestError, KVBudgetError
 from choreo_agents.models import LoadedModel
 from choreo_agents.tracing import CallPlaced, EventList, KVCopied
 from choreo_agents.workflows import debate
@@ -73,8 +73,10 @@ def test_a_graph_says_the_same_wherever_its_calls_are_run(
     if where == "copied apart":
         assert sum(event.bytes for event in copied) > 0 and not any(event.refused for event in copied)
         assert sum(event.tokens_again for event in placed) == 0
+        assert sum(event.bytes_copied for event in placed) >= sum(event.bytes for event in copied)
     if where == "encoded apart":
-        assert not copied
+        assert not copied and sum(event.bytes_copied for event in placed) == 0
+        assert sum(event.tokens_again for event in placed) > 0
 
 
 def test_no_token_is_encoded_again_where_kv_is_copied(embedded: LoadedModel) -> None:
@@ -163,8 +165,26 @@ def test_engines_of_other_models_are_refused(tiny: LoadedModel, embedded: Loaded
             engine_over([one.owner.server("a"), one.owner.server("a")], tiny)
         with pytest.raises(InvalidRequestError, match="needs engines"):
             engine_over([], tiny)
+    with (
+        Engine.load("embedded", dtype=torch.bfloat16) as half,
+        Engine.load(embedded) as one,
+        pytest.raises(EngineMismatchError, match="engines of one front have one model, in one dtype"),
+    ):
+        engine_over([one.owner.server("a"), half.owner.server("b")], embedded)
     with Engine.load(tiny, method="baseline") as text, pytest.raises(EngineMismatchError, match="keeps text only"):
         engine_over([text.owner.server("a")], tiny)
+
+
+def test_what_the_smallest_of_them_has_no_room_for_is_refused(tiny: LoadedModel) -> None:
+    small, large = (Memory(kv_budget_bytes=tokens * tiny.adapter.geometry.bytes_per_token) for tokens in (64, 512))
+    with (
+        Engine.load(tiny, memory=large) as one,
+        Engine.load(tiny, memory=small) as other,
+        engine_over([one.owner.server("a"), other.owner.server("b")], tiny) as front,
+    ):
+        with pytest.raises(KVBudgetError):
+            front.prefill([7] * 100)
+        assert front.prefill([7] * 40).length == 40 and front.stats().messages == 1
 
 
 def test_a_front_needs_no_weights(tiny_path: Any, tiny: LoadedModel) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from choreo_agents.engine.elsewhere import CallToPlace, Costs, EngineAhead, Greeted, Route, route
+from choreo_agents.engine.elsewhere import CallToPlace, Costs, EngineAhead, Greeted, Route, Routing, route
 from choreo_agents.engine.elsewhere.fleet import Fleet, Wish
 from choreo_agents.engine.elsewhere.sending import lacked
 from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.engine.messages.placement import Placement
+from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.kv.handle import MessageHandle
 
@@ -27,15 +28,21 @@ def message(number: int, tokens: int, parents: Sequence[Message] = ()) -> Messag
     return Message(handle, lineage, None, None, Usage(0, 0, None, 0.0))
 
 
-def fleet(seen: list[tuple[CallToPlace, Sequence[EngineAhead]]], front: str = "") -> Fleet:
+def fleet(
+    seen: list[tuple[CallToPlace, Sequence[EngineAhead]]],
+    front: str = "",
+    copied_bytes: int = 1 << 20,
+    routing: Routing = route,
+) -> Fleet:
     """Three engines; what their routing is told is written down."""
 
-    def routing(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
+    def told(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
         seen.append((call, engines))
-        return route(call, engines, costs)
+        return routing(call, engines, costs)
 
     engines: Any = [SimpleNamespace(name=name) for name in NAMES]
-    made = Fleet(engines, routing, Costs(), bytes_per_token=8, copied_bytes=1 << 20, front=front)
+    costs = Costs(copy_s=1e-4, encode_tokens_per_s=4e3)
+    made = Fleet(engines, told, costs, bytes_per_token=8, copied_bytes=copied_bytes, front=front)
     served: Any = None
     for name in NAMES:
         made.came(name, Greeted(served, 0, 0, 8, "full", {}))
@@ -80,6 +87,37 @@ def test_what_a_call_brings_is_counted_once() -> None:
     engines.ended(placed.engine, 0)
     elsewhere = {engine.name: engine for engine in seen[-1][1]}
     assert elsewhere[placed.engine].tokens == 1003 and not elsewhere[placed.engine].again
+
+
+def test_what_is_on_its_way_to_an_engine_is_bounded_together() -> None:
+    def apart(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
+        return route(call, [engine for engine in engines if engine.name == "b"], costs)
+
+    # 600 of 1,000 bytes, of which a token has 8.
+    engines = fleet([], copied_bytes=1000, routing=apart)
+    documents = [message(number, 75) for number in range(2)]
+    engines.holds("a", {each.handle.id: "salt" for each in documents})
+    placed = [engines.place(wish(number, [each])) for number, each in enumerate(documents)]
+    assert [each.bytes_copied for each in placed if each is not None] == [600, 0]
+    engines.arrived("b", 600)
+    engines.ended("b", 1)
+    again = engines.place(wish(2, [documents[1]]))
+    assert again is not None and again.bytes_copied == 600, "there is room once the first has arrived"
+
+
+def test_a_threads_calls_stay_together_and_move_with_it() -> None:
+    thread, other, where = Scope(None, is_threads=True), Scope(None, is_threads=True), ["c"]
+
+    def routing(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
+        homes.append(call.home)
+        return Route(where[0], {}, (), 0, 0, 0.0)
+
+    homes: list[str | None] = []
+    engines = fleet([], routing=routing)
+    for number, (scope, place) in enumerate([(thread, "c"), (thread, "b"), (other, "a"), (thread, "b"), (other, "a")]):
+        where[0] = place
+        engines.place(Wish(number, message(1000 + number, 3).lineage, object(), None, scope))
+    assert homes == [None, "c", None, "b", "a"]
 
 
 def test_fronts_that_share_engines_do_not_all_begin_with_the_same() -> None:
