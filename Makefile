@@ -28,7 +28,7 @@ test-kernels: $(STAMP)  ## Run what is exact with the kernels of other processor
 	@$(BIN)/python tests/under_other_kernels.py $(WORKERS)
 
 test-elsewhere: $(STAMP)  ## Run the tests of the engine's facade on engines that are actors of Ray's (OPTIONS="--listed")
-	@$(BIN)/python -m pytest -n 1 --engine ray $(OPTIONS) tests/integration/engine tests/integration/graph tests/integration/pml \
+	@$(BIN)/python -m pytest -n 1 --engine ray $(OPTIONS) --ignore tests/integration/engine/elsewhere tests/integration/engine tests/integration/graph tests/integration/pml \
 		tests/property/test_counts.py
 
 mutants: $(STAMP)  ## Break the product in many places, and see that its tests notice (SAMPLE=6: in a few only)
@@ -38,7 +38,7 @@ torture-durable: $(STAMP)  ## Kill processes that run threads, 200 times, and se
 	@PYTHONPATH=tests $(BIN)/python -m torture.durable $(OPTIONS)
 
 chaos: $(STAMP)  ## Kill actors under 100 runs of graphs, and the directory under 20 (resumes; OPTIONS="--engines 20")
-	@PYTHONPATH=tests $(BIN)/python -m torture.chaos $(OPTIONS)
+	@PYTHONPATH=tests:integrations/ray $(BIN)/python -m torture.chaos $(OPTIONS)
 
 test-lowest: $(LOWEST)/.installed  ## Run all tests on the oldest torch and transformers (downloads 3 GB once)
 	@$(LOWEST)/bin/python -m pytest $(WORKERS) -m ''

@@ -104,7 +104,14 @@ class AdapterRegistry:
         self._default = (name, loaded)
 
     def add(self, loaded: Loaded, name: str | None, tenant: str) -> str:
-        """Give what `read` has read a name of a tenant's, by default its folder's.
+        """Give what `read` has read a name of a tenant's, by default its folder's. Raises what `require_free` does."""
+        name = self.require_free(loaded, name, tenant)
+        self._keep(loaded)
+        self._by_tenant.setdefault(tenant, {})[name] = loaded
+        return name
+
+    def require_free(self, loaded: Loaded, name: str | None, tenant: str) -> str:
+        """The name that `add` would give it.
 
         Raises:
             AdapterError: The name is that of another.
@@ -119,8 +126,6 @@ class AdapterRegistry:
             own = name in self._by_tenant.get(tenant, {})
             whose = f"that of {str(known.folder)!r}" if own else "the engine's own"
             raise AdapterError(f"another adapter is called {name!r}, {whose}: name this otherwise")
-        self._keep(loaded)
-        self._by_tenant.setdefault(tenant, {})[name] = loaded
         return name
 
     def folders(self, tenant: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from choreo_agents.engine.elsewhere.loop import ElsewhereLoop
 from choreo_agents.engine.elsewhere.method import ElsewhereMethod
 from choreo_agents.engine.elsewhere.presence import Presence
 from choreo_agents.engine.elsewhere.registering import Registering
-from choreo_agents.engine.elsewhere.sending import Greeting
+from choreo_agents.engine.elsewhere.sending import Greeting, SentAdapter
 from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.settings import Settings
 from choreo_agents.kv.cache import KVCache
@@ -56,6 +56,8 @@ class ElsewhereCore(EngineCore):
     ) -> None:
         self.fleet, self._greeting, self._patience_s, self._directory = fleet, greeting, patience_s, directory
         self._total_tokens = 0
+        self._sent = list[SentAdapter]()
+        """What tenants have loaded: of the front, whichever loop it has."""
         super().__init__(model, settings, adapter)
         try:
             self._total_tokens = self._wait_for(self._presence.greet_all())
@@ -90,20 +92,20 @@ class ElsewhereCore(EngineCore):
         sink, lock, front = self.settings.sink, self.lock, self._greeting.front
         self.fleet.own_salt = self.secret.hex()
         register = None if self._directory is None else Registering(self._directory, self.fleet, lock, front)
-        self._presence = Presence(self.fleet, self._greeting, lock, sink, self._patience_s, register)
+        self._presence = Presence(self.fleet, self._greeting, lock, sink, self._patience_s, register, self._sent)
         self._errands = Errands(self.fleet, self._presence, self.table, self.counters, lock, sink, front, register)
         return ElsewhereLoop(
             self._errands, Endings(self.pool, self.counters, guarded(sink), lock.condition()), lock, sink
         )
 
     def load_adapter(self, loaded: Loaded, name: str | None, naming: Naming) -> str:
-        """See `EngineCore`; all engines load it."""
-        given = super().load_adapter(loaded, name, naming)
+        """See `EngineCore`; all engines load it, and then calls can name it."""
         files = {path.name: path.read_bytes() for path in sorted(loaded.folder.iterdir()) if path.is_file()}
         with self.lock:
+            given = self.adapters.require_free(loaded, name, naming.tenant)
             self._errands.giving_back.salts[naming.tenant] = naming.salt
         self._wait_for(self._presence.load_adapter(given, files, naming.salt))
-        return given
+        return super().load_adapter(loaded, given, naming)
 
     def drain(self, name: str) -> int:
         """Have an engine's messages handed over to others, and nothing new placed there; how many were handed over."""

@@ -91,6 +91,8 @@ class Errands:
         self.copies = Copies(fleet, presence, lock, sink, front, next_stamp, self.giving_back.needed)
         self._at: dict[int, Outpost] = {}
         """Where each request runs."""
+        self._arriving: dict[int, int] = {}
+        """Bytes that are on their way there for it."""
         self._begun: set[int] = set()
         """Those that their engine has begun with."""
 
@@ -116,9 +118,19 @@ class Errands:
         if ids:
             await self._register.look_up(ids)
 
-    def errand(self, request: Request) -> Coroutine[Any, Any, None]:
-        """What is to be done for a request, which is placed now. Under the lock."""
-        return self._run(request, self._place(request, ()))
+    def place(self, request: Request) -> Route | None:
+        """Where a request is run, for which `run` does the rest; None: nowhere now. Under the lock.
+
+        It counts as begun there until `over`.
+        """
+        return self._place(request, ())
+
+    def over(self, number: int) -> None:
+        """A request runs nowhere any more. Under the lock."""
+        self._begun.discard(number)
+        if (outpost := self._at.pop(number, None)) is not None:
+            self._fleet.ended(outpost.name, number)
+            self._arrived(number, outpost)
 
     async def hurry(self, request: Request) -> None:
         """Tell a request's engine of its priority."""
@@ -144,11 +156,13 @@ class Errands:
         found = self._fleet.place(Wish(request.number, pending.lineage, call, name, thread), lost)
         if found is not None:
             self._at[request.number] = self._fleet.outposts[found.engine]
+            self._arriving[request.number] = found.bytes_copied
             why = (found.bytes_copied, found.tokens_encoded, found.expected_s)
             self._emit(CallPlaced(time.perf_counter(), request.number, found.engine, *why))
         return found
 
-    async def _run(self, request: Request, placed: Route | None) -> None:
+    async def run(self, request: Request, placed: Route | None) -> None:
+        """Have a request run where it was placed, and elsewhere if that is lost."""
         lost: list[str] = []
         while not request.over:
             if placed is None:
@@ -173,10 +187,8 @@ class Errands:
                     raise _deadly(request, lost) from cause
                 placed = None
             finally:
-                self._begun.discard(request.number)
                 with self._lock:
-                    self._fleet.ended(outpost.name, request.number)
-                    self._at.pop(request.number, None)
+                    self.over(request.number)
 
     async def _bring(self, request: Request, placed: Route, outpost: Outpost) -> None:
         pending = _pending(request)
@@ -185,7 +197,11 @@ class Errands:
             await self.copies.bring(pending.naming.salt, placed.copies, messages, outpost)
         finally:
             with self._lock:
-                self._fleet.arrived(outpost.name, placed.bytes_copied)
+                self._arrived(request.number, outpost)
+
+    def _arrived(self, number: int, outpost: Outpost) -> None:
+        """What is copied for a request is on its way no longer."""
+        self._fleet.arrived(outpost.name, self._arriving.pop(number, 0))
 
     async def _run_at(self, request: Request, outpost: Outpost) -> None:
         with self._lock:
@@ -227,12 +243,23 @@ class Errands:
             promised = self._fleet.first_told(outpost.name, promised)
             what = (salt, parent.handle.id, offset, rows, promised)
             joining = JoiningMessage(self._front, next(self._stamps), request.number, *what)
-            self._loop.soon(lambda: self.presence.tell(outpost, outpost.engine.join(joining)))
+            self._loop.soon(lambda: self.presence.tell(outpost, self._join(joining, parent, outpost)))
 
         late.on_added = join
 
+    async def _join(self, joining: JoiningMessage, parent: Message, outpost: Outpost) -> None:
+        try:
+            await outpost.engine.join(joining)
+        except HandleError:
+            # It has not all that the front believed it to have, or not yet: now everything is sent.
+            with self._lock:
+                rows, promised = rows_of([parent], ())
+                first = self._fleet.first_told(outpost.name, promised)
+                joining = replace(joining, stamp=next(self._stamps), rows=rows, promised=first)
+            await outpost.engine.join(joining)
+
     async def _hear(self, request: Request, outpost: Outpost, call: SentCall) -> None:
-        before, is_left = len(request.chosen), True
+        before, is_left, encodes = len(request.chosen), True, True
         try:
             async with aclosing(outpost.engine.run(call)) as told:
                 async for each in told:
@@ -244,8 +271,11 @@ class Errands:
                             is_left = False
                             self._finish(request, each, outpost, call)
                             return
+                        if each and encodes:
+                            encodes = False
+                            self._fleet.encoded(outpost.name, request.number)
                         repeated, before = each[:before], max(0, before - len(each))
-                        self._take(request, each[len(repeated) :], outpost)
+                        self._take(request, each[len(repeated) :])
             raise EngineLostError(f"engine {outpost.name!r} has ended a call without an answer")
         except ChoreoError:
             is_left = False  # the engine has said so
@@ -255,12 +285,11 @@ class Errands:
                 with self._lock:
                     self.giving_back.left(outpost, call.salt, call.stamp)
 
-    def _take(self, request: Request, told: Iterable[Chosen], outpost: Outpost) -> None:
+    def _take(self, request: Request, told: Iterable[Chosen]) -> None:
         for chosen in told:
             if request.first_token_s is None:
                 request.first_token_s = now = time.perf_counter()
                 self._emit(FirstToken(now, request.number, now - request.submitted_s))
-                self._fleet.encoded(outpost.name, request.number)
             request.chosen.append(chosen)
             for listener in request.listeners:
                 listener(chosen)

@@ -177,6 +177,8 @@ class Fleet:
         outpost.salts.update(greeted.held)
         # What calls of before have made meanwhile is in neither list alone.
         outpost.held.update({each: salt for salt, held in greeted.held.items() for each in held if needed(each)})
+        # Whoever could not reach it for a while may have had others told that it is gone.
+        self._changed(name, outpost.held, there=True)
         stale = {salt: [each for each in held if not needed(each)] for salt, held in greeted.held.items()}
         return {salt: ids for salt, ids in stale.items() if ids}
 

@@ -54,6 +54,8 @@ class FrontOptions(TypedDict, total=False):
 
 def front_of(engines: Sequence[FarEngine], model: str | Path | LoadedModel, options: FrontOptions) -> ElsewhereCore:
     """See `engine_over`."""
+    if unknown := options.keys() - FrontOptions.__annotations__.keys():
+        raise TypeError(f"a front takes no {', '.join(map(repr, sorted(unknown)))}: see FrontOptions")
     if not engines or len({engine.name for engine in engines}) < len(engines):
         names = [engine.name for engine in engines]
         raise InvalidRequestError(f"a front needs engines, each with a name of its own, not {names!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -11,6 +12,7 @@ from typing import Any, NoReturn
 
 from choreo_agents.engine.calls import Decode
 from choreo_agents.engine.elsewhere.errand import Errands
+from choreo_agents.engine.elsewhere.routing import Route
 from choreo_agents.engine.pending import Pending
 from choreo_agents.errors import ChoreoError, EngineClosedError, InvalidRequestError, RequestTimeoutError
 from choreo_agents.runtime.endings import Endings, failed
@@ -49,7 +51,11 @@ class ElsewhereLoop:
         if self._closed:
             work.close()
             self.require_open()
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except concurrent.futures.CancelledError:
+            self.require_open()  # it was closed meanwhile
+            raise
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Have requests run, which are placed together. Raises what `require_open` does."""
@@ -191,19 +197,21 @@ class ElsewhereLoop:
                 if request.over:
                     continue
                 try:
-                    errand = self._errands.errand(request)
+                    placed = self._errands.place(request)
                 except Exception as cause:
                     self.drop(request, cause if isinstance(cause, ChoreoError) else failed(cause))
                     continue
-                task = self._tasks[request.number] = self._loop.create_task(self._serve(request, errand))
+                task = self._tasks[request.number] = self._loop.create_task(self._serve(request, placed))
                 task.add_done_callback(partial(self._done, request.number))
 
     def _done(self, number: int, task: asyncio.Task[None]) -> None:
         del self._tasks[number]
+        with self._lock:  # one that was dropped before its first step has given nothing back
+            self._errands.over(number)
 
-    async def _serve(self, request: Request, errand: Coroutine[Any, Any, None]) -> None:
+    async def _serve(self, request: Request, placed: Route | None) -> None:
         try:
-            await errand
+            await self._errands.run(request, placed)
         except asyncio.CancelledError as cause:
             with self._lock:
                 self.drop(request, failed(cause))  # unless that is why

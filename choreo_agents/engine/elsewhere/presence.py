@@ -31,6 +31,7 @@ class Presence:
         sink: Receives events.
         patience_s: Seconds that calls wait while no engine is there.
         register: Where engines that are gone are reported.
+        adapters: What engines are given when they come; it is kept up to date.
     """
 
     def __init__(
@@ -41,11 +42,11 @@ class Presence:
         sink: EventSink,
         patience_s: float,
         register: Registering | None,
+        adapters: list[SentAdapter],
     ) -> None:
         self._fleet, self._greeting, self._lock = fleet, greeting, lock
         self._emit, self.patience_s, self._register = guarded(sink), patience_s, register
-        self._adapters: list[SentAdapter] = []
-        """What engines are given when they come."""
+        self._adapters = adapters
         self._there = asyncio.Event()
         """Set while there is an engine to send calls to."""
         self.spawn: Callable[[Coroutine[Any, Any, Any]], None]
@@ -66,10 +67,10 @@ class Presence:
         outposts = list(self._fleet.outposts.values())
         found = await asyncio.gather(*(self._greet(outpost) for outpost in outposts), return_exceptions=True)
         missing = [(each, error) for each, error in zip(outposts, found, strict=True) if error is not None]
-        if len(missing) == len(outposts):
-            raise missing[0][1]
         for outpost, _ in missing:
             self.spawn(self._revive(outpost))
+        if len(missing) == len(outposts):
+            raise missing[0][1]
 
     async def awaited(self) -> None:
         """Return when there is an engine; raises `EngineLostError` if there is none for too long."""
@@ -84,6 +85,8 @@ class Presence:
     async def load_adapter(self, name: str, files: Mapping[str, bytes], salt: str) -> None:
         """Have all engines load an adapter; who is gone gets it when it comes back. Raises what one of them does."""
         adapter = SentAdapter(self._greeting.front, salt, name, files)
+        if adapter in self._adapters:
+            return
         self._adapters.append(adapter)
         with self._lock:
             there = [(each, each.life) for each in self._fleet.alive()]
@@ -101,7 +104,7 @@ class Presence:
 
     def close_tenant(self, tenant: str, salt: str) -> list[Outpost]:
         """The front serves a tenant no longer: the engines that are to be told. Under the lock."""
-        self._adapters = [each for each in self._adapters if each.salt != salt]
+        self._adapters[:] = [each for each in self._adapters if each.salt != salt]
         return self._fleet.close_tenant(tenant, salt)
 
     def tell(self, outpost: Outpost, work: Coroutine[Any, Any, Any]) -> None:
@@ -120,6 +123,8 @@ class Presence:
             if not outpost.alive or outpost.life != life:
                 return
             self._fleet.lost(outpost.name)
+            if self._register is not None:
+                self._register.forget(outpost.name)
             if not self._fleet.alive():
                 self._there.clear()
         self._emit(EngineWent(time.perf_counter(), outpost.name, str(cause)))

@@ -29,6 +29,8 @@ class Registering:
         """The directory's, as far as it is known: another one has forgotten what was said."""
         self._missed = False
         """Whether it has once not answered since."""
+        self._anew = False
+        """Whether it is to forget what it was told of this front, since that may be wrong, before it is told again."""
         self._telling = False
         self.soon: Callable[[Callable[[], object]], None]
         """Has something done on the front's event loop, from any thread."""
@@ -41,6 +43,10 @@ class Registering:
         if not self._telling:
             self._telling = True
             self.soon(lambda: self.spawn(self._tell()))
+
+    def forget(self, engine: str) -> None:
+        """An engine is gone, and what was still to be said of it is over. Under the lock."""
+        self._changes.pop(engine, None)
 
     async def look_up(self, ids: Collection[str]) -> None:
         """Let the fleet know who has messages that it knows of nowhere."""
@@ -64,6 +70,10 @@ class Registering:
                 if not changes:
                     self._telling = False
                     return
+                if anew := self._anew:
+                    self._anew, self._incarnation = False, ""
+            if anew:
+                await self._directory.gone(self._front)
             for engine, ids in changes.items():
                 added = [each for each, there in ids.items() if there]
                 removed = [each for each, there in ids.items() if not there]
@@ -81,5 +91,6 @@ class Registering:
         began, self._incarnation = not self._incarnation, incarnation
         missed, self._missed = self._missed, False
         if missed or not began:
+            self._anew = True
             for outpost in self._fleet.alive():
                 self.changed(outpost.name, self._fleet.shown(outpost.held), there=True)

@@ -103,10 +103,25 @@ class EngineServer:
         if self._served is None:
             self._served = await asyncio.to_thread(served_model, self._core.model)
         room = (self._core.pool.total_tokens, self._core.kv_budget_bytes, settings.scheduling.rows)
-        if self._measures and self._pace is None:
+        return Greeted(self._served, *room, settings.memory.mapped_storage, held, await self._measured())
+
+    async def _measured(self) -> Pace | None:
+        """How fast the engine is; measured once, or again if that has failed."""
+        if not self._measures:
+            return None
+        if self._pace is None:
             self._pace = asyncio.create_task(asyncio.to_thread(measured_pace, self._tenants))
-        pace = None if self._pace is None else await asyncio.shield(self._pace)
-        return Greeted(self._served, *room, settings.memory.mapped_storage, held, pace)
+        try:
+            return await asyncio.shield(measuring := self._pace)
+        except Exception:
+            if self._pace is measuring:
+                self._pace = None
+            raise
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its engine computes no more, though nobody has closed it."""
+        return self._core.loop.has_failed
 
     async def load_adapter(self, adapter: SentAdapter) -> None:
         """See `FarEngine`."""
@@ -337,8 +352,9 @@ class _Serving:
         if number in self._joinings:
             joining, seen = self._joinings[number]
             if (message_id, offset) not in seen:
+                handle = self.handle(message_id)  # if it is not here, it comes once more
                 seen.add((message_id, offset))
-                joining.add(self.handle(message_id), offset)
+                joining.add(handle, offset)
         elif number not in self._ended:
             self._early[number] = [*self._early.get(number, []), (message_id, offset)]
 

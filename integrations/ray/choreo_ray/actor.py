@@ -143,7 +143,7 @@ class EngineActor:
         return self._incarnation, greeted
 
     async def listen(self, sender: Sender) -> AsyncGenerator[Mapping[int, SomeTokens]]:
-        """Tokens of all calls of a front as they come; those that are there at once are one item, whosever they are.
+        """Tokens of all calls of a front as they come, by stamp; those that are there at once are one item.
 
         An item costs about as much as a call, however much is in it. The stream ends after a while, and is asked for
         again by fronts that are still there.
@@ -167,7 +167,7 @@ class EngineActor:
         server, front = self._known(sender, sent.salt)
         told: list[Chosen] = []
         # An item of its own is dear: most calls have said or ended before.
-        begun = asyncio.get_running_loop().call_later(_BEGUN_S, front.say, sent.number, 0, ())
+        begun = asyncio.get_running_loop().call_later(_BEGUN_S, front.say, sent.stamp, 0, ())
         front.calls.add(call := asyncio.current_task())
         try:
             async with aclosing(server.run(sent)) as telling:
@@ -176,11 +176,11 @@ class EngineActor:
                         return tuple(told), each
                     if each:
                         begun.cancel()
-                        front.say(sent.number, len(told), each)
+                        front.say(sent.stamp, len(told), each)
                         told += each
-        except DeviceLostError as lost:
-            raise self._over(lost) from lost
         except ChoreoError as error:
+            if isinstance(error, DeviceLostError) or server.has_ended:
+                raise self._over(error) from error
             if not told:
                 raise
             return tuple(told), error
@@ -276,11 +276,11 @@ class EngineActor:
             LOG.info("a front is gone: what engine %r has for it goes, too", self._name)
             del self._fronts[name]
             front.cancel()
-            for salt in front.salts:
+            for salt in tuple(front.salts):
                 await self._server.close_tenant(name, salt, sys.maxsize)
 
-    def _over(self, lost: DeviceLostError) -> EngineLostError:
-        """End the process, which Ray starts again: its device computes no more."""
+    def _over(self, lost: ChoreoError) -> EngineLostError:
+        """End the process, which Ray starts again: its engine computes no more."""
         asyncio.get_running_loop().call_later(_SOON_S, os._exit, 1)
         return EngineLostError(f"engine {self._name!r} has ended: {lost}")
 
@@ -310,10 +310,10 @@ class _Front:
             if call is not None:
                 call.cancel()
 
-    def say(self, number: int, since: int, told: Sequence[Chosen]) -> None:
-        """Tokens of a call, after those that were told before."""
-        before = self._waiting.get(number, SomeTokens(since))
-        self._waiting[number] = SomeTokens(before.since, (*before.tokens, *told))
+    def say(self, stamp: int, since: int, told: Sequence[Chosen]) -> None:
+        """Tokens of a call as it was sent once, after those that were told before."""
+        before = self._waiting.get(stamp, SomeTokens(since))
+        self._waiting[stamp] = SomeTokens(before.since, (*before.tokens, *told))
         self._some.set()
 
     async def said(self, until: float) -> Mapping[int, SomeTokens]:

@@ -19,7 +19,7 @@ from choreo_ray.cluster import Cluster
 from choreo_ray.directory import NAMESPACE
 from choreo_ray.fleet import Actors
 from choreo_ray.naming import ended, named, require_name
-from choreo_ray.placing import Placing, Strategy, absolute
+from choreo_ray.placing import Placing, Strategy, absolute, with_folders
 
 START_S = 60.0
 
@@ -90,7 +90,8 @@ class RayEngine(Engine):
         placing = Placing(engines, num_cpus, num_gpus, placement, name, namespace, start_s, directories)
         said: dict[str, Any] = {"device": device, "dtype": dtype, "prepacked": prepacked, "backend": backend}
         said |= {"generation_config": generation_config, "scheduling": scheduling}
-        said |= {each: front.get(each) for each in ("chat", "memory")} | {"adapter": absolute(front.get("adapter"))}
+        said |= {"chat": front.get("chat"), "memory": with_folders(front.get("memory"))}
+        said["adapter"] = absolute(front.get("adapter"))
         options = {each: value for each, value in said.items() if value is not None}
         # Costs that are given are those of engines, too.
         measures = front.get("costs") is None

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import ray
@@ -52,7 +53,7 @@ class RayFarEngine:
         """This front, as the process knows it that was greeted last."""
         self._listening: asyncio.Task[None] | None = None
         self._calls: dict[int, asyncio.Queue[SomeTokens | None]] = {}
-        """What was heard of each call under way, by number; None: it has ended."""
+        """What was heard of each call under way, by its stamp; None: it has ended."""
         self._suspects: set[int] = set()
         """Calls of which nothing was heard before the actor died."""
         self._releasing: list[Releasing] = []
@@ -72,13 +73,13 @@ class RayFarEngine:
         await self._told(self.actor.load_adapter, adapter)
 
     async def run(self, sent: SentCall) -> AsyncGenerator[Sequence[Chosen] | SentAnswer]:
-        heard = self._calls[sent.number] = asyncio.Queue()
+        heard = self._calls[sent.stamp] = asyncio.Queue()
         answered: asyncio.Future[Any] | None = None
         begun, count = False, 0
         try:
             reference = self.actor.run.remote(self._sender, sent)
             answered = asyncio.wrap_future(reference.future())
-            answered.add_done_callback(lambda _: heard.put_nowait(None))
+            answered.add_done_callback(partial(_ended, heard))
             while (some := await heard.get()) is not None:
                 begun = True
                 if some.since <= count:  # else some were lost on their way: they come with the answer
@@ -98,7 +99,7 @@ class RayFarEngine:
         except RayError as error:
             raise translated(self.name, error) from error
         finally:
-            del self._calls[sent.number]
+            del self._calls[sent.stamp]
             if answered is not None and not answered.done():
                 ray.cancel(reference)
 
@@ -147,8 +148,8 @@ class RayFarEngine:
             stream = self.actor.listen.options(num_returns="streaming").remote(sender)
             try:
                 async for reference in stream:
-                    for number, some in (await reference).items():
-                        if (call := self._calls.get(number)) is not None:
+                    for stamp, some in (await reference).items():
+                        if (call := self._calls.get(stamp)) is not None:
                             call.put_nowait(some)
             except asyncio.CancelledError:
                 ray.cancel(stream)  # one that is merely dropped goes on in its actor
@@ -170,6 +171,13 @@ class RayFarEngine:
             return await method.remote(*arguments)
         except RayError as error:
             raise translated(self.name, error) from error
+
+
+def _ended(heard: asyncio.Queue[SomeTokens | None], answered: asyncio.Future[Any]) -> None:
+    """A call has ended; why is told to whoever still waits for it, and else to nobody."""
+    if not answered.cancelled():
+        answered.exception()
+    heard.put_nowait(None)
 
 
 def _is_over(error: RayError) -> bool:

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from ray.util.placement_group import PlacementGroup
 
+from choreo_agents import Memory
 from choreo_agents.errors import InvalidRequestError
 from choreo_ray.naming import engine_name, require_name
 
@@ -19,6 +20,14 @@ Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 def absolute(path: str | Path | None) -> str | Path | None:
     """A folder as actors find it, too, whose own folder is another: names of no folder here stay as they are."""
     return Path(path).absolute() if path is not None and Path(path).is_dir() else path
+
+
+def with_folders(memory: Memory | None) -> Memory | None:
+    """With folders as actors find them, too; those that are not there yet are made where this process would."""
+    if memory is None:
+        return None
+    folders = {"disk": memory.disk, "kept": memory.kept}
+    return memory.model_copy(update={name: path and path.absolute() for name, path in folders.items()})
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,13 @@ from ray.exceptions import OwnerDiedError
 
 from choreo_agents import Decode, Memory, Sampling
 from choreo_agents.engine.elsewhere import Copying, Greeting, SentCall
-from choreo_agents.errors import DeviceLostError, EngineLostError, EngineMismatchError, InvalidRequestError
+from choreo_agents.errors import (
+    DeviceLostError,
+    EngineFailedError,
+    EngineLostError,
+    EngineMismatchError,
+    InvalidRequestError,
+)
 from choreo_agents.sampling import Chosen
 
 GREETING = Greeting("front", "", "0.1.0")
@@ -94,7 +100,7 @@ async def test_what_a_front_had_goes_when_it_does_not(actor: EngineActor, monkey
 async def test_calls_end_whose_front_has_given_them_up(actor: EngineActor, again: bool) -> None:
     known = await sender(actor)
     long = Decode([5, 6], sampling=Sampling(max_tokens=100, forced=[7] * 100))
-    call = asyncio.create_task(actor.run(known, SentCall("front", 0, 1, "salt", long, ())))
+    call = asyncio.create_task(actor.run(known, SentCall("front", 1, 0, "salt", long, ())))
     heard = actor.listen(known)
     assert 1 in await anext(heard), "it has begun"
     if again:
@@ -118,6 +124,32 @@ async def test_what_is_lost_on_its_way_is_not_taken(actor: EngineActor) -> None:
     assert await actor.take(known, Copying("front", 1, "salt", (), ()), [lost()]) == ([], 0)
 
 
+async def test_what_was_said_of_a_call_is_not_said_of_it_when_it_is_sent_again(actor: EngineActor) -> None:
+    known = await sender(actor)
+    said = Decode([5, 6], sampling=Sampling(max_tokens=3, forced=[7, 8, 9]))
+    await actor.run(known, SentCall("front", 1, 4, "salt", said, ()))  # and nobody has listened
+    await actor.greet(GREETING)
+    await actor.run(known, SentCall("front", 2, 4, "salt", said, ()))
+    heard = actor.listen(known)
+    told = await anext(heard)
+    assert [chosen.token for chosen in told[2].tokens] == [7, 8, 9], "of the second sending"
+    await heard.aclose()
+
+
+async def test_a_process_whose_engine_has_failed_ends(actor: EngineActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = await sender(actor)
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(actors, "_SOON_S", 0.0)
+    loop: Any = actor._engine._core.loop  # type: ignore[union-attr]
+    loop._end(EngineFailedError("the bookkeeping has failed"))
+    call = SentCall("front", 1, 4, "salt", Decode([5, 6], sampling=Sampling(max_tokens=3)), ())
+    with pytest.raises(EngineLostError, match="has ended: the bookkeeping has failed"):
+        await actor.run(known, call)
+    await asyncio.sleep(0.01)
+    assert ended == [1]
+
+
 async def test_a_process_whose_device_is_lost_ends(actor: EngineActor, monkeypatch: pytest.MonkeyPatch) -> None:
     known = await sender(actor)
     ended: list[int] = []
@@ -136,7 +168,7 @@ async def test_a_process_whose_device_is_lost_ends(actor: EngineActor, monkeypat
 
 
 class _Sent:
-    front, salt, number = "front", "salt", 1
+    front, salt, stamp = "front", "salt", 1
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, True])

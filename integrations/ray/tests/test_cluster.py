@@ -86,11 +86,12 @@ def test_a_model_that_is_loaded_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) 
         ("nonsense", "'nonsense' is no address"),
     ],
 )
-def test_an_address_at_which_there_is_no_cluster(
-    address: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_address_at_which_there_is_no_cluster(address: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(address: str) -> None:
+        raise ConnectionError(f"nobody is at {address}")
+
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(ray, "init", nobody)  # "auto" would find the cluster of other tests
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ClusterError, match=re.escape(said)) as raised:
         Cluster(None, None)
@@ -244,7 +245,10 @@ def test_a_placement_group_that_is_given_is_used_and_stays(alone: None) -> None:
 
 @pytest.mark.parametrize(
     ("model", "options", "error"),
-    [("/no/such/folder", {}, ModelNotFoundError), ("embedded", {"dtype": torch.float64}, UnsupportedModelError)],
+    [
+        ("/no/such/folder", {}, ModelNotFoundError),
+        pytest.param("embedded", {"dtype": torch.float64}, UnsupportedModelError, marks=pytest.mark.slow),
+    ],
 )
 def test_what_cannot_be_loaded_is_said_as_it_was_there(
     alone: None, model: str, options: dict[str, Any], error: type[Exception]

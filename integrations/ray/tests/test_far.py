@@ -22,7 +22,7 @@ from choreo_agents.sampling import Chosen
 
 A, B, C = Chosen(1), Chosen(2), Chosen(3)
 ANSWER = SentAnswer("id", (1, 2, 3), (A, B, C), "stop", Usage(0, 0, None, 0.0), (), {})
-CALL = SentCall("front", 0, 7, "salt", Decode([5]), ())
+CALL = SentCall("front", 7, 0, "salt", Decode([5]), ())
 
 
 class Told:

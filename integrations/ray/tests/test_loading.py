@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +15,10 @@ from choreo_ray import fleet as fleets
 from choreo_ray.actor import EngineActor, Loading, own_version
 from choreo_ray.fleet import Actors
 from choreo_ray.naming import ended
-from choreo_ray.placing import Placing
+from choreo_ray.placing import Placing, with_folders
 from ray import exceptions as ray_errors
 
+from choreo_agents import Memory
 from choreo_agents.errors import EngineLostError, EngineMismatchError, ModelNotFoundError
 
 LOADING = Loading("right", 1, {"dtype": torch.float32})
@@ -192,3 +194,10 @@ def test_those_that_have_begun_write_before_they_end_and_no_other_is_waited_for(
     assert closing == (["pool-0 close"], naming._CLOSE_S)
     assert killed == ["pool-0", "pool-1"]
     assert ended([]) == 0
+
+
+def test_folders_of_memory_are_those_of_who_loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = with_folders(Memory(kept=Path("kept"), host_bytes=7))
+    assert told == Memory(kept=tmp_path / "kept", host_bytes=7) and not (tmp_path / "kept").exists()
+    assert with_folders(None) is None

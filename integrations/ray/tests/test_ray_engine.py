@@ -281,6 +281,7 @@ def test_what_an_actor_had_is_computed_again_when_it_was_idle(front: Make, here:
     assert front().prefill([7] * 3).length == 3, "who comes while it is started again waits"
 
 
+@pytest.mark.slow
 def test_a_call_whose_actor_dies_ends_elsewhere_with_the_same_words(front: Make, here: Engine) -> None:
     watched = Watched(front)
     note, own = alices(watched.engine), alices(here)
@@ -315,14 +316,9 @@ def apart(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Ro
     return Route(found.engine, {}, tuple(found.copies), 0, found.bytes_copied, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("graph", "routing"),
-    [
-        pytest.param(graph, how, marks=[] if (graph, name) == ("tree", "copied-apart") else [pytest.mark.slow])
-        for graph in GRAPHS
-        for name, how in {"as-it-comes": None, "copied-apart": brought, "encoded-apart": apart}.items()
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("routing", [None, brought, apart], ids=["as-it-comes", "copied-apart", "encoded-apart"])
+@pytest.mark.parametrize("graph", GRAPHS)
 def test_graphs_say_the_same_on_two_actors(front: Make, here: Engine, graph: str, routing: Any) -> None:
     events: list[Any] = []
     engine = front(sink=events.append, **({} if routing is None else {"routing": routing}))

@@ -1,0 +1,254 @@
+"""What a front believes of its engines is so again, whatever was given up, lost or refused meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.adapters import save_adapter, save_mapper
+from support.elsewhere import WiredEngine
+
+from choreo_agents import Decode, Engine, Memory, MessageHandle, Sampling
+from choreo_agents.engine import engine_over
+from choreo_agents.engine.elsewhere import CallToPlace, Costs, EngineAhead, HandleDirectory, Route, serving
+from choreo_agents.errors import (
+    AdapterError,
+    EngineClosedError,
+    EngineFailedError,
+    EngineLostError,
+    RequestTimeoutError,
+)
+from choreo_agents.models import LoadedModel
+
+MEMORY = Memory(kv_budget_bytes=1 << 23)
+SHORT = Sampling(max_tokens=2, stop_tokens=())
+LONG = Sampling(temperature=1.0, max_tokens=200, stop_tokens=(), seed=7)
+
+
+@pytest.fixture
+def wired(embedded: LoadedModel) -> Iterator[dict[str, WiredEngine]]:
+    made = {name: WiredEngine(name, Engine.load(embedded, memory=MEMORY)) for name in "ab"}
+    yield made
+    for each in made.values():
+        each.close()
+
+
+def until(what: Callable[[], object]) -> None:
+    """Wait until something is so."""
+    for _ in range(2000):
+        if what():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it did not come to that")
+
+
+def believed(front: Any) -> list[tuple[int, int, int]]:
+    """Of each engine: calls that it serves, bytes on their way to it, and messages that it is to have."""
+    outposts = front._core.fleet.outposts.values()
+    return [(len(each.serving), each.arriving_bytes, len(each.coming)) for each in outposts]
+
+
+async def test_calls_that_are_given_up_at_once_are_served_nowhere(
+    wired: dict[str, WiredEngine], embedded: LoadedModel
+) -> None:
+    front = engine_over([*wired.values()], embedded)
+    trunk = await front.aprefill("Ann has 3 red kites. " * 4)
+    drawn = random.Random(0)
+    for number in range(30):
+        calls = [Decode(f"So {number} {place}:", [trunk], sampling=SHORT) for place in range(40)]
+        asked = asyncio.ensure_future(front.adecode(calls))
+        await asyncio.sleep(0.03 * drawn.random())
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+    await asyncio.to_thread(until, lambda: not front.stats().unfinished)
+    core: Any = front._core
+    await asyncio.to_thread(until, lambda: not core.loop._tasks)
+    assert believed(front) == [(0, 0, 0)] * 2 and not core._errands._at and not core._errands._arriving
+    await asyncio.to_thread(front.close)
+
+
+@pytest.mark.parametrize("was_left", [False, True], ids=["comes-with-it", "was-left-before-it-came"])
+def test_what_joins_is_seen_though_the_front_was_wrong_about_who_has_it(
+    wired: dict[str, WiredEngine], embedded: LoadedModel, was_left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = ["a"]
+
+    def routed(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
+        return Route(at[0], {}, (), 0, 0, 0.0)
+
+    front, b = engine_over([*wired.values()], embedded, routing=routed), wired["b"]
+    core: Any = front._core
+    note, late = front.prefill("Ann has 3 red kites."), front.prefill("Bob has 2 blue ones.")
+    at[0] = "b"
+    if was_left:
+        gate = b.hold("run")
+        with pytest.raises(RequestTimeoutError):
+            front.decode([Decode("Left:", [late], sampling=SHORT, timeout_s=0.2)])
+        until(lambda: not core.loop._tasks)  # now it never comes
+        gate.open()
+        del b.gates["run"]
+    joining, found, begun, joined = front.branches.joining(), list[Any](), threading.Event(), threading.Event()
+    engine: Any = b.engine._core
+    run = engine.loop.executor.run
+
+    def waiting(*step: Any) -> Any:
+        if begun.is_set():
+            joined.wait(20)
+        return run(*step)
+
+    monkeypatch.setattr(engine.loop.executor, "run", waiting)
+
+    def stream() -> None:
+        for piece in front.stream("So:", [note], joining=joining, sampling=LONG):
+            found.append(piece)
+            begun.set()
+
+    telling = threading.Thread(target=stream)
+    telling.start()
+    begun.wait()
+    joining.add(late, 60)
+    until(lambda: b.passed["join"] >= 1 + was_left)
+    joined.set()
+    telling.join()
+    assert isinstance(found[-1], MessageHandle)
+    assert late.id in [parent.handle.id for parent in core.table.get(found[-1].id).parents]
+    assert b.passed["join"] == 1 + was_left, "all is sent once more, if something was lacking"
+    front.close()
+
+
+def test_an_adapter_that_engines_refuse_has_no_name(tiny: LoadedModel, tiny_path: Path, tmp_path: Path) -> None:
+    one, two = (save_adapter(tmp_path / str(seed), tiny_path, seed=seed) for seed in (1, 2))
+    wired = WiredEngine("a", Engine.load(tiny, memory=MEMORY))
+    first, second = (engine_over([wired], tiny, salt="s") for _ in range(2))
+    first.load_adapter(one, "mine")
+    with pytest.raises(AdapterError, match="another adapter is called 'mine'"):
+        second.load_adapter(two, "mine")
+    wired.fails["load_adapter"] = EngineFailedError("the disk is full")
+    with pytest.raises(EngineFailedError):
+        second.load_adapter(two, "other")
+    wired.fails.clear()
+    assert second.adapters == ()
+    with pytest.raises(AdapterError, match="there is no adapter 'mine'"):
+        second.decode([5, 6], adapter="mine", sampling=SHORT)
+    assert second.load_adapter(two, "other") == "other"
+    said = [
+        each.tokens(each.decode([5, 6], adapter=name, sampling=SHORT))
+        for each, name in [(first, "mine"), (second, "other")]
+    ]
+    for number, folder in enumerate((one, two)):
+        with Engine.load(tiny, memory=MEMORY, adapter=folder) as alone:
+            assert alone.tokens(alone.decode([5, 6], sampling=SHORT)) == said[number]
+    for each in (first, second, wired):
+        each.close()
+
+
+def test_adapters_outlive_a_restart_and_are_kept_once(
+    wired: dict[str, WiredEngine], embedded: LoadedModel, tmp_path: Path
+) -> None:
+    folder, front = save_mapper(tmp_path / "one", embedded, seed=1), engine_over([wired["a"]], embedded)
+    for _ in range(3):
+        front.load_adapter(folder, "mine")
+    assert len(front._core._sent) == 1 and wired["a"].passed["load_adapter"] == 1  # type: ignore[attr-defined]
+    front.owner.restart()
+    assert front.branches.map([front.prefill("Ann has 3 red kites.")], "mine")
+    front.close()
+
+
+def test_engines_are_asked_again_after_a_restart_that_failed(
+    wired: dict[str, WiredEngine], embedded: LoadedModel
+) -> None:
+    front = engine_over([wired["a"]], embedded, patience_s=30)
+    wired["a"].fails["greet"] = EngineLostError("gone")
+    with pytest.raises(EngineLostError, match="gone"):
+        front.owner.restart()
+    wired["a"].fails.clear()
+    assert front.prefill("Ann has 3 red kites.").length
+    front.close()
+
+
+def test_a_measurement_that_fails_is_made_again(embedded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = serving.measured_pace
+
+    def once_not(tenants: Any) -> Any:
+        monkeypatch.setattr(serving, "measured_pace", measured)
+        raise EngineFailedError("a step has failed")
+
+    monkeypatch.setattr(serving, "measured_pace", once_not)
+    wired = WiredEngine("a", Engine.load(embedded, memory=MEMORY), measures=True)
+    with pytest.raises(EngineFailedError):
+        engine_over([wired], embedded)
+    with engine_over([wired], embedded) as front:
+        core: Any = front._core
+        assert core.fleet.outposts["a"].pace is not None
+    wired.close()
+
+
+class HardOfHearing:
+    """A directory that misses what it is told while it is `deaf`."""
+
+    def __init__(self) -> None:
+        self.inner, self.deaf, self._missed = HandleDirectory(), False, 0
+
+    def __getattr__(self, name: str) -> Any:
+        async def told(*arguments: Any) -> Any:
+            if self.deaf:
+                self._missed += 1
+                return ""
+            return getattr(self.inner, name)(*arguments)
+
+        return told
+
+
+def test_a_directory_is_told_of_what_it_has_missed_that_is_no_longer_there(
+    wired: dict[str, WiredEngine], embedded: LoadedModel
+) -> None:
+    directory = HardOfHearing()
+    front = engine_over([wired["a"]], embedded, salt="s", directory=directory)
+    notes = [front.prefill([7, number] * 10) for number in range(9)]
+    until(lambda: len(directory.inner) == 9)
+    directory.deaf = True
+    for each in notes[1:]:
+        front.release(each)
+    until(lambda: directory._missed)
+    directory.deaf = False
+    front.prefill([8] * 4)
+    until(lambda: len(directory.inner) == 2)
+    directory.inner.check()
+    # An engine that was not to be reached for a moment has what it had, and others are told so again.
+    wired["a"].fails["all"] = EngineLostError("not to be reached")
+    core: Any = front._core
+    with pytest.raises(RequestTimeoutError):
+        front.decode([Decode([9], notes[:1], sampling=SHORT, timeout_s=0.05)])
+    until(lambda: len(directory.inner) == 0)
+    wired["a"].fails.clear()
+    until(core.fleet.alive)
+    until(lambda: len(directory.inner) == 2)
+    directory.inner.check()
+    front.close()
+
+
+def test_who_waits_for_what_a_closed_front_was_doing_is_told_so(
+    wired: dict[str, WiredEngine], embedded: LoadedModel
+) -> None:
+    front = engine_over([*wired.values()], embedded, patience_s=0.1)
+    front.prefill("Ann has 3 red kites.")
+    core: Any = front._core
+    [held] = [name for name, each in core.fleet.outposts.items() if each.held]
+    gate = wired[held].hold("give")
+    closing = threading.Thread(target=lambda: (gate.reached.wait(), front.close()))
+    closing.start()
+    with pytest.raises(EngineClosedError):
+        core.drain(held)
+    gate.open()
+    closing.join()
+
+
+def test_what_a_front_cannot_be_told_is_refused(wired: dict[str, WiredEngine], embedded: LoadedModel) -> None:
+    with pytest.raises(TypeError, match="a front takes no 'method', 'sede': see FrontOptions"):
+        engine_over([wired["a"]], embedded, sede=3, method="baseline")  # type: ignore[call-arg]
