@@ -86,11 +86,6 @@ class EngineLoop:
         """Whether what it computes with does so still."""
         return self.executor.answers()
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether nothing can go on, though nobody has closed it."""
-        return self._failure is not None
-
     def wake(self) -> None:
         """Let the loop look again at what waits; from any thread, without the lock."""
         self._changed.set()

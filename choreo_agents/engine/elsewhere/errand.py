@@ -14,18 +14,16 @@ from choreo_agents.engine.calls import Prefill
 from choreo_agents.engine.elsewhere.copies import Copies
 from choreo_agents.engine.elsewhere.fleet import Fleet, Outpost, Wish
 from choreo_agents.engine.elsewhere.giving_back import GivingBack
+from choreo_agents.engine.elsewhere.joins import Joins
 from choreo_agents.engine.elsewhere.method import ElsewhereEncoding
 from choreo_agents.engine.elsewhere.presence import Presence
 from choreo_agents.engine.elsewhere.registering import Registering
 from choreo_agents.engine.elsewhere.routing import Route
 from choreo_agents.engine.elsewhere.sending import (
-    JoiningMessage,
     SentAnswer,
     SentCall,
-    rows_of,
     sent,
 )
-from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.pending import Pending
 from choreo_agents.errors import ChoreoError, EngineLostError, HandleError
@@ -88,6 +86,7 @@ class Errands:
         self._stamps = itertools.count(time.time_ns())
         next_stamp = self._stamps.__next__
         self.giving_back = GivingBack(fleet, presence, table, lock, front, next_stamp)
+        self._joins = Joins(fleet, presence, lock, front, next_stamp)
         self.copies = Copies(fleet, presence, lock, sink, front, next_stamp, self.giving_back.needed)
         self._at: dict[int, Outpost] = {}
         """Where each request runs."""
@@ -99,7 +98,7 @@ class Errands:
     def attach(self, loop: TaskLoop) -> None:
         """The loop that runs them."""
         self._loop = loop
-        self.presence.spawn, self.giving_back.soon = loop.spawn, loop.soon
+        self.presence.spawn, self.giving_back.soon, self._joins.soon = loop.spawn, loop.soon, loop.soon
         self.presence.needed, self.presence.next_stamp = self.giving_back.needed, self._stamps.__next__
         if self._register is not None:
             self._register.soon, self._register.spawn = loop.soon, loop.spawn
@@ -209,7 +208,7 @@ class Errands:
                 return
             call = self._sent(request, outpost)
             request.binding = _encoding(request).bind()
-            self._let_join(request, outpost)
+            self._joins.begin(request.number, _pending(request).naming.salt, _encoding(request).late, outpost)
         try:
             await self._hear(request, outpost, call)
         except HandleError:
@@ -233,30 +232,6 @@ class Errands:
         read = [*(parent.id for parent in made.call.parents), *(each for each, _ in made.joins)]
         self._fleet.holds(outpost.name, dict.fromkeys(read, salt))
         return made
-
-    def _let_join(self, request: Request, outpost: Outpost) -> None:
-        late, salt = _encoding(request).late, _pending(request).naming.salt
-
-        def join(parent: Message, offset: int) -> None:
-            rows, promised = rows_of([parent], outpost.held.keys())
-            self._fleet.holds(outpost.name, {parent.handle.id: salt})
-            promised = self._fleet.first_told(outpost.name, promised)
-            what = (salt, parent.handle.id, offset, rows, promised)
-            joining = JoiningMessage(self._front, next(self._stamps), request.number, *what)
-            self._loop.soon(lambda: self.presence.tell(outpost, self._join(joining, parent, outpost)))
-
-        late.on_added = join
-
-    async def _join(self, joining: JoiningMessage, parent: Message, outpost: Outpost) -> None:
-        try:
-            await outpost.engine.join(joining)
-        except HandleError:
-            # It has not all that the front believed it to have, or not yet: now everything is sent.
-            with self._lock:
-                rows, promised = rows_of([parent], ())
-                first = self._fleet.first_told(outpost.name, promised)
-                joining = replace(joining, stamp=next(self._stamps), rows=rows, promised=first)
-            await outpost.engine.join(joining)
 
     async def _hear(self, request: Request, outpost: Outpost, call: SentCall) -> None:
         before, is_left, encodes = len(request.chosen), True, True

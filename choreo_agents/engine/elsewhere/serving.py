@@ -32,7 +32,7 @@ from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.engine.tenants import Tenants
-from choreo_agents.errors import EngineMismatchError, UnknownHandleError
+from choreo_agents.errors import ChoreoError, EngineClosedError, EngineMismatchError, UnknownHandleError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models.weightless import ServedModel, served_model
 from choreo_agents.sampling import Chosen
@@ -121,7 +121,11 @@ class EngineServer:
     @property
     def has_ended(self) -> bool:
         """Whether its engine computes no more, though nobody has closed it."""
-        return self._core.loop.has_failed
+        try:
+            self._core.loop.require_open()
+        except ChoreoError as error:
+            return not isinstance(error, EngineClosedError)
+        return False
 
     async def load_adapter(self, adapter: SentAdapter) -> None:
         """See `FarEngine`."""

@@ -3,7 +3,8 @@
     python overhead.py [--model PATH] [--rounds 7] [--calls 60] [--tokens 200] [--json FILE]
 
 Medians of alternating rounds on one machine: `engine` is in this process, `front` has one in this process compute for
-it, and `ray` has one in an actor. What crossing costs is the last line.
+it, and `ray` has one in an actor. What crossing costs is the last line; Ray's part of it, at its best, is what a method
+takes that does nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import statistics
 import time
 from itertools import count
 from pathlib import Path
+from typing import Any
 
+import ray
 import torch
 from choreo_ray import RayEngine
 
@@ -53,6 +56,16 @@ def stream_ms(engine: Engine, tokens: int) -> tuple[float, float]:
     return 1e3 * (first - began), 1e3 * (last - first) / (tokens - 1)
 
 
+def nothing_ms(actor: Any, calls: int) -> float:
+    """Milliseconds of a method that does nothing, asked again and again, the median."""
+    taken = []
+    for _ in range(calls):
+        began = time.perf_counter()
+        ray.get(actor.there.remote())
+        taken.append(time.perf_counter() - began)
+    return 1e3 * statistics.median(taken)
+
+
 def measured(engines: dict[str, Engine], rounds: int, calls: int, tokens: int) -> dict[str, dict[str, float]]:
     """Medians over rounds, by engine and by what was measured."""
     found: dict[str, dict[str, list[float]]] = {name: {"call": [], "first": [], "token": []} for name in engines}
@@ -83,13 +96,16 @@ def main() -> None:
     ):
         engines: dict[str, Engine] = {"engine": engine, "front": front, "ray": crossed}
         found = measured(engines, asked.rounds, asked.calls, asked.tokens)
+        assert crossed._actors is not None
+        nothing = nothing_ms(crossed._actors.far[0].actor, asked.calls)
     print(f"{'':8}{'a call':>10}{'1st token':>12}{'a token':>10}   ms")
     for name, values in found.items():
         print(f"{name:8}{values['call']:10.2f}{values['first']:12.2f}{values['token']:10.2f}")
+    print(f"an actor's method that does nothing: {nothing:.2f} ms")
     over = {what: found["ray"][what] - found["engine"][what] for what in found["ray"]}
     print(f"{'over':8}{over['call']:10.2f}{over['first']:12.2f}{over['token']:10.2f}")
     if asked.json:
-        asked.json.write_text(json.dumps(found | {"over": over}))
+        asked.json.write_text(json.dumps(found | {"over": over, "nothing": nothing}))
 
 
 if __name__ == "__main__":
