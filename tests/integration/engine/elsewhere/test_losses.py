@@ -173,8 +173,9 @@ async def test_who_is_gone_is_asked_less_and_less_often(embedded: LoadedModel, m
 
     monkeypatch.setattr(presence, "asyncio", SimpleNamespace(**(vars(asyncio) | {"sleep": at_once})))
     fleet = Fleet(embedded)
-    fleet.engines[0].kill()
     await asyncio.to_thread(fleet.front.prefill, "Ann has 3 red kites.")
+    fleet.named(fleet.placed()[0]).kill()
+    await asyncio.to_thread(fleet.front.prefill, "Bob has none.")  # it is noticed by who would go there
     while len(waited) < 14:
         await sleep(0.01)
     await asyncio.to_thread(fleet.close)
