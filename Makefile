@@ -4,6 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 WORKERS := -n logical --maxprocesses 4 --dist worksteal
 LOWEST := .venv-lowest
+FACADE := tests/integration/engine tests/integration/graph tests/integration/pml tests/property/test_counts.py
 FLOORS := $(shell sed -nE 's/^ *"(torch|transformers)>=([0-9.]+).*/\1==\2/p' pyproject.toml)
 
 # Tests start many processes: none of them has to compile all of it again.
@@ -28,8 +29,7 @@ test-kernels: $(STAMP)  ## Run what is exact with the kernels of other processor
 	@$(BIN)/python tests/under_other_kernels.py $(WORKERS)
 
 test-elsewhere: $(STAMP)  ## Run the tests of the engine's facade on engines that are actors of Ray's (OPTIONS="--listed")
-	@$(BIN)/python -m pytest -n 1 --engine ray $(OPTIONS) --ignore tests/integration/engine/elsewhere tests/integration/engine tests/integration/graph tests/integration/pml \
-		tests/property/test_counts.py
+	@$(BIN)/python -m pytest -n 1 --engine ray $(OPTIONS) --ignore tests/integration/engine/elsewhere $(FACADE)
 
 mutants: $(STAMP)  ## Break the product in many places, and see that its tests notice (SAMPLE=6: in a few only)
 	@$(BIN)/python tests/mutation/mutants.py $(if $(SAMPLE),--sample $(SAMPLE)) $(MUTANTS)

@@ -384,19 +384,22 @@ with Engine.load(sys.argv[1], dtype=dtype, memory=Memory(kv_budget_bytes=1 << 22
     engine.decode("A text.", sampling=Sampling(max_tokens=4))
     weights = sum(weight.nbytes for weight in engine.model.adapter.model.parameters())
     assert engine.model.prepacked
+    kept = engine.model.adapter.geometry.dtype == torch.bfloat16
 done = True
 watching.join()
-print((peak - before) / weights)
+print((peak - before) / weights, kept)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells memory of files from other memory")
-@pytest.mark.parametrize(("dtype", "most"), [("own", 1.1), ("float32", 1.7)])
-def test_loading_and_decoding_take_little_more_memory_than_the_weights(tmp_path: Path, dtype: str, most: float) -> None:
+@pytest.mark.parametrize("dtype", ["own", "float32"])
+def test_loading_and_decoding_take_little_more_memory_than_the_weights(tmp_path: Path, dtype: str) -> None:
     save_random_llama(LlamaShape(20, 1024, 4096, 8, 4, 151_936), tmp_path / "model", dtype=BFLOAT16)
     command = [sys.executable, "-c", MEASURED, str(tmp_path / "model"), dtype]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) <= most
+    taken, kept = done.stdout.split()
+    # A processor that is slow in bf16 has these weights converted, too: then no page of the file is one of theirs.
+    assert float(taken) <= (1.1 if kept == "True" else 1.7) and (dtype == "own" or kept == "False")
     shutil.rmtree(tmp_path / "model")
