@@ -252,3 +252,23 @@ def test_who_waits_for_what_a_closed_front_was_doing_is_told_so(
 def test_what_a_front_cannot_be_told_is_refused(wired: dict[str, WiredEngine], embedded: LoadedModel) -> None:
     with pytest.raises(TypeError, match="a front takes no 'method', 'sede': see FrontOptions"):
         engine_over([wired["a"]], embedded, sede=3, method="baseline")  # type: ignore[call-arg]
+
+
+def test_a_call_that_is_over_before_its_first_step_is_served_nowhere(
+    wired: dict[str, WiredEngine], embedded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = engine_over([*wired.values()], embedded)
+    core: Any = front._core
+    place = core._errands.place
+
+    def late(request: Any) -> Any:
+        placed = place(request)
+        core.loop.drop(request, RequestTimeoutError("it was placed too late"))
+        return placed
+
+    monkeypatch.setattr(core._errands, "place", late)
+    with pytest.raises(RequestTimeoutError):
+        front.prefill("Ann has 3 red kites.")
+    until(lambda: not core.loop._tasks)
+    assert believed(front) == [(0, 0, 0)] * 2 and not core._errands._at
+    front.close()
