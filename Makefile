@@ -10,7 +10,7 @@ FLOORS := $(shell sed -nE 's/^ *"(torch|transformers)>=([0-9.]+).*/\1==\2/p' pyp
 # Tests start many processes: none of them has to compile all of it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slow test-kernels torture-durable chaos test-elsewhere test-lowest mutants package-check install check format train-embedded clean
+.PHONY: help demo test test-slow test-kernels nightly torture-durable chaos test-elsewhere test-lowest mutants package-check install check format train-embedded clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -46,18 +46,13 @@ test-lowest: $(LOWEST)/.installed  ## Run all tests on the oldest torch and tran
 package-check: $(STAMP)  ## Build the wheels and sdists into dist/, install them where the source is not, and run them
 	@$(BIN)/python tests/installation/package_check.py
 
+nightly: $(STAMP)  ## Run what does not gate: slow tests, other kernels, kills and mutants; all of it, whatever fails
+	@status=0; for each in test-slow test-kernels chaos mutants; do $(MAKE) --no-print-directory $$each || status=1; done; exit $$status
+
 install: $(STAMP)  ## Create .venv and install the package with its development tools
 
-check: $(STAMP)  ## Format, lint, types, layers, size budget and rooms, without changing anything
-	@$(BIN)/ruff format --check .
-	@$(BIN)/ruff check .
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-cache
-	@cd integrations/langchain && PYTHONPATH=. ../../$(BIN)/lint-imports --no-cache
-	@cd integrations/ray && PYTHONPATH=. ../../$(BIN)/lint-imports --no-cache
-	@cd integrations/server && PYTHONPATH=. ../../$(BIN)/lint-imports --no-cache
-	@$(BIN)/python tests/architecture/size_budget.py
-	@$(BIN)/python tests/architecture/rooms.py
+check: $(STAMP)  ## Format, lint, types, layers, size budget and rooms, without changing anything; all of them, whatever fails
+	@$(BIN)/python tests/gate/check.py
 
 format: $(STAMP)  ## Format and fix what can be fixed
 	@$(BIN)/ruff format .

@@ -36,6 +36,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark_listed(items, failing=config.getoption("--listed"))
 
 
+_terminal: list[Any] = []
+"""The reporter of the process that prints, once it is known."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(config.getoption("--threads"))
     # What tests compare with is computed on the CPU: a GPU is for those that name it.
@@ -56,6 +60,20 @@ def tiny(tiny_path: Path) -> LoadedModel:
 @pytest.fixture(scope="session")
 def embedded() -> LoadedModel:
     return load_model("embedded")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):
+        _terminal[:] = filter(None, [session.config.pluginmanager.get_plugin("terminalreporter")])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Print a failure when it happens: a run that is cut off has shown what failed."""
+    if report.failed and _terminal:
+        _terminal[0].ensure_newline()
+        _terminal[0].section(f"{report.when} of {report.nodeid}", sep="-", red=True)
+        _terminal[0].write_line(report.longreprtext)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -96,7 +114,7 @@ def make_engine(tiny: LoadedModel, load_engine: Callable[..., Engine]) -> Iterat
         memory = {name: options.pop(name) for name in list(options) if name in Memory.model_fields}
         scheduling = {name: options.pop(name) for name in list(options) if name in Scheduling.model_fields}
         options["memory"] = Memory(**({"kv_budget_bytes": 1 << 23} | memory))
-        if load_engine is not Engine.load and options.get("method", "choreo") != "choreo":
+        if load_engine != Engine.load and options.get("method", "choreo") != "choreo":
             pytest.skip("what keeps text only has nothing that others could use")
         engine = load_engine(model, scheduling=Scheduling(**scheduling), **options)
         made.append(engine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.store.eviction import leaving
@@ -51,6 +52,12 @@ class KVStore:
         self._skipped, self._removed = skipped, removed
         self._there: set[str] = set()
         """Messages that have a file, as far as is known without looking."""
+        self._listing = Lock()
+        """Held while the folder is listed: one listing at a time."""
+        self._noting = Lock()
+        """Held while `_there` changes, with the look at the one file that the change follows from."""
+        self._noted: dict[str, bool] | None = None
+        """While the folder is listed: what other threads have noted of single files."""
         self._spare_bytes = -1
         """That may be written before looking how much there is."""
         self.look()
@@ -65,15 +72,12 @@ class KVStore:
 
     def has(self, message_id: str) -> bool:
         """Whether there is a file, good or not; `knows` knows it from then on."""
-        there = is_regular(self._path(message_id))
-        (self._there.add if there else self._there.discard)(message_id)
-        return there
+        with self._noting:
+            return self._note(message_id, there=is_regular(self._path(message_id)))
 
     def look(self) -> int:
         """See which files there are, other processes' included; the bytes of all."""
-        files = list(self._place.files())
-        self._there = {path.stem for _, _, path in files if path.suffix == SUFFIX and path.parent == self.folder}
-        return sum(size for _, size, _ in files)
+        return sum(size for _, size, _ in self._list())
 
     def save(self, key: FileKey, kv: HostKV) -> bool:
         """Write a message's KV, unless there is a file of it; whether there is one now.
@@ -90,7 +94,7 @@ class KVStore:
         self._place.make()
         path = self._path(key.id)
         write_private(path, sealed(key, kv, self._seal))
-        self._there.add(key.id)
+        self.has(key.id)
         self._make_room(path)
         return self.has(key.id)
 
@@ -100,8 +104,7 @@ class KVStore:
         try:
             found = self._read(path, key)
         except FileNotFoundError:
-            if self.knows(key.id):  # who removes files tells of it
-                self._there.discard(key.id)
+            if self.knows(key.id) and not self.has(key.id):  # who removes files tells of it
                 self._skipped(path, "is missing")
             return None
         except UnusableFileError as error:
@@ -116,14 +119,16 @@ class KVStore:
         Raises:
             OSError: It cannot be removed.
         """
-        self._path(message_id).unlink(missing_ok=True)
-        self._there.discard(message_id)
+        with self._noting:
+            self._path(message_id).unlink(missing_ok=True)
+            self._note(message_id, there=False)
 
     def set_aside(self, message_id: str, why: str) -> None:
         """Let a file that cannot be used not be found again."""
         path = self._path(message_id)
-        self._place.put_away(path)
-        self._there.discard(message_id)
+        with self._noting:
+            self._place.put_away(path)
+            self._note(message_id, there=False)
         self._skipped(path, why)
 
     def used_bytes(self) -> int:
@@ -153,18 +158,45 @@ class KVStore:
         self._spare_bytes -= size
         if self._spare_bytes >= 0:
             return
-        files = sorted(self._place.files(), key=lambda each: (each[2] == written, each))
-        self._there = {path.stem for _, _, path in files if path.suffix == SUFFIX and path.parent == self.folder}
+        files = sorted(self._list(), key=lambda each: (each[2] == written, each))
         used = sum(size for _, size, _ in files)
         size_of = {path: size for _, size, path in files}
         for path in leaving(size_of.items(), used - self.budget_bytes):
-            with suppress(OSError):
+            ours = path.parent == self.folder and path.suffix == SUFFIX
+            with self._noting, suppress(OSError):
+                if ours:
+                    self._note(path.stem, there=False)
                 path.unlink()
             used -= size_of[path]
-            if path.parent == self.folder and path.suffix == SUFFIX:
-                self._there.discard(path.stem)
+            if ours:
                 self._removed(path.stem)
         self._spare_bytes = (self.budget_bytes - used) // _WRITERS
+
+    def _list(self) -> list[tuple[float, int, Path]]:
+        """List the place's files, and know those of this folder.
+
+        Other threads go on meanwhile. What they note of a file while the folder is read is newer than the listing, and
+        wins: else a file that a reader has just set aside would count as there, and never be written again.
+        """
+        with self._listing:
+            noted: dict[str, bool] = {}
+            with self._noting:
+                self._noted = noted
+            try:
+                files = list(self._place.files())
+                listed = {path.stem for _, _, path in files if path.suffix == SUFFIX and path.parent == self.folder}
+                with self._noting:
+                    self._there = {each for each in listed | noted.keys() if noted.get(each, True)}
+            finally:
+                self._noted = None
+        return files
+
+    def _note(self, message_id: str, *, there: bool) -> bool:
+        """Remember whether a message has a file; the caller holds `_noting`."""
+        (self._there.add if there else self._there.discard)(message_id)
+        if self._noted is not None:
+            self._noted[message_id] = there
+        return there
 
     def _path(self, message_id: str) -> Path:
         return self.folder / f"{message_id}{SUFFIX}"

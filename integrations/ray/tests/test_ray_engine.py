@@ -23,7 +23,6 @@ from choreo_agents import Engine, MessageHandle, Sampling
 from choreo_agents.engine.elsewhere import COPIED_BYTES, CallToPlace, Copying, Costs, EngineAhead, Route
 from choreo_agents.errors import (
     EngineClosedError,
-    EngineLostError,
     GuideError,
     InvalidRequestError,
     ReleasedHandleError,
@@ -295,19 +294,6 @@ def test_a_call_whose_actor_dies_ends_elsewhere_with_the_same_words(front: Make,
     assert isinstance(handle, MessageHandle)
     again = watched.engine.decode("Dan:", parents=[note, handle], sampling=Sampling(max_tokens=4))
     assert watched.engine.text(again).startswith("Dan:")
-
-
-@pytest.mark.slow
-def test_a_call_that_ends_two_actors_is_refused_by_name(front: Make) -> None:
-    watched = Watched(front)
-    stream = watched.engine.stream("Carol:", sampling=LONG, author="carol")
-    list(islice(stream, 3))
-    watched.kill(first := watched.ran_at())
-    list(islice(stream, 9))
-    watched.kill(second := watched.ran_at())
-    with pytest.raises(EngineLostError, match=r"decode \d+ of 'carol' was under way in engines") as refused:
-        list(stream)
-    assert first != second and first in str(refused.value) and second in str(refused.value)
 
 
 def apart(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:

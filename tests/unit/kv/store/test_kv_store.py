@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.store import KVKey, KVStore
 from choreo_agents.kv.store import files as files_module
 from choreo_agents.kv.store import places as places_module
+from choreo_agents.kv.store.files import SUFFIX
 from choreo_agents.kv.store.key import FileKey, TierKey
 from choreo_agents.kv.store.places import EnginePlace, LastingPlace
 from choreo_agents.kv.tiers import HostKV
@@ -138,6 +139,45 @@ def test_a_budget_is_kept_however_many_write(tmp_path: Path, kind: str) -> None:
     for each in stores:
         for path in each.folder.iterdir():
             assert each.load(key(path.stem)) is not None
+
+
+class InterruptedPlace(LastingPlace):
+    """A place that lets something happen when its folder has been listed, before the list is used."""
+
+    interruption: Callable[[], object] | None = None
+
+    def files(self) -> Iterator[tuple[float, int, Path]]:
+        listed = list(super().files())
+        interruption, self.interruption = self.interruption, None
+        if interruption is not None:
+            interruption()
+        return iter(listed)
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["while-a-file-is-written", "while-looking"])
+def test_a_file_that_is_set_aside_while_the_folder_is_listed_is_written_again(tmp_path: Path, written: bool) -> None:
+    place = InterruptedPlace(tmp_path, "model", "tenant")
+    one = KVStore(place, GEOMETRY, b"key", 1 << 20)
+    assert one.save(key("broken"), kv(1))
+    path = one.folder / f"broken{SUFFIX}"
+    path.write_bytes(path.read_bytes()[:-1])
+    one._spare_bytes = -1  # so that the next file makes the store look at the folder
+    place.interruption = lambda: one.load(key("broken"))
+    if written:
+        assert one.save(key("other"), kv(2))
+    else:
+        one.look()
+    assert place.interruption is None, "the folder was not listed"
+    assert not one.knows("broken")
+    assert one.save(key("broken"), kv(1)) and one.load(key("broken")) is not None
+
+
+def test_a_file_that_is_found_while_the_folder_is_listed_is_known(tmp_path: Path) -> None:
+    place = InterruptedPlace(tmp_path, "model", "tenant")
+    mine, theirs = KVStore(place, GEOMETRY, b"key", 1 << 20), store(tmp_path)
+    place.interruption = lambda: theirs.save(key("a"), kv(1)) and mine.has("a")
+    mine.look()
+    assert mine.knows("a")
 
 
 def test_two_that_write_one_message_at_once_leave_one_whole_file(tmp_path: Path) -> None:
