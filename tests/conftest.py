@@ -36,10 +36,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark_listed(items, failing=config.getoption("--listed"))
 
 
-_terminal: list[Any] = []
-"""The reporter of the process that prints, once it is known."""
-
-
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(config.getoption("--threads"))
     # What tests compare with is computed on the CPU: a GPU is for those that name it.
@@ -62,29 +58,7 @@ def embedded() -> LoadedModel:
     return load_model("embedded")
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    if not hasattr(session.config, "workerinput"):
-        _terminal[:] = filter(None, [session.config.pluginmanager.get_plugin("terminalreporter")])
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Print a failure when it happens: a run that is cut off has shown what failed."""
-    if report.failed and _terminal:
-        _terminal[0].ensure_newline()
-        _terminal[0].section(f"{report.when} of {report.nodeid}", sep="-", red=True)
-        _terminal[0].write_line(report.longreprtext)
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say what tests have counted: `record_property("counts", ...)`."""
-    for report in terminalreporter.getreports("passed"):
-        for name, value in report.user_properties:
-            if name == "counts" and report.when == "call":
-                terminalreporter.write_line(f"{report.nodeid.rpartition('::')[2]}: {value}")
-
-
-pytest_plugins = ["choreo_agents.testing.plugin", "pytester"]
+pytest_plugins = ["gate.plugin", "choreo_agents.testing.plugin", "pytester"]
 
 MakeEngine = Callable[..., Engine]
 

@@ -74,17 +74,17 @@ def run(check: Check) -> Outcome:
     return Outcome(check, ended.returncode, time.monotonic() - began, ended.stdout)
 
 
-def main() -> int:
-    """Run all checks and print their table; the exit status."""
+def run_all() -> list[Outcome]:
+    """Run all checks, and print the output of those that fail, and a table."""
     with ThreadPoolExecutor(os.cpu_count() or 2) as pool:
         outcomes = list(pool.map(run, CHECKS))
     for outcome in outcomes:
         if outcome.status:
             print(f"\n--- {outcome.check.name}: {outcome.check.shell()}\n{outcome.output.rstrip()}\n")
     for outcome in outcomes:
-        print(f"{outcome.check.name:22} {'FAILED' if outcome.status else 'ok':6} {outcome.seconds:6.1f} s")
-    return int(any(outcome.status for outcome in outcomes))
+        print(f"{outcome.check.name:22} {'FAILED' if outcome.status else 'ok':6} {outcome.seconds:6.1f} s", flush=True)
+    return outcomes
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(any(outcome.status for outcome in run_all()))

@@ -75,7 +75,7 @@ def test_the_page_on_installing_names_them_all() -> None:
         assert re.search(rf"^pip install .*{each.name}\b", page, re.MULTILINE)
         if each.folder != ROOT:
             assert f'"{each.name} @ git+URL#subdirectory={each.folder.relative_to(ROOT)}"' in page
-        assert {extra for extra in each.project["optional-dependencies"] if extra not in ("dev", "test")} <= set(
+        assert {extra for extra in each.project["optional-dependencies"] if extra not in ("test", "nightly")} <= set(
             re.findall(rf"{each.name}\[(\w+)\]", page)
         )
 

@@ -162,7 +162,7 @@ class Program:
         return self.rng.choices(self.made, k=self.rng.randint(1, 4)) if self.made else []
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10**9))
 def test_every_token_is_charged_to_one_call(tiny: LoadedModel, seed: int) -> None:
     program = Program(tiny, Random(seed))
@@ -171,7 +171,7 @@ def test_every_token_is_charged_to_one_call(tiny: LoadedModel, seed: int) -> Non
 
 
 @pytest.mark.parametrize("method", ["baseline", "naive"])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 10**9))
 def test_text_is_charged_alike(tiny: LoadedModel, method: MethodName, seed: int) -> None:
     program = Program(tiny, Random(seed), method)

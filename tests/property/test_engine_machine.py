@@ -355,4 +355,4 @@ def draw_tokens(rng: Random, low: int, high: int) -> list[int]:
 
 
 TestMachine = pytest.mark.timeout(900)(pytest.mark.slow(Machine.TestCase))
-TestMachine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestMachine.settings = settings(stateful_step_count=30, deadline=None)

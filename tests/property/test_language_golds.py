@@ -63,7 +63,6 @@ def edited(problem: Problem, random: Random) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=30)
 @given(split=splits, seed=seeds, hardness=st.none() | hardnesses)
 def test_the_gold_is_what_the_given_words_say(name, split, seed, hardness) -> None:
     problem = draw_problem(TASKS[name] if hardness is None else varied(name, seed, hardness), split, seed)
@@ -89,7 +88,6 @@ def test_training_text_is_faultless_where_no_slips_are_taught(name, split, seed,
     assert problem.score(problem.gold_said()) == 1
 
 
-@settings(max_examples=60)
 @given(split=splits, seed=seeds, hardness=hardnesses)
 def test_careless_text_is_checked_and_ended_as_its_checker_and_moderator_should(split, seed, hardness) -> None:
     """A round that is checked and found wrong leads to another; what the moderator names is what was worked out."""
@@ -105,7 +103,6 @@ def test_careless_text_is_checked_and_ended_as_its_checker_and_moderator_should(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=80)
 @given(split=splits, seed=seeds, hardness=st.none() | hardnesses)
 def test_exactly_what_the_solver_calls_right_scores_one(name, split, seed, hardness) -> None:
     problem = draw_problem(TASKS[name] if hardness is None else varied(name, seed, hardness), split, seed)
@@ -124,7 +121,6 @@ def test_edits_leave_some_answers_right_and_make_others_wrong(name) -> None:
 
 
 @pytest.mark.parametrize("name", ["two_questions", "three_questions"])
-@settings(max_examples=50)
 @given(split=splits, seed=seeds, hardness=hardnesses, random=st.randoms(use_true_random=False))
 def test_several_questions_may_be_answered_in_any_order(name, split, seed, hardness, random) -> None:
     problem = draw_problem(varied(name, seed, hardness), split, seed)
@@ -135,7 +131,6 @@ def test_several_questions_may_be_answered_in_any_order(name, split, seed, hardn
     assert problem.score(missing) == pytest.approx(1 - 1 / len(answers)) and not solve(blinded(problem)).right(missing)
 
 
-@settings(max_examples=100)
 @given(split=splits, seed=seeds, hardness=hardnesses, random=st.randoms(use_true_random=False))
 def test_a_union_may_be_listed_in_any_order(split, seed, hardness, random) -> None:
     problem = draw_problem(varied("list_union", seed, hardness), split, seed)
@@ -147,7 +142,6 @@ def test_a_union_may_be_listed_in_any_order(split, seed, hardness, random) -> No
     assert problem.score(twice) < 1 and not solve(blinded(problem)).right(twice)
 
 
-@settings(max_examples=100)
 @given(split=splits, seed=seeds, hardness=hardnesses)
 def test_a_vote_by_index_is_right_for_everybody_with_the_right_result_and_for_nobody_else(
     split, seed, hardness
@@ -162,7 +156,6 @@ def test_a_vote_by_index_is_right_for_everybody_with_the_right_result_and_for_no
     assert scores["answer"] == 0, "a vote for oneself"
 
 
-@settings(max_examples=30)
 @given(split=splits, seed=seeds, verdicts=verdicts)
 def test_the_first_result_that_a_moderator_names_counts(split, seed, verdicts) -> None:
     problem = draw_problem(ModeratedDebate(slip=1.0, steps=3), split, seed)

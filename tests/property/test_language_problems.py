@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from choreo_agents.lab.language import TASKS, Draft, Problem, ProblemMessage, Task, draw_problem, siblings, vocabulary
@@ -72,7 +72,6 @@ def parallel(text: str, **more: Any) -> ProblemMessage:
     return ProblemMessage(**{"name": text, "role": "user", "text": text} | more)
 
 
-@settings(max_examples=300)
 @given(names, splits, seeds, hardnesses)
 def test_names_are_unique_parents_come_first_and_something_is_said(name, split, seed, hardness) -> None:
     problem = drawn(name, split, seed, hardness)
@@ -85,7 +84,6 @@ def test_names_are_unique_parents_come_first_and_something_is_said(name, split, 
     assert problem.gold_said() and problem.gold and problem.task == name
 
 
-@settings(max_examples=100)
 @given(names, splits, seeds, hardnesses)
 def test_the_same_seed_draws_the_same_problem_of_the_split_asked_for(name, split, seed, hardness) -> None:
     problem = drawn(name, split, seed, hardness)
@@ -118,7 +116,6 @@ def test_few_words_in_many_orders_stay_in_one_split() -> None:
     assert sum(map(len, bags.values())) == len(set.union(*bags.values()))
 
 
-@settings(max_examples=150)
 @given(names, splits, seeds, hardnesses, st.randoms(use_true_random=False))
 def test_the_order_of_words_messages_and_speakers_does_not_move_a_problem_to_another_split(
     name, split, seed, hardness, random
@@ -139,7 +136,6 @@ def test_about_a_tenth_of_problems_is_held_out_for_development_and_another_for_t
         assert 0.08 < found.count(split) / len(found) < 0.12
 
 
-@settings(max_examples=400)
 @given(names, splits, seeds, hardnesses)
 def test_every_word_is_one_of_the_vocabulary(name, split, seed, hardness) -> None:
     assert not spelt_out(drawn(name, split, seed, hardness))
@@ -149,7 +145,6 @@ def test_slips_lead_to_no_word_outside_the_vocabulary() -> None:
     assert not [word for seed in range(300) for word in spelt_out(Choose(slip=0.5).draw(Random(seed)))]
 
 
-@settings(max_examples=300)
 @given(names, splits, seeds, hardnesses, st.randoms(use_true_random=False))
 def test_siblings_part_a_view_in_order_into_the_longest_groups_that_have_not_seen_each_other(
     name, split, seed, hardness, random
@@ -184,7 +179,6 @@ def test_reports_that_nobody_has_heard_are_siblings_and_a_conversation_is_not() 
     assert siblings(roots, []) == []
 
 
-@settings(max_examples=60)
 @given(st.sampled_from(ON_THEIR_OWN), splits, seeds, hardnesses)
 def test_those_who_speak_on_their_own_are_siblings(name, split, seed, hardness) -> None:
     problem = drawn(name, split, seed, hardness)

@@ -144,7 +144,7 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TestTreeMachine = TreeMachine.TestCase
-TestTreeMachine.settings = settings(max_examples=100, stateful_step_count=50)
+TestTreeMachine.settings = settings(stateful_step_count=50)
 
 
 @given(st.lists(prompts, min_size=1, max_size=12), prompts)

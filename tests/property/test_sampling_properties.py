@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from support import sampling as oracle
 from transformers import RepetitionPenaltyLogitsProcessor
@@ -95,7 +95,6 @@ def drawn(rows: list[Asked]) -> list[int]:
 
 
 @given(batches())
-@settings(deadline=None)
 def test_a_batch_draws_what_each_row_draws_slowly(rows: list[Asked]) -> None:
     for asked, token in zip(rows, drawn(rows), strict=True):
         row = asked.row()
@@ -115,7 +114,6 @@ def changed(module: object, **constants: object) -> Iterator[None]:
 
 
 @given(batches(), st.randoms(use_true_random=False))
-@settings(deadline=None)
 def test_a_row_draws_the_same_alone_and_in_any_batch_and_order(rows: list[Asked], random: object) -> None:
     together = drawn(rows)
     assert [drawn([row])[0] for row in rows] == together
@@ -128,7 +126,6 @@ def test_a_row_draws_the_same_alone_and_in_any_batch_and_order(rows: list[Asked]
 
 
 @given(batches())
-@settings(deadline=None, max_examples=50)
 def test_where_it_is_looked_for_changes_no_choice(rows: list[Asked]) -> None:
     """Blocks of one row or of many, all looked at exactly, all scored, nothing cut out: the same to the last bit."""
     usual = drawn(rows)
@@ -180,7 +177,6 @@ def test_a_large_vocabulary_is_drawn_from_as_slowly(coarse: bool, size: int) -> 
 
 
 @given(st.integers(0, 2**32), st.integers(1, 40), st.booleans())
-@settings(deadline=None, max_examples=30)
 def test_the_highest_are_found_by_chunks(seed: int, count: int, coarse: bool) -> None:
     rows = torch.randn(3, 50 * likeliest.CHUNK, generator=torch.Generator().manual_seed(seed))
     rows = rows.round() if coarse else rows

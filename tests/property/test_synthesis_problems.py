@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from choreo_agents.lab.embedded.tokenizer import build_tokenizer
@@ -36,7 +36,6 @@ def content_words(text: str) -> set[str]:
     return set(re.findall(r"\d+|[A-Z]\w+", text)) & {*vocabulary.NUMBERS, *vocabulary.PEOPLE}
 
 
-@settings(max_examples=300)
 @given(names, splits, seeds, hardnesses)
 def test_a_drawn_problem_is_a_synthesis_of_its_split_with_a_gold_answer(name, split, seed, hardness) -> None:
     problem = drawn(name, split, seed, hardness)
@@ -47,7 +46,6 @@ def test_a_drawn_problem_is_a_synthesis_of_its_split_with_a_gold_answer(name, sp
     assert problem.score(problem.gold_said()) == 1.0
 
 
-@settings(max_examples=300)
 @given(names, seeds, hardnesses, st.randoms(use_true_random=False))
 def test_a_wrong_answer_does_not_score_in_full(name, seed, hardness, random) -> None:
     problem = drawn(name, "test", seed, hardness)
@@ -60,7 +58,6 @@ def test_a_wrong_answer_does_not_score_in_full(name, seed, hardness, random) -> 
         assert problem.score({answer.name: other.answer.text}) < 1
 
 
-@settings(max_examples=300)
 @given(names, seeds, hardnesses)
 def test_private_notes_are_seen_by_one_worker_and_by_nobody_else(name, seed, hardness) -> None:
     problem = drawn(name, "train", seed, hardness)
@@ -74,7 +71,6 @@ def test_private_notes_are_seen_by_one_worker_and_by_nobody_else(name, seed, har
     assert not private & {*parts.answer.parents, *(parent for ask in parts.asks for parent in ask.parents)}
 
 
-@settings(max_examples=300)
 @given(names, seeds, hardnesses)
 def test_the_answer_follows_from_what_the_synthesizer_sees(name, seed, hardness) -> None:
     """Whatever is to be said is in its view; sums and what is worked out in between aside."""
@@ -95,7 +91,6 @@ def test_the_answer_does_not_follow_from_the_trunk(name) -> None:
         assert set(re.findall(r"\w+", parts.answer.text)) - known - {"We", "see", "I", "Support"}
 
 
-@settings(max_examples=200)
 @given(names, seeds)
 def test_a_worker_with_notes_finds_its_words_there(name, seed) -> None:
     for branch in Parts.of(drawn(name, "test", seed, private=5)).branches:
@@ -164,7 +159,6 @@ def test_no_words_that_the_answer_sees_are_in_two_splits(name) -> None:
     assert not (seen["train"] & seen["test"] or seen["train"] & seen["dev"] or seen["dev"] & seen["test"])
 
 
-@settings(max_examples=200)
 @given(names, splits, seeds, hardnesses)
 def test_every_word_is_one_of_the_vocabulary(name, split, seed, hardness) -> None:
     messages = drawn(name, split, seed, hardness).messages
@@ -172,7 +166,6 @@ def test_every_word_is_one_of_the_vocabulary(name, split, seed, hardness) -> Non
     assert set(re.sub(r"[.?:,]", "", texts).split()) <= WORDS
 
 
-@settings(max_examples=200)
 @given(names, splits, seeds, hardnesses, st.integers(1, 9))
 def test_several_questions_differ_in_question_and_answer_alone(name, split, seed, hardness, questions) -> None:
     own = task(name) if hardness is None else task(name).varied(Random(seed), hardness)
@@ -186,7 +179,6 @@ def test_several_questions_differ_in_question_and_answer_alone(name, split, seed
         assert all(problem.score(other.gold_said()) < 1 for other in (first, *others) if other is not problem)
 
 
-@settings(max_examples=50)
 @given(names, splits, seeds)
 def test_one_question_is_the_problem_itself(name, split, seed) -> None:
     assert draw_problems(task(name), split, seed) == [draw_problem(task(name), split, seed)]

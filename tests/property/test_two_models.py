@@ -69,7 +69,7 @@ def _twice(app: Any, config: Any) -> Any:
     return app.invoke({"messages": [("user", "And now?")]}, config)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(graphs())
 def test_a_reader_sees_what_it_would_see_on_one_model(
     engines: dict[str, Engine], drawn: tuple[dict[str, str], ChoreoGraph]

@@ -31,7 +31,6 @@ def _model(tiny: LoadedModel) -> None:
 
 
 @given(specs() | specs(modes=(*MODES, *OWN, *OWN)), st.integers(0, 99))
-@settings(max_examples=40)
 def test_visibility_audit_static_covers_dynamic(spec: Spec, seed: int) -> None:
     """All that reached anybody in a run was said beforehand to be able to."""
     static = spec.graph(WARN).audit()

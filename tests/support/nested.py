@@ -7,5 +7,5 @@ import pytest
 
 def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
     """Run the project's tests in this process."""
-    own = ("-q", "-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function")
+    own = ("-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-o", "asyncio_default_fixture_loop_scope=function")
     return pytester.runpytest_inprocess(*own, *options)

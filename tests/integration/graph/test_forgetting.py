@@ -547,7 +547,7 @@ class Service:
 STEPS = ["run", "halt", "go on", "fork", "forget", "lose", "bare", "hold", "wait", "restart"]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.sampled_from(["a", "b"])), max_size=10))
 def test_leases_are_accounted_for_whatever_happens(steps: list[tuple[str, str]]) -> None:
     service = Service()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -51,7 +51,6 @@ def test_all_random_schemas_can_be_followed_and_some_have_no_bound() -> None:
     assert 10 < bounds.count(None) < 190
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.sampled_from('a"é\n🙂'), max_size=5), st.integers(-12, 345))
 def test_no_output_is_longer_than_its_schema_allows(letters: list[str], number: int) -> None:
     schema = {

@@ -188,7 +188,7 @@ def is_valid(text: str, schema: Schema) -> bool:
     try:
         import jsonschema  # noqa: PLC0415 - for development only
     except ImportError as error:
-        raise InvalidRequestError("answers are validated by jsonschema: pip install 'choreo-agents[dev]'") from error
+        raise InvalidRequestError("answers are validated by jsonschema: pip install 'choreo-agents[test]'") from error
     try:
         found = json.loads(text)
     except ValueError:

@@ -150,7 +150,7 @@ def grown(engine: Engine, graph: list[Drawn]) -> list[MessageHandle]:
     return made
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(graph=graphs(), chosen=st.sets(st.integers(0, 6)), order=st.randoms(use_true_random=False))
 def test_whatever_is_sent_of_a_graph_is_there_and_the_rest_is_computed(
     make_engine: MakeEngine, graph: list[Drawn], chosen: set[int], order: random.Random

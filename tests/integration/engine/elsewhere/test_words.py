@@ -95,7 +95,7 @@ def test_no_token_is_encoded_again_where_kv_is_copied(embedded: LoadedModel) -> 
         front.close()
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.data())
 def test_random_views_say_the_same_on_both(data: st.DataObject) -> None:
     random = data.draw(st.randoms(use_true_random=False))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.traced import COSTS, Spoken, Waited, costs_of, lone_calls, random_traces, trace_of, with_limits
 
@@ -175,7 +175,6 @@ def test_fronts_tell_each_other_by_the_directory_where_messages_are() -> None:
     assert found.directory_busy_s == pytest.approx(0.001 * found.directory_ids)
 
 
-@settings(max_examples=60, deadline=None)
 @given(random_traces(), st.integers(1, 5), st.sampled_from(sorted(RULES)), st.integers(1, 2), st.data())
 def test_nothing_is_lost_and_nothing_done_twice(
     trace: RecordedTrace, engines: int, rule: str, fronts: int, data: st.DataObject
@@ -219,7 +218,6 @@ def test_nothing_is_lost_and_nothing_done_twice(
     assert simulate([trace], engines, setting).as_object() == found.as_object(), "the same again"
 
 
-@settings(max_examples=30, deadline=None)
 @given(random_traces(), st.integers(1, 3))
 def test_steps_that_are_alike_are_taken_at_once(trace: RecordedTrace, engines: int) -> None:
     """With cores to share each step is looked at by itself: with more of them than engines, it takes as long."""
@@ -231,7 +229,6 @@ def test_steps_that_are_alike_are_taken_at_once(trace: RecordedTrace, engines: i
     assert at_once.steps == one_by_one.steps
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 30)), min_size=1, max_size=30), st.integers(1, 4))
 def test_more_engines_do_not_take_longer(shapes: list[tuple[int, int]], engines: int) -> None:
     """Calls that know nothing of each other end no later with one engine more, but for the longest one of them.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeEngine
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.templates import tokenizer_for
 from support.tiny import save_tiny_llama
@@ -172,7 +172,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return load_model(save_tiny_llama(tmp_path_factory.mktemp("traces")))
 
 
-@settings(max_examples=150)
 @given(
     name=st.sampled_from(NAMES),
     seed=st.integers(0, 10**9),
@@ -275,7 +274,6 @@ def test_traces_of_one_problem_are_the_same_again(tiny: LoadedModel) -> None:
     assert cache_trace(fan_of(tiny, problem, id="t"), "native") == cache_trace(fan_of(tiny, problem, id="t"), "native")
 
 
-@settings(max_examples=60)
 @given(
     name=st.sampled_from(["hops", "reports"]),
     seed=st.integers(0, 10**9),
