@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what cannot hold for engines elsewhere; with `--listed` run that alone, and expect it to fail."""
     if config.getoption("--engine") != "here":
-        mark_listed(items, failing=config.getoption("--listed"))
+        mark_listed(items, config.getoption("--engine"), failing=config.getoption("--listed"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -96,7 +96,7 @@ def make_engine(tiny: LoadedModel, load_engine: Callable[..., Engine]) -> Iterat
         memory = {name: options.pop(name) for name in list(options) if name in Memory.model_fields}
         scheduling = {name: options.pop(name) for name in list(options) if name in Scheduling.model_fields}
         options["memory"] = Memory(**({"kv_budget_bytes": 1 << 23} | memory))
-        if load_engine is not Engine.load and options.get("method", "choreo") != "choreo":
+        if load_engine != Engine.load and options.get("method", "choreo") != "choreo":
             pytest.skip("what keeps text only has nothing that others could use")
         engine = load_engine(model, scheduling=Scheduling(**scheduling), **options)
         made.append(engine)

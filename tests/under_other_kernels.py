@@ -11,6 +11,8 @@ import sys
 import time
 from collections.abc import Mapping
 
+from choreo_agents.native.library import has_tiles
+
 SUITES = ("tests/parity", "tests/conformance")
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
 # oneDNN is held back wherever torch is: torch does not expect wider vectors of it than its own.
@@ -18,9 +20,12 @@ KERNELS: Mapping[str, tuple[Mapping[str, str], int]] = {
     "no vectors in torch, AVX2 in oneDNN": (AVX2 | {"ATEN_CPU_CAPABILITY": "default"}, 1),
     "AVX2 in torch and oneDNN": (AVX2 | {"ATEN_CPU_CAPABILITY": "avx2"}, 1),
     "AVX2 in oneDNN": (AVX2, 1),
+    "no tiles": ({"CHOREO_AGENTS_KERNELS": "AVX512"}, 1),
     "two threads": ({"OMP_WAIT_POLICY": "passive"}, 2),  # workers share cores: none may wait by spinning
 }
 """Environment and threads by name."""
+AS_IT_IS = () if has_tiles() else ("no tiles",)
+"""What this processor is as it is."""
 CHOSEN = "import torch; print(torch.backends.cpu.get_cpu_capability(), 'in torch')"
 
 
@@ -28,6 +33,8 @@ def main(options: list[str]) -> int:
     """Runs all of them, whatever fails; `options` are pytest's."""
     outcomes: list[tuple[str, int, float]] = []
     for name, (changes, threads) in KERNELS.items():
+        if name in AS_IT_IS:
+            continue
         environment = os.environ | changes
         chosen = subprocess.run(
             [sys.executable, "-c", CHOSEN], env=environment, capture_output=True, text=True, check=True

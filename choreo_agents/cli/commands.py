@@ -86,6 +86,10 @@ _BENCH = Group(
             "choreo_agents.lab.experiments.bench_sampling.command:sampling",
             "What choosing the tokens of a step costs, in softmaxes over its logits, beside transformers' processors.",
         ),
+        "step": Command(
+            "choreo_agents.lab.experiments.bench_step.command:step",
+            "Where the time of a decode step goes, beside the same step through torch's and transformers' own code.",
+        ),
         "fork": Command(
             "choreo_agents.lab.experiments.bench_fork.command:fork",
             "Subagents with system prompts of their own over one conversation: forked, and with a prefix cache.",
@@ -241,6 +245,10 @@ CHOREO = Group(
         "inspect": _INSPECT,
         "store": _STORE,
         "pml": _PML,
+        "words": Command(
+            "choreo_agents.cli.words:words",
+            "Say what words mean that our error messages and pages use: those given, or all.",
+        ),
     },
     installed="choreo.commands",
     elsewhere={"serve": "choreo-server"},

@@ -7,7 +7,8 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
 from itertools import islice
 from typing import Any
 
@@ -20,7 +21,7 @@ from torture.chaos import GRAPHS
 from torture.chaos import said as graph_said
 
 from choreo_agents import Engine, MessageHandle, Sampling
-from choreo_agents.engine.elsewhere import COPIED_BYTES, CallToPlace, Copying, Costs, EngineAhead, Route
+from choreo_agents.engine.elsewhere import COPIED_BYTES, CallToPlace, Copying, Costs, EngineAhead, Route, SentCall
 from choreo_agents.errors import (
     EngineClosedError,
     EngineLostError,
@@ -84,24 +85,29 @@ def test_a_stream_has_each_token_once(front: Make, here: Engine) -> None:
 
 def test_who_leaves_a_stream_ends_the_call_in_its_actor(front: Make) -> None:
     engine = front()
-    cancelled = counted(engine, "cancelled")
     for number in range(3):
-        stream = engine.stream("Bob:", sampling=LONG)
-        assert len(list(islice(stream, number))) == number  # 0: it has not begun
-        stream.close()
-    until(lambda: counted(engine, "cancelled") >= cancelled + 2)
-    until(lambda: counted(engine, "unfinished") == 0)
+        for _ in range(8):  # on a busy machine a call may have said all before its reader has left
+            cancelled = counted(engine, "cancelled")
+            stream = engine.stream("Bob:", sampling=Sampling(max_tokens=2000, stop_tokens=()))
+            assert len(list(islice(stream, number))) == number  # 0: it has not begun
+            stream.close()
+            until(lambda: counted(engine, "unfinished") == 0)
+            if counted(engine, "cancelled") == cancelled + min(number, 1):
+                break
+        else:
+            raise AssertionError("eight calls went on to their end after their readers had left")
 
 
 async def test_a_call_that_is_cancelled_as_soon_as_it_is_sent_ends_in_its_actor(front: Make) -> None:
     engine = front()
     calls = [asyncio.ensure_future(engine.adecode("Bob:", sampling=LONG)) for _ in range(16)]
+    in_time = []  # on a busy machine one may have said all before it is cancelled
     for number, call in enumerate(calls):
         await asyncio.sleep(0.002 * (number % 4))
-        call.cancel()
-    assert all(
-        isinstance(each, asyncio.CancelledError) for each in await asyncio.gather(*calls, return_exceptions=True)
-    )
+        in_time.append(call.cancel())
+    ended = await asyncio.gather(*calls, return_exceptions=True)
+    kinds = [asyncio.CancelledError if cancelled else MessageHandle for cancelled in in_time]
+    assert [type(each) for each in ended] == kinds and any(in_time)
     await asyncio.to_thread(until, lambda: counted(engine, "unfinished") == 0)
     assert engine.stats().unfinished == 0
 
@@ -298,16 +304,27 @@ def test_a_call_whose_actor_dies_ends_elsewhere_with_the_same_words(front: Make,
 
 
 @pytest.mark.slow
-def test_a_call_that_ends_two_actors_is_refused_by_name(front: Make) -> None:
-    watched = Watched(front)
-    stream = watched.engine.stream("Carol:", sampling=LONG, author="carol")
-    list(islice(stream, 3))
-    watched.kill(first := watched.ran_at())
-    list(islice(stream, 9))
-    watched.kill(second := watched.ran_at())
+def test_a_call_that_ends_two_actors_is_refused_by_name(front: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = front()
+    assert engine._actors is not None
+    processes = {far.name: ray.get(far.actor.there.remote()) for far in engine._actors.far}
+    ended: list[str] = []
+    run = RayFarEngine.run
+
+    async def deadly(self: RayFarEngine, sent: SentCall) -> AsyncGenerator[Any]:
+        async with aclosing(run(self, sent)) as told:
+            async for each in told:
+                # Now, and not when its caller has read so far: others may have gone on with it by then.
+                if self.name not in ended:
+                    ended.append(self.name)
+                    os.kill(processes[self.name], signal.SIGKILL)
+                yield each
+
+    monkeypatch.setattr(RayFarEngine, "run", deadly)
     with pytest.raises(EngineLostError, match=r"decode \d+ of 'carol' was under way in engines") as refused:
-        list(stream)
-    assert first != second and first in str(refused.value) and second in str(refused.value)
+        list(engine.stream("Carol:", sampling=LONG, author="carol"))
+    first, second = ended
+    assert f"{first!r} and {second!r}" in str(refused.value)
 
 
 def apart(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
