@@ -178,6 +178,10 @@ _INSPECT = Group(
             "choreo_agents.cli.recordings.show:record",
             "Show a recording: its calls in order, who made them, how many tokens they said, and words unless masked.",
         ),
+        "run": Command(
+            "choreo_agents.cli.recordings.page:run",
+            "Write a page of HTML that shows a recording's runs: who spoke when, what each read, and what it saved.",
+        ),
     },
 )
 _STORE = Group(
