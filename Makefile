@@ -11,6 +11,13 @@ LOWEST := .venv-lowest
 FACADE := tests/integration/engine tests/integration/graph tests/integration/pml tests/property/test_counts.py
 FLOORS := $(shell sed -nE 's/^ *"(torch|transformers)>=([0-9.]+).*/\1==\2/p' pyproject.toml)
 N := 50
+NATIVE := $(wildcard choreo_agents/native/*.[ch]) choreo_agents/native/build_hook.py
+TRITON := tests/conformance/test_triton.py tests/conformance/test_waits.py \
+	tests/unit/runtime/test_passes.py tests/unit/runtime/test_ahead.py tests/unit/models/test_fused.py \
+	tests/unit/sampling/test_lottery.py
+DOCS := mkdocs-material 'mkdocstrings[python]' mkdocs-gen-files
+DEVICE := cuda
+WHEELS_FOR := 3.12
 
 # Tests start many processes: none of them has to compile all of it again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -20,7 +27,7 @@ pip = PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --no-compile --progress-ba
 	| tee .venv/install.log | awk '/^ *Collecting/ && ++found % 10 == 0 { print "  found " found " packages"; fflush() } \
 	/^Installing/ { print "  installing " NF - 3 " packages"; fflush() }' || { tail -n 30 .venv/install.log; exit 1; }
 
-.PHONY: help demo test gate check repeat nightly test-slow test-kernels torture-durable chaos test-elsewhere test-lowest mutants package-check install format train-embedded clean
+.PHONY: help demo test gate check repeat nightly test-slow test-kernels torture-durable chaos test-elsewhere test-lowest test-triton test-browser docs docs-serve notebook page page-check gpu gpu-wheels torture side-channel wheel mutants package-check install format train-embedded clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -68,6 +75,63 @@ test-lowest: $(LOWEST)/.installed  ## Run all tests on the oldest torch and tran
 package-check: $(NIGHTLY)  ## Build the wheels and sdists into dist/, install them where the source is not, and run them
 	@$(BIN)/python tests/installation/package_check.py
 
+test-triton: $(NIGHTLY)  ## Run the kernels for GPUs without one: interpreted, and compiled for three of them (installs triton)
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt 'triton>=3.6'
+	@TRITON_INTERPRET=1 $(BIN)/python -m pytest $(WORKERS) $(TRITON)
+	@$(BIN)/python -m pytest $(WORKERS) tests/conformance/test_triton_compiled.py
+
+ifdef WHEELS
+gpu:  ## Run what a GPU is asked first, at most 8 minutes (DEVICE=cpu: the dry run; WHEELS=folder: offline, on what the machine has)
+	@$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target build/gpu/site $(WHEELS)/*.whl
+	@PYTHONPATH=build/gpu/site:.:tests $(PYTHON) -m gpu.run --device $(DEVICE)
+
+gpu-wheels:  ## Fetch into WHEELS=folder what a GPU machine lacks that has torch, transformers and triton and no network
+	@mkdir -p $(WHEELS)
+	@$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --python-version $(WHEELS_FOR) --implementation cp \
+		--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform any \
+		-c constraints.txt -d $(WHEELS) -r tests/gpu/wheels.txt
+else
+gpu: $(NIGHTLY)
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check $(if $(filter cpu,$(DEVICE)),-c constraints.txt) 'triton>=3.6'
+	@PYTHONPATH=tests $(BIN)/python -m gpu.run --device $(DEVICE)
+endif
+
+test-browser: $(NIGHTLY)  ## Run the tests of the page of a run in a headless Chromium (on Debian: apt-get install chromium)
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt playwright
+	@CHOREO_BROWSER=1 $(BIN)/python -m pytest tests/browser
+
+docs: $(NIGHTLY)  ## Build the documentation as a site into site/, strictly; once set up, that needs no network
+	@$(BIN)/python -c 'import material, mkdocs_gen_files, mkdocstrings' 2> /dev/null || $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt $(DOCS)
+	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --quiet
+	@$(BIN)/python docs/_site/check.py
+
+docs-serve: $(NIGHTLY)  ## Show the documentation at http://127.0.0.1:8001, and again whenever a page changes
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt $(DOCS)
+	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs serve --dev-addr 127.0.0.1:8001
+
+notebook: $(NIGHTLY)  ## Execute the notebook of examples/
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt nbclient ipykernel
+	@$(BIN)/jupyter execute examples/notebooks/first_graph.ipynb
+
+page:  ## Build the page of a run anew from its sources (needs npm)
+	@mkdir -p build/page && cp -R choreo_agents/inspection/page/. build/page
+	@cd build/page && npm ci --silent --no-audit --no-fund && node build.mjs ../../choreo_agents/inspection/run.html
+
+page-check: page  ## See that the page which is shipped is what its sources make
+	@git diff --exit-code --stat choreo_agents/inspection/run.html
+
+torture: $(NIGHTLY)  ## Run random graphs of tenants with faults, cancelled and resumed, and rude clients, for ten minutes (OPTIONS="--seconds 60 --seed 3")
+	@PYTHONPATH=tests:integrations/server $(BIN)/python -m torture.everything $(OPTIONS)
+
+side-channel: $(NIGHTLY)  ## See whether the time to a first token tells a tenant what another has encoded (OPTIONS="--pairs 100")
+	@PYTHONPATH=tests:integrations/server $(BIN)/python -m torture.side_channel $(OPTIONS)
+
+wheel: $(NIGHTLY)  ## Build the wheel whose kernels run on any Linux on x86-64 into dist/, and check that they do (downloads a compiler once)
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'
+	@CHOREO_AGENTS_NATIVE=manylinux $(BIN)/python -m hatchling build -t wheel -d dist
+	@$(BIN)/auditwheel show dist/choreo_agents-*manylinux*.whl
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+
 install: $(NIGHTLY)  ## Create .venv with the package and all that its development needs
 
 format: $(TEST)  ## Format and fix what can be fixed
@@ -80,7 +144,7 @@ train-embedded: $(PRODUCT)  ## Train the shipped embedded model from scratch (re
 clean:  ## Remove the virtual environments and caches
 	rm -rf .venv $(LOWEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 
-$(PRODUCT): pyproject.toml constraints.txt
+$(PRODUCT): pyproject.toml constraints.txt $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "choreo-agents needs Python 3.11 or newer: make PYTHON=/path/to/python $(MAKECMDGOALS)"; exit 1; }
 	@echo "setting up .venv: choreo-agents and what it needs, about 1.4 GB"
@@ -102,7 +166,7 @@ $(NIGHTLY): $(TEST)
 $(LOWEST)/.installed: pyproject.toml constraints.txt
 	@echo "setting up $(LOWEST) with $(FLOORS) ..."
 	@test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
-	@grep -vE '^(torch|transformers|tokenizers)==' constraints.txt > $(LOWEST)/constraints.txt
+	@grep -vE '^(torch|transformers|tokenizers|triton)==' constraints.txt > $(LOWEST)/constraints.txt
 	@$(LOWEST)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
 		-c $(LOWEST)/constraints.txt $(FLOORS) -e '.[nightly]'
 	@touch $@

@@ -31,9 +31,9 @@ def words(engine, after_round=lambda number: None):
 
 
 def kill_one(number):
-    """The process of an engine ends, with the KV that it has; Ray starts it again."""
+    """The process of the engine with most of it ends, with the KV that it has; Ray starts it again."""
     if number == 1:
-        [name, *_] = [event.engine for event in events.events if isinstance(event, CallPlaced)]
+        [(name, _)] = Counter(e.engine for e in events.events if isinstance(e, CallPlaced)).most_common(1)
         ray.kill(ray.get_actor(name, "choreo"), no_restart=False)
 
 

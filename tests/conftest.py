@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what cannot hold for engines elsewhere; with `--listed` run that alone, and expect it to fail."""
     if config.getoption("--engine") != "here":
-        mark_listed(items, failing=config.getoption("--listed"))
+        mark_listed(items, config.getoption("--engine"), failing=config.getoption("--listed"))
 
 
 def pytest_configure(config: pytest.Config) -> None:

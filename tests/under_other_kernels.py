@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping
 from zlib import crc32
 
+from choreo_agents.native.library import has_tiles
+
 SUITES = ("tests/parity", "tests/conformance")
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
 # oneDNN is held back wherever torch is: torch does not expect wider vectors of it than its own.
@@ -20,10 +22,13 @@ KERNELS: Mapping[str, tuple[Mapping[str, str], int]] = {
     "no vectors in torch, AVX2 in oneDNN": (AVX2 | {"ATEN_CPU_CAPABILITY": "default"}, 1),
     "AVX2 in torch and oneDNN": (AVX2 | {"ATEN_CPU_CAPABILITY": "avx2"}, 1),
     "AVX2 in oneDNN": (AVX2, 1),
+    "no tiles": ({"CHOREO_AGENTS_KERNELS": "AVX512"}, 1),
     "two threads": ({"OMP_WAIT_POLICY": "passive"}, 2),  # workers share cores: none may wait by spinning
 }
 """Environment and threads by name."""
 ONE_IN = 8
+AS_IT_IS = () if has_tiles() else ("no tiles",)
+"""What this processor is as it is."""
 CHOSEN = "import torch; print(torch.backends.cpu.get_cpu_capability(), 'in torch')"
 
 
@@ -36,6 +41,8 @@ def main(options: list[str]) -> int:
     tests = [line for line in collected.stdout.splitlines() if "::" in line and not crc32(line.encode()) % ONE_IN]
     say(f"{len(tests)} tests")
     for name, (changes, threads) in KERNELS.items():
+        if name in AS_IT_IS:
+            continue
         environment = os.environ | changes
         chosen = subprocess.run(
             [sys.executable, "-c", CHOSEN], env=environment, capture_output=True, text=True, check=True

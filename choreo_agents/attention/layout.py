@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,9 @@ class QuerySpan:
     first: int
     count: int
     shift: int
+    place: int = field(default=0, compare=False)
+    """Which part of the tokens' view it is: what is found in parts is added up in their order, whoever else reads them
+    and wherever they lie."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,20 @@ class Layout:
     positions: tuple[int, ...]
     write_slots: tuple[int, ...]
     reads: tuple[Read, ...]
+    own: tuple[int, ...] = field(default=(), compare=False)
+    """Where each token is of a row that decodes, and nobody else reads the run that ends in its slot: which read that
+    is. Else empty."""
+
+    def grown(self, steps: int) -> Layout:
+        """The layout so many decode steps later: each row one token further with each, in the slots behind its own."""
+        if not steps:
+            return self
+        assert self.own
+        reads = list(self.reads)
+        for number in self.own:
+            reads[number] = replace(reads[number], length=reads[number].length + steps)
+        positions = tuple(position + steps for position in self.positions)
+        return Layout(positions, tuple(slot + steps for slot in self.write_slots), tuple(reads), self.own)
 
     def slots_read(self) -> tuple[int, int]:
         """Slots that are read, each run once; and how many they were if every row read all that it sees by itself."""

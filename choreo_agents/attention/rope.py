@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 Pairing = Literal["halves", "neighbours"]
@@ -22,7 +24,7 @@ class PureRotation:
     """
 
     inverse_frequencies: Tensor
-    """[rotated dimensions / 2], radians per position."""
+    """[rotated dimensions / 2], radians per position; on the host."""
     pairing: Pairing = "halves"
     first: int = 0
     """The first dimension that turns: those before it, and those after the last pair, stay as they are."""
@@ -37,6 +39,11 @@ class PureRotation:
         # fp64: a product of a large difference and a frequency loses radians in fp32.
         angles = positions.double()[:, None] * self.inverse_frequencies.double()[None, :].to(positions.device)
         return angles.cos().float(), angles.sin().float()
+
+    def on_host(self, positions: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The same of positions that the host has, for tables that it makes."""
+        angles = positions.astype(numpy.float64)[:, None] * self.inverse_frequencies.double().numpy()[None, :]
+        return numpy.cos(angles).astype(numpy.float32), numpy.sin(angles).astype(numpy.float32)
 
     def apply(self, vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotate [n, heads, head_dim] by angles given as [n, dimensions / 2].

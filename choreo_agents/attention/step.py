@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
-import torch
+import numpy
 from torch import Tensor
 
 from choreo_agents.attention.backends.base import AttentionBackend, PreparedAttention
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout
+from choreo_agents.attention.packing import SentTables
 from choreo_agents.kv.pool import KVPool
 
 
@@ -45,6 +46,7 @@ class StepAttention:
         backend: Attends.
         kinds: How each of the model's layers attends.
         wait: Returns when all that the step reads is there in a layer.
+        prepared: By a backend for all kinds of layers; None: it is asked to.
     """
 
     def __init__(
@@ -54,14 +56,24 @@ class StepAttention:
         backend: AttentionBackend,
         kinds: Sequence[AttentionKind],
         wait: Callable[[int], None] = lambda _: None,
+        prepared: Mapping[AttentionKind, PreparedAttention] | None = None,
     ) -> None:
         self.pool = pool
         self.wait = wait
         self.kinds = kinds
-        self.slots = torch.tensor(layout.write_slots, device=pool.keys[0].device)
-        self.prepared: dict[AttentionKind, PreparedAttention] = {
-            kind: backend.prepare(layout, kind) for kind in dict.fromkeys(kinds)
-        }
+        self._further = 0
+        """Decode steps since it was prepared."""
+        self._read: dict[str, tuple[int, int]] = {}
+        """What the first of them read."""
+        self.prepared = _prepared(backend, layout, tuple(dict.fromkeys(kinds))) if prepared is None else prepared
+        self._stores = all(hasattr(prepared, "store") for prepared in self.prepared.values())
+        slots = {} if self._stores else {"slots": numpy.array(layout.write_slots, dtype=numpy.int64)}
+        self._slots = SentTables(slots, pool.keys[0].device)
+
+    @property
+    def slots(self) -> Tensor:
+        """Where each token's key and value go, int64, if not the backend stores them."""
+        return self._slots["slots"]
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, sinks: Tensor | None = None
@@ -72,9 +84,28 @@ class StepAttention:
         """
         self.wait(layer)
         keys, values = self.pool.keys[layer], self.pool.values[layer]
-        keys.index_copy_(1, self.slots, key)
-        values.index_copy_(1, self.slots, value)
-        return self.prepared[self.kinds[layer]].attend(query, keys, values, scale, sinks)
+        prepared: Any = self.prepared[self.kinds[layer]]
+        if self._stores:
+            prepared.store(query.shape[1], key, value, keys, values)
+        else:
+            keys.index_copy_(1, self.slots, key)
+            values.index_copy_(1, self.slots, value)
+        attended: Tensor = prepared.attend(query, keys, values, scale, sinks)
+        return attended
+
+    def follow(self) -> bool:
+        """Be the attention of the next decode step, of the same rows; False if it has to be prepared anew.
+
+        Whoever is told so prepares it anew: some of it may have gone on.
+        """
+        for prepared in self.prepared.values():
+            further = getattr(prepared, "follow", None)
+            if further is None or not further():
+                return False
+        if not self._stores:
+            self.slots.add_(1)
+        self._further += 1
+        return True
 
     def kv_bytes_read(self, readers: Sequence[str]) -> dict[str, tuple[int, int]]:
         """KV memory that the step reads, and what it would read if no two of its rows shared a segment's.
@@ -82,6 +113,8 @@ class StepAttention:
         Args:
             readers: Who each of its tokens is of: what is read is told reader by reader.
         """
+        if self._further:
+            return self._read_further(readers)
         geometry = self.pool.geometry
         each = geometry.bytes_per_token // geometry.layers
         layers = Counter(self.kinds)
@@ -90,4 +123,24 @@ class StepAttention:
             for reader, (shared, alone) in prepared.layout.slots_read_by(readers).items():
                 before = found.get(reader, (0, 0))
                 found[reader] = (before[0] + each * layers[kind] * shared, before[1] + each * layers[kind] * alone)
+        self._read = found
         return found
+
+    def _read_further(self, readers: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """The same some steps later: each token reads as many slots more, all its own."""
+        each = self.pool.geometry.bytes_per_token * self._further
+        rows = Counter(readers)
+        return {
+            reader: (shared + each * rows[reader], alone + each * rows[reader])
+            for reader, (shared, alone) in self._read.items()
+        }
+
+
+def _prepared(
+    backend: AttentionBackend, layout: Layout, kinds: Sequence[AttentionKind]
+) -> Mapping[AttentionKind, PreparedAttention]:
+    together = getattr(backend, "prepare_step", None)
+    if together is None:
+        return {kind: backend.prepare(layout, kind) for kind in kinds}
+    made: Mapping[AttentionKind, PreparedAttention] = together(layout, kinds)
+    return made

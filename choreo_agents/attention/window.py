@@ -60,7 +60,7 @@ def _slanted(read: Read, sight: _Sight, window: int) -> Read | None:
         return None
     # Token i sees from slot sight.low + i on: those that begin at `high` or later see nothing of it.
     count = min(sight.span.count, high - sight.low)
-    span = QuerySpan(sight.span.first, count, sight.span.shift)
+    span = QuerySpan(sight.span.first, count, sight.span.shift, sight.span.place)
     return Read(read.start + low, high - low, read.position + low, (span,), window=window)
 
 

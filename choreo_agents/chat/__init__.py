@@ -9,6 +9,7 @@ from choreo_agents.chat.call import ChatCall, astreamed, count_tokens, streamed
 from choreo_agents.chat.chunks import MessageChunks
 from choreo_agents.chat.formats import answer_format, closed
 from choreo_agents.chat.history import THOUGHT_BLOCKS, calls_in, calls_made, result_turn, tools_called
+from choreo_agents.chat.recording import RecordedChats, remove_recording
 from choreo_agents.chat.reply import Reasoned, reply
 from choreo_agents.chat.required import must_call
 from choreo_agents.chat.speaking import Speaking, Spoken
@@ -23,6 +24,7 @@ __all__ = [
     "Described",
     "MessageChunks",
     "Reasoned",
+    "RecordedChats",
     "Reuse",
     "Speaking",
     "Spoken",
@@ -38,6 +40,7 @@ __all__ = [
     "described_tools",
     "must_call",
     "own_turns",
+    "remove_recording",
     "reply",
     "required_tools",
     "result_turn",

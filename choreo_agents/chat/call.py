@@ -64,6 +64,8 @@ class ChatCall:
         self._thinking: Thinking | None = None
         self._memo = uuid.uuid4().hex if self._thinks else None
         self._encodings: Encodings | None = None
+        self.decode: Decode | None = None
+        """What was asked of the engine, once it is."""
         self.message: AIMessage | None = None
         """What was said, once it is, ..."""
         self.handle: MessageHandle | None = None
@@ -145,12 +147,12 @@ class ChatCall:
         calls, sampling, guide = bool(request.tools), *self._led(sampling)
         thinking = thinking_before(engine.chat, None, request.budget(room), calls=calls) if self._thinks else None
         self._read, self._thinking = read - len(header), thinking
-        self._opened = len(header) if thinking is None else len(engine.model.encode(thinking.answer))
+        self.opened = len(header) if thinking is None else len(engine.model.encode(thinking.answer))
         self._chunks = MessageChunks(engine.model, thinking, request.message_id, None, sampling.stop)
         # Of two calls that are asked the same each has results of its own.
         place = request.message_id or uuid.uuid4().hex
         self._speaking = Speaking(self._chunks, engine.model, request.tools, place)
-        return Decode(
+        self.decode = Decode(
             header,
             view,
             offsets,
@@ -165,6 +167,7 @@ class ChatCall:
             memo=self._memo,
             guide=guide,
         )
+        return self.decode
 
     def _led(self, sampling: Sampling) -> tuple[Sampling, Guided | None]:
         """How an answer is sampled, and what leads it."""
@@ -192,7 +195,7 @@ class ChatCall:
 
     def _replied(self, handle: MessageHandle) -> AIMessage:
         engine, request = self.engine, self.request
-        spoken = self._speaking.said(engine.tokens(handle)[self._opened :])
+        spoken = self._speaking.said(engine.tokens(handle)[self.opened :])
         whole, spoken = spoken, spoken.cut(lambda words: before_stop(words, request.sampling.stop).strip())
         thought = next(iter(engine.inspect.thoughts(handle, memo=self._memo)), None) if self._thinks else None
         metadata: dict[str, Any] = {"choreo": {"handle": handle.id}}
@@ -204,7 +207,7 @@ class ChatCall:
             spoken,
             thought_text(engine, thought, handle, self._thinking),
             read=self._read,
-            header=self._opened,
+            header=self.opened,
             metadata=metadata,
             id=request.message_id,
         )

@@ -38,6 +38,8 @@ def calls_made(message: BaseMessage) -> list[ToolCall]:
     """The calls that a message makes, with their ids as they were given: also those in blocks that a provider wrote."""
     if not isinstance(message, AIMessage):
         return []
+    if isinstance(message.content, str) and not message.tool_calls and not message.invalid_tool_calls:
+        return []
     told = {call["id"] or "" for call in (*message.tool_calls, *message.invalid_tool_calls)}
     calls = [ToolCall(call["name"], call["args"], call["id"] or "") for call in message.tool_calls]
     return calls + [call for call in _in_blocks(message) if call.id not in told]
@@ -54,7 +56,7 @@ def _in_blocks(message: AIMessage) -> Iterator[ToolCall]:
             name, given, number = (block.get(each) for each in names)
             try:
                 given = json.loads(given or "{}") if isinstance(given, str) else given
-            except ValueError:
+            except (ValueError, RecursionError):
                 given = {"": given}  # cut off, and said all the same
             yield ToolCall(str(name), given if isinstance(given, Mapping) else {}, str(number or ""))
 

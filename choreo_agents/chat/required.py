@@ -38,7 +38,6 @@ def must_call(tools: Described, choice: ToolChoice, model: LoadedModel) -> Guide
         choice: Of which it must call one.
         model: Its own.
 
-    Raises:
-        What `required_call` raises.
+    Raises what `required_call` raises.
     """
     return required_call(model, *required_tools(tools, choice))

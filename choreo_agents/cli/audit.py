@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -22,6 +23,8 @@ from choreo_agents.graph.visibility import Mode, Rule
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import ModelOption, errors_as_lines
 
+_ROWS = 200
+"""Findings, and lines on what is blocked, that are printed: a large graph has as many as pairs of nodes."""
 _CHANNELS = {"encoding": "[red]encoding[/]", "words": "[yellow]words[/]"}
 
 
@@ -58,6 +61,9 @@ def audit(
     A private context is what a speaker alone is told, or messages marked confidential. [red]encoding[/]: the reader
     attends to KV that attended to it. [yellow]words[/]: only words decoded from it get there. For each the shortest
     path is shown, and the edges whose change would cut it. The exit code is 1 if a promise is broken.
+
+    The graph is had by importing its module, whose code runs: audit none that you would not run. Modules are looked for
+    in the current folder first, and only while that one is imported.
 
     [b]Examples[/b]
 
@@ -102,12 +108,15 @@ def _print(console: Console, target: str, report: AuditReport) -> None:
     table = Table(box=box.SIMPLE_HEAD, title=f"what can reach whom in {target}", title_justify="left")
     for column in ("private context", "reader", "channel", "shortest path", "cut by"):
         table.add_column(column, overflow="fold")
-    for finding in report.listed:
+    listed = iter(report.listed)
+    for finding in islice(listed, _ROWS):
         broken = "[red bold]✗ [/]" if finding.violation else ""
         channel = _CHANNELS[finding.channel]
         table.add_row(broken + escape(finding.context), finding.reader, channel, escape(finding.walk()), _cut(finding))
     if report.findings:
         console.print(table)
+        if more := sum(1 for _ in listed):
+            console.print(f"[dim]and {more:,} more: --json for all of them[/]")
     else:
         console.print(f"No private context of [b]{target}[/b] reaches anybody but its owner.")
     _print_blocked(console, report)
@@ -123,9 +132,11 @@ def _print_blocked(console: Console, report: AuditReport) -> None:
     readers: dict[tuple[str, str], list[str]] = {}
     for pair in report.blocked:
         readers.setdefault((pair.reader, pair.earlier), []).append("input" if pair.later == START else pair.later)
-    for (reader, earlier), later in readers.items():
+    for (reader, earlier), later in islice(readers.items(), _ROWS):
         seen = "input" if earlier == START else escape(earlier)
         console.print(f"[dim]blocked: {reader} reads {escape(', '.join(later))} as encoded without {seen}[/]")
+    if len(readers) > _ROWS:
+        console.print(f"[dim]and {len(readers) - _ROWS:,} more that are blocked: --json for all of them[/]")
 
 
 def _cut(finding: Finding) -> str:

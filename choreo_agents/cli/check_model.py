@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from choreo_agents.attention.backends import backend_name, why_not_faster
 from choreo_agents.cli.model_report import report_check, report_measured
 from choreo_agents.errors import ChoreoError, InvalidRequestError
 from choreo_agents.models import LoadedModel
@@ -95,4 +96,10 @@ def measured(loaded: LoadedModel | None) -> Mapping[str, Any] | None:
     if loaded is None:
         return None
     probe = loaded.probe
-    return {"parameters": loaded.adapter.parameters, "error": probe.error, "rounding": probe.tolerance}
+    attends = loaded.backend("auto")
+    computed = {
+        "attends": backend_name(attends),
+        "nothing_faster": why_not_faster(attends),
+        "computed_by": loaded.computed_with(attends),
+    }
+    return {"parameters": loaded.adapter.parameters, "error": probe.error, "rounding": probe.tolerance, **computed}

@@ -86,6 +86,10 @@ _BENCH = Group(
             "choreo_agents.lab.experiments.bench_sampling.command:sampling",
             "What choosing the tokens of a step costs, in softmaxes over its logits, beside transformers' processors.",
         ),
+        "step": Command(
+            "choreo_agents.lab.experiments.bench_step.command:step",
+            "Where the time of a decode step goes, beside the same step through torch's and transformers' own code.",
+        ),
         "fork": Command(
             "choreo_agents.lab.experiments.bench_fork.command:fork",
             "Subagents with system prompts of their own over one conversation: forked, and with a prefix cache.",
@@ -174,6 +178,10 @@ _INSPECT = Group(
             "choreo_agents.cli.recordings.show:record",
             "Show a recording: its calls in order, who made them, how many tokens they said, and words unless masked.",
         ),
+        "run": Command(
+            "choreo_agents.cli.recordings.page:run",
+            "Write a page of HTML that shows a recording's runs: who spoke when, what each read, and what it saved.",
+        ),
     },
 )
 _STORE = Group(
@@ -241,6 +249,10 @@ CHOREO = Group(
         "inspect": _INSPECT,
         "store": _STORE,
         "pml": _PML,
+        "words": Command(
+            "choreo_agents.cli.words:words",
+            "Say what words mean that our error messages and pages use: those given, or all.",
+        ),
     },
     installed="choreo.commands",
     elsewhere={"serve": "choreo-server"},

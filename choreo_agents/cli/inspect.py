@@ -14,7 +14,8 @@ from rich.table import Table
 
 from choreo_agents.cli.commands import DRAW_DEBATE
 from choreo_agents.cli.lazy import found
-from choreo_agents.engine.memory_map import TIERS, MemoryMap
+from choreo_agents.engine.stock.memory_map import MemoryMap
+from choreo_agents.kv.entry import TIERS
 from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import AgentsOption, ModelOption, RoundsOption, errors_as_lines
 from choreo_agents.workflows.debating import DebateSetting, hold

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from choreo_agents.attention.backends import backend_name, why_not_faster
 from choreo_agents.attention.rope import PureRotation
 from choreo_agents.models import LoadedModel
 from choreo_agents.models.checking import ModelCheck, Reason, ViewComparison
@@ -216,6 +217,12 @@ def report_measured(console: Console, loaded: LoadedModel) -> None:
         f"{adapter.parameters / 1e6:,.2f} M parameters in {str(geometry.dtype).removeprefix('torch.')}, context of "
         f"{adapter.max_positions:,} tokens, {geometry.bytes_per_token / 1024:,.1f} KiB of keys and values a token"
     )
+    attends = loaded.backend("auto")
+    console.print(
+        f"here {backend_name(attends)} attends, and the rest is computed by {escape(loaded.computed_with(attends))}"
+    )
+    if why := why_not_faster(attends):
+        console.print(f"nothing faster attends: {escape(why)}")
     console.print(
         f"moving cached keys changes logits by {probe.error:.2g} at most; {probe.tolerance:.2g} would be rounding"
     )

@@ -7,7 +7,7 @@ from choreo_agents.engine.messages.joining import Joining
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.quota import Quota
 from choreo_agents.engine.settings import Memory, Scheduling
-from choreo_agents.engine.stats import EngineStats
+from choreo_agents.engine.stock.stats import EngineStats
 
 __all__ = [
     "Decode",

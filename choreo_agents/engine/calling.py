@@ -17,6 +17,7 @@ from choreo_agents.engine.calls import Calls, Decode, Prefill, StreamedToken
 from choreo_agents.engine.decoding.thoughts import PhaseTexts
 from choreo_agents.engine.messages.scope import Scope, current, entered
 from choreo_agents.engine.tenant import Tenant
+from choreo_agents.engine.tokenizing import tokens_to_come
 from choreo_agents.engine.turns import LoopTurns
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
@@ -121,6 +122,7 @@ class Caller:
     def _made(self, calls: Calls, scope: Scope | None) -> Generator[Until, list[Any], list[MessageHandle]]:
         """What comes of a batch."""
         started = yield from self._let_in(calls)
+        calls = yield from self._tokenized(calls)
         asked: Any = [thought_out(call) if thinks(call) else call for call in calls]
         answers = self.tenant.submit(asked, scope, started)
         with self.tenant.given_up_if_left(answers, scope):
@@ -149,6 +151,7 @@ class Caller:
 
     def _streamed(self, call: Decode, scope: Scope | None) -> Steps[Item]:
         started = yield from self._let_in([call])
+        [call] = yield from self._tokenized([call])
         arrived, model = _Arrived(), self.tenant.core.model
         asked = thought_out(call) if thinks(call) else call
         [answer] = self.tenant.submit([asked], scope, started, arrived.put)
@@ -162,6 +165,11 @@ class Caller:
             if thinks(call):
                 handles = yield from self._answered([call], handles, scope, started)
         yield handles[0]
+
+    def _tokenized(self, calls: Calls) -> Generator[Until, list[Any], Any]:
+        """The same calls, with tokens where they had long texts."""
+        made = tokens_to_come(self.tenant.core.model, calls)
+        return calls if made is None else (yield Until([made]))[0]
 
     def _let_in(self, calls: Sequence[Prefill | Decode]) -> Generator[Until, list[Any], float]:
         """Wait until calls may start; when they were made, as `time.perf_counter` counts."""

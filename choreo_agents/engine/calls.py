@@ -205,7 +205,7 @@ class Decode:
     """Whether a call that has an answer gets a new one, which is remembered in the place of that."""
     watch: Callable[[Tensor], None] | None = None
     """Shown the model's logits, [vocabulary], before every token, on the engine's thread: to measure by. It must not
-    change them, nor raise."""
+    change them, nor raise, and copies what it keeps: the next step is computed where they are."""
     joining: Joining | None = None
     """Through which messages come into its view while it is under way (see `Branches.joining`)."""
     adapter: str | None = None

@@ -23,15 +23,15 @@ from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.rate_limit import RateLimiter
 from choreo_agents.engine.settings import Settings
+from choreo_agents.engine.stock.computing import Computing, computing
 from choreo_agents.errors import DeviceLostError, EngineClosedError
 from choreo_agents.kv.cache import KVCache
-from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.entry_files import EntryFiles
 from choreo_agents.kv.free_memory import pool_bytes
+from choreo_agents.kv.hosted import HostedEntries
 from choreo_agents.kv.movements import Movements
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.store import KVStore
-from choreo_agents.kv.store.host import HostTier
 from choreo_agents.kv.store.places import EnginePlace
 from choreo_agents.kv.store.thread import DiskThread
 from choreo_agents.models.loader import LoadedModel
@@ -53,16 +53,17 @@ class EngineCore:
         adapter: What calls of all tenants have unless they name another.
     """
 
+    computing: Callable[[], Computing] = staticmethod(Computing)
+    """What computes steps, in words; elsewhere, unless it is said."""
+
     def __init__(self, model: LoadedModel, settings: Settings, adapter: Loaded | None = None) -> None:
-        self.model = model
-        self.settings = settings
+        self.model, self.settings = model, settings
         self.adapters = AdapterRegistry(model.adapter)
         if adapter is not None:
             self.adapters.add_default(adapter)
         self.secret = secrets.token_bytes(32)
         """Of this engine alone: keys of what must not outlive it are made of it."""
-        self.lock = EngineLock()
-        self._numbers = itertools.count()
+        self.lock, self._numbers = EngineLock(), itertools.count()
         self.counters, self.movements = Ledger(Counters), Ledger(Movements)
         self.kept: dict[str, KVStore] = {}
         """What outlives the engine, by tenant."""
@@ -77,8 +78,7 @@ class EngineCore:
         self._limiters: list[RateLimiter] = []
         self._lifetime = threading.RLock()
         """Held while the engine is closed or restarted, by whom does not hold `lock`."""
-        self._closed = False
-        self._emit = guarded(settings.sink)
+        self._closed, self._emit = False, guarded(settings.sink)
         served, budget = model.adapter, settings.memory.kv_budget_bytes
         self.kv_budget_bytes = budget or pool_bytes(served.geometry, served.device, served.max_positions)
         self._start(None)
@@ -92,7 +92,7 @@ class EngineCore:
         if memory.disk is not None or memory.kept is not None:
             disk = DiskThread(None if memory.disk is None else self._disk_store)
         files = EntryFiles(disk, self.kept, self.movements, self._skipped, self._emit)
-        self.cache = self._cache(HostTier(memory.host_bytes), files)
+        self.cache = self._cache(HostedEntries(memory.host_bytes), files)
         made = MessageTable(self.cache, adapter.fingerprint, memory.mapped_storage) if table is None else table
         self.table = made.enter_cache(self.cache)
         self.recomputer = Recomputer(self.table, self._numbers.__next__, FromCache)
@@ -103,14 +103,15 @@ class EngineCore:
         self._end = weakref.finalize(self, _close, self.lock, self.loop, disk, self._limiters)
         self._disk = disk
 
-    def _cache(self, host: HostTier[CacheEntry], files: EntryFiles) -> KVCache:
+    def _cache(self, host: HostedEntries, files: EntryFiles) -> KVCache:
         return KVCache(self.pool, host, files, self.movements)
 
     def _loop(self) -> EngineLoop:
-        settings, loaded = self.settings, (self.adapters.loras, self.adapters.mappers)
+        settings, scheduling, adapters = self.settings, self.settings.scheduling, self.adapters
         backend = self.model.backend(settings.backend)
-        executor = Executor(self.model.adapter, self.pool, backend, self.counters, *loaded)
-        scheduling = settings.scheduling
+        served = self.model.adapter, self.pool, backend, self.counters, adapters.loras, adapters.mappers
+        executor = Executor(*served, graphs=scheduling.graphs, ahead=scheduling.goes_ahead)
+        self.computing = partial(computing, self.model, executor)
         planner = Planner(scheduling.policy, Limits(scheduling.step_tokens, scheduling.rows), scheduling.timetable)
         return EngineLoop(executor, self.lock, planner, settings.sink, self.method)
 

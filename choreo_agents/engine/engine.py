@@ -33,8 +33,8 @@ from choreo_agents.engine.owner import EngineOwner
 from choreo_agents.engine.quota import Quota
 from choreo_agents.engine.recording import Recordings
 from choreo_agents.engine.settings import Memory, MethodName, Scheduling, Settings
-from choreo_agents.engine.stats import EngineStats
-from choreo_agents.engine.stock import check_engine
+from choreo_agents.engine.stock.stats import EngineStats
+from choreo_agents.engine.taking_stock import check_engine
 from choreo_agents.engine.tenants import Tenants
 from choreo_agents.engine.threads import Threads
 from choreo_agents.engine.transfer.facade import KVTransfer

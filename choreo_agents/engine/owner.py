@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from choreo_agents.engine.elsewhere import EngineServer
-from choreo_agents.engine.memory_map import LeasedMemory, MemoryMap, leased_memory
-from choreo_agents.engine.stats import EngineStats
-from choreo_agents.engine.stock import memory_map_of, stats_of
+from choreo_agents.engine.stock.memory_map import LeasedMemory, MemoryMap, leased_memory
+from choreo_agents.engine.stock.stats import EngineStats
+from choreo_agents.engine.taking_stock import memory_map_of, stats_of
 from choreo_agents.engine.tenants import Tenants
 
 
@@ -21,7 +21,11 @@ class EngineOwner:
         """What every open tenant leases: by a name that does not tell its salt, and that folders of its files have."""
         core = self._core
         with core.lock:
-            held = leased_memory(core.table.messages(), lambda message: message.tenant, core.cache)
+            core.cache.files.arrive_all()
+            table = core.table.held
+            tallies = {name: [tally] for name, tally in table.by_tenant().items()}
+            nowhere = table.nowhere(core.cache.looking_for(table.tenants()))
+            held = leased_memory(tallies, lambda message: message.tenant, nowhere, core.cache)
             return {name: held.get(name, LeasedMemory()) for name in self._tenants.names()}
 
     def stats(self) -> EngineStats:

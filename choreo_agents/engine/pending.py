@@ -94,7 +94,7 @@ class Pending:
             for scope in open_scopes:
                 core.table.lease(message, scope)
             if self.memo is not None and message.leases:
-                core.table.memoise(self.memo, message, next(iter(open_scopes), None))
+                core.table.memos.remember(self.memo, message, next(iter(open_scopes), None))
             found = max(0, len(self.prefills.intersection(request.futures)) - 1)
             core.count_found(self.lineage.prompt_tokens() * found, self.lineage.tenant)
         return message.handle

@@ -85,7 +85,7 @@ class QuotaKeeper:
         if most is None or entry.pins:
             return
         pool = self._core.pool  # which a message takes whole blocks of
-        pinned = sum(pool.rounded(each.tokens) for each in self._core.cache.entries_of(self._tenant) if each.pins)
+        pinned = sum(pool.rounded(each.tokens) for each in self._core.cache.books.pinned(self._tenant))
         wanted = (pinned + pool.rounded(len(message.tokens))) * pool.geometry.bytes_per_token
         if wanted > most:
             raise QuotaError(
@@ -120,17 +120,22 @@ class QuotaKeeper:
                 f"have {most}: show it less, lower max_tokens, or ask for a larger Quota(pool_bytes=...)"
             )
         needed = alone + self._taken(self._under_way(), seen)
-        pinned = {entry for entry in core.cache.entries_of(self._tenant) if entry.pins} - seen
+        books = core.cache.books
+        pinned = [entry for entry in books.pinned(self._tenant) if entry not in seen]
         needed += sum(core.pool.rounded(entry.tokens) for entry in pinned)
         if needed > most:
             raise QuotaError(
                 f"with the tenant's other calls and pinned messages KV memory for {needed} tokens would be needed, it "
                 f"may have {most}: wait for its calls, unpin messages, or ask for a larger Quota(pool_bytes=...)"
             )
-        idle = [entry for entry in core.cache.entries_of(self._tenant) if entry.idle() and entry not in seen]
-        room = [(entry, core.pool.rounded(entry.tokens)) for entry in sorted(idle, key=lambda entry: entry.used)]
-        over = needed + sum(tokens for _, tokens in room) - most
-        core.cache.park(leaving(room, over))
+        # What is seen is counted among the needed.
+        idle = books.idle_tokens[self._tenant] - sum(entry.counted.idle_tokens for entry in seen)
+        room = (
+            (entry, entry.counted.idle_tokens)
+            for entry in books.resident(self._tenant)
+            if entry.counted.idle_tokens and entry not in seen
+        )
+        core.cache.park([*leaving(room, needed + idle - most)])
 
     def _taken(self, requests: Sequence[Request], seen: set[CacheEntry]) -> int:
         """Tokens of room that requests take at most, with what they read; what was seen before is not counted again."""

@@ -63,8 +63,19 @@ class Scheduling(BaseModel):
     """Requests served at once at most."""
     policy: SchedulingPolicy = FirstComeFirstServed()
     """Decides who is admitted, and who encodes how many tokens."""
+    graphs: bool = True
+    """Whether passes of up to 256 tokens whose sizes recur are captured as CUDA graphs, where the attention backend can
+    be captured (`"triton"`). Without, they say the same, launch by launch."""
+    ahead: bool = True
+    """Whether such passes are begun before the step before them has said its tokens, with those that the device has
+    drawn: it does not wait for the host. Rows say the same without. Not where there is a timetable."""
     timetable: Timetable | None = None
     """Writes down what each step holds, or, made by `again()`, prescribes it: to compare two runs bit by bit."""
+
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether passes are begun a step ahead: not of a run that is compared with another bit by bit."""
+        return self.ahead and self.timetable is None
 
     @field_validator("policy", mode="plain")
     @classmethod

@@ -15,7 +15,6 @@ from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.calls import Calls, Decode, Prefill
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.keeping.kept import kept_of
-from choreo_agents.engine.memory_map import MemoryMap
 from choreo_agents.engine.messages.entering import entering
 from choreo_agents.engine.messages.joining import Joining
 from choreo_agents.engine.messages.message import Message
@@ -26,8 +25,9 @@ from choreo_agents.engine.pending import Answer, OnToken, Pending
 from choreo_agents.engine.quota import Quota, QuotaKeeper
 from choreo_agents.engine.rate_limit import RateLimiter
 from choreo_agents.engine.request_builder import PlacedCall, RequestBuilder
-from choreo_agents.engine.stats import EngineStats
-from choreo_agents.engine.stock import memory_map_of, stats_of
+from choreo_agents.engine.stock.memory_map import MemoryMap
+from choreo_agents.engine.stock.stats import EngineStats
+from choreo_agents.engine.taking_stock import memory_map_of, stats_of
 from choreo_agents.errors import EngineClosedError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.segment import Segment
@@ -267,7 +267,7 @@ class Tenant:
         """The answer that the same decode was given before."""
         call = placed.read.call
         assert isinstance(call, Decode)
-        known = None if placed.name is None or call.anew else self.core.table.recall(placed.name)
+        known = None if placed.name is None or call.anew else self.core.table.memos.recall(placed.name)
         if known is not None:
             if batch.on_token is not None:
                 for chosen in known.chosen or ():

@@ -8,10 +8,13 @@ are encoded once more for each that reads them, and the entry keeps what came of
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from choreo_agents.graph.state import HandleEntry
 from choreo_agents.kv.handle import MessageHandle, base_model
+
+_FIELDS = len(MessageHandle.model_fields)
 
 
 def model_of(plain: Mapping[str, Any]) -> str:
@@ -21,22 +24,41 @@ def model_of(plain: Mapping[str, Any]) -> str:
 
 def handle_for(entry: Mapping[str, Any], model: str) -> MessageHandle | None:
     """What an entry's message is to a model; None: it has not encoded it."""
-    own = MessageHandle.model_validate(entry["handle"])
+    own = handle_in(entry["handle"])
     if own.base_model == model:
         return own
     other = (entry.get("also") or {}).get(model)
-    return None if other is None else MessageHandle.model_validate(other)
+    return None if other is None else handle_in(other)
+
+
+def handle_in(plain: Any) -> MessageHandle:
+    """The handle that stands in graph state, where the same ones are read in every call.
+
+    Raises:
+        ValidationError: It is none.
+    """
+    try:
+        if len(plain) == _FIELDS:
+            return _handle(plain["id"], plain["model"], plain["length"])
+    except (KeyError, TypeError):
+        pass  # it is nothing like a handle
+    return MessageHandle.model_validate(plain)
+
+
+@lru_cache(maxsize=1 << 15, typed=True)
+def _handle(name: str, model: str, length: int) -> MessageHandle:
+    return MessageHandle(id=name, model=model, length=length)
 
 
 def length_for(entry: Mapping[str, Any], model: str) -> int:
     """How many tokens a message takes in a view of a model's; of its speaker's, where it has not been encoded yet."""
-    return (handle_for(entry, model) or MessageHandle.model_validate(entry["handle"])).length
+    return (handle_for(entry, model) or handle_in(entry["handle"])).length
 
 
 def handles_of(entry: Mapping[str, Any]) -> Iterator[MessageHandle]:
     """All encodings of an entry's message as it now reads, its speaker's first."""
     for plain in (entry["handle"], *(entry.get("also") or {}).values()):
-        yield MessageHandle.model_validate(plain)
+        yield handle_in(plain)
 
 
 def is_of_agent(entry: Mapping[str, Any]) -> bool:

@@ -17,10 +17,16 @@ from langgraph.graph.state import CompiledStateGraph
 from choreo_agents.engine import Engine
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.graph.agent import Agent
-from choreo_agents.graph.audit import AuditReport, Chart, Declared, Hop, Policy, audit_chart, harmless
+from choreo_agents.graph.audit import AuditReport, Chart, Declared, Policy, audit_chart, harmless
 from choreo_agents.graph.compiled_graph import CompiledChoreoGraph
 from choreo_agents.graph.compiling.accepting import destinations_of, require_channels, unwrapped
-from choreo_agents.graph.compiling.binding import bound_agent, named_contexts, require_personas, with_system
+from choreo_agents.graph.compiling.binding import (
+    bound_agent,
+    named_contexts,
+    require_personas,
+    texts_shared_in,
+    with_system,
+)
 from choreo_agents.graph.compiling.charting import agents_of, chart_of, found
 from choreo_agents.graph.compiling.loops import require_bounded_loops
 from choreo_agents.graph.compiling.promises import kept
@@ -82,7 +88,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         self.personas: dict[str, str] = {}
         """Of functions that are declared to be somebody's nodes."""
         self._visibility = VisibilityTable(default=None if visibility is None else rule_of(visibility))
-        self._changed: tuple[Hop, ...] = ()
+        self._audited: AuditReport | None = None
         self.engine: Engine | None = None
         """Of a compiled graph's builder, the engine that seals what is said in it; None: it has no agents."""
         self.engines: tuple[Engine, ...] = ()
@@ -218,12 +224,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         return changed
 
     def with_system(self: Self, node: str, text: str) -> Self:
-        """A copy in which one agent, or all agents of a persona, have another system prompt.
-
-        Raises:
-            VisibilityError: There is no such agent.
-            InvalidRequestError: It has a prompt of a schema instead.
-        """
+        """A copy in which an agent, or all of a persona, have another system prompt; raises what `Agent.with_system`
+        does, and `VisibilityError` if there is no such agent."""
         changed = self._copied()
         changed.nodes = with_system(self.nodes, node, text)
         return changed
@@ -256,8 +258,8 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
             VisibilityError: A declaration names no node or private context.
         """
         _require_names(self)
-        if self._charted is not None:
-            return audit_chart(self._charted, self._changed)
+        if self._audited is not None:
+            return self._audited
         chart, changed = harmless(self.chart()) if self.policy.on_violation == "reencode" else (self.chart(), [])
         return audit_chart(chart, changed)
 
@@ -303,9 +305,9 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
 
 def _kept(graph: ChoreoGraph, bound: ChoreoGraph, engines: Engines) -> Chart:
     """The chart of a graph as it may run; what the policy has changed for that is changed in what is bound."""
-    whole, changed = kept(graph.chart(engines).as_served(), graph.policy.on_violation)
-    bound._changed, bound._charted = tuple(changed), whole
-    for hop in changed:
+    whole, report = kept(graph.chart(engines).as_served(), graph.policy.on_violation)
+    bound._charted, bound._audited = whole, report
+    for hop in report.changed:
         bound._visibility.change(hop.source, hop.reader, whole.node(hop.reader).rules[hop.source])
     return whole
 
@@ -338,11 +340,11 @@ def _bound_nodes(bound: ChoreoGraph, engines: Engines, **told: bool) -> dict[str
     """Its nodes: agents that know what they may read, and functions that sign what they write."""
     assert bound._charted is not None
     nodes: dict[str, Any] = {}
-    declared = Declared(bound._charted, TextsByModel(bound))
+    declared, shared = Declared(bound._charted, TextsByModel(bound)), texts_shared_in(bound.nodes)
     for name, spec in bound.nodes.items():
         node: Any = spec.runnable
         if isinstance(node, Agent):
-            nodes[name] = bound_agent(bound, bound.nodes, name, engines, declared, **told)
+            nodes[name] = bound_agent(bound, name, spec, engines, declared, shared, **told)
         else:
             signing = partial(sign, persona=bound.personas.get(name))
             heard = node if _holds_agents(node) else around(node, name)
@@ -359,7 +361,7 @@ def _holds_agents(node: Any) -> bool:
 def _require_names(graph: ChoreoGraph) -> None:
     """Raise `VisibilityError` if a declaration names no node or private context."""
     chart = graph.chart()
-    contexts = [context.name for context in chart.contexts()]
+    contexts = [context.name for context in chart.contexts]
     # Whether agents think may be their model's to say, and this chart is of no engine: a graph is audited, and its
     # names are looked at, before one is given. So thoughts of any agent may be named.
     thoughts = {f"{name}.thoughts" for name, spec in graph.nodes.items() if isinstance(spec.runnable, Agent)}

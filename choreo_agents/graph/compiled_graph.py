@@ -14,6 +14,7 @@ from choreo_agents.graph.agent import Agent
 from choreo_agents.graph.audit import AuditReport, Chart, Declared, audit_entries
 from choreo_agents.graph.compiling.charting import agents_of
 from choreo_agents.graph.compiling.texts import TextsByModel
+from choreo_agents.graph.drawing import Drawable, Drawing, draw_audit
 from choreo_agents.graph.durable.finding import LineageChoice, lineage_store_for, with_lineage
 from choreo_agents.graph.durable.forgetting import forget_thread
 from choreo_agents.graph.edge_labels import labelled
@@ -43,6 +44,7 @@ class _Built(Protocol):
     engine: Engine | None
     engines: Sequence[Engine]
     lineage: LineageChoice
+    origin: Drawable
 
     def audit(self) -> AuditReport: ...
 
@@ -176,6 +178,13 @@ class CompiledChoreoGraph(TenantThreads):
         entries = state.get("handles") if isinstance(state, Mapping) else getattr(state, "handles", None)
         declared = Declared(self._built.chart(), TextsByModel(self.builder))
         return audit_entries(engines, declared, entries or [])
+
+    def draw(self) -> Drawing:
+        """The graph as a Mermaid flowchart, which notebooks draw: nodes, edges with their visibilities, and over them
+        each private context's way to whoever it can reach: thick for encodings, dotted for words, red where a promise
+        is broken.
+        """
+        return Drawing(draw_audit(self._built.origin, self.audit()))
 
     def _labelled(self, graph: Graph) -> Graph:
         return labelled(graph, self._built.visibility_table())

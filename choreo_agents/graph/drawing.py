@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 from langgraph.graph import END, START
 
 from choreo_agents.graph.audit import AuditReport, Chart, Finding
-from choreo_agents.graph.choreo_graph import ChoreoGraph
-from choreo_agents.graph.visibility import rule_between
+from choreo_agents.graph.visibility import Rule, rule_between
+
+
+class Drawing(str):
+    """A Mermaid flowchart, which notebooks draw."""
+
+    __slots__ = ()
+
+    def _repr_markdown_(self) -> str:
+        return f"```mermaid\n{self}\n```"
+
 
 _ARROWS = {"encoding": "==>", "words": "-.->"}
 
 
-def draw_audit(graph: ChoreoGraph, report: AuditReport) -> str:
+class Drawable(Protocol):
+    """A `ChoreoGraph`, as far as it is drawn."""
+
+    edges: set[tuple[str, str]]
+    waiting_edges: set[tuple[tuple[str, ...], str]]
+
+    @property
+    def branches(self) -> Mapping[str, Mapping[str, Any]]: ...
+
+    def chart(self) -> Chart: ...
+
+    def visibility_table(self) -> dict[str, dict[str, Rule]]: ...
+
+
+def draw_audit(graph: Drawable, report: AuditReport) -> str:
     """Nodes and edges of a graph in grey, and over them each context's way to its readers: thick for encodings, dotted
     for words, red where a promise is broken."""
     lines = ["flowchart TD", *_nodes(graph.chart()), *_flow(graph)]
@@ -42,7 +66,7 @@ def _nodes(chart: Chart) -> Iterator[str]:
         yield f'    {_id(node.name)}["{node.name}"]' + (":::function" if node.is_function else "")
 
 
-def _flow(graph: ChoreoGraph) -> Iterator[str]:
+def _flow(graph: Drawable) -> Iterator[str]:
     """Control flow, with the visibility of each edge."""
     table = graph.visibility_table()
     pairs = set(graph.edges) | {(start, end) for starts, end in graph.waiting_edges for start in starts}

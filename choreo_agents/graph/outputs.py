@@ -49,7 +49,7 @@ class Output:
             return {}
         try:
             said = json.loads(words) if self.adapter is None else self.adapter.validate_json(words)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise GuideError(f"what {self.speaker!r} said is not the output that it has: {error}", words) from error
         if self.adapter is not None:
             # As it can be read in again: under the names that the schema has, and without what is computed of others.

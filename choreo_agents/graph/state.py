@@ -17,8 +17,6 @@ from choreo_agents.kv.handle import base_model
 
 _SAME = ("digest", "author", "persona", "confidential")
 """What two entries of one message agree in, if they have the same words of the same speaker."""
-_WHOLE_EVERY = 20
-"""Updates of `handles` after which a checkpoint has all of them: what comes in between is read from that one on."""
 
 
 class HandleEntry(TypedDict):
@@ -137,7 +135,7 @@ def with_said(state: Any, update: Mapping[str, Any]) -> Any:
     return dataclasses.replace(state, handles=handles, messages=messages) if is_data else state
 
 
-Handles = Annotated[list[HandleEntry], growing(merge_entries, merge_updates, _WHOLE_EVERY)]
+Handles = Annotated[list[HandleEntry], growing(merge_entries, merge_updates)]
 """Entries as a graph's state has them."""
 
 

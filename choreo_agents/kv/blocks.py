@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from dataclasses import dataclass
+from itertools import pairwise
 
 from choreo_agents.errors import KVMemoryError
 
@@ -21,7 +22,7 @@ class Run:
 
 
 class BlockAllocator:
-    """A free list of runs, sorted by start and never adjacent to each other.
+    """Free runs, by where they start and by how long they are, and never adjacent to each other.
 
         blocks   0 1 2 3 4 5 6 7 8 9
         owner    a a . . b . . . a .      free: (2,2) (5,3) (9,1)
@@ -31,11 +32,15 @@ class BlockAllocator:
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        self._free = [Run(0, blocks)] if blocks else []
-
-    @property
-    def free_blocks(self) -> int:
-        return sum(run.length for run in self._free)
+        self.free_blocks = 0
+        self._starts: list[int] = []
+        """Of the free runs, in order."""
+        self._sizes: list[tuple[int, int]] = []
+        """Length and start of each, in order."""
+        self._lengths: dict[int, int] = {}
+        """By start."""
+        if blocks:
+            self._add(Run(0, blocks))
 
     def allocate(self, count: int) -> tuple[Run, ...] | None:
         """Take `count` blocks: from the tightest free run that is long enough, else from the longest ones.
@@ -44,49 +49,66 @@ class BlockAllocator:
         """
         if count < 1:
             raise KVMemoryError(f"{count} blocks of KV memory were asked for")
-        fitting = [run for run in self._free if run.length >= count]
-        if fitting:
-            return (self._take(min(fitting, key=lambda run: run.length), count),)
         if self.free_blocks < count:
             return None
+        at = bisect_left(self._sizes, (count, 0))
+        if at < len(self._sizes):
+            return (self._take(self._sizes[at][1], count),)
         taken: list[Run] = []
-        for run in sorted(self._free, key=lambda run: -run.length):
-            taken.append(self._take(run, min(run.length, count)))
+        while count:
+            longest = self._sizes[-1][0]
+            start = self._sizes[bisect_left(self._sizes, (longest, 0))][1]
+            taken.append(self._take(start, min(longest, count)))
             count -= taken[-1].length
-            if not count:
-                break
         return tuple(taken)
 
     def free(self, run: Run) -> None:
         """Give a run back, joined with its free neighbours."""
-        at = bisect_left(self._free, run.start, key=lambda free: free.start)
-        before = self._free[at - 1] if at else None
-        after = self._free[at] if at < len(self._free) else None
+        at = bisect_left(self._starts, run.start)
+        before = self._run(self._starts[at - 1]) if at else None
+        after = self._run(self._starts[at]) if at < len(self._starts) else None
         if (before is not None and before.end > run.start) or (after is not None and run.end > after.start):
             raise KVMemoryError(f"{run} was freed twice")
         start, end = run.start, run.end
         if before is not None and before.end == start:
-            start, at = before.start, at - 1
-            del self._free[at]
+            start = before.start
+            self._remove(before)
         if after is not None and after.start == end:
             end = after.end
-            del self._free[at]
-        self._free.insert(at, Run(start, end - start))
+            self._remove(after)
+        self._add(Run(start, end - start))
 
     def check(self) -> None:
-        """Assert that the free list is sorted, joined and inside the pool."""
-        for run in self._free:
+        """Assert that the free runs are sorted, joined, counted and inside the pool."""
+        runs = self.free_runs()
+        for run in runs:
             assert run.length > 0 and run.start >= 0 and run.end <= self.blocks, f"{run} is outside the pool"
-        for left, right in zip(self._free, self._free[1:], strict=False):
+        for left, right in pairwise(runs):
             assert left.end < right.start, f"free runs {left} and {right} overlap or were not joined"
+        assert self._sizes == sorted((run.length, run.start) for run in runs) and len(self._lengths) == len(runs)
+        assert self.free_blocks == sum(run.length for run in runs)
 
     def free_runs(self) -> tuple[Run, ...]:
-        return tuple(self._free)
+        return tuple(map(self._run, self._starts))
 
-    def _take(self, run: Run, count: int) -> Run:
-        at = self._free.index(run)
-        if run.length == count:
-            del self._free[at]
-        else:
-            self._free[at] = Run(run.start + count, run.length - count)
-        return Run(run.start, count)
+    def _run(self, start: int) -> Run:
+        return Run(start, self._lengths[start])
+
+    def _take(self, start: int, count: int) -> Run:
+        run = self._run(start)
+        self._remove(run)
+        if run.length > count:
+            self._add(Run(start + count, run.length - count))
+        return Run(start, count)
+
+    def _add(self, run: Run) -> None:
+        insort(self._starts, run.start)
+        insort(self._sizes, (run.length, run.start))
+        self._lengths[run.start] = run.length
+        self.free_blocks += run.length
+
+    def _remove(self, run: Run) -> None:
+        del self._starts[bisect_left(self._starts, run.start)]
+        del self._sizes[bisect_left(self._sizes, (run.length, run.start))]
+        del self._lengths[run.start]
+        self.free_blocks -= run.length

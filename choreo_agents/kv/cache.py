@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
+from itertools import chain
 
 from choreo_agents.errors import KVMemoryError
+from choreo_agents.kv.books import KVBooks
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.entry_files import EntryFiles
+from choreo_agents.kv.hosted import HostedEntries
 from choreo_agents.kv.movements import RESTORED, Movements
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.store.eviction import leaving
-from choreo_agents.kv.store.host import HostTier
 from choreo_agents.kv.tiers import HostKV, stored_bytes
 from choreo_agents.tracing import Ledger
 
@@ -31,7 +32,7 @@ class KVCache:
     def __init__(
         self,
         pool: KVPool,
-        host: HostTier[CacheEntry],
+        host: HostedEntries,
         files: EntryFiles,
         movements: Ledger[Movements],
     ) -> None:
@@ -40,19 +41,23 @@ class KVCache:
         self.movements = movements
         self._host = host
         self._entries: set[CacheEntry] = set()
-        self._clock = itertools.count(1)
+        self._wanted: dict[CacheEntry, None] = {}
+        """What requests wait for."""
+        self.books = KVBooks(lambda entry: entry.tokens * stored_bytes(pool.geometry, entry.stored))
 
     def hold(self, entry: CacheEntry) -> CacheEntry:
         """Keep a message's KV; takes over its segment's pin."""
-        self.touch(entry)
         if entry.segment is None:
             self.files.find(entry)
         self._entries.add(entry)
+        self.books.open(entry)
         return entry
 
     def drop(self, entry: CacheEntry) -> None:
         """Forget a message's KV in every tier; readers that have pinned its segment keep that."""
         self._entries.remove(entry)
+        self._wanted.pop(entry, None)
+        self.books.close(entry)
         self._host.take(entry)
         if entry.segment is not None:
             self.pool.unpin(entry.segment)
@@ -64,7 +69,7 @@ class KVCache:
         if entry.segment is not None or segment.encoded != entry.tokens:
             raise KVMemoryError(f"a message of {entry.tokens} tokens is filled with {segment.encoded}, or twice")
         entry.segment, entry.native_offset = segment, segment.native_offset
-        self.touch(entry)
+        self.books.touch(entry)
 
     def lost(self, entry: CacheEntry) -> bool:
         """Whether it has to be computed again."""
@@ -74,6 +79,10 @@ class KVCache:
     def is_elsewhere(self, message_id: str) -> bool:
         """Whether another engine has it for this one."""
         return False
+
+    def looking_for(self, tenants: Iterable[str]) -> list[str]:
+        """Of some tenants, those whose messages may be somewhere of which their entries do not tell."""
+        return [tenant for tenant in tenants if self.files.outlives(tenant)]
 
     def in_memory(self, entry: CacheEntry) -> bool:
         """Whether the pool or the host has it."""
@@ -94,7 +103,7 @@ class KVCache:
 
     def restore(self, entry: CacheEntry, arrivals: list[Arrival] | None = None) -> bool:
         """Bring it into the pool, now or as an arrival that is added to a list; False if there is no room for it."""
-        self.touch(entry)
+        self.books.touch(entry)
         if entry.segment is not None:
             return True
         if entry.staged is None and entry not in self._host:
@@ -130,10 +139,6 @@ class KVCache:
         entry.native_offset = native_offset
         return True
 
-    def evictable_tokens(self) -> int:
-        """Room in the pool that evicting everything idle would give."""
-        return sum(e.segment.capacity for e in self._entries if e.segment is not None and e.idle())
-
     def evict(self, tokens: int) -> None:
         """Take the least recently used idle messages out of the pool until it has room for `tokens`, or none is left.
 
@@ -142,16 +147,18 @@ class KVCache:
         over = tokens - self.pool.free_tokens
         if over <= 0:
             return
-        idle = sorted((e for e in self._entries if e.idle()), key=lambda e: (e.wanted > 0, e.used))
-        self.park(leaving([(e, e.segment.capacity) for e in idle if e.segment is not None], over))
+        unwanted = (entry for entry in self.books.resident() if not entry.wanted)
+        wanted = (entry for entry in self.books.resident() if entry.wanted)
+        room = ((entry, entry.counted.idle_tokens) for entry in chain(unwanted, wanted) if entry.counted.idle_tokens)
+        self.park([*leaving(room, over)])
 
     def evict_unwanted(self, tokens: int) -> bool:
         """As `evict`, but of those that no request waits for alone; whether the pool has room for `tokens` then.
 
         If it would not have, nothing leaves.
         """
-        idle = [e.segment.capacity for e in self._entries if e.segment is not None and e.idle() and not e.wanted]
-        has_room = self.pool.free_tokens + sum(idle) >= tokens
+        wanted = sum(entry.counted.idle_tokens for entry in self._wanted)
+        has_room = self.pool.free_tokens + self.books.idle_total - wanted >= tokens
         if has_room:
             self.evict(tokens)
         return has_room
@@ -171,12 +178,15 @@ class KVCache:
         if not entry.wanted and not self.in_memory(entry) and not entry.filed:
             self.files.find(entry)  # perhaps it was written since; not while somebody has it computed again
         entry.wanted += 1
+        self._wanted[entry] = None
 
     def unwant(self, entry: CacheEntry) -> None:
         """It does no longer; what was staged for it goes where its tier's budget lets it."""
         if not entry.wanted:
             raise KVMemoryError(f"message {entry.key!r} is wanted by fewer requests than gave it up")
         entry.wanted -= 1
+        if not entry.wanted:
+            self._wanted.pop(entry, None)
         if not entry.keeps():
             held, entry.staged = self._host.take(entry) or entry.staged, None
             self.movements.add(entry.tenant, "lost", held is not None)
@@ -186,24 +196,21 @@ class KVCache:
         if not self.files.has(entry):
             self._to_host(entry, kv)
 
-    def holder(self, segment: Segment) -> CacheEntry | None:
-        """Whose KV is in a segment, of the messages that are kept."""
-        return next((entry for entry in self._entries if entry.segment is segment), None)
-
     def bytes_by_tier(self, tenant: str | None = None) -> dict[str, int]:
         """What each tier holds now, of one tenant or of all; the disk's files of other engines are not counted."""
-        self._arrive_all()
-        entries = self.entries_of(tenant)
-        host = sum(self._host.bytes_of(e) + (0 if e.staged is None else e.staged.nbytes) for e in entries)
-        disk = sum(e.tokens * stored_bytes(self.pool.geometry, e.stored) for e in entries if e.on_disk)
-        return {"device": self.pool.used_by(tenant), "host": host, "disk": disk}
+        self.files.arrive_all()
+        below = {"host": self.books.host_bytes, "disk": self.books.disk_bytes}
+        held = {tier: counts.total() if tenant is None else counts[tenant] for tier, counts in below.items()}
+        return {"device": self.pool.used_by(tenant), **held}
 
     def check(self) -> None:
         """Assert that entries and tiers agree."""
-        self._arrive_all()
+        self.files.arrive_all()
         self._host.check()
+        self.books.check(self._entries)
+        assert {*self._wanted} == {entry for entry in self._entries if entry.wanted}
         for entry in self._entries:
-            assert entry.wanted >= 0 and entry.pins >= 0
+            assert entry.wanted >= 0 and entry.pins >= 0 and entry.hosted_bytes == self._host.bytes_of(entry)
             if entry.segment is not None:
                 assert entry.segment.pins > 0 and entry.segment.encoded == entry.tokens
                 assert entry not in self._host and (entry.staged is None or entry.writing is not None)
@@ -229,11 +236,3 @@ class KVCache:
                 leaver.staged = left
             else:
                 self.files.put(leaver, left)
-
-    def _arrive_all(self) -> None:
-        for entry in self._entries:
-            self.files.arrive(entry)
-
-    def touch(self, entry: CacheEntry) -> None:
-        """It was used just now."""
-        entry.used = next(self._clock)

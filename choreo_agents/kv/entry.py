@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.store.key import TierKey
 from choreo_agents.kv.tiers import HostKV, Stored
+
+TierName = Literal["device", "host", "disk", "lineage"]
+TIERS: tuple[TierName, ...] = ("device", "host", "disk", "lineage")
+"""From the fastest on; what is only lineage takes no memory and is computed again when it is read."""
+
+
+class Counted(NamedTuple):
+    """What one entry counts for."""
+
+    tier: TierName = "lineage"
+    """The fastest that has it."""
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    idle_tokens: int = 0
+    """Room in the pool that would be free without it; 0 while anything keeps it there."""
+    is_pinned: bool = False
+
+
+NOTHING = Counted()
+_COUNTED = frozenset({"segment", "staged", "hosted_bytes", "on_disk", "kept", "pins"})
+"""What an entry counts for depends on these."""
 
 
 @dataclass(eq=False)
@@ -45,9 +68,33 @@ class CacheEntry:
     pins: int = 0
     """How often it was pinned: it stays in the pool."""
     stored: Stored = "full"
-    used: int = 0
     tenant: str = ""
     """Whose it is."""
+    hosted_bytes: int = 0
+    """That the host tier has of it."""
+    changed: Callable[[CacheEntry], None] | None = field(default=None, repr=False)
+    """Told of whatever changes what it counts for, while it is counted."""
+    counted: Counted = NOTHING
+    """What it counts for."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        before = self.__dict__.get(name)
+        object.__setattr__(self, name, value)
+        if name in _COUNTED and self.__dict__.get("changed") is not None:
+            if name == "segment":
+                self.hold_on_to(before)
+            self.recount()
+
+    def hold_on_to(self, before: Segment | None = None) -> None:
+        """Its segment is to know whose KV it holds, and the one that it had before not to any more."""
+        for segment, holder in ((before, None), (self.segment, self if self.changed is not None else None)):
+            if segment is not None and segment.holder in (None, self):
+                segment.holder = holder
+
+    def recount(self) -> None:
+        """Something of it, or of its segment, is not as it was."""
+        if self.changed is not None:
+            self.changed(self)
 
     @property
     def filed(self) -> bool:

@@ -44,12 +44,20 @@ class EntryFiles:
         self._skipped, self._emit = skipped, sink
         self._files: dict[str, CacheEntry] = {}
         """Who has a file in the engine's own store, or one under way, by message."""
-        self._writing: dict[CacheEntry, None] = {}
+        self._writing: dict[CacheEntry, int] = {}
+        """What is under way to the disk, and the bytes that it takes on the host meanwhile, ..."""
+        self._unwritten_bytes = 0
+        """... of all together."""
+        self._fetching: dict[CacheEntry, None] = {}
 
     def is_kept(self, message_id: str, tenant: str) -> bool:
         """Whether a message has a file that outlives the engine, as far as is known."""
         store = self._kept.get(tenant)
         return store is not None and store.knows(message_id)
+
+    def outlives(self, tenant: str) -> bool:
+        """Whether a tenant has files that outlive the engine."""
+        return tenant in self._kept
 
     def find(self, entry: CacheEntry) -> bool:
         """Whether what is in no memory has a file that outlives the engine; it comes from there then."""
@@ -72,8 +80,9 @@ class EntryFiles:
             return
         entry.staged = kv
         entry.writing = self._disk.put(entry.file, kv)
-        self._files[entry.key], self._writing[entry] = entry, None
-        if sum(slow.staged.nbytes for slow in self._writing if slow.staged is not None) > _UNWRITTEN_BYTES:
+        self._files[entry.key], self._writing[entry] = entry, kv.nbytes
+        self._unwritten_bytes += kv.nbytes
+        if self._unwritten_bytes > _UNWRITTEN_BYTES:
             # The disk is slower than what leaves for it: wait, rather than fill the host.
             for slow in list(self._writing):
                 self.arrive(slow, wait=True)
@@ -85,6 +94,7 @@ class EntryFiles:
         store = self._disk.store if entry.on_disk else self._kept.get(entry.tenant)
         if store is not None:
             entry.fetching = self._disk.get(store, entry.file, self.wake)
+            self._fetching[entry] = None
         elif not entry.on_disk:
             self._no_file(entry)
 
@@ -93,16 +103,22 @@ class EntryFiles:
         if self._disk is not None and (entry.on_disk or entry.writing is not None):
             self._files.pop(entry.key, None)
             self._disk.drop(entry.key)
-        self._writing.pop(entry, None)
+        self._unwritten_bytes -= self._writing.pop(entry, 0)
+        self._fetching.pop(entry, None)
         entry.writing = entry.fetching = None
         entry.on_disk = entry.kept = False
+
+    def arrive_all(self) -> None:
+        """Take note of all that the disk's thread has done."""
+        for entry in (*self._writing, *self._fetching):
+            self.arrive(entry)
 
     def arrive(self, entry: CacheEntry, *, wait: bool = False) -> None:
         """Take note of what the disk's thread has done for it."""
         if entry.writing is not None and (wait or entry.writing.done()):
             removed = [entry.key] if entry.writing.exception() is not None else entry.writing.result()
             entry.writing = None
-            self._writing.pop(entry, None)
+            self._unwritten_bytes -= self._writing.pop(entry, 0)
             entry.on_disk = True
             for message_id in removed:
                 self._removed(message_id)
@@ -111,6 +127,7 @@ class EntryFiles:
         if entry.fetching is not None and entry.fetching.done():
             found = None if entry.fetching.exception() is not None else entry.fetching.result()
             entry.fetching = None
+            self._fetching.pop(entry, None)
             while self._skipped:
                 self._emit(self._skipped.popleft())
             if found is None:

@@ -50,6 +50,8 @@ class KVPool:
         """Tokens of room that each tenant's segments take."""
         self.borrowed = 0
         """How often a segment is pinned for a copy beside steps: room that is given back soon."""
+        self._leaves: torch.cuda.Stream | None = None
+        """On which copies go to the host."""
 
     @property
     def total_tokens(self) -> int:
@@ -94,13 +96,15 @@ class KVPool:
             if here < run.length:
                 self._allocator.free(self._in_blocks(Run(run.start + here, run.length - here)))
         self._used[segment.tenant] -= segment.capacity
-        segment.runs = tuple(kept)
+        segment.hold(tuple(kept))
         self._used[segment.tenant] += segment.capacity
+        _recount(segment)
 
     def pin(self, segment: Segment) -> None:
         """Add an owner."""
         self._require_live(segment, "pinned")
         segment.pins += 1
+        _recount(segment)
 
     def unpin(self, segment: Segment) -> None:
         """Drop an owner; the last one frees the segment's slots."""
@@ -111,9 +115,11 @@ class KVPool:
             self._used[segment.tenant] -= segment.capacity
             if not self._used[segment.tenant]:
                 del self._used[segment.tenant]
-            runs, segment.runs = segment.runs, ()
+            runs = segment.runs
+            segment.hold(())
             for run in runs:
                 self._allocator.free(self._in_blocks(run))
+        _recount(segment)
 
     def borrow(self, segment: Segment) -> None:
         """Pin a segment for a copy beside steps, until `give_back`."""
@@ -141,12 +147,32 @@ class KVPool:
         return sides
 
     def read(self, segment: Segment) -> HostKV:
-        """A copy of a complete segment's keys and values, on the host."""
+        """A copy of a complete segment's keys and values, on the host.
+
+        Of a GPU's memory it may still be coming: the segment may be given back all the same, and steps go on.
+        """
         self._require_live(segment, "read")
         sides = self._sides()
         where = self._slots(segment, sides[0][0].device)
-        keys, values = (torch.stack([layer[:, where] for layer in side]).cpu() for side in sides)
-        return HostKV(keys, values)
+        keys, values = (torch.stack([layer[:, where] for layer in side]) for side in sides)
+        return HostKV(keys, values) if keys.device.type == "cpu" else self._leaving(keys, values)
+
+    def _leaving(self, keys: Tensor, values: Tensor) -> HostKV:
+        """Copies of what was gathered, which a stream of their own brings to pinned memory beside the steps."""
+        device = keys.device
+        if self._leaves is None:
+            self._leaves = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = self._leaves
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            copies = []
+            for gathered in (keys, values):
+                copies.append(torch.empty(gathered.shape, dtype=gathered.dtype, pin_memory=True))
+                copies[-1].copy_(gathered, non_blocking=True)
+                gathered.record_stream(stream)  # its memory is nobody else's before that is done
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(stream)
+        return HostKV(*copies, coming=event)
 
     def write(self, segment: Segment, kv: HostKV) -> None:
         """Fill a segment that has nothing in it."""
@@ -168,7 +194,10 @@ class KVPool:
     def _slots(self, segment: Segment, device: torch.device) -> Tensor:
         """The slots of a segment's encoded tokens, in order."""
         runs = segment.slots(0, segment.encoded)
-        return torch.cat([torch.arange(run.start, run.end) for run in runs]).to(device)
+        slots = torch.cat([torch.arange(run.start, run.end) for run in runs])
+        if device.type != "cuda":
+            return slots.to(device)
+        return slots.pin_memory().to(device, non_blocking=True)  # else it would wait for the steps under way
 
     def check(self) -> None:
         """Assert that live segments and the free list divide the pool between them without overlap."""
@@ -196,3 +225,8 @@ class KVPool:
 
     def _in_blocks(self, run: Run) -> Run:
         return Run(run.start // self.block_tokens, run.length // self.block_tokens)
+
+
+def _recount(segment: Segment) -> None:
+    if segment.holder is not None:
+        segment.holder.recount()

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from choreo_agents.errors import KVMemoryError
 from choreo_agents.kv.blocks import Run
+
+
+class Holder(Protocol):
+    """What is kept in a segment: it counts for something, which depends on who else pins that."""
+
+    def recount(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -26,10 +33,16 @@ class Segment:
     pins: int = 0
     tenant: str = ""
     """Whose it is: no other's rows read it."""
+    capacity: int = field(init=False)
+    holder: Holder | None = field(default=None, repr=False)
+    """The message that is kept in it, if one is."""
 
-    @property
-    def capacity(self) -> int:
-        return sum(run.length for run in self.runs)
+    def __post_init__(self) -> None:
+        self.hold(self.runs)
+
+    def hold(self, runs: tuple[Run, ...]) -> None:
+        """Have these slots from now on."""
+        self.runs, self.capacity = runs, sum(run.length for run in runs)
 
     def slots(self, first: int, count: int) -> list[Run]:
         """The runs of slots that hold tokens `first` to `first + count`.

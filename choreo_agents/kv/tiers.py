@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -16,27 +15,63 @@ Stored = Literal["full", "int8", "low-rank"]
 or not at all, because what it was made of is there, and a low-rank correction makes it again."""
 
 
-@dataclass(frozen=True, eq=False)
-class HostKV:
-    """Keys and values of one message, [layers, kv_heads, tokens, head_dim] each, on the host."""
+class Coming(Protocol):
+    """A copy that a device makes beside its steps: an event of CUDA's, say."""
 
-    keys: Tensor
-    values: Tensor
-    exponents: Tensor | None = None
-    """Of keys and values that are whole numbers (see `quantization`), [2, layers, kv_heads, tokens]."""
+    def synchronize(self) -> None:
+        """Return when it is made."""
+        ...
+
+
+class HostKV:
+    """Keys and values of one message, [layers, kv_heads, tokens, head_dim] each, on the host.
+
+    Args:
+        keys: Its keys, and `values` its values.
+        exponents: Of keys and values that are whole numbers (see `quantization`), [2, layers, kv_heads, tokens].
+        coming: What still writes keys and values: whoever looks at them first waits for that.
+    """
+
+    def __init__(
+        self, keys: Tensor, values: Tensor, exponents: Tensor | None = None, *, coming: Coming | None = None
+    ) -> None:
+        self._keys, self._values, self.exponents = keys, values, exponents
+        self._coming = coming
+
+    def __reduce__(self) -> tuple[type[HostKV], tuple[Tensor, Tensor, Tensor | None]]:
+        return HostKV, (self.keys, self.values, self.exponents)
+
+    @property
+    def keys(self) -> Tensor:
+        self._wait()
+        return self._keys
+
+    @property
+    def values(self) -> Tensor:
+        self._wait()
+        return self._values
+
+    def _wait(self) -> None:
+        if (coming := self._coming) is not None:  # who else waits meanwhile waits for the same
+            coming.synchronize()
+            self._coming = None
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors().values())
+        return sum(tensor.nbytes for tensor in self._tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
         """All that there is, by name."""
-        named = {"keys": self.keys, "values": self.values}
+        self._wait()
+        return self._tensors()
+
+    def _tensors(self) -> dict[str, Tensor]:
+        named = {"keys": self._keys, "values": self._values}
         return named if self.exponents is None else named | {"exponents": self.exponents}
 
     def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and type of each."""
-        return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in self.tensors().items()}
+        return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in self._tensors().items()}
 
     def quantized(self) -> HostKV:
         """The same in whole numbers of eight bits; exact for what was rounded to them before."""

@@ -8,14 +8,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy
 import torch
 from torch import Tensor
 
+from choreo_agents.attention.packing import SentTables
 from choreo_agents.attention.step import Attention
 from choreo_agents.models.adapter_files import read_adapter
 from choreo_agents.models.discovery import ModelAttention
 from choreo_agents.models.fingerprint import WeightFiles
+from choreo_agents.models.fused import FusedForward
 from choreo_agents.models.hook import attending, route
+from choreo_agents.models.lean import LeanForward
 from choreo_agents.models.lora import Adapted, LoraAdapter, adapting
 
 if TYPE_CHECKING:
@@ -34,6 +38,9 @@ class ModelAdapter:
         files: From which it was read, as they were before.
         end_token: The tokenizer's, if it has one.
     """
+
+    lean: LeanForward | FusedForward | None = None
+    """Serves in the place of the modelling code where it can."""
 
     def __init__(
         self, model: PreTrainedModel, attention: ModelAttention, files: WeightFiles, end_token: int | None = None
@@ -83,13 +90,19 @@ class ModelAdapter:
         Returns:
             [len(wanted), vocabulary].
         """
-        own, places, kept = (torch.tensor(part, device=self.device) for part in (tokens, positions, wanted))
-        return self.traced_logits(own, places, attention, kept.long(), adapted)
+        told = {"tokens": tokens, "positions": positions, "wanted": wanted}
+        sent = SentTables({name: numpy.array(part, dtype=numpy.int64) for name, part in told.items()}, self.device)
+        return self.traced_logits(sent["tokens"], sent["positions"], attention, sent["wanted"], adapted)
 
     def traced_logits(
         self, tokens: Tensor, positions: Tensor, attention: Attention, wanted: Tensor, adapted: Sequence[Adapted] = ()
     ) -> Tensor:
         """`logits` of tensors on the model's device, through which gradients flow if the attention lets them."""
+        lean = self.lean
+        if lean is not None and not lean.is_current():
+            self.lean = lean = None  # for good: what it was made of need not be kept beside what there is now
+        if lean is not None and not adapted and not torch.is_grad_enabled() and lean.serves(attention):
+            return lean.logits(tokens, positions, attention, wanted)
         with attending(attention), adapting(adapted):
             out = self.model(
                 input_ids=tokens[None],

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import regex
 import torch
 from torch import Tensor
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
+_PATTERNS_S = 1.0
 _PREFIX = "base_model.model."
 _PARTIAL = ".partial"
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
@@ -54,10 +58,10 @@ def read_adapter(folder: Path, model: PreTrainedModel, base: str) -> LoraAdapter
     if other or downs.keys() != ups.keys() or not downs:
         wrong = other[0] if other else next(iter(downs.keys() ^ ups.keys()), "no lora_A")
         raise AdapterError(f"the adapter in {str(folder)!r} is no plain LoRA: it has {wrong!r}")
-    parts: dict[str, LowRank] = {}
+    parts, alphas = dict[str, LowRank](), _Alphas(config, folder)
     for name, down in downs.items():
         like = {"device": model.device, "dtype": model.dtype}
-        parts[name] = LowRank(down.to(**like), ups[name].to(**like), _scale(config, name, down.shape[0]))
+        parts[name] = LowRank(down.to(**like), ups[name].to(**like), alphas.scale(name, down.shape[0]))
     adapter = LoraAdapter(folder.name, _fingerprint(tensors, parts), parts)
     require_fit(model, adapter)
     hook_layers(model, list(parts))
@@ -152,7 +156,7 @@ def _read_config(folder: Path) -> Any:
         raise AdapterError(f"there is no {CONFIG_FILE} in {str(folder)!r}: give a folder that peft has written")
     try:
         config = PeftConfig.from_pretrained(str(folder))
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise AdapterError(f"{CONFIG_FILE} in {str(folder)!r} cannot be read: {error}") from error
     if not isinstance(config, LoraConfig):
         raise AdapterError(f"the adapter in {str(folder)!r} is a {config.peft_type}: only LoRA can be served")
@@ -172,13 +176,54 @@ def _read_config(folder: Path) -> Any:
     return config
 
 
-def _scale(config: Any, module: str, rank: int) -> float:
-    """The factor of a module's part, as peft computes it."""
-    from peft.utils.other import get_pattern_key  # noqa: PLC0415 - as above
+class _Alphas:
+    """What an adapter's config says of how much each module's part counts, as peft reads it.
 
-    pattern = config.alpha_pattern or {}
-    alpha = pattern.get(get_pattern_key(pattern.keys(), module), config.lora_alpha)
-    return float(alpha / (rank**0.5 if config.use_rslora else rank))
+    Its patterns are regular expressions of whoever has written it: they have a second together.
+
+    Args:
+        config: peft's.
+        folder: For messages.
+
+    Raises:
+        AdapterError: A number is none, or a pattern is no regular expression.
+    """
+
+    def __init__(self, config: Any, folder: Path) -> None:
+        self._config, self._where = config, f"{CONFIG_FILE} in {str(folder)!r}"
+        self._until_s = time.monotonic() + _PATTERNS_S
+        given = config.alpha_pattern or {}
+        if not isinstance(given, dict):
+            raise AdapterError(f"{self._where} cannot be read: its alpha_pattern is no object")
+        try:
+            self._patterns = [
+                (regex.compile(rf"(.*\.)?({pattern})$"), self._number(alpha)) for pattern, alpha in given.items()
+            ]
+        except (regex.error, RecursionError) as error:
+            raise AdapterError(f"{self._where} has an alpha_pattern that cannot be read: {error}") from error
+        self._usual = self._number(config.lora_alpha)
+
+    def scale(self, module: str, rank: int) -> float:
+        """The factor of a module's part.
+
+        Raises:
+            AdapterError: Its pattern is not matched in time.
+        """
+        return self._alpha(module) / (rank**0.5 if self._config.use_rslora else rank)
+
+    def _alpha(self, module: str) -> float:
+        try:
+            for pattern, alpha in self._patterns:
+                if pattern.match(module, timeout=max(1e-3, self._until_s - time.monotonic())):
+                    return alpha
+        except TimeoutError:
+            raise AdapterError(f"{self._where} has an alpha_pattern that takes too long to be matched") from None
+        return self._usual
+
+    def _number(self, told: object) -> float:
+        if isinstance(told, bool) or not isinstance(told, int | float) or not math.isfinite(told):
+            raise AdapterError(f"{self._where} says that alpha is {told!r}, which is no number")
+        return float(told)
 
 
 def _module(name: str, end: str) -> str:

@@ -163,7 +163,7 @@ def _in_a_line(name: str, what: str) -> Iterator[None]:
         yield
     except ChoreoError:
         raise
-    except (SafetensorError, JSONDecodeError) as error:
+    except (SafetensorError, JSONDecodeError, RecursionError) as error:
         raise OSError(f"the {what} of {name!r} are damaged: {error}") from error
     except torch.OutOfMemoryError as error:
         raise InvalidRequestError(

@@ -15,6 +15,7 @@ from huggingface_hub import cached_assets_path
 from torch import Tensor
 
 from choreo_agents.models.files import write_text
+from choreo_agents.models.weights.prepacked import plain_weight
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,9 +40,10 @@ def fingerprint(model: PreTrainedModel, *, rounded: bool = False) -> str:
     code = hashlib.sha256(_settings(model).encode())
     if not rounded:
         code.update(str(model.dtype).encode())
-    for name, tensor in sorted(model.state_dict().items()):
+    # With variables: weights that are laid out are made plain one by one, and not all at once.
+    for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
         code.update(f"{name}{tuple(tensor.shape)}".encode())
-        code.update(_digest(tensor.detach(), rounded=rounded))
+        code.update(_digest(plain_weight(tensor), rounded=rounded))
     return code.hexdigest()[:16]
 
 
@@ -57,9 +59,8 @@ def _digest(tensor: Tensor, *, rounded: bool) -> bytes:
     if hasattr(tensor, "__tensor_flatten__"):  # quantised: numbers and scales
         parts = sorted(tensor.__tensor_flatten__()[0])
         return b"".join(name.encode() + _digest(getattr(tensor, name), rounded=rounded) for name in parts)
-    plain = tensor.to_dense() if tensor.is_mkldnn else tensor
-    flat = plain.contiguous().flatten()
-    rows = flat.view(-1, plain.shape[-1]) if plain.ndim and flat.numel() else flat[:, None]
+    flat = tensor.contiguous().flatten()
+    rows = flat.view(-1, tensor.shape[-1]) if tensor.ndim and flat.numel() else flat[:, None]
     sums = b"".join(_row_sums(_bits(block, rounded=rounded)) for block in _blocks(rows))
     return sums + _host_bytes(_bits(flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES], rounded=rounded))
 
@@ -123,8 +124,8 @@ class WeightFiles:
 
         # What is read from the same files may depend on who reads it, and where: quantised weights stay so on a GPU.
         read = [
-            (name, *tensor.shape, type(tensor).__name__, str(tensor.dtype))
-            for name, tensor in model.state_dict().items()
+            (name, *tensor.shape, type(tensor.data).__name__, str(tensor.dtype))
+            for name, tensor in model.state_dict(keep_vars=True).items()
         ]
         how = (self.stamp, type(model).__name__, _settings(model), read, rounded, transformers.__version__)
         return self._looked_up(repr(how), lambda: fingerprint(model, rounded=rounded))
@@ -153,5 +154,5 @@ def _said(place: Path) -> Any:
     """What a file of the cache says; nothing if there is none, or it is damaged and to be written anew."""
     try:
         return json.loads(place.read_text())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}

@@ -66,9 +66,12 @@ def no_mask(*_: Any, **__: Any) -> None:
 
 
 def route(model: PreTrainedModel) -> None:
-    """Let a model's attention layers call the engine's attention."""
-    from transformers import AttentionInterface, AttentionMaskInterface  # noqa: PLC0415 - loading the model has
+    """Let a model's attention layers call the engine's attention.
+
+    No mask function goes with it: transformers then makes no mask, and does not look for packed sequences among the
+    positions, for which a GPU would have to be waited for.
+    """
+    from transformers import AttentionInterface  # noqa: PLC0415 - loading the model has
 
     AttentionInterface.register(IMPLEMENTATION, segment_attention)
-    AttentionMaskInterface.register(IMPLEMENTATION, no_mask)
     model.set_attn_implementation(IMPLEMENTATION)

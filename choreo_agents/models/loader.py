@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,15 +11,27 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
-from choreo_agents.attention.backends import AttentionBackend, BackendName, make_backend, require_backend
-from choreo_agents.errors import InvalidRequestError
+from choreo_agents.attention.backends import (
+    AttentionBackend,
+    BackendName,
+    backend_name,
+    make_backend,
+    require_backend,
+    why_not_faster,
+)
+from choreo_agents.attention.backends.native.backend import NativeBackend
+from choreo_agents.attention.backends.triton.backend import TritonBackend
+from choreo_agents.attention.heads import HeadShape
+from choreo_agents.errors import ContextLengthError, InvalidRequestError, UnsupportedModelError
 from choreo_agents.models.adapter import ModelAdapter, max_positions
 from choreo_agents.models.chat import ChatFormat, Role, chat_format
 from choreo_agents.models.checkpoint import Alone, Checkpoint
 from choreo_agents.models.discovery import discover_attention
 from choreo_agents.models.embedded import WEIGHTS, vocabulary
 from choreo_agents.models.framed import FramedText
+from choreo_agents.models.fused import FusedForward, fused_forward
 from choreo_agents.models.guides import Grammars
+from choreo_agents.models.lean import LeanForward, NotLean, lean_forward
 from choreo_agents.models.lines import first_line
 from choreo_agents.models.located import located
 from choreo_agents.models.spelling import Spelling, control_tokens, spelling_of
@@ -40,6 +53,10 @@ if TYPE_CHECKING:
 EMBEDDED = "embedded"
 AUTO = "auto"
 """Of a device: the GPU if there is one."""
+_TOKEN_CHARACTERS = 64
+"""That a token may stand for at least: of blanks, say, which a tokenizer may drop."""
+_SMALL = 1 << 23
+"""Parameters of a model whose weights may be laid out beside the plain ones without asking how much memory there is."""
 GenerationConfigUse = Literal["auto", "off"]
 """Whether what a checkpoint's `generation_config.json` says about sampling is the default of its calls."""
 
@@ -67,6 +84,8 @@ class LoadedModel:
     sampler: Callable[[SamplerCall], Sampler] | None = None
     """Makes what chooses a decode's tokens, of a model that is told what to say; None: its logits do. Called under the
     engine's lock, once for each answer that is really decoded, before any work is done: it may refuse."""
+    modelling: str | None = None
+    """Why the modelling code of transformers computes it, and no lean pass; None: one does."""
 
     def backend(self, wanted: BackendName | AttentionBackend) -> AttentionBackend:
         """The backend of that name, or this very one: the model is exact with it.
@@ -80,6 +99,18 @@ class LoadedModel:
             require_movable(self.adapter, self.prompt, made)
             self.exact_with[key] = made
         return self.exact_with[key]
+
+    def computed_with(self, backend: AttentionBackend) -> str:
+        """What computes the rest of a step, where this attends: `lean`, `fused`, or transformers and why."""
+        if self.modelling is not None:
+            return f"transformers: {self.modelling}"
+        if self.adapter.lean is None:
+            return "transformers: its weights or modules are not what they were when it was loaded"
+        if isinstance(self.adapter.lean, FusedForward):
+            return "fused"
+        if not isinstance(backend, NativeBackend):
+            return f"transformers: {backend_name(backend)} attends, which a lean pass does not ask"
+        return "lean"
 
     @cached_property
     def controls(self) -> Mapping[int, str]:
@@ -106,8 +137,25 @@ class LoadedModel:
         """
         return Grammars(self.tokenizer, self.adapter.vocabulary_size, self.adapter.end_tokens)
 
+    @cached_property
+    def longest_text(self) -> int:
+        """Characters of the longest text that is tokenized: as many for each position as the longest token has, or 64.
+
+        Longer ones would keep a tokenizer busy for minutes, to be refused by what they come to.
+        """
+        return self.adapter.max_positions * max(_TOKEN_CHARACTERS, max(map(len, self.tokenizer.get_vocab()), default=0))
+
     def encode(self, text: str | FramedText) -> list[int]:
-        """Token ids of a text; none are added. In a `str` control tokens count wherever they stand."""
+        """Token ids of a text; none are added. In a `str` control tokens count wherever they stand.
+
+        Raises:
+            ContextLengthError: It is so long that its tokens could not fit the model's context: see `longest_text`.
+        """
+        if len(text) > self.longest_text:
+            raise ContextLengthError(
+                f"a text of {len(text):,} characters cannot be read: the model's context ends at "
+                f"{self.adapter.max_positions:,} tokens, for which {self.longest_text:,} characters are too many"
+            )
         if isinstance(text, FramedText):
             return self.spelling.encode(text)
         return list(self.tokenizer.encode(text, add_special_tokens=False))
@@ -216,13 +264,56 @@ def load_model(
         served = _backend(adapter, backend)
         probe = require_movable(adapter, prompt, served)
     packed = prepack(model, replacing=True) if prepacked else 0
+    modelling = _lean(adapter, prompt, served, packed=packed) if prepacked else "its weights are not to be laid out"
     exact_with = {backend if isinstance(backend, str) else id(backend): served}
     said = {} if model.generation_config is None or generation_config == "off" else model.generation_config.to_dict()
     defaults = checkpoint_sampling(said)
-    return LoadedModel(str(name), adapter, tokenizer, turns, spelling, probe, prompt, packed, exact_with, defaults)
+    told = (packed, exact_with, defaults, None, modelling)
+    loaded = LoadedModel(str(name), adapter, tokenizer, turns, spelling, probe, prompt, *told)
+    computes = loaded.computed_with(served)
+    why = why_not_faster(served)
+    logging.getLogger(__name__).info(
+        "%s: %s attends%s, computed by %s", name, backend_name(served), why and f" ({why})", computes
+    )
+    return loaded
+
+
+def _lean(adapter: ModelAdapter, prompt: ProbePrompt, served: AttentionBackend, *, packed: int) -> str | None:
+    """Let a model's lean pass serve it, if it can be had and is right; why not."""
+    if adapter.device.type == "cuda" or isinstance(served, TritonBackend):
+        return _tried(adapter, prompt, served, fused_forward)
+    small = adapter.parameters <= _SMALL
+    if not packed and not small:
+        return "its weights are not laid out for the CPU"
+    try:
+        native = served if isinstance(served, NativeBackend) else _backend(adapter, "native")
+    except InvalidRequestError as reason:
+        return str(reason)
+    return _tried(adapter, prompt, native, lean_forward)
+
+
+def _tried(
+    adapter: ModelAdapter,
+    prompt: ProbePrompt,
+    served: AttentionBackend,
+    make: Callable[[Any, HeadShape], LeanForward | FusedForward],
+) -> str | None:
+    """Let a pass serve a model if it can be made and is right; why not."""
+    try:
+        adapter.lean = make(adapter.model, _heads(adapter))
+        require_movable(adapter, prompt, served)
+    except NotLean as reason:
+        adapter.lean = None
+        return str(reason)
+    except UnsupportedModelError as error:
+        adapter.lean = None
+        return f"it is built otherwise than its modules say: {error}"
+    return None
 
 
 def _backend(adapter: ModelAdapter, wanted: BackendName | AttentionBackend) -> AttentionBackend:
-    geometry = adapter.geometry
-    shape = (adapter.heads, geometry.kv_heads, geometry.head_dim)
-    return make_backend(wanted, geometry.dtype, adapter.device, shape)
+    return make_backend(wanted, adapter.geometry.dtype, adapter.device, _heads(adapter))
+
+
+def _heads(adapter: ModelAdapter) -> HeadShape:
+    return HeadShape(adapter.heads, adapter.geometry.kv_heads, adapter.geometry.head_dim)

@@ -119,7 +119,13 @@ def _hook(name: str) -> Any:
                 output = _added(output, args[0], part, rows, adapter.dropout)
         return output
 
+    add.adapts = True  # type: ignore[attr-defined]
     return add
+
+
+def is_adapting(hook: Any) -> bool:
+    """Whether a hook of a layer is ours: it adds nothing where `adapting` says nothing."""
+    return getattr(hook, "adapts", False)
 
 
 def _added(output: Tensor, x: Tensor, part: LowRank, rows: Tensor | None, dropout: float) -> Tensor:

@@ -103,6 +103,7 @@ def load_weightless(name: str | Path, served: ServedModel, *, chat: Mapping[str,
         prompt,
         served.prepacked,
         sampling_defaults=served.sampling_defaults,
+        modelling="it is computed by engines elsewhere",
     )
 
 

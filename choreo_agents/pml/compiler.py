@@ -112,8 +112,9 @@ def compile_schema(schema: Schema, model: LoadedModel, *, placeholder: int | Non
     scaffolds = _scaffolds(schema, layout)
     pieces = _Pieces(fill)
     pieces.add(layout, (), None)
+    modules = {module.path: module for module in layout.modules()}
     for scaffold in scaffolds:
-        pieces.add_together(scaffold, {module.path: module for module in layout.modules()})
+        pieces.add_together(scaffold, modules)
     return CompiledSchema(schema, MappingProxyType(pieces.made), layout, scaffolds, fill, MappingProxyType(pieces.own))
 
 
@@ -144,6 +145,9 @@ class _Pieces:
         self.own: dict[tuple[Path, Scaffold | None], tuple[PieceKey, ...]] = {}
         self.before: dict[Path, tuple[PieceKey, ...]] = {}
         """What a module's first piece attends to when no scaffold is used."""
+        self._confidential: set[PieceKey] = set()
+        self._suffix = ""
+        """Of the keys of the scaffold whose pieces are made."""
 
     def add(self, module: ModuleSpan, seen: tuple[PieceKey, ...], scaffold: Scaffold | None) -> None:
         """Make the pieces of a module that comes after `seen`, and of all modules inside."""
@@ -165,13 +169,16 @@ class _Pieces:
     def add_together(self, scaffold: Scaffold, modules: Mapping[Path, ModuleSpan]) -> None:
         """Make the pieces of a scaffold's members; the first is encoded as it is without a scaffold."""
         first, *others = scaffold
+        self._suffix = f" [{' '.join('/'.join(path) for path in scaffold)}]"
         for module in modules[first].modules():
             self.own[module.path, scaffold] = self.own[module.path, None]
-        together = list(self.own[first, None])
+        together = dict.fromkeys(self.own[first, None])
         for path in others:
-            seen = sorted({*self.before[path], *together}, key=lambda key: self.made[key].start)
+            seen, before = list(together), [key for key in self.before[path] if key not in together]
+            if before:  # members stand one behind the other: only what they are in comes between
+                seen = sorted([*before, *seen], key=lambda key: self.made[key].start)
             self.add(modules[path], tuple(seen), scaffold)
-            together.extend(self.own[path, scaffold])
+            together |= dict.fromkeys(self.own[path, scaffold])
 
     def _make(
         self,
@@ -183,10 +190,12 @@ class _Pieces:
     ) -> PieceKey:
         key = f"{'/'.join(module.path)}#{number}"
         if scaffold is not None:
-            key += f" [{' '.join('/'.join(path) for path in scaffold)}]"
+            key += self._suffix
         slot = SlotUse(span.name, span.length, span.lead) if isinstance(span, SlotSpan) else None
         tokens = span.tokens if isinstance(span, TextSpan) else (self.fill,) * span.length
-        confidential = module.confidential or any(self.made[parent].confidential for parent in parents)
+        confidential = module.confidential or (bool(self._confidential) and not self._confidential.isdisjoint(parents))
+        if confidential:
+            self._confidential.add(key)
         self.made[key] = SchemaPiece(
             key, module.path, tokens, span.start, parents, slot, module.cached, confidential, scaffold
         )

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from choreo_agents.engine import Engine, Prefill
-from choreo_agents.engine.memory_map import TierName
 from choreo_agents.engine.transfer.leases import Leases
 from choreo_agents.errors import HandleError
+from choreo_agents.kv.entry import TierName
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.store import KVKey
 
@@ -86,7 +86,9 @@ class RecipeSlot:
         """What encodes it, once its parents are there."""
         handles, starts = [each.leased() for each in self.parents], [each.recipe.start for each in self.parents]
         recipe = self.recipe
-        return Prefill(recipe.tokens, handles, starts, recipe.start, recipe.author, confidential=recipe.confidential)
+        return Prefill(
+            recipe.tokens, handles, starts, recipe.start, recipe.author, "module", confidential=recipe.confidential
+        )
 
 
 def needed(slots: Iterable[RecipeSlot]) -> list[RecipeSlot]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -12,7 +12,7 @@ from choreo_agents.errors import CapacityError, DeviceLostError, told
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.segment import Segment
 from choreo_agents.runtime.executor import Executor
-from choreo_agents.runtime.step import Row, make_step
+from choreo_agents.runtime.step import Row, StepMaker, make_step
 from choreo_agents.sampling import Chosen, Sampler
 
 _CAUTIOUS_STEPS = 64
@@ -57,6 +57,7 @@ class Attempts:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
+        self._steps = StepMaker()
         self._most: int | None = None
         """Tokens of a pass at most, since a larger one ran out of memory; None: whatever is planned."""
         self._cautious = 0
@@ -110,7 +111,7 @@ class Attempts:
         while True:
             tries -= 1
             try:
-                ran.chosen |= self._executor.run(make_step(rows, arrivals), samplers)
+                ran.chosen |= self._executor.run(self._steps.make(rows, arrivals), samplers)
                 return
             except Exception as error:
                 failure = error
@@ -234,8 +235,8 @@ def _parts(rows: Sequence[Row], most: int) -> Iterator[list[Row]]:
         left = row
         while len(left.tokens) > room:
             if room:
-                part.append(replace(left, tokens=left.tokens[:room], samples=False))
-                left = replace(left, tokens=left.tokens[room:], first=left.first + room)
+                part.append(left._replace(tokens=left.tokens[:room], samples=False))
+                left = left._replace(tokens=left.tokens[room:], first=left.first + room)
             yield part
             part, room = [], most
         part.append(left)

@@ -1,12 +1,34 @@
-"""What the runtime has done so far, in numbers that only grow."""
+"""What the runtime has done so far, in numbers that only grow; and what one request pays for."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from choreo_agents.kv.segment import Segment
 from choreo_agents.tracing import Ledger
+
+CountedAs = tuple[str, bool, bool, bool]
+"""Whose tokens a request encodes, whether memory had lost them, a mapper makes them, another model has said them."""
+
+
+@dataclass
+class Charges:
+    """Tokens that steps have encoded for a request: its own, and those of messages that somebody had to encode for it.
+
+    Every token that the engine encodes is charged to one request.
+    """
+
+    encoded: int = 0
+    """For the first time."""
+    recomputed: int = 0
+    """Since memory had lost them."""
+    mapped: int = 0
+    """Made of other KV by a cache mapper instead."""
+    foreign: int = 0
+    """Of those for the first time: in words that another model had said."""
+    for_others: dict[Segment, int] = field(default_factory=dict)
+    """How many of all these stand in messages other than its own, by where their KV is."""
 
 
 @dataclass
@@ -61,18 +83,28 @@ class Counters:
 
 
 def count_step(
-    counters: Ledger[Counters], rows: Sequence[tuple[str, bool]], there: Sequence[str], unfinished: int
+    counters: Ledger[Counters],
+    rows: Mapping[str, int],
+    sampled: Mapping[str, int],
+    there: Mapping[str, int],
+    unfinished: int,
 ) -> None:
     """Count a step: for everybody, and for each tenant as if its own rows were all that it held.
 
     Args:
         counters: Count it.
-        rows: The tenant of each row, and whether it sampled.
-        there: The tenants of those requests that were there when it began.
-        unfinished: How many they were.
+        rows: How many are whose.
+        sampled: Of those that sampled, likewise.
+        there: Of the requests that were there when it began, likewise.
+        unfinished: How many these were.
     """
-    counters.total.count_step(len(rows), sum(sampled for _, sampled in rows), unfinished)
-    own, sampled = Counter(tenant for tenant, _ in rows), Counter(tenant for tenant, samples in rows if samples)
-    here = Counter(there)
-    for tenant, count in own.items():
-        counters.own(tenant).count_step(count, sampled[tenant], here[tenant])
+    counters.total.count_step(sum(rows.values()), sum(sampled.values()), unfinished)
+    for tenant, count in rows.items():
+        counters.own(tenant).count_step(count, sampled.get(tenant, 0), there.get(tenant, 0))
+
+
+def count_encoded(counters: Ledger[Counters], encoded: Mapping[CountedAs, int]) -> None:
+    """Count tokens that a step has encoded."""
+    for (tenant, again, mapped, foreign), tokens in encoded.items():
+        for each in counters.of(tenant):
+            each.count(tokens, again=again, mapped=mapped, foreign=foreign)

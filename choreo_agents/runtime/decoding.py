@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from choreo_agents.sampling import Sampler, Sampling
@@ -40,6 +40,13 @@ class Decoding:
     """Of its sampler."""
     cut: bool = False
     """Whether it has ended since it may sample no more tokens, and not by itself."""
+    _is_plain: bool = field(init=False)
+    """Whether nothing but an end token or its length ends it."""
+
+    def __post_init__(self) -> None:
+        sampling = self.sampling
+        led = sampling.forced is not None or self.sampler.guide is not None or self.stop_text is not None
+        self._is_plain = not (led or self.complete or sampling.choices or self.thoughts)
 
     @property
     def longest(self) -> int:
@@ -49,15 +56,21 @@ class Decoding:
 
     def ends(self, sampled: list[int]) -> bool:
         """Whether these are all the tokens to sample; asked once after each."""
-        forced, guide = self.sampling.forced, self.sampler.guide
+        if self._is_plain:
+            is_end = sampled[-1] in self.stop_tokens
+            is_full = len(sampled) >= self.sampling.max_tokens
+            self.cut = is_full and not is_end
+            return is_end or is_full
+        sampling, guide = self.sampling, self.sampler.guide
+        forced = sampling.forced
         if forced is None and guide is not None:
             self.cut = guide.cut
             return guide.done
         stopped = self.stop_text is not None and self.stop_text(sampled[-1])
         stopped = stopped or sampled[-1] in self.stop_tokens
-        is_full = len(sampled) - self.thoughts >= self.sampling.max_tokens
+        is_full = len(sampled) - self.thoughts >= sampling.max_tokens
         # What is chosen from a list is never cut.
-        self.cut = is_full and not (stopped or self.complete or self.sampling.choices)
+        self.cut = is_full and not (stopped or self.complete or sampling.choices)
         return len(sampled) == len(forced) if forced is not None else stopped or is_full
 
     @property

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from choreo_agents.attention.backends.base import AttentionBackend
-from choreo_agents.attention.step import StepAttention
 from choreo_agents.kv.copying import LayeredCopy
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.models.adapter import ModelAdapter
-from choreo_agents.models.lora import Adapted, LoraAdapter
+from choreo_agents.models.lora import LoraAdapter
 from choreo_agents.runtime.counters import Counters
+from choreo_agents.runtime.drawing import lottery_on
+from choreo_agents.runtime.forward import Forward
+from choreo_agents.runtime.passes import Passes, cuda_capture
 from choreo_agents.runtime.step import Row, Step
 from choreo_agents.sampling import BatchSampler, Chosen, Sampler, StepMasks, choose_tokens
 from choreo_agents.synthesis.mapper import CacheMapper
@@ -30,6 +32,8 @@ class Executor:
         backend: Attends.
         counters: Counts what is read.
         loras: Adapters by fingerprint, and `mappers` likewise; both may grow.
+        graphs: Whether passes that recur may be captured, where the device can do that.
+        ahead: Whether these are begun a step ahead.
     """
 
     def __init__(
@@ -40,14 +44,20 @@ class Executor:
         counters: Ledger[Counters],
         loras: Mapping[str, LoraAdapter] | None = None,
         mappers: Mapping[str, CacheMapper] | None = None,
+        *,
+        graphs: bool = True,
+        ahead: bool = True,
     ) -> None:
         self.adapter = adapter
         self.pool = pool
         self.backend = backend
         self.counters = counters
-        self._batch = BatchSampler()
+        self._batch = BatchSampler(lottery_on(adapter.device))
         self._masks = StepMasks(adapter.device)
-        self._loras = {} if loras is None else loras
+        is_cuda = adapter.device.type == "cuda"
+        self.passes = Passes(adapter, pool, backend, cuda_capture(adapter.device) if graphs and is_cuda else None)
+        by_name = {} if loras is None else loras
+        self.forward = Forward(adapter, pool, backend, counters, self.passes, by_name, ahead=ahead)
         self._mappers = {} if mappers is None else mappers
 
     def run(self, step: Step, samplers: Mapping[int, Sampler]) -> dict[int, Chosen]:
@@ -65,16 +75,14 @@ class Executor:
             self._map(row, wait)
         if not step.tokens:
             return {}
-        attention = StepAttention(step.layout, self.pool, self.backend, self.adapter.kinds, wait)
-        readers = [row.tenant for row in step.rows if not row.mapper for _ in row.tokens]
-        for tenant, (shared, alone) in attention.kv_bytes_read(readers).items():
-            self.counters.add(tenant, "kv_bytes_read", shared)
-            self.counters.add(tenant, "kv_bytes_read_alone", alone)
         numbers = [row.number for row in step.rows if row.samples]
-        asked, adapted = [samplers[number] for number in numbers], self._adapted(step)
+        asked = [samplers[number] for number in numbers]
         with self._masks.filling(sampler.guide for sampler in asked):
-            logits = self.adapter.logits(step.tokens, step.layout.positions, attention, step.wanted, adapted)
-        return dict(zip(numbers, choose_tokens(asked, logits, self._batch), strict=True))
+            logits = self.forward.logits(step, wait)
+        meanwhile = self.forward.meanwhile
+        if meanwhile is not None:
+            logits = logits.clone()  # the next pass is where this one was
+        return dict(zip(numbers, choose_tokens(asked, logits, self._batch, meanwhile), strict=True))
 
     def answers(self) -> bool:
         """Whether the device still computes; asked after a failure."""
@@ -88,21 +96,10 @@ class Executor:
             return False
 
     def free_cached(self) -> None:
-        """Let the device have back what torch keeps of it for later."""
+        """Let the device have back what torch keeps of it for later, and what recurring passes keep."""
+        self.forward.forget()
         if self.adapter.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _adapted(self, step: Step) -> list[Adapted]:
-        """The step's tokens by the adapter that serves them."""
-        spans: dict[str, list[range]] = {}
-        for key, first, end in step.adapted:
-            spans.setdefault(key, []).append(range(first, end))
-        made: list[Adapted] = []
-        for key, ranges in spans.items():
-            tokens = [token for each in ranges for token in each]
-            rows = torch.tensor(tokens, device=self.adapter.device) if len(tokens) < len(step.tokens) else None
-            made.append((self._loras[key], rows))
-        return made
 
     @torch.inference_mode()
     def _map(self, row: Row, wait: Callable[[int], None]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -24,6 +26,8 @@ class EngineLock:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self.taken = 0
+        """How often it was taken, but for `quietly`: while that is what it was, nobody has changed what it guards."""
         self._made_after = EngineLock.forks
 
     @property
@@ -46,6 +50,14 @@ class EngineLock:
     def __enter__(self) -> None:
         self.require_own()
         self._lock.acquire()
+        self.taken += 1
+
+    @contextmanager
+    def quietly(self) -> Iterator[None]:
+        """Take it without counting: for the loop, which knows what it changes."""
+        self.require_own()
+        with self._lock:
+            yield
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()

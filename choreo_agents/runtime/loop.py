@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from choreo_agents.errors import ChoreoError, DeviceLostError, EngineClosedError, told
 from choreo_agents.kv.copying import Arrival
-from choreo_agents.runtime.admission import Admission, Reclaimer, Refusal
+from choreo_agents.runtime.admission import Admission, Reclaimer
 from choreo_agents.runtime.attempts import Attempts, Ran
-from choreo_agents.runtime.counters import count_step
+from choreo_agents.runtime.counters import CountedAs, count_encoded, count_step
 from choreo_agents.runtime.endings import Endings, failed
 from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.lock import EngineLock
+from choreo_agents.runtime.next_step import NextSteps
 from choreo_agents.runtime.planner import Planner
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.step import Row
 from choreo_agents.runtime.under_way import UnderWay
-from choreo_agents.sampling import Chosen, Sampler
+from choreo_agents.sampling import Chosen
 from choreo_agents.tracing import EventSink, FirstToken, RequestSubmitted, StepFailed, StepRan, guarded
 
 DISK_PATIENCE_S, PAUSE_S = 1.0, 0.005
@@ -56,6 +58,10 @@ class EngineLoop:
         self._admission = Admission(executor.pool, reclaimer, _announcer(self._emit), self._drop)
         endings = Endings(executor.pool, executor.counters, self._emit, self._ended)
         self._under_way = UnderWay(self._admission, endings)
+        pool = executor.pool
+        self._next = NextSteps(pool, self._admission, self._under_way, planner, lock, self._changed, self._drop)
+        self._went_on: Mapping[int, Chosen] | None = None
+        """What the last step has sampled, if none of its requests has ended or failed with it."""
         self._attempts = Attempts(executor)
         self._closed = False
         self._failure: ChoreoError | None = None
@@ -151,88 +157,33 @@ class EngineLoop:
     def _wait_for_work(self) -> bool:
         """Sleep until there is a request; False once the engine was closed and its requests have been failed."""
         while True:
-            with self._lock:
+            with self._lock.quietly():
+                if self._closed:
+                    self._under_way.drop_all(EngineClosedError("the engine was closed before this call was done"))
+                    return False
+                if self.unfinished():
+                    return True
                 self._changed.clear()
-                if self._closed or self.unfinished():
-                    break
             self._changed.wait()
-        with self._lock:
-            if not self._closed:
-                return True
-            self._under_way.drop_all(EngineClosedError("the engine was closed before this call was done"))
-            return False
 
     def _drop(self, request: Request, error: ChoreoError) -> None:
         self._under_way.drop(request, error)
 
     def _step(self) -> None:
         """Schedule, run, account."""
-        with self._lock:
-            rows, arrivals, unfinished = self._schedule()
-            running = self._under_way.running
-            most = PAUSE_S if running else DISK_PATIENCE_S
-            patience = 0.0 if rows or arrivals else _patience(self._under_way, most)
-            samplers = _samplers(running[row.number] for row in rows)
+        with self._lock.quietly():
+            went_on, self._went_on = self._went_on, None
+            rows, arrivals, unfinished, samplers = self._next.decide(went_on)
+            most = PAUSE_S if self._under_way.running else DISK_PATIENCE_S
+            patience = 0.0 if rows or arrivals or self._closed else _patience(self._under_way, most)
         if not rows and not arrivals:
             # All that wait wait for the disk, which tells when it is done; a policy that lets none run does not.
             self._changed.wait(patience if unfinished else 0.0)
             return
         started = time.perf_counter()
         ran = self._attempts.run(rows, arrivals, samplers)
-        with self._lock:
+        with self._lock.quietly():
             self._account(rows, arrivals, ran, started, unfinished)
-
-    def _schedule(self) -> tuple[list[Row], list[Arrival], int]:
-        self._changed.clear()
-        self._under_way.drop_left()
-        admission, running = self._admission, self._under_way.running
-        for request in list(running.values()):
-            self._grow(request)
-        seen = admission.seen()
-        unfinished = self.unfinished()
-        plan = self.planner.plan(seen, admission.waiting, running, admission.room())
-        if plan is None:
-            return [], [], unfinished
-        by_number = {request.number: request for request in admission.waiting}
-        stuck = [(by_number[number], admission.given_up(by_number[number])) for number in plan.stuck]
-        chunks = dict(plan.chunks)
-        for number in plan.admitted:
-            refusal = self._admit(by_number[number], chunks)
-            if refusal is not None:
-                stuck.append((by_number[number], refusal))
-        if self.executor.pool.borrowed:
-            stuck = []  # who copies beside steps gives room back, as who runs does
-        for request, refusal in stuck:
-            self._drop(request, admission.no_room(request, refusal))
-        rows = [_row(running[n], count) for n, count in plan.chunks if n in running]
-        admitted = [running[n].binding for n in plan.admitted if n in running]
-        arrivals = [arrival for binding in admitted if binding is not None for arrival in binding.arrivals]
-        self.planner.record([(running[row.number], len(row.tokens)) for row in rows])
-        waits = (admission.waiting or running) and not stuck and not self._closed
-        return rows, arrivals, unfinished if rows or waits else 0
-
-    def _grow(self, request: Request) -> None:
-        """Let what has come for a running request into its view."""
-        try:
-            self._admission.add(request.grow())
-        except Exception as cause:
-            self._drop(request, failed(cause))
-
-    def _admit(self, request: Request, chunks: Mapping[int, int]) -> Refusal | None:
-        """Let a request run that waits, if it can begin; why it never can, if nothing runs that would make room."""
-        alone = not self._under_way.running
-        try:
-            if request.over or not self._admission.can_begin(request, chunks):
-                return None  # it waits on, for what is computed or fetched for it: room is not what it lacks
-            refusal = self._admission.admit(request, alone=alone)
-        except Exception as cause:
-            self._drop(request, failed(cause))
-            return None
-        if refusal is not None:
-            return refusal if alone else None
-        self._under_way.running[request.number] = request
-        self._grow(request)
-        return None
 
     def _account(
         self, rows: Sequence[Row], arrivals: Sequence[Arrival], ran: Ran, started: float, unfinished: int
@@ -240,55 +191,51 @@ class EngineLoop:
         now = time.perf_counter()
         for tried, tokens, error in ran.passes:
             self._emit(StepFailed(now, tried, tokens, told(error)))
-        there = [request.tenant for request in self._under_way if request.submitted_s <= started]
-        count_step(self.counters, [(row.tenant, row.number in ran.chosen) for row in rows], there, unfinished)
+        there = Counter([request.tenant for request in self._under_way if request.submitted_s <= started])
+        own = Counter([row.tenant for row in rows])
+        sampled = own if len(ran.chosen) == len(rows) else Counter(r.tenant for r in rows if r.number in ran.chosen)
+        count_step(self.counters, own, sampled, there, unfinished)
+        running, encoded = self._under_way.running, Counter[CountedAs]()
+        go_on = not ran.passes
+        missing = {arrival.segment for arrival in arrivals if not arrival.is_there}
         for row in rows:
-            request = self._under_way.running.get(row.number)
+            request = running.get(row.number)
             if request is None:
                 continue  # it has ended with what it was to read
-            failure = ran.failed.get(row.number)
+            failure = ran.failed.get(row.number) if ran.failed else None
+            if missing and failure is None and request.binding is not None and request.binding.reads(missing):
+                failure = ran.passes[-1][2]  # what it was to read has not come
             if failure is None:
                 try:
-                    self._advance(request, len(row.tokens), ran.chosen.get(row.number), now)
+                    request.advance(len(row.tokens))
+                    encoded[request.counted_as] += len(row.tokens)
+                    chosen = ran.chosen.get(row.number)
+                    if chosen is not None:
+                        self._take(request, chosen, now)
+                    if request.ended:
+                        go_on = False
+                        if request.done():
+                            self._under_way.finish(request)
                 except Exception as cause:
                     failure = cause
             if failure is not None:
+                go_on = False
                 self._drop(request, failed(failure))
-        missing = {arrival.segment for arrival in arrivals if not arrival.is_there}
+        self._went_on = ran.chosen if go_on else None
+        count_encoded(self.counters, encoded)
         for request in list(self._under_way.running.values()) if missing else ():
-            if request.binding is not None and any(piece.segment in missing for piece in request.binding.view):
+            if request.binding is not None and request.binding.reads(missing):
                 self._drop(request, failed(ran.passes[-1][2]))
         total = sum(len(row.tokens) for row in rows)
         self._emit(StepRan(now, now - started, len(rows), len(ran.chosen), total, unfinished))
 
-    def _advance(self, request: Request, tokens: int, chosen: Chosen | None, now: float) -> None:
-        """A step has encoded so many tokens of a request, and sampled one if it was time."""
-        request.advance(tokens)
-        for counters in self.counters.of(request.tenant):
-            counters.count(tokens, again=request.again, mapped=bool(request.mapper), foreign=request.is_foreign)
-        if chosen is not None:
-            if request.first_token_s is None:
-                self._emit(FirstToken(now, request.number, now - request.submitted_s))
-            listeners = request.listeners if request.take(chosen) else ()
-            for listener in listeners:
+    def _take(self, request: Request, chosen: Chosen, now: float) -> None:
+        """A step has sampled a token of a request."""
+        if request.first_token_s is None:
+            self._emit(FirstToken(now, request.number, now - request.submitted_s))
+        if request.take(chosen):
+            for listener in request.listeners:
                 listener(chosen)
-        if request.done():
-            self._under_way.finish(request)
-
-
-def _row(request: Request, count: int) -> Row:
-    assert request.binding is not None and request.segment is not None
-    first = request.encoded
-    count = min(count, request.pending)
-    samples = not request.ended and count == request.pending
-    tokens = tuple(request.tokens[first : first + count])
-    view, made_by = request.binding.view, (request.adapter, request.mapper)
-    return Row(request.number, tokens, first, request.segment, view, samples, *made_by, tenant=request.tenant)
-
-
-def _samplers(requests: Iterable[Request]) -> dict[int, Sampler]:
-    """What chooses the tokens of those that decode."""
-    return {each.number: each.decoding.sampler for each in requests if each.decoding is not None}
 
 
 def _patience(requests: Iterable[Request], most: float) -> float:

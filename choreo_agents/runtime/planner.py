@@ -52,6 +52,18 @@ class Planner:
             require_sound(plan, seen, served, self._limits)
         return plan
 
+    @property
+    def repeats(self) -> bool:
+        """Whether it says again of the same requests what it has said: a token of each that decodes, if none waits."""
+        if self._timetable is not None and self._timetable.is_kept_to:
+            return False
+        return type(self._policy) is FirstComeFirstServed
+
+    @property
+    def is_told(self) -> bool:
+        """Whether steps are to be recorded."""
+        return self._timetable is not None or self.watch is not None
+
     def record(self, chunks: Sequence[tuple[Request, int]]) -> None:
         """Write down a step that is about to run: requests, and how many tokens of each."""
         if self._timetable is not None:

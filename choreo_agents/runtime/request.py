@@ -7,28 +7,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from choreo_agents.errors import KVMemoryError
-from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.segment import Piece, Segment
+from choreo_agents.runtime.counters import Charges, CountedAs
 from choreo_agents.runtime.decoding import Decoding
+from choreo_agents.runtime.step import Binding
 from choreo_agents.sampling import Chosen
-
-
-@dataclass(frozen=True)
-class Binding:
-    """What a request turns out to encode, settled when it is admitted."""
-
-    view: tuple[Piece, ...]
-    """Encoded tokens it attends to; their segments are pinned for it."""
-    prompt: tuple[int, ...]
-    """Tokens to encode before the first sample: not empty."""
-    position: int
-    """Of the prompt's first token."""
-    arrivals: tuple[Arrival, ...] = ()
-    """What of the view its first step brings into the pool."""
 
 
 class Encoding(Protocol):
@@ -94,6 +82,10 @@ class Encoding(Protocol):
         """The request has been given the segment that it will fill."""
         ...
 
+    def grows(self) -> bool:
+        """Whether something is to come into a running decode's view."""
+        ...
+
     def grow(self, reader: Request) -> tuple[Sequence[Piece], Sequence[Request]]:
         """Let what has come for a running decode since it was last asked into its view, as far as it is in the pool.
 
@@ -133,25 +125,6 @@ class Owner(Protocol):
     def abandon(self, request: Request) -> None:
         """It was cancelled, or has failed, perhaps in `finish`: close its encoding and drop what was taken for it."""
         ...
-
-
-@dataclass
-class Charges:
-    """Tokens that steps have encoded for a request: its own, and those of messages that somebody had to encode for it.
-
-    Every token that the engine encodes is charged to one request.
-    """
-
-    encoded: int = 0
-    """For the first time."""
-    recomputed: int = 0
-    """Since memory had lost them."""
-    mapped: int = 0
-    """Made of other KV by a cache mapper instead."""
-    foreign: int = 0
-    """Of those for the first time: in words that another model had said."""
-    for_others: dict[Segment, int] = field(default_factory=dict)
-    """How many of all these stand in messages other than its own, by where their KV is."""
 
 
 @dataclass(eq=False)
@@ -209,6 +182,8 @@ class Request:
     """Whether it was finished or dropped."""
     handed_over: bool = False
     """Whether the pin that came with its segment is somebody else's."""
+    _watched: set[Future[Any]] = field(default_factory=set)
+    """Of those who wait: whose cancelling is told of."""
 
     def begin(self, binding: Binding, segment: Segment) -> None:
         """It is admitted: what it encodes is settled, and has a place."""
@@ -272,20 +247,26 @@ class Request:
 
     def advance(self, tokens: int) -> None:
         """A step has encoded so many more tokens of it: somebody is charged for them."""
-        if self.segment is None or self.segment.encoded + tokens > self.segment.capacity:
+        segment, binding = self.segment, self.binding
+        if segment is None or binding is None or segment.encoded + tokens > segment.capacity:
             raise KVMemoryError(f"a request encoded {tokens} tokens more than it has room for")
-        self.segment.encoded += tokens
-        payer = self.payer()
+        segment.encoded += tokens
+        payer = self.payer() if self.readers else self
+        charges = payer.charges
         if self.again:
-            payer.charges.recomputed += tokens
+            charges.recomputed += tokens
         elif self.mapper:
-            payer.charges.mapped += tokens
+            charges.mapped += tokens
         else:
-            payer.charges.encoded += tokens
-            payer.charges.foreign += tokens if self.is_foreign else 0
+            charges.encoded += tokens
+            charges.foreign += tokens if self.is_foreign else 0
         if payer is not self:
-            so_far = payer.charges.for_others.get(self.segment, 0)
-            payer.charges.for_others[self.segment] = so_far + tokens
+            charges.for_others[segment] = charges.for_others.get(segment, 0) + tokens
+
+    @cached_property
+    def counted_as(self) -> CountedAs:
+        """What kind of tokens it encodes."""
+        return self.tenant, self.again, bool(self.mapper), self.is_foreign
 
     def payer(self) -> Request:
         """Of all calls that wait for it, or for what waits for it, the first submitted; itself, if there is none."""
@@ -316,8 +297,17 @@ class Request:
     def cancelled(self) -> bool:
         return all(future.cancelled() for future in self.futures)
 
+    def tell_cancelled(self, tell: Callable[[], None]) -> None:
+        """Have it told, on whatever thread, when somebody who waits now cancels; each is asked once."""
+        for future in self.futures:
+            if future not in self._watched:
+                self._watched.add(future)
+                future.add_done_callback(lambda done: tell() if done.cancelled() else None)
+
     def late(self, now: float) -> list[Future[Any]]:
         """Who waited long enough; they are forgotten."""
+        if not self.deadlines:
+            return []
         gone = [future for future, deadline in self.deadlines.items() if deadline <= now]
         for future in gone:
             del self.deadlines[future]
@@ -326,19 +316,20 @@ class Request:
 
     def take(self, chosen: Chosen) -> bool:
         """Append a sampled token, and the closing ones if it was the last; whether it is part of the message."""
-        assert self.decoding is not None and not self.ended
+        decoding, token, sampled = self.decoding, chosen.token, self.sampled
+        assert decoding is not None and not self.ended
         if self.first_token_s is None:
             self.first_token_s = time.perf_counter()
         self.chosen.append(chosen)
-        self.sampled.append(chosen.token)
-        self.tokens.append(chosen.token)
-        self.decoding.sampler.take(chosen.token)
-        if not self.decoding.ends(self.sampled):
+        sampled.append(token)
+        self.tokens.append(token)
+        decoding.sampler.take(token)
+        if not decoding.ends(sampled):
             return True
-        is_said = not self.decoding.leaves_out_last(self.sampled)
+        is_said = not decoding.leaves_out_last(sampled)
         if not is_said:
-            del self.chosen[-1], self.sampled[-1], self.tokens[-1]
-        self._end(self.decoding)
+            del self.chosen[-1], sampled[-1], self.tokens[-1]
+        self._end(decoding)
         return is_said
 
     def _end(self, decoding: Decoding) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from choreo_agents.errors import InvalidRequestError
 
@@ -41,8 +41,7 @@ class Waiting:
     """Whose it is: a name that does not tell the salt."""
 
 
-@dataclass(frozen=True)
-class Running:
+class Running(NamedTuple):
     """An admitted request."""
 
     number: int

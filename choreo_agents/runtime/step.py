@@ -1,9 +1,10 @@
-"""One step as plain data: which tokens of which requests, and who attends to which slots."""
+"""One step as plain data: which tokens of which requests, who attends to which slots, and what each request encodes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
 from choreo_agents.kv.copying import Arrival
@@ -11,7 +12,24 @@ from choreo_agents.kv.segment import Piece, Segment
 
 
 @dataclass(frozen=True)
-class Row:
+class Binding:
+    """What a request turns out to encode, settled when it is admitted."""
+
+    view: tuple[Piece, ...]
+    """Encoded tokens it attends to; their segments are pinned for it."""
+    prompt: tuple[int, ...]
+    """Tokens to encode before the first sample: not empty."""
+    position: int
+    """Of the prompt's first token."""
+    arrivals: tuple[Arrival, ...] = ()
+    """What of the view its first step brings into the pool."""
+
+    def reads(self, segments: Collection[Segment]) -> bool:
+        """Whether it reads any of these."""
+        return any(piece.segment in segments for piece in self.view)
+
+
+class Row(NamedTuple):
     """A request's share of a step."""
 
     number: int
@@ -45,6 +63,60 @@ class Step:
     """Rows whose KV is made of other KV, before the pass."""
     arrivals: tuple[Arrival, ...] = ()
     """What rows read and the step brings into the pool."""
+    further: int = 0
+    """How many decode steps it is further than its layout, ..."""
+    room: int = 0
+    """... and may be at most."""
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Of its tokens."""
+        further = self.further
+        return [at + further for at in self.layout.positions] if further else self.layout.positions
+
+
+class StepMaker:
+    """Makes steps, one after the other: a decode step differs from the last by a token and a slot a row, and has its
+    layout. Layouts of other steps are made anew.
+    """
+
+    def __init__(self) -> None:
+        self._last: Step | None = None
+
+    def make(self, rows: Sequence[Row], arrivals: Sequence[Arrival] = ()) -> Step:
+        """Pack rows one after the other."""
+        last = self._last
+        if last is not None and not arrivals and last.further < last.room and _follow(rows, last.rows):
+            tokens = tuple([row.tokens[0] for row in rows])
+            made = replace(last, rows=tuple(rows), tokens=tokens, further=last.further + 1)
+        else:
+            made = make_step(rows, arrivals)
+            if made.layout.own and not made.arrivals:
+                made = replace(made, room=_room(made))
+        self._last = made
+        return made
+
+
+def _follow(rows: Sequence[Row], before: Sequence[Row]) -> bool:
+    """Whether these are the same rows, each one sampled token further."""
+    if len(rows) != len(before):
+        return False
+    for (number, tokens, first, _, view, samples, *_), last in zip(rows, before, strict=True):
+        same = number == last.number and first == last.first + 1 and view is last.view
+        if not (same and samples and len(tokens) == 1):
+            return False
+    return True
+
+
+def _room(step: Step) -> int:
+    """Steps that a layout is good for: until a row's next slot is not behind its last."""
+    room: list[int] = []
+    for row, slot in zip(step.rows, step.layout.write_slots, strict=True):
+        if any(piece.since > row.first for piece in row.view):
+            return 0  # a later token sees more
+        [run] = [run for run in row.segment.runs if run.start <= slot < run.end]
+        room.append(run.end - slot - 1)
+    return min(room)
 
 
 Shared = dict[tuple[int, int, int], list[QuerySpan]]
@@ -58,6 +130,7 @@ def make_step(rows: Sequence[Row], arrivals: Sequence[Arrival] = ()) -> Step:
     wanted: list[int] = []
     shared: Shared = {}
     causal: list[Read] = []
+    own: list[tuple[int, int, int]] = []
     adapted: list[tuple[str, int, int]] = []
     at = 0
     encoded = [row for row in rows if not row.mapper]
@@ -67,12 +140,15 @@ def make_step(rows: Sequence[Row], arrivals: Sequence[Arrival] = ()) -> Step:
         positions.extend(range(start, start + count))
         for run in row.segment.slots(row.first, count):
             write_slots.extend(range(run.start, run.end))
-        for piece in row.view:
+        for place, piece in enumerate(row.view):
             blind = max(0, piece.since - row.first)
             if blind < count:
-                seeing = QuerySpan(at + blind, count - blind, piece.shift)
+                seeing = QuerySpan(at + blind, count - blind, piece.shift, place)
                 _share(shared, piece.segment, piece.first, piece.count, seeing)
         causal.extend(_own_reads(row, at, shared))
+        if count == 1 and row.samples:
+            last = row.segment.slots(0, row.first + 1)[-1]
+            own.append((last.start, last.length, start + 1 - last.length))
         if row.adapter:
             adapted.append((row.adapter, at, at + count))
         at += count
@@ -80,8 +156,11 @@ def make_step(rows: Sequence[Row], arrivals: Sequence[Arrival] = ()) -> Step:
             wanted.append(at - 1)
     reads = [Read(start, length, position, tuple(spans)) for (start, length, position), spans in shared.items()]
     tokens = tuple(token for row in encoded for token in row.tokens)
-    layout = Layout(tuple(positions), tuple(write_slots), (*reads, *causal))
     mapped = tuple(row for row in rows if row.mapper)
+    alone = len(own) == len(rows) and all(len(shared[key]) == 1 for key in own)
+    found = {key: number for number, key in enumerate(shared)} if alone else {}
+    mine = tuple([found[key] for key in own]) if alone else ()
+    layout = Layout(tuple(positions), tuple(write_slots), (*reads, *causal), mine)
     return Step(tuple(rows), tokens, layout, tuple(wanted), tuple(adapted), mapped, tuple(arrivals))
 
 
@@ -103,17 +182,17 @@ def _own_reads(row: Row, at: int, shared: Shared) -> list[Read]:
     count = len(row.tokens)
     if count == 1:
         # A single token sees its own slot like any earlier one: nothing is left for causality.
-        _share(shared, row.segment, 0, row.first + 1, QuerySpan(at, 1, 0))
+        _share(shared, row.segment, 0, row.first + 1, QuerySpan(at, 1, 0, len(row.view)))
         return []
     if row.first:
-        _share(shared, row.segment, 0, row.first, QuerySpan(at, count, 0))
+        _share(shared, row.segment, 0, row.first, QuerySpan(at, count, 0, len(row.view)))
     causal: list[Read] = []
     done, position = 0, row.segment.native_offset + row.first
     for run in row.segment.slots(row.first, count):
-        span = QuerySpan(at + done, run.length, 0)
+        span = QuerySpan(at + done, run.length, 0, len(row.view))
         causal.append(Read(run.start, run.length, position + done, (span,), causal=True))
         done += run.length
         if done < count:
-            later = QuerySpan(at + done, count - done, 0)
+            later = QuerySpan(at + done, count - done, 0, len(row.view))
             _share(shared, row.segment, row.first + done - run.length, run.length, later)
     return causal

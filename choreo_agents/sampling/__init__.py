@@ -8,6 +8,7 @@ from choreo_agents.sampling.guiding.grammar import Grammar
 from choreo_agents.sampling.guiding.guides import Allowed, FreeAnswer, Guide, GuidedAnswer, TokenGuide
 from choreo_agents.sampling.guiding.masks import StepMasks
 from choreo_agents.sampling.guiding.thoughts import BLANK_LINES, Phase, ThoughtsGuide
+from choreo_agents.sampling.lottery import Lottery, Tickets
 from choreo_agents.sampling.parameters import Sampling
 from choreo_agents.sampling.sampler import Chosen, Sampler, SamplerCall, TokenSampler, choose_tokens, nth_seed
 
@@ -23,12 +24,14 @@ __all__ = [
     "Grammar",
     "Guide",
     "GuidedAnswer",
+    "Lottery",
     "Phase",
     "Sampler",
     "SamplerCall",
     "Sampling",
     "StepMasks",
     "ThoughtsGuide",
+    "Tickets",
     "TokenGuide",
     "TokenSampler",
     "checkpoint_sampling",

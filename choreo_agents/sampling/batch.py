@@ -12,7 +12,7 @@ them. What only says where to look may be in any precision, for it leaves a marg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from choreo_agents.sampling.cut import ROOM_FOR_TIES, cut_rows
 from choreo_agents.sampling.draw import Draw
 from choreo_agents.sampling.elementary import LOG2_E, log
 from choreo_agents.sampling.likeliest import CHUNK, highest, highest_few
+from choreo_agents.sampling.lottery import Lottery, Tickets
 from choreo_agents.sampling.nucleus import exact_weights
 from choreo_agents.sampling.rows import HIGHEST, StepRows
 from choreo_agents.sampling.sieve import Sieve
@@ -31,21 +32,53 @@ _FEW = 128
 
 
 class BatchSampler:
-    """Draws tokens on the device of the logits, in blocks of rows. For one thread at a time."""
+    """Draws tokens on the device of the logits, in blocks of rows. For one thread at a time.
 
-    def __init__(self) -> None:
+    Args:
+        lottery: Draws those of most rows in one launch; None: all are drawn by torch's operators.
+    """
+
+    def __init__(self, lottery: Lottery | None = None) -> None:
         self._kept: Workspace | None = None
+        self._lottery = lottery
 
     @torch.inference_mode()
-    def draw(self, logits: Tensor, draws: Sequence[Draw], rows: Sequence[int] | None = None) -> list[int]:
+    def draw(
+        self,
+        logits: Tensor,
+        draws: Sequence[Draw],
+        rows: Sequence[int] | None = None,
+        meanwhile: Callable[[Tickets], None] | None = None,
+    ) -> list[int]:
         """A token for each of these rows of [rows, vocabulary] logits. What is not a number is the lowest, as is -inf.
+
+        Raises `ArithmeticError` if a row has no number at all: the pass that has computed it went wrong.
 
         Args:
             logits: Are not written to, and rows that nothing changes are not copied.
             draws: What the rows ask for.
             rows: Which they are, in any order; None: all, in theirs.
+            meanwhile: Called before the device is waited for, if it knows by then what all rows will all but surely
+                say: with that.
         """
         rows = range(len(logits)) if rows is None else rows
+        if self._lottery is None:
+            return self._draw(logits, draws, rows)
+        mine = [place for place, draw in enumerate(draws) if self._lottery.takes(draw)]
+        tickets = self._lottery.draw(logits, [rows[place] for place in mine], [draws[place] for place in mine])
+        if tickets is None:
+            return self._draw(logits, draws, rows)
+        if meanwhile is not None and len(mine) == len(draws):
+            meanwhile(tickets)
+        known = {place: token for place, token in zip(mine, tickets.tokens(), strict=True) if token is not None}
+        left = [place for place in range(len(draws)) if place not in known]
+        if left:
+            found = self._draw(logits, [draws[place] for place in left], [rows[place] for place in left])
+            known |= zip(left, found, strict=True)
+        return [known[place] for place in range(len(draws))]
+
+    def _draw(self, logits: Tensor, draws: Sequence[Draw], rows: Sequence[int]) -> list[int]:
+        """The same, by torch's operators."""
         work, asked = self._workspace(logits), dict(zip(rows, draws, strict=True))
         tokens: dict[int, int] = {}
         greedy: list[int] = []

@@ -79,7 +79,8 @@ class Contest:
         energy = -torch.log1p(-uniform.clamp_(max=1.0 - 2.0**-53))
         surely = exponents.gather(1, first) - torch.log2(energy) - (FIRST_BITS + _EXPONENT_BIAS + _MARGIN)
         chunks = tops.topk(int((tops >= surely).sum(dim=-1).amax()), sorted=False).indices
-        rows, places = (in_chunks(bounds, chunks) >= surely).nonzero(as_tuple=True)
+        near = in_chunks(bounds, chunks)
+        rows, places = ((near >= surely) & (near > float("-inf"))).nonzero(as_tuple=True)
         places = words_of(chunks)[rows, places]
         ids = self.ids[places] if self.ids.ndim == 1 else self.ids[rows, places]
         best = [(float("-inf"), 1, 0)] * len(bounds)

@@ -14,6 +14,10 @@ from choreo_agents.sampling.noise import NoiseKey
 from choreo_agents.sampling.parameters import Sampling
 from choreo_agents.sampling.penalties import Penalties
 
+_ALIKE = -(2.0**-23)
+"""Words whose exponents lie above it have the weight of the highest: all of them pass min-p, so that the first of them,
+which every nucleus keeps, does."""
+
 
 @dataclass(frozen=True, eq=False)
 class Draw:
@@ -44,10 +48,8 @@ class Asked:
     def by(draws: Sequence[Draw], device: torch.device) -> Asked:
         """What these ask for, on a device."""
         wanted = [draw.sampling for draw in draws]
-        scale = [min(max(LOG2_E / each.temperature, 2.0**-100), 2.0**100) for each in wanted]
-        least = [math.log2(each.min_p) if each.min_p else -math.inf for each in wanted]
-        columns = torch.tensor([scale, [each.top_p for each in wanted], least], dtype=torch.float64).to(device)
-        scales, top_p, least_exponents = columns[..., None]
+        columns = torch.tensor([numbers(each) for each in wanted], dtype=torch.float64).to(device)
+        scales, least_exponents, top_p = columns.T[..., None]
         return Asked(
             draws,
             scales.to(torch.float32),
@@ -60,6 +62,12 @@ class Asked:
         where = slice(rows[0], rows[-1] + 1) if are_in_a_row(rows) else list(rows)
         top_p, least = (None if column is None else column[where] for column in (self.top_p, self.least))
         return Asked([self.draws[row] for row in rows], self.scale[where], top_p, least)
+
+
+def numbers(sampling: Sampling) -> tuple[float, float, float]:
+    """From logits to exponents of 2; the exponent that min-p asks for; top-p."""
+    scale = min(max(LOG2_E / sampling.temperature, 2.0**-100), 2.0**100)
+    return scale, min(math.log2(sampling.min_p), _ALIKE) if sampling.min_p else -math.inf, sampling.top_p
 
 
 def are_in_a_row(rows: Sequence[int]) -> bool:

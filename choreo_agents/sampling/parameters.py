@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from choreo_agents.sampling.guiding.grammar import Grammar
 
 MOST_LOGPROBS = 64
+MOST_ANSWERS = 4096
 
 
 class Sampling(BaseModel):
@@ -54,9 +55,9 @@ class Sampling(BaseModel):
     forced: tuple[int, ...] | None = None
     """Take exactly these tokens instead of sampling, at the full price of every step: to replay what was sampled, which
     may be nothing, and for fair timing."""
-    n: int = Field(default=1, ge=1)
-    """Answers to sample: over one view, each with its own random numbers. More than one come as a list, from a list
-    of calls."""
+    n: int = Field(default=1, ge=1, le=MOST_ANSWERS)
+    """Answers to sample, at most 4,096: over one view, each with its own random numbers. More than one come as a list,
+    from a list of calls."""
     choices: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """The allowed answers: the text that is sampled ends with one of them, and the decode with it. A longer choice may
     follow a shorter one that starts it, unless the model ends there; an end token that has a text of its own then

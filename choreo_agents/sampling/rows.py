@@ -1,4 +1,8 @@
-"""The logits of a step's rows as they are drawn from: where they stand, or, if anything changes them, in a copy."""
+"""The logits of a step's rows as they are drawn from: where they stand, or, if anything changes them, in a copy.
+
+A row without any number is a failure of the pass that has computed it, and nothing is drawn from it. What is not a
+number beside numbers is the lowest or the highest there is.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from choreo_agents.sampling.likeliest import CHUNK, peaks
 from choreo_agents.sampling.workspace import Workspace
 
 HIGHEST = torch.finfo(torch.float32).max
-_LOW = -1e38
+LOW = -1e38
 """A row whose highest logit is below has, perhaps, no numbers but -inf."""
 
 
@@ -60,7 +64,7 @@ class StepRows:
             # What is not a number shows in its chunk's peak, and -inf changes nothing below numbers.
             highest = self._tops.amax(dim=-1).tolist()
             for row in plain:
-                self._is_direct[row] = _LOW < highest[row] <= HIGHEST
+                self._is_direct[row] = LOW < highest[row] <= HIGHEST
 
     def _is_changed(self, row: int) -> bool:
         draw = self._draws.get(row)
@@ -97,6 +101,8 @@ class StepRows:
         words = work.room("logits", len(rows), work.width)
         own = words[:, : work.vocabulary]
         own.copy_(self._logits[rows[0] : rows[-1] + 1] if are_in_a_row(rows) else self._logits[list(rows)])
+        if not own.isfinite().any(dim=-1).all():
+            raise ArithmeticError("logits hold no number: the pass that has computed them went wrong")
         own.nan_to_num_(nan=-HIGHEST, posinf=HIGHEST, neginf=-HIGHEST)
         words[:, work.vocabulary :] = float("-inf")
         for one, draw in zip(own, map(self._draws.get, rows), strict=True):

@@ -13,6 +13,7 @@ from torch import Tensor
 from choreo_agents.sampling.batch import BatchSampler
 from choreo_agents.sampling.draw import Draw
 from choreo_agents.sampling.guiding.guides import Guide
+from choreo_agents.sampling.lottery import Tickets
 from choreo_agents.sampling.noise import noise_key
 from choreo_agents.sampling.parameters import Sampling
 from choreo_agents.sampling.penalties import CountedTokens
@@ -151,8 +152,13 @@ class TokenSampler:
         """See `Sampler`: what it knows concerns nobody else."""
 
 
-def choose_tokens(samplers: Sequence[Sampler], logits: Tensor, batch: BatchSampler) -> list[Chosen]:
-    """The next token of each request, for [requests, vocabulary] logits in the same order."""
+def choose_tokens(
+    samplers: Sequence[Sampler],
+    logits: Tensor,
+    batch: BatchSampler,
+    meanwhile: Callable[[Tickets], None] | None = None,
+) -> list[Chosen]:
+    """The next token of each request, for [requests, vocabulary] logits in the same order; see `BatchSampler.draw`."""
     chosen: dict[int, Chosen] = {}
     drawn: dict[int, TokenSampler] = {}
     tokens: dict[int, int] = {}
@@ -166,7 +172,9 @@ def choose_tokens(samplers: Sequence[Sampler], logits: Tensor, batch: BatchSampl
     while left:
         forced = {row: token for row, sampler in left.items() if (token := sampler.forced()) is not None}
         free = [row for row in left if row not in forced]
-        found = batch.draw(logits, [left[row].draw(logits[row]) for row in free], free) if free else []
+        draws, then = [left[row].draw(logits[row]) for row in free], meanwhile if len(free) == len(samplers) else None
+        found = batch.draw(logits, draws, free, then) if free else []
+        meanwhile = None
         tokens |= forced | dict(zip(free, found, strict=True))
         # Who is refused what was drawn is led elsewhere, and cannot be refused again.
         left = {row: sampler for row, sampler in left.items() if sampler.refuses(tokens[row])}

@@ -49,6 +49,8 @@ def errors_as_lines(console: Console, *, code: int = 1) -> Iterator[None]:
     except (ChoreoError, OSError, ValueError) as error:
         console.print("[red bold]error:[/] ", end="")
         console.print(str(error), markup=False, highlight=False)
+        if isinstance(error, ChoreoError) and error.words:
+            console.print(f"[dim]what is meant by {' and '.join(error.words)}: choreo words {' '.join(error.words)}[/]")
         raise typer.Exit(code) from None
 
 

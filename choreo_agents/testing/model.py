@@ -173,5 +173,6 @@ def scripted_model(sampler: Callable[[SamplerCall], Sampler], context: int) -> L
         ScriptedSpelling(),
         MovedLogits(error=0.0, tolerance=0.0),
         ProbePrompt(probed, torch.zeros(len(probed), 1)),
+        modelling="a script says what it says",
         sampler=sampler,
     )

@@ -1,4 +1,5 @@
-"""Events, which everyone may emit and only inspection and the lab read; and counts, tenant by tenant."""
+"""Events, which everyone may emit and only inspection and the lab read; counts, tenant by tenant; and
+tables, as notebooks show them."""
 
 from choreo_agents.tracing.events import (
     CallPlaced,
@@ -16,6 +17,7 @@ from choreo_agents.tracing.events import (
 )
 from choreo_agents.tracing.ledger import Ledger
 from choreo_agents.tracing.sink import EventList, EventSink, discard, guarded
+from choreo_agents.tracing.tables import table_html
 
 __all__ = [
     "CallPlaced",
@@ -35,4 +37,5 @@ __all__ = [
     "StepRan",
     "discard",
     "guarded",
+    "table_html",
 ]

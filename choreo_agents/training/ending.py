@@ -87,7 +87,7 @@ def _known(path: Path, made: Card) -> Card | None:
     """The card that is there, with what cards say by now."""
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(found, dict):
         return None

@@ -169,7 +169,7 @@ def _line(content: Mapping[str, Any]) -> bytes:
 def _parsed(path: Path, number: int, line: bytes) -> Record:
     try:
         found = json.loads(line.decode())
-    except ValueError as error:  # no UTF-8, or no JSON
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nested without end
         raise InvalidRequestError(f"line {number} of {str(path)!r} is no JSON: {error}") from error
     if not isinstance(found, dict) or (number > 1 and "key" not in found):
         raise InvalidRequestError(f"line {number} of {str(path)!r} is no result of ours: {line[:60]!r}")

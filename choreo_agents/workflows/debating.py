@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from langchain_core.messages import AIMessage, BaseMessage
 
 from choreo_agents.engine import Engine, Memory
-from choreo_agents.engine.memory_map import MemoryMap
 from choreo_agents.engine.settings import MethodName
+from choreo_agents.engine.stock.memory_map import MemoryMap
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.view.run_options import Replay
 from choreo_agents.kv.handle import MessageHandle

@@ -19,7 +19,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     source = PAGE.read_text()
     module, record, replay, fork = re.findall(r"^```python\n(.*?)^```", source, re.DOTALL | re.MULTILINE)
     commands = re.findall(r"^choreo (.*)$", source, re.MULTILINE)
-    assert len(commands) == 6
+    assert len(commands) == 7
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     (tmp_path / "kites.py").write_text(module)

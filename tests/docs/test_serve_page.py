@@ -45,7 +45,7 @@ def test_the_page_runs(installed: dict[str, str], tmp_path: Path) -> None:
     for port in ("8000", "8001"):
         page = page.replace(f":{port}", f":{(free := free_port())}").replace(f"--port {port}", f"--port {free}")
     blocks = re.findall(r"^```(bash|python)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    assert [kind for kind, _ in blocks].count("python") == 1 and len(blocks) == 6
+    assert [kind for kind, _ in blocks].count("python") == 1 and len(blocks) == 7
     lines = [said if kind == "bash" else f"python - <<'END'\n{said}END\n" for kind, said in blocks]
     script = "trap 'kill $(jobs -p) 2> /dev/null; wait' EXIT\n" + "\necho; echo ======\n".join(lines)
     done = subprocess.run(
@@ -58,12 +58,13 @@ def test_the_page_runs(installed: dict[str, str], tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    started, asked, streamed, python, handed, keys = done.stdout.split("======")
+    started, asked, streamed, python, handed, keys, metrics = done.stdout.split("======")
     assert '"ok"' in started and BOATS in asked
     assert "data: [DONE]" in streamed and '"cached_tokens"' in streamed
     assert "Bob" not in python and python.strip()
     assert BOATS in handed, "it was not told, and has read it"
     assert '"id":"embedded"' in keys and "invalid_api_key" in keys
+    assert "# TYPE " in metrics and "invalid_api_key" not in metrics
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
-"""The folded backend against the readable reference on random layouts, and the parts it is made of."""
+"""Backends for CPUs against the readable reference on random layouts, and the parts they are made of."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,21 +10,28 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from choreo_agents.attention.backends import partial
+from choreo_agents.attention.backends import AttentionBackend, partial
 from choreo_agents.attention.backends.folded import FoldedBackend
 from choreo_agents.attention.backends.log_sum_exp import LogSumExpMerge
+from choreo_agents.attention.backends.native import plan
+from choreo_agents.attention.backends.native.backend import NativeBackend
 from choreo_agents.attention.backends.partial import attend_padded, attend_run, matmul_attention
 from choreo_agents.attention.backends.reference import ReferenceBackend
+from choreo_agents.attention.backends.triton import plan as gpu_plan
+from choreo_agents.attention.backends.triton.tiles import Tile
+from choreo_agents.attention.heads import HeadShape
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.attention.layout import Layout, QuerySpan, Read
 from choreo_agents.attention.rope import PureRotation
 from choreo_agents.attention.window import windowed
+from choreo_agents.native.library import found as kernels_found
 
 DIM, KV_HEADS = 16, 2
 ROTATION = PureRotation(1.0 / 10_000 ** (torch.arange(0, DIM, 2) / DIM))
 INTERLEAVED = PureRotation(ROTATION.inverse_frequencies, "neighbours")
 PARTIAL = PureRotation(ROTATION.inverse_frequencies[:3], first=4)
 KIND = AttentionKind(ROTATION)
+needs_kernels = pytest.mark.skipif(isinstance(kernels_found(), str), reason=f"no kernels: {kernels_found()}")
 CPU = torch.device("cpu")
 seeds = st.integers(0, 2**32)
 groups = st.sampled_from([1, 2, 4])
@@ -72,13 +79,19 @@ def kinds(draw: st.DrawFn) -> AttentionKind:
 
 
 def both(
-    layout: Layout, slots: int, group: int, seed: int, dtype: torch.dtype, kind: AttentionKind = KIND
+    layout: Layout,
+    slots: int,
+    group: int,
+    seed: int,
+    dtype: torch.dtype,
+    kind: AttentionKind = KIND,
+    made: Callable[[torch.dtype, int], AttentionBackend] = lambda dtype, group: FoldedBackend(dtype, CPU),
 ) -> tuple[Tensor, Tensor]:
-    """What the folded backend and the reference make of the same random numbers."""
+    """What a backend, the folded one by default, and the reference make of the same random numbers."""
     query = normal(seed, len(layout.positions), KV_HEADS * group, DIM, dtype=dtype)
     keys, values = normal(seed + 1, 2, KV_HEADS, slots, DIM, dtype=dtype)
     sinks = normal(seed + 2, KV_HEADS * group, dtype=dtype) if seed % 2 else None
-    backends = FoldedBackend(dtype, CPU), ReferenceBackend()
+    backends = made(dtype, group), ReferenceBackend()
     got, wanted = (backend.prepare(layout, kind).attend(query, keys, values, DIM**-0.5, sinks) for backend in backends)
     assert got.shape == wanted.shape == query.shape and got.dtype == wanted.dtype == dtype
     return got, wanted
@@ -102,6 +115,42 @@ def test_folded_attention_is_exact_on_devices_without_the_cpu_kernel(layout, gro
         patch.setattr(partial, "_flash_for_cpu", None)
         got, wanted = both(*layout, group, seed, torch.float32, kind)
     assert (got - wanted).abs().max() <= 1e-5
+
+
+def native(dtype: torch.dtype, group: int) -> AttentionBackend:
+    return NativeBackend(dtype, HeadShape(KV_HEADS * group, KV_HEADS, DIM))
+
+
+@needs_kernels
+@given(layouts(), groups, seeds, kinds())
+def test_native_attention_is_exact(layout: tuple[Layout, int], group: int, seed: int, kind: AttentionKind) -> None:
+    got, wanted = both(*layout, group, seed, torch.float32, kind, native)
+    assert (got - wanted).abs().max() <= 1e-5
+
+
+@needs_kernels
+@given(layouts(), groups, seeds, kinds())
+def test_native_attention_in_bf16_rounds_its_queries_and_what_it_returns_alone(layout, group: int, seed, kind) -> None:
+    """Sums are in fp32: what is left is half a unit in the last of eight bits, of numbers below eight."""
+    got, wanted = both(*layout, group, seed, torch.bfloat16, kind, native)
+    assert ((got.float() - wanted.float()).abs() <= 2.0**-8 * wanted.float().abs() + 1e-2).all()
+
+
+@pytest.mark.slow
+@needs_kernels
+@given(layouts(), groups, seeds, kinds())
+def test_threads_change_no_bit_of_native_attention(layout, group: int, seed: int, kind: AttentionKind) -> None:
+    before = torch.get_num_threads()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(plan, "FEWEST_SHARED", 0)
+            found = []
+            for threads in (1, 2):
+                torch.set_num_threads(threads)
+                found.append(both(*layout, group, seed, torch.float32, kind, native)[0])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
 
 
 @given(layouts(), st.integers(1, 300))
@@ -269,3 +318,17 @@ def test_rotations_compose_and_undo_each_other(rotation: PureRotation, one: int,
     key = normal(seed + 1, 1, 3, DIM)
     turned_query, turned_key = (moved(vectors, -one) * key).sum(-1), (vectors * moved(key, one)).sum(-1)
     assert (turned_query - turned_key).abs().max() <= 1e-4, "rotating the query back is not moving the key on"
+
+
+@given(layouts(), groups, kinds(), st.sampled_from([8, 32, 128]), st.sampled_from([4, 16]))
+def test_chunks_that_all_see_whole_are_planned_together_as_they_are_one_by_one(
+    layout, group, kind, chunk, rows
+) -> None:
+    sizes = Tile(chunk, rows, 16, 4, 3), Tile(2 * chunk, rows, 16, 4, 3)
+    together = gpu_plan.KindPlan(layout[0], kind, group, sizes)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(gpu_plan, "_seen_whole", lambda *_: range(0))
+        alone = gpu_plan.KindPlan(layout[0], kind, group, sizes)
+    assert together.sizes == alone.sizes and together.room == alone.room
+    for name, array in alone.arrays.items():
+        assert together.arrays[name].tolist() == array.tolist(), name

@@ -6,8 +6,9 @@ import itertools
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support.exact import TOLERANCE
 from support.faults import InjectedError, any_fault
 from support.oracle import Oracle, OracleMessage
@@ -44,6 +45,24 @@ def shared() -> tuple[LoadedModel, Oracle]:
         _shared.update(model=load_model(folder), oracle=Oracle(folder))
         shutil.rmtree(folder)
     return _shared["model"], _shared["oracle"]
+
+
+def where_there_are(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A rule that does nothing while its machine has none of these.
+
+    No precondition: those decide what Hypothesis draws next, which has to be the same for the same draws. What there
+    is depends on the engine's thread, too: on what it had done when a fault met it, or when memory was asked for.
+    """
+
+    def only(body: Callable[..., None]) -> Callable[..., None]:
+        @wraps(body)
+        def ruled(self: Machine, **drawn: Any) -> None:
+            if getattr(self, what):
+                body(self, **drawn)
+
+        return ruled
+
+    return only
 
 
 class Machine(RuleBasedStateMachine):
@@ -188,8 +207,8 @@ class Machine(RuleBasedStateMachine):
         while self.engine.stats().unfinished:
             pass
 
-    @precondition(lambda self: self.leases)
     @rule(seed=seeds)
+    @where_there_are("leases")
     def release(self, seed: int) -> None:
         handle = Random(seed).choice(list(self.leases))
         if self.leases[handle] == 1:
@@ -204,8 +223,8 @@ class Machine(RuleBasedStateMachine):
             if copy is not None:
                 self.require_released(copy)
 
-    @precondition(lambda self: self.leases)
     @rule(seed=seeds, branches=st.integers(1, 3))
+    @where_there_are("leases")
     def map(self, seed: int, branches: int) -> None:
         rng = Random(seed)
         sources = rng.choices(list(self.leases), k=branches)
@@ -214,8 +233,8 @@ class Machine(RuleBasedStateMachine):
             assert self.copies.setdefault(source, copy) == copy
             self.made[copy] = self.made[source]
 
-    @precondition(lambda self: self.leases)
     @rule(seed=seeds, strategy=st.sampled_from(["parallel", "sequential", "text"]), mapped=st.booleans())
+    @where_there_are("leases")
     def merge(self, seed: int, strategy: str, mapped: bool) -> None:
         """What is said is not read again: where it stands is another test's; that nothing of it stays is this one's."""
         rng = Random(seed)
@@ -231,24 +250,24 @@ class Machine(RuleBasedStateMachine):
                     self.copies[source] = copy.handle
                     self.made[copy.handle] = self.made[source]
 
-    @precondition(lambda self: self.copies)
     @rule(seed=seeds)
+    @where_there_are("copies")
     def release_copy_early(self, seed: int) -> None:
         source = Random(seed).choice(list(self.copies))
         copy = self.copies.pop(source)
         self.engine.release(copy)
         self.require_released(copy)
 
-    @precondition(lambda self: self.leases)
     @rule(seed=seeds)
+    @where_there_are("leases")
     def pin(self, seed: int) -> None:
         handle = Random(seed).choice(list(self.leases))
         if sum(h.length + 16 for h in {*self.pins, handle}) <= MOST_PINNED:
             self.engine.kv.pin(handle)
             self.pins[handle] += 1
 
-    @precondition(lambda self: self.pins)
     @rule(seed=seeds)
+    @where_there_are("pins")
     def unpin_one(self, seed: int) -> None:
         self.unpin(Random(seed).choice(list(self.pins)))
 
@@ -270,8 +289,8 @@ class Machine(RuleBasedStateMachine):
         with self.engine._core.lock:
             self.engine._core.cache.evict(tokens)
 
-    @precondition(lambda self: self.leases)
     @rule(seed=seeds)
+    @where_there_are("leases")
     def read(self, seed: int) -> None:
         self.require_as_in_a_fresh_engine(Random(seed).choice([*self.leases, *self.copies.values()]))
 

@@ -1,4 +1,5 @@
-"""Faults to inject into an engine: functions of ours that fail at some call, and steps that the device fails."""
+"""Faults to inject into an engine: functions of ours that fail at some call, steps that the device fails, and logits
+that are no numbers."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from choreo_agents import Engine
 from choreo_agents.engine.messages.from_cache import FromCache
 from choreo_agents.engine.messages.labels import Label
 from choreo_agents.engine.messages.late_parents import LateParents
+from choreo_agents.engine.messages.memos import Memos
 from choreo_agents.engine.messages.message import Lineage
 from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.table import MessageTable
@@ -23,6 +25,7 @@ from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.store import KVStore
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.step import Step
+from choreo_agents.sampling import BatchSampler, StepMasks, TokenSampler
 
 AT_THE_END: dict[str, tuple[type, str]] = {
     "the message is named": (Naming, "handle"),
@@ -35,7 +38,7 @@ AT_THE_END: dict[str, tuple[type, str]] = {
     "the cache holds it": (KVCache, "hold"),
     "it is labelled": (Label, "put_on"),
     "it is leased": (MessageTable, "lease"),
-    "it is memoised": (MessageTable, "memoise"),
+    "it is memoised": (Memos, "remember"),
     "it is kept or not": (MessageTable, "drop_if_unleased"),
     "it is finished": (Pending, "finish"),
     "it is forgotten": (Pending, "_forget"),
@@ -59,6 +62,17 @@ BEFORE: dict[str, tuple[type, str]] = {
     "its file is written": (KVStore, "save"),
 }
 """What is done before, and on the way."""
+DRAWING: dict[str, tuple[type, str]] = {
+    "what a guide allows is filled in": (StepMasks, "filling"),
+    "a sampler sees its logits": (TokenSampler, "shown"),
+    "a sampler says what it draws": (TokenSampler, "draw"),
+    "a guide refuses": (TokenSampler, "refuses"),
+    "tokens are drawn": (BatchSampler, "draw"),
+    "a sampler goes on": (TokenSampler, "take"),
+    "a call is withdrawn": (TokenSampler, "withdraw"),
+}
+"""What draws a token."""
+NO_NUMBERS = (float("nan"), float("-inf"), float("inf"))
 
 
 class InjectedError(Exception):
@@ -68,8 +82,10 @@ class InjectedError(Exception):
 @contextmanager
 def failing_once(
     owner: type, name: str, *, at: int = 0, after: bool = False, tenant: str | None = None
-) -> Iterator[None]:
+) -> Iterator[list[str]]:
     """Let one call of a method fail: the one with this number, before or after it has done its work.
+
+    Yields what has failed so far.
 
     Args:
         owner: Whose method it is, and `name` which.
@@ -78,6 +94,7 @@ def failing_once(
         tenant: Of a request's methods, whose requests alone count.
     """
     held, calls = owner.__dict__[name], [0]
+    failed: list[str] = []
     work = held.__func__ if isinstance(held, classmethod) else held
 
     def broken(*args: Any, **options: Any) -> Any:
@@ -86,42 +103,86 @@ def failing_once(
         calls[0] += 1
         if calls[0] != at + 1:
             return work(*args, **options)
+        failed.append(f"{owner.__name__}.{name}")
         if after:
             work(*args, **options)
-        raise InjectedError(f"{owner.__name__}.{name}")
+        raise InjectedError(failed[-1])
 
     setattr(owner, name, classmethod(broken) if isinstance(held, classmethod) else broken)
     try:
-        yield
+        yield failed
     finally:
         setattr(owner, name, held)
 
 
 @contextmanager
-def failing_steps(engine: Engine, rng: Random, chance: float, most: int | None = None) -> Iterator[None]:
+def failing_steps(engine: Engine, rng: Random, chance: float, most: int | None = None) -> Iterator[list[str]]:
     """Let passes fail by chance, before or after they are run, and all that are larger than so many tokens."""
     executor = engine._core.loop.executor
-    run = executor.run
+    run, failed = executor.run, list[str]()
 
     def broken(step: Step, samplers: Any) -> Any:
         if most is not None and len(step.tokens) > most:
+            failed.append("memory")
             raise torch.OutOfMemoryError("injected")
         if rng.random() < chance / 2:
-            raise InjectedError("before the pass")
+            failed.append("before the pass")
+            raise InjectedError(failed[-1])
         chosen = run(step, samplers)
         if rng.random() < chance / 2:
-            raise InjectedError("after the pass")
+            failed.append("after the pass")
+            raise InjectedError(failed[-1])
         return chosen
 
     executor.run = broken  # type: ignore[method-assign]
     try:
-        yield
+        yield failed
     finally:
         del executor.run
 
 
+@contextmanager
+def failing_logits(engine: Engine, rng: Random, chance: float) -> Iterator[list[str]]:
+    """Let rows of logits by chance hold no number: what a device leaves whose pass went wrong without a word."""
+    forward = engine._core.loop.executor.forward
+    compute, failed = forward.logits, list[str]()
+
+    def broken(*args: Any) -> torch.Tensor:
+        logits = compute(*args)
+        rows = [row for row in range(len(logits)) if rng.random() < chance]
+        if rows:
+            failed.append("no numbers")
+            logits = logits.clone()
+            logits[rows] = rng.choice(NO_NUMBERS)
+        return logits
+
+    forward.logits = broken  # type: ignore[method-assign]
+    try:
+        yield failed
+    finally:
+        del forward.logits
+
+
 def any_fault(engine: Engine, rng: Random) -> Any:
-    """One of all, for a block."""
+    """One of all, for a block; yields what has failed so far."""
+    return sampler_fault(engine, rng) if rng.random() < 0.3 else other_fault(engine, rng)
+
+
+def sampler_fault(engine: Engine, rng: Random) -> Any:
+    """One of drawing, for a block."""
+    if rng.random() < 0.4:
+        return failing_logits(engine, rng, rng.choice([0.1, 0.5, 1.0]))
+    owner, name = DRAWING[rng.choice(sorted(DRAWING))]
+    return failing_once(owner, name, at=rng.randrange(4), after=name != "filling" and rng.random() < 0.5)
+
+
+def is_of_sampler(failed: str) -> bool:
+    """Whether what has failed is of drawing, as faults tell it."""
+    return failed == "no numbers" or failed in {f"{owner.__name__}.{name}" for owner, name in DRAWING.values()}
+
+
+def other_fault(engine: Engine, rng: Random) -> Any:
+    """One of passes, memory and the bookkeeping of calls, for a block."""
     kind = rng.choice(["steps", "memory", "end", "end", "before", "before"])
     if kind == "steps":
         return failing_steps(engine, rng, rng.choice([0.2, 0.6, 1.0]))

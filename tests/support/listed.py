@@ -12,19 +12,23 @@ TESTS = Path(__file__).parents[1]
 LIST = TESTS / "elsewhere.toml"
 
 
-def listed() -> dict[str, str]:
-    """Reasons, by file, or by file and test, from the folder of tests on."""
+def listed(engine: str = "ray") -> dict[str, str]:
+    """Reasons, by file, or by file and test, from the folder of tests on.
+
+    Args:
+        engine: Of which value of `--engine`; what is listed for `ray` alone cannot hold there only.
+    """
     found: dict[str, str] = {}
     for entry in tomllib.loads(LIST.read_text())["cannot"]:
-        for name in entry["tests"]:
+        for name in entry["tests"] if entry.get("engine", engine) == engine else ():
             assert name not in found, f"{name} is listed twice"
             found[name] = entry["reason"]
     return found
 
 
-def mark_listed(items: Sequence[pytest.Item], *, failing: bool) -> None:
-    """Skip what is listed; or, with `failing`, all else, and expect what is listed to fail."""
-    reasons = listed()
+def mark_listed(items: Sequence[pytest.Item], engine: str, *, failing: bool) -> None:
+    """Skip what is listed for an engine; or, with `failing`, all else, and expect what is listed to fail."""
+    reasons = listed(engine)
     for item in items:
         file = item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
         name = f"{file}::{getattr(item, 'originalname', item.name)}"

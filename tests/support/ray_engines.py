@@ -82,6 +82,8 @@ def actors(shared: Path) -> Iterator[Callable[..., Engine]]:
             path = model.name if isinstance(model, LoadedModel) else model
             if isinstance(model, LoadedModel) and model.chat != chats(path):
                 pytest.skip("a model that was changed once it was loaded cannot be sent")
+            if isinstance(model, LoadedModel):
+                options.setdefault("dtype", model.adapter.geometry.dtype)
             if options.get("adapter") is not None:
                 options["adapter"] = absolute(options["adapter"])
             there = pair()

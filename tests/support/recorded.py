@@ -92,3 +92,14 @@ def save_caller(folder: Path) -> Path:
     )
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def reading() -> ChoreoGraph:
+    """One who is shared with, one whose words are encoded again, a function, and one who reads them all."""
+    graph = ChoreoGraph(system="Answer.")
+    graph.add_node(Agent("ann", system="Ann has 3 kites.", sampling=FREE))
+    graph.add_node(Agent("bob", sampling=FREE))
+    graph.add_node("look", lambda _: {"messages": [AIMessage("Cleo has 9 cups.")]})
+    graph.add_node(Agent("judge", sampling=FREE, reads={"ann": "shared", "bob": "reencoded"}))
+    graph.add_edge(START, "ann").add_edge(START, "bob").add_edge(["ann", "bob"], "look", visibility={})
+    return graph.add_edge("look", "judge").add_edge("judge", END)

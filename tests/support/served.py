@@ -38,8 +38,13 @@ class Served:
         asked = urllib.request.Request(f"{self.url}/metrics", headers={"Authorization": f"Bearer {key}"})
         with urllib.request.urlopen(asked, timeout=10) as told:
             lines = told.read().decode().splitlines()
-        pairs = (line.rsplit(maxsplit=1) for line in lines if not line.startswith("#"))
-        return {name.removeprefix("choreo_").removesuffix("_total"): float(value) for name, value in pairs}
+        return numbers(lines)
+
+
+def numbers(lines: list[str]) -> dict[str, float]:
+    """What lines of metrics say, by names without what all of ours begin and totals end with."""
+    pairs = (line.rsplit(maxsplit=1) for line in lines if not line.startswith("#"))
+    return {name.removeprefix("choreo_").removesuffix("_total"): float(value) for name, value in pairs}
 
 
 def environment() -> dict[str, str]:

@@ -118,14 +118,24 @@ class Spec:
         """In a run."""
         return self.rounds * sum(len(sending.kinds) for sending in self.sent.values())
 
-    def graph(self, policy: Policy | None = None, *, echoing: bool = True) -> ChoreoGraph:
+    def graph(
+        self,
+        policy: Policy | None = None,
+        *,
+        echoing: bool = True,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        behind: Mapping[int, tuple[str, Any]] | None = None,
+    ) -> ChoreoGraph:
         """The graph: layers one after the other, as many rounds of them.
 
         Args:
             policy: Its own.
             echoing: What the function says depends on all words in the state; else it is always the same.
+            options: Of agents, by name, besides.
+            behind: A node, with its name, between a layer of this number and what follows it.
         """
         graph = ChoreoGraph(State, system="Root.", policy=policy, positions=self.positions)
+        options, behind = options or {}, behind or {}
         echoes = any(ECHO in layer for layer in self.layers)
         rules = {pair: rule for pair, rule in self.rules.items() if pair[0] != ECHO or echoes}
         for speaker in self.speakers:
@@ -137,15 +147,19 @@ class Spec:
                 prompt=self._told(speaker, system),
                 persona=speaker.persona,
                 confidential=speaker.confidential,
-                sampling=SPEAKING,
                 reads={source: rule for (source, reader), rule in rules.items() if reader == speaker.name},
+                **({"sampling": SPEAKING} | dict(options.get(speaker.name, {}))),
             )
             graph.add_node(speaker.name, agent)
         if echoes:
             graph.add_node(ECHO, echo if echoing else mutter)
         for name in self.layers[0]:
             graph.add_edge(START, name, visibility={})
-        for number, (before, after) in enumerate(zip(self.layers, self.layers[1:], strict=False)):
+        ends = [*self.layers]
+        for number, (name, node) in behind.items():
+            graph.add_node(name, node).add_edge(list(self.layers[number]), name, visibility={})
+            ends[number] = (name,)
+        for number, (before, after) in enumerate(zip(ends, self.layers[1:], strict=False)):
             started = [name for name in after if name not in self.sent]
             for name in started:
                 graph.add_edge(list(before), name, visibility={})
@@ -164,7 +178,7 @@ class Spec:
 
         # What is sent to starts one superstep after the others of its layer: the clock waits for all.
         graph.add_node("clock", count)
-        graph.add_edge(list(self.layers[-1]), "clock", visibility={})
+        graph.add_edge(list(ends[-1]), "clock", visibility={})
         graph.add_conditional_edges("clock", again, [*first, END], visibility={})
         return graph
 

@@ -1,41 +1,56 @@
 """Backends behind one contract: what attends the layers of a step, and how to get one.
 
 reference    dense, fp64, one token at a time: what the others are compared with
+native       one call of a kernel in C for all of a layer; for CPUs
 folded       one folded call for each long segment, one for all short ones, merged; runs on any device
-varlen       the variable-length kernel that torch brings for GPUs, in half precision
+varlen       the variable-length flash kernel that torch brings for GPUs, in half precision; tried before it is used
+triton       kernels of our own for GPUs; by name only on kinds on which `make gpu` has not passed
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
 
 from choreo_agents.attention.backends.base import AttentionBackend, PreparedAttention
 from choreo_agents.attention.backends.folded import FoldedBackend
+from choreo_agents.attention.backends.native.backend import NativeBackend
 from choreo_agents.attention.backends.reference import ReferenceBackend
-from choreo_agents.attention.backends.varlen import USUAL_HEADS, HeadShape, VarlenBackend
+from choreo_agents.attention.backends.triton.backend import TritonBackend
+from choreo_agents.attention.backends.varlen import VarlenBackend
+from choreo_agents.attention.heads import USUAL_HEADS, HeadShape
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.native.library import has_tiles, multiply_tiles
 
 __all__ = [
     "AttentionBackend",
     "BackendName",
     "PreparedAttention",
     "available_backends",
+    "backend_name",
     "make_backend",
     "require_backend",
+    "told",
+    "why_not_faster",
 ]
 
-BackendName = Literal["auto", "reference", "folded", "varlen"]
-"""`auto` is the fastest for the device."""
+BackendName = Literal["auto", "reference", "folded", "native", "varlen", "triton"]
+"""`auto` is the fastest for the device of those that have passed there."""
 
 
 def available_backends() -> dict[BackendName, torch.device]:
     """Every backend that this machine can run, and the device that it is for."""
     cpu = torch.device("cpu")
     found: dict[BackendName, torch.device] = {"reference": cpu, "folded": cpu}
-    if torch.cuda.is_available() and VarlenBackend.tried(torch.bfloat16, torch.device("cuda")) is not None:
-        found["varlen"] = torch.device("cuda")
+    if NativeBackend.why_not(torch.float32, cpu, USUAL_HEADS) is None:
+        found["native"] = cpu
+    gpu = torch.device("cuda") if torch.cuda.is_available() else cpu
+    names: tuple[BackendName, ...] = ("varlen", "triton")
+    for name in names:
+        if not isinstance(_MAKERS[name](torch.bfloat16, gpu, USUAL_HEADS), str):
+            found[name] = gpu
     return found
 
 
@@ -48,6 +63,21 @@ def require_backend(backend: Any) -> Any:
             f"a backend is one of {names}, or an object with prepare(layout, kind), not {backend!r}"
         )
     return backend
+
+
+def backend_name(backend: AttentionBackend) -> str:
+    """What attends, in words."""
+    return str(backend) if isinstance(backend, NativeBackend) else type(backend).__name__
+
+
+def why_not_faster(backend: AttentionBackend) -> str:
+    """Why what is faster where it works does not attend here; empty if nothing was in the way."""
+    return backend.why if isinstance(backend, FoldedBackend) else ""
+
+
+def told(backend: AttentionBackend) -> tuple[str, str]:
+    """Both: what attends, and why nothing faster does."""
+    return backend_name(backend), why_not_faster(backend)
 
 
 def make_backend(
@@ -63,17 +93,63 @@ def make_backend(
     """
     name = require_backend(backend)
     if not isinstance(name, str):
-        made: AttentionBackend = name
-        return made
+        own: AttentionBackend = name
+        return own
     if name == "reference":
         return ReferenceBackend()
-    if name == "varlen" or (name == "auto" and device.type == "cuda"):
-        varlen = VarlenBackend.tried(dtype, device, shape=shape)
-        if varlen is not None:
-            return varlen
-        if name == "varlen":
-            raise InvalidRequestError(
-                f"the varlen backend does not work for {dtype} on {device}: it needs half precision and a kernel of "
-                'torch.nn.attention.varlen that gives right results; "auto" goes without'
-            )
-    return FoldedBackend(dtype, device)
+    if name == "folded":
+        return FoldedBackend(dtype, device)
+    if name != "auto":
+        named = _MAKERS[name](dtype, device, shape)
+        if isinstance(named, str):
+            raise InvalidRequestError(f'{named}; "auto" goes without')
+        return named
+    return _usual(dtype, device, shape)
+
+
+def _usual(dtype: torch.dtype, device: torch.device, shape: HeadShape) -> AttentionBackend:
+    """What `auto` is."""
+    if device.type == "cpu" and dtype == torch.bfloat16 and has_tiles() and not multiply_tiles():
+        # On long runs that many read that outweighs what else the kernel saves.
+        why = "native: torch's operators multiply tiles of bfloat16s here, which its kernels may not"
+        return FoldedBackend(dtype, device, why)
+    made: AttentionBackend | str = ""
+    for fastest in _fastest(device):
+        made = _MAKERS[fastest](dtype, device, shape)
+        if not isinstance(made, str):
+            return made
+    return FoldedBackend(dtype, device, str(made))
+
+
+def _fastest(device: torch.device) -> Sequence[str]:
+    """What `auto` tries on a device, one after the other."""
+    if device.type == "cpu":
+        return ("native",)
+    is_there = device.type == "cuda" and torch.cuda.is_available()
+    if is_there and torch.cuda.get_device_capability(device) in _PASSED:
+        return ("triton", "varlen")
+    return ("varlen",)
+
+
+def _native(dtype: torch.dtype, device: torch.device, shape: HeadShape) -> AttentionBackend | str:
+    reason = NativeBackend.why_not(dtype, device, shape)
+    return NativeBackend(dtype, shape) if reason is None else reason
+
+
+def _varlen(dtype: torch.dtype, device: torch.device, shape: HeadShape) -> AttentionBackend | str:
+    return VarlenBackend.tried(dtype, device, shape=shape)
+
+
+def _triton(dtype: torch.dtype, device: torch.device, shape: HeadShape) -> AttentionBackend | str:
+    reason = TritonBackend.why_not(dtype, device, shape)
+    return TritonBackend(dtype, device) if reason is None else reason
+
+
+_MAKERS: Mapping[str, Callable[[torch.dtype, torch.device, HeadShape], AttentionBackend | str]] = {
+    "native": _native,
+    "varlen": _varlen,
+    "triton": _triton,
+}
+"""A backend by name, or why there is none."""
+_PASSED = {(9, 0)}
+"""Compute capabilities of the GPUs on which `make gpu` has passed, with our own kernels: of an H100."""

@@ -23,11 +23,18 @@ MOST_TURNED = 64
 
 
 class FoldedBackend:
-    """One attention call per long run of slots and one for all short ones together, on any device."""
+    """One attention call per long run of slots and one for all short ones together, on any device.
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    Args:
+        dtype: Of keys, values and queries.
+        device: Where they are.
+        why: No faster backend serves, if one was asked for.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, why: str = "") -> None:
         self.dtype = dtype
         self.device = device
+        self.why = why
 
     def prepare(self, layout: Layout, kind: AttentionKind) -> FoldedAttention:
         return FoldedAttention(layout if kind.window is None else windowed(layout, kind.window), kind, self)
@@ -64,7 +71,7 @@ class FoldedAttention:
             shifts = torch.repeat_interleave(torch.tensor([span.shift for span in spans]), counts)
             self.cos, self.sin = (part.to(backend.device) for part in kind.rotation.cos_sin(-shifts))
         whole = len(layout.reads) == 1 and tokens.tolist() == list(range(len(layout.positions)))
-        self.merging = None if whole else LogSumExpMerge(self.tokens, len(layout.positions))
+        self.merging = None if whole else LogSumExpMerge(tokens, len(layout.positions), backend.device)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
         pairs = query[self.tokens]

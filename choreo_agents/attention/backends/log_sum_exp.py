@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from choreo_agents.attention.backends.partial import Partial
+from choreo_agents.attention.packing import SentTables
+
+Integers = NDArray[numpy.int64]
 
 _MOST_PADDING = 4
 """Parts, real and empty, for each real one: above, few tokens have most of them."""
@@ -19,22 +24,26 @@ class LogSumExpMerge:
     parts     [tokens, most parts]      pairs of each token; where it has fewer, the empty one after the last
 
     Args:
-        tokens: [pairs], the token that each pair belongs to; every token has at least one.
+        tokens: [pairs], the token that each pair belongs to, on the host; every token has at least one.
         count: Number of tokens.
+        device: Where parts are joined; None: on the host.
     """
 
-    def __init__(self, tokens: Tensor, count: int) -> None:
-        self._tokens, self._count = tokens, count
-        parts = torch.bincount(tokens, minlength=count)
+    def __init__(self, tokens: Tensor | Integers, count: int, device: torch.device | None = None) -> None:
+        whose = numpy.asarray(tokens, dtype=numpy.int64)
+        self._count = count
+        parts = numpy.bincount(whose, minlength=count)
         most = int(parts.max())
-        self._parts: Tensor | None = None
-        self._even = most * count == len(tokens)
-        if most * count <= _MOST_PADDING * len(tokens):
-            order = tokens.argsort(stable=True)
-            first = parts.cumsum(0) - parts
-            across = torch.arange(most, device=tokens.device)[None, :]
-            at = (first[:, None] + across).clamp(max=len(tokens) - 1)
-            self._parts = order[at].masked_fill(across >= parts[:, None], len(tokens))
+        self._even = most * count == len(whose)
+        arrays = {"tokens": whose}
+        if most * count <= _MOST_PADDING * len(whose):
+            order = whose.argsort(kind="stable")
+            across = numpy.arange(most)[None, :]
+            at = ((parts.cumsum() - parts)[:, None] + across).clip(max=len(whose) - 1)
+            arrays["parts"] = numpy.where(across < parts[:, None], order[at], len(whose))
+        packed = SentTables(arrays, torch.device("cpu") if device is None else device)
+        self._tokens = packed["tokens"]
+        self._parts = packed["parts"] if "parts" in arrays else None
 
     def join(self, outs: Tensor, lses: Tensor, *, with_lse: bool) -> tuple[Tensor, Tensor | None]:
         """Merge [pairs, heads, head_dim] partial outputs by their log-sum-exps [pairs, heads], fp32.

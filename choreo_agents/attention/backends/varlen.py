@@ -1,41 +1,51 @@
-"""Attention on a GPU: the variable-length kernel that torch brings, over chunks of segments, merged.
+"""Attention on a GPU: the variable-length flash kernel that torch brings, over chunks of segments, merged.
 
 Every chunk of at most 1,024 slots is one sequence of the kernel, with the queries of all its readers, times the heads
 that share a key head, folded into its query side: what many rows see is read once, and a long segment is split over
-the processors. How the kernel lays out what it returns, and whether it can be pointed at slots in place, differs
-between releases: both are found out by trying, against the readable reference, before the backend is used at all.
+the processors. The kernel is called as the operator itself, by the names that its schema has in this torch. How it
+lays out what it returns, and whether it can be pointed at slots in place, is tried before it is used at all.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from choreo_agents.attention.backends.folded import FoldedBackend, with_sinks
 from choreo_agents.attention.backends.log_sum_exp import LogSumExpMerge
 from choreo_agents.attention.backends.partial import Partial
-from choreo_agents.attention.backends.reference import ReferenceBackend
+from choreo_agents.attention.backends.trial import (
+    RELATIVE_ERROR,
+    SUM_ERROR,
+    complaint_of,
+    drawn_heads,
+    plain,
+    runs_apart,
+    said,
+    worst,
+)
+from choreo_agents.attention.heads import USUAL_HEADS, HeadShape
 from choreo_agents.attention.kind import AttentionKind
-from choreo_agents.attention.layout import Layout, QuerySpan, Read
-from choreo_agents.attention.rope import PureRotation
+from choreo_agents.attention.layout import Layout, Read
+from choreo_agents.attention.packing import SentTables
 from choreo_agents.attention.window import windowed
 
 CHUNK = 1024
 """Slots of one sequence at most."""
-_TOLERANCE = 0.05
-"""Of the trial, in half precision."""
-
-HeadShape = tuple[int, int, int]
-"""Heads, key heads, head_dim."""
-USUAL_HEADS: HeadShape = (8, 2, 64)
+_ASKED = frozenset(("query", "key", "value", "cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal"))
+"""Arguments without which the operator is another one."""
 
 VarlenKernel = Callable[..., tuple[Tensor, Tensor]]
-"""(query, keys, values, starts of queries, starts of keys, longest query, longest key, and by name: scale,
-window_size, enable_gqa, seqused_k) to output and log-sum-exp."""
+"""(query, keys, values, starts of queries, starts of keys, longest query, longest key, and by name: scale, causal,
+seqused_k) to output and log-sum-exp; raises `NotImplementedError` if it is given a `seqused_k` and takes none."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +75,8 @@ class VarlenBackend:
         device: torch.device,
         kernel: VarlenKernel | None = None,
         shape: HeadShape = USUAL_HEADS,
-    ) -> VarlenBackend | None:
-        """The backend in the first dialect that gives what the reference gives; None if none does.
+    ) -> VarlenBackend | str:
+        """The backend in the first dialect that gives what plain products in doubles give; or why there is none.
 
         Args:
             dtype: Of keys and values.
@@ -74,15 +84,18 @@ class VarlenBackend:
             kernel: What attends; None: torch's.
             shape: Of the model's heads: kernels serve some sizes only.
         """
-        kernel = torch_kernel() if kernel is None else kernel
-        if kernel is None or dtype not in (torch.float16, torch.bfloat16):
-            return None
-        for in_place in (True, False):
-            for heads_first in (True, False):
-                backend = cls(dtype, device, kernel, Dialect(in_place, heads_first))
-                if _is_right(backend, shape):
-                    return backend
-        return None
+        if dtype not in (torch.float16, torch.bfloat16):
+            return f"varlen takes half precision, not {dtype}"
+        if kernel is not None:
+            return _tried.__wrapped__(dtype, device, kernel, shape)
+        refused: list[str] = []
+        for splits in (True, False):  # some that name the argument take it from another kernel alone
+            found = torch_kernel(splits)
+            made = found if isinstance(found, str) else _tried(dtype, device, found, shape)
+            if not isinstance(made, str):
+                return made
+            refused.append(made)
+        return "; ".join(dict.fromkeys(refused))
 
     def prepare(self, layout: Layout, kind: AttentionKind) -> Any:
         """The step's attention; what the kernel has no words for goes the folded way."""
@@ -90,6 +103,21 @@ class VarlenBackend:
         if kind.softcap is not None or any(read.window is not None for read in seen.reads):
             return self._folded.prepare(layout, kind)
         return VarlenAttention(seen, kind, self)
+
+
+@cache
+def _tried(dtype: torch.dtype, device: torch.device, kernel: VarlenKernel, shape: HeadShape) -> VarlenBackend | str:
+    complaints: list[str] = []
+    for in_place, heads_first in itertools.product((True, False), repeat=2):
+        backend = VarlenBackend(dtype, device, kernel, Dialect(in_place, heads_first))
+        try:
+            complaint = _complaint(backend, shape) or complaint_of(backend, shape, dtype, device)
+        except (RuntimeError, TypeError, ValueError) as error:  # NotImplementedError among them
+            complaint = said(error)
+        if complaint is None:
+            return backend
+        complaints.append(complaint)
+    return "varlen: " + "; ".join(dict.fromkeys(complaints))
 
 
 class VarlenAttention:
@@ -104,16 +132,19 @@ class VarlenAttention:
         self.whole = _Sequences(whole, backend) if whole else None
         self.causal = _Sequences(causal, backend) if causal else None
         spans = [span for read in (*whole, *causal) for span in read.spans]
-        counts = torch.tensor([span.count for span in spans])
-        starts = torch.tensor([span.first for span in spans]) - (counts.cumsum(0) - counts)
-        tokens = torch.repeat_interleave(starts, counts) + torch.arange(int(counts.sum()))
-        self.tokens = tokens.to(backend.device)
-        self.merging = LogSumExpMerge(self.tokens, len(layout.positions))
+        tokens = numpy.concatenate([numpy.arange(span.first, span.first + span.count) for span in spans])
+        arrays = {"tokens": tokens}
         self.moved = kind.rotation is not None and any(span.shift for span in spans)
         if self.moved:
             assert kind.rotation is not None
-            shifts = torch.repeat_interleave(torch.tensor([span.shift for span in spans]), counts)
-            self.cos, self.sin = (part.to(backend.device) for part in kind.rotation.cos_sin(-shifts))
+            each = numpy.repeat([span.shift for span in spans], [span.count for span in spans])
+            shifts, arrays["turns"] = numpy.unique(each, return_inverse=True)
+            arrays["cos"], arrays["sin"] = kind.rotation.on_host(-shifts)
+        packed = SentTables(arrays, backend.device)
+        self.tokens = packed["tokens"]
+        if self.moved:
+            self.cos, self.sin = (packed[name].index_select(0, packed["turns"]) for name in ("cos", "sin"))
+        self.merging = LogSumExpMerge(tokens, len(layout.positions), backend.device)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
         pairs = query[self.tokens]
@@ -133,23 +164,28 @@ class VarlenAttention:
 
 
 class _Sequences:
-    """Chunks as the kernel's sequences: where their queries and keys begin, and how many there are."""
+    """Chunks as the kernel's sequences: where their queries and keys begin, and how many there are.
+
+    starts    [sequences + 1]   where each one's keys begin in the pool; the last number is asked for by the kernel only
+    lengths   [sequences]       how many there are
+    slots     [all keys]        the same, one by one, for a kernel that is not pointed at them ...
+    gathered  [sequences + 1]   ... and where each sequence begins among these
+    """
 
     def __init__(self, reads: Sequence[Read], backend: VarlenBackend) -> None:
         self.backend = backend
-        lengths = torch.tensor([read.length for read in reads])
-        counts = torch.tensor([read.queries for read in reads])
-        begins = torch.tensor([read.start for read in reads])
-        self.queries = int(counts.sum())
-        self.most_queries, self.longest = int(counts.max()), int(lengths.max())
-        self.counts = counts
-        device = backend.device
-        ends = lengths.cumsum(0)
-        within = torch.arange(int(lengths.sum())) - torch.repeat_interleave(ends - lengths, lengths)
-        self.slots = (torch.repeat_interleave(begins, lengths) + within).to(device)
-        self.gathered = _offsets(lengths).to(device)
-        self.starts = torch.cat((begins, begins[-1:] + lengths[-1:])).to(torch.int32).to(device)
-        self.lengths = lengths.to(torch.int32).to(device)
+        lengths = numpy.array([read.length for read in reads])
+        self.counts = numpy.array([read.queries for read in reads])
+        begins = numpy.array([read.start for read in reads])
+        self.queries = int(self.counts.sum())
+        self.most_queries, self.longest = int(self.counts.max()), int(lengths.max())
+        if backend.dialect.in_place:
+            starts = numpy.append(begins, begins[-1] + lengths[-1]).astype(numpy.int32)
+            arrays = {"starts": starts, "lengths": lengths.astype(numpy.int32)}
+        else:
+            runs = [numpy.arange(read.start, read.start + read.length) for read in reads]
+            arrays = {"slots": numpy.concatenate(runs), "gathered": _offsets(lengths)}
+        self.packed = SentTables(arrays, backend.device)
         self._folds: dict[int, Tensor] = {}
 
     def attend(self, pairs: Tensor, keys: Tensor, values: Tensor, scale: float, *, causal: bool) -> Partial:
@@ -161,11 +197,11 @@ class _Sequences:
             pairs = pairs.view(count, kv_heads, group, dim).transpose(1, 2).reshape(count * group, kv_heads, dim)
         if self.backend.dialect.in_place:
             # A sequence's keys are `lengths` from its start on: starts need not grow, nor sequences be next to another.
-            where, used = self.starts, self.lengths
+            where, used = self.packed["starts"], self.packed["lengths"]
             seen = keys.transpose(0, 1), values.transpose(0, 1)
         else:
-            where, used = self.gathered, None
-            seen = keys[:, self.slots].transpose(0, 1).contiguous(), values[:, self.slots].transpose(0, 1).contiguous()
+            where, used, slots = self.packed["gathered"], None, self.packed["slots"]
+            seen = keys[:, slots].transpose(0, 1).contiguous(), values[:, slots].transpose(0, 1).contiguous()
         out, lse = self.backend.kernel(
             pairs.contiguous(),
             *seen,
@@ -174,8 +210,7 @@ class _Sequences:
             self.most_queries * group,
             self.longest,
             scale=scale,
-            window_size=(-1, 0) if causal else (-1, -1),
-            enable_gqa=causal and heads != kv_heads,
+            causal=causal,
             seqused_k=used,
         )
         lse = lse.transpose(0, 1) if self.backend.dialect.heads_first else lse
@@ -186,7 +221,7 @@ class _Sequences:
 
     def _queries_from(self, group: int) -> Tensor:
         if group not in self._folds:
-            self._folds[group] = _offsets(self.counts * group).to(self.backend.device)
+            self._folds[group] = SentTables({"queries": _offsets(self.counts * group)}, self.backend.device)["queries"]
         return self._folds[group]
 
 
@@ -198,49 +233,54 @@ def chunks(read: Read) -> list[Read]:
     ]
 
 
-def torch_kernel() -> VarlenKernel | None:
-    """The kernel of this torch, or None if it has none that returns the log-sum-exp."""
-    try:
-        from torch.nn.attention import varlen  # noqa: PLC0415 - not in every torch
-    except ImportError:
-        return None
-    attend, request = getattr(varlen, "varlen_attn", None), getattr(varlen, "AuxRequest", None)
-    if attend is None or request is None:
-        return None
+def _offsets(lengths: NDArray[Any]) -> NDArray[Any]:
+    return numpy.append(0, lengths.cumsum()).astype(numpy.int32)
 
-    def kernel(*tensors: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        out, lse = attend(*tensors, return_aux=request(lse=True), **options)
+
+@cache
+def torch_kernel(splits: bool = True) -> VarlenKernel | str:
+    """The kernel of this torch, by what its operator's schema says; or why there is none.
+
+    Args:
+        splits: Whether it is told, if it takes that, not to split sequences again: how would depend on what else there
+            is in the step.
+    """
+    found = getattr(torch.ops.aten, "_flash_attention_forward", None)
+    if found is None:
+        return "varlen: this torch has no aten::_flash_attention_forward"
+    flash = found.default
+    takes = {argument.name for argument in flash._schema.arguments}
+    if not takes >= _ASKED:
+        return f"varlen: aten::_flash_attention_forward takes no {', '.join(sorted(_ASKED - takes))}"
+    once = {"num_splits": 1} if splits and "num_splits" in takes else {}
+
+    def kernel(*given: Any, scale: float, causal: bool, seqused_k: Tensor | None) -> tuple[Tensor, Tensor]:
+        if seqused_k is not None and "seqused_k" not in takes:
+            raise NotImplementedError("this torch's kernel takes no seqused_k")
+        used = {} if seqused_k is None else {"seqused_k": seqused_k}
+        out, lse, *_ = flash(*given, 0.0, causal, False, scale=scale, **used, **once)
         return out, lse
 
     return kernel
 
 
-def _offsets(lengths: Tensor) -> Tensor:
-    return torch.cat((torch.zeros(1, dtype=torch.long), lengths.cumsum(0))).to(torch.int32)
-
-
-def _is_right(backend: VarlenBackend, shape: HeadShape) -> bool:
-    """Whether a backend gives what the reference gives, on a layout that shares, moves and cuts."""
-    heads, kv_heads, dim = shape
-    generator = torch.Generator().manual_seed(0)
-    query, keys, values = (
-        torch.randn(drawn, generator=generator).to(backend.dtype).to(backend.device)
-        for drawn in ((7, heads, dim), (kv_heads, 1400, dim), (kv_heads, 1400, dim))
-    )
-    layout = Layout(
-        (1300, 1301, 1302, 1303, 40, 41, 1500),
-        tuple(range(7)),
-        (
-            Read(9, 1300, 0, (QuerySpan(0, 4, 0), QuerySpan(6, 1, 130))),
-            Read(3, 5, 7, (QuerySpan(4, 2, 28), QuerySpan(6, 1, -3))),
-            Read(1310, 4, 1300, (QuerySpan(0, 4, 0),), causal=True),
-            Read(1330, 2, 40, (QuerySpan(4, 2, 0),), causal=True),
-        ),
-    )
-    kind = AttentionKind(PureRotation(1.0 / 10_000 ** (torch.arange(0, dim, 2) / dim)))
-    try:
-        got = VarlenAttention(layout, kind, backend).attend(query, keys, values, dim**-0.5)
-    except (RuntimeError, TypeError, ValueError, NotImplementedError):
-        return False
-    wanted = ReferenceBackend().prepare(layout, kind).attend(query.cpu(), keys.cpu(), values.cpu(), dim**-0.5)
-    return bool((got.cpu().float() - wanted.float()).abs().max() <= _TOLERANCE)
+def _complaint(backend: VarlenBackend, shape: HeadShape) -> str | None:
+    """What is wrong with what the kernel gives for runs of every size, each by itself; None if nothing is."""
+    for causal in (False, True):
+        reads = runs_apart(causal=causal)
+        slots, queries = reads[-1].start + reads[-1].length, sum(read.queries for read in reads)
+        query, keys, values = (part.to(backend.device) for part in drawn_heads(shape, queries, slots, backend.dtype))
+        scale = shape.head_dim**-0.5
+        outs, sums = _Sequences(reads, backend).attend(query, keys, values, scale, causal=causal)
+        first = 0
+        for read in reads:
+            own, run = slice(first, first + read.queries), slice(read.start, read.start + read.length)
+            first += read.queries
+            wanted, wanted_sums = plain(query[own], keys[:, run], values[:, run], scale, causal=causal)
+            error, off = worst(outs[own], wanted), float((sums[own] - wanted_sums).abs().max())
+            where = f"{'its own ' if causal else ''}{read.length} slots"
+            if not error <= RELATIVE_ERROR:
+                return f"over {where}, the kernel's output is off by {error:.1e} of itself"
+            if not off <= SUM_ERROR:
+                return f"over {where}, the kernel's log-sum-exp is off by {off:.1e}"
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -51,6 +52,10 @@ def fork(
     model: RecordedModelOption = None,
     threads: ThreadsOption = None,
     salt: SaltOption = "",
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Record the fork, too: [b]choreo inspect run --beside[/b] shows both runs side by side."),
+    ] = None,
     as_json: JsonOption = False,
     loading: Loading = USUAL,
 ) -> None:
@@ -72,7 +77,7 @@ def fork(
             recorded_app(console, target, path, model, threads, salt, loading) as app,
             waiting(console, f"forking [b]{escape(str(path))}[/b] ..."),
         ):
-            report = go_on(app, path, at=at, set=spelled, run=run or ())
+            report = go_on(app, path, at=at, set=spelled, run=run or (), record=record)
         if as_json:
             shown: dict[str, Any] = asdict(report)
             del shown["values"]

@@ -11,7 +11,7 @@ import torch
 import typer
 from rich.console import Console
 
-from choreo_agents.cli.graphs import named_graph
+from choreo_agents.cli.graphs import current_folder, named_graph
 from choreo_agents.engine import Engine
 from choreo_agents.engine.recording import RecordingHeader, read_recording
 from choreo_agents.errors import AdapterError
@@ -53,22 +53,29 @@ def recorded_app(
         salt: The tenant's.
         loading: How the model is loaded.
     """
-    header, found = read_recording(path).header, named_graph(target)
     before = torch.get_num_threads()
     try:
-        if isinstance(found, CompiledChoreoGraph):
-            torch.set_num_threads(threads or int(header.conditions["threads"]))
-            yield found
-            return
-        loaded = load(console, model or header.model, loading)
-        torch.set_num_threads(threads or int(header.conditions["threads"]))
-        with Engine.load(loaded, **_settings(header), salt=salt) as engine:
-            for name, folder in header.adapters.items():
-                if name not in engine.adapters:
-                    engine.load_adapter(folder, name)
-            yield found.compile(engine=engine)
+        with current_folder():
+            yield from _app(console, target, path, model, threads, salt, loading)
     finally:
         torch.set_num_threads(before)
+
+
+def _app(
+    console: Console, target: str, path: Path, model: str | None, threads: int | None, salt: str, loading: Loading
+) -> Iterator[CompiledChoreoGraph]:
+    header, found = read_recording(path).header, named_graph(target)
+    if isinstance(found, CompiledChoreoGraph):
+        torch.set_num_threads(threads or int(header.conditions["threads"]))
+        yield found
+        return
+    loaded = load(console, model or header.model, loading)
+    torch.set_num_threads(threads or int(header.conditions["threads"]))
+    with Engine.load(loaded, **_settings(header), salt=salt) as engine:
+        for name, folder in header.adapters.items():
+            if name not in engine.adapters:
+                engine.load_adapter(folder, name)
+        yield found.compile(engine=engine)
 
 
 def _settings(header: RecordingHeader) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -22,7 +22,7 @@ from choreo_agents.engine.settings import Settings
 from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.entry_files import EntryFiles
-from choreo_agents.kv.store.host import HostTier
+from choreo_agents.kv.hosted import HostedEntries
 from choreo_agents.models import LoadedModel
 from choreo_agents.runtime.endings import Endings
 from choreo_agents.tracing import guarded
@@ -82,7 +82,7 @@ class ElsewhereCore(EngineCore):
     def _wait_for(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.wait_for(work)  # type: ignore[attr-defined]
 
-    def _cache(self, host: HostTier[CacheEntry], files: EntryFiles) -> KVCache:
+    def _cache(self, host: HostedEntries, files: EntryFiles) -> KVCache:
         return _WatchedCache(self, host, files)
 
     def _method(self) -> Any:
@@ -127,7 +127,7 @@ class _WatchedCache(KVCache):
         files: Of nothing.
     """
 
-    def __init__(self, core: ElsewhereCore, host: HostTier[CacheEntry], files: EntryFiles) -> None:
+    def __init__(self, core: ElsewhereCore, host: HostedEntries, files: EntryFiles) -> None:
         super().__init__(core.pool, host, files, core.movements)
         self._core = ref(core)
 
@@ -136,6 +136,10 @@ class _WatchedCache(KVCache):
         core = self._core()
         kept = 0 if core is None else core.fleet.kept(core.table.known, tenant)
         return {"device": kept, "host": 0, "disk": 0}
+
+    def looking_for(self, tenants: Iterable[str]) -> list[str]:
+        """See `KVCache`: all of them."""
+        return [*tenants]
 
     def is_elsewhere(self, message_id: str) -> bool:
         """See `KVCache`."""

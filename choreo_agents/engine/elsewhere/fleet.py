@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from choreo_agents.engine.calls import Decode
 from choreo_agents.engine.elsewhere.pace import Pace, paced
 from choreo_agents.engine.elsewhere.routing import CallToPlace, Costs, EngineAhead, KVToRead, Route, Routing
-from choreo_agents.engine.elsewhere.sending import FarEngine, Greeted, lacked
+from choreo_agents.engine.elsewhere.sending import FarEngine, Greeted, Promised, lacked
 from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.errors import InvalidRequestError
@@ -268,9 +268,9 @@ class Fleet:
         counting = (each for each in held if each is not None and tenant in (None, each.tenant))
         return self._bytes_per_token * sum(len(each.tokens) for each in counting)
 
-    def first_told(self, name: str, ids: Mapping[str, bool]) -> dict[str, bool]:
+    def first_told(self, name: str, ids: Mapping[str, Promised]) -> dict[str, Promised]:
         """Those of messages that nobody has encoded yet that this engine is the first to be told of."""
-        return {each: again for each, again in ids.items() if self.promised.setdefault(each, name) == name}
+        return {each: promise for each, promise in ids.items() if self.promised.setdefault(each, name) == name}
 
     def dropped(self, message_id: str) -> list[tuple[Outpost, str]]:
         """The front needs a message no longer: the engines that are to be told, with the tenant's salt."""

@@ -11,7 +11,8 @@ from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.settings import MethodName
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.segment import Piece, Segment
-from choreo_agents.runtime.request import Binding, Request
+from choreo_agents.runtime.request import Request
+from choreo_agents.runtime.step import Binding
 
 
 class ElsewhereMethod:
@@ -131,6 +132,9 @@ class ElsewhereEncoding:
         return Binding((), self.lineage.tokens, self.lineage.placement.new_offset)
 
     def bound(self, segment: Segment) -> None: ...
+
+    def grows(self) -> bool:
+        return False
 
     def grow(self, reader: Request) -> tuple[Sequence[Piece], Sequence[Request]]:
         return (), ()

@@ -14,6 +14,7 @@ from choreo_agents.engine.lineage.rows import LineageRow
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.request_builder import PlacedCall
+from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.tiers import Stored
 from choreo_agents.models.weightless import ServedModel
 from choreo_agents.runtime.decoding import FinishReason
@@ -66,6 +67,21 @@ class SentAdapter:
 
 
 @dataclass(frozen=True)
+class Promised:
+    """A message that nobody has encoded yet."""
+
+    again: bool
+    """Whether its words were encoded before and are lost."""
+    foreign: tuple[MessageHandle, ...] = ()
+    """The messages of other models whose words these are."""
+
+    def put_on(self, message: Message, number: int) -> None:
+        """Have a message be promised where it was not known; the number is that of the request that keeps it."""
+        message.promise, message.again = number, self.again
+        message.foreign.extend(self.foreign)
+
+
+@dataclass(frozen=True)
 class SentCall:
     """One message to make."""
 
@@ -80,8 +96,8 @@ class SentCall:
     """As tokens, placed, with its seed."""
     rows: tuple[LineageRow, ...]
     """Of what it reads and of all that this comes from, as far as the engine is not known to have it."""
-    promised: Mapping[str, bool] = field(default_factory=dict)
-    """Those of them that nobody has encoded yet, and whether their words were encoded before and are lost."""
+    promised: Mapping[str, Promised] = field(default_factory=dict)
+    """Those of them that nobody has encoded yet."""
     grows: bool = False
     """Whether messages come into its view while it runs (see `FarEngine.join`)."""
     joins: tuple[tuple[str, int], ...] = ()
@@ -101,7 +117,7 @@ class JoiningMessage:
     offset: int
     rows: tuple[LineageRow, ...]
     """As a `SentCall` has them."""
-    promised: Mapping[str, bool] = field(default_factory=dict)
+    promised: Mapping[str, Promised] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -237,7 +253,9 @@ def sent(
     if isinstance(read.call, Prefill):
         if read.call.maps:
             place |= {"offsets": None, "new_offset": None}
-        call = replace(read.call, content=list(lineage.tokens), source=None, lazy=False, **place)
+        # Only another model's message matters as a source: the engine counts tokens by it, and need not have others.
+        place |= {"source": placed.said.foreign, "lazy": False}
+        call = replace(read.call, content=list(lineage.tokens), **place)
     else:
         grows = read.call.joining is not None
         sampling = read.call.sampling.model_copy(update={"seed": seed, "n": 1})
@@ -250,10 +268,13 @@ def sent(
     return SentCall(front, stamp, number, salt, call, rows, promised, grows, joining)
 
 
-def rows_of(messages: Collection[Message], known: Collection[str]) -> tuple[tuple[LineageRow, ...], dict[str, bool]]:
+def rows_of(
+    messages: Collection[Message], known: Collection[str]
+) -> tuple[tuple[LineageRow, ...], dict[str, Promised]]:
     """What an engine has to be told of messages, and which of them nobody has encoded yet."""
     lacking = lacked(messages, known)
-    promised = {each.handle.id: each.again for each in lacking if each.promise is not None}
+    open_ones = [each for each in lacking if each.promise is not None]
+    promised = {each.handle.id: Promised(each.again, tuple(each.foreign)) for each in open_ones}
     return tuple(map(row_of, lacking)), promised
 
 

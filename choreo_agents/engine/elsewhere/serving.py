@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from choreo_agents.engine.calls import Decode
@@ -24,22 +24,16 @@ from choreo_agents.engine.elsewhere.sending import (
     SentCall,
     own_version,
 )
-from choreo_agents.engine.lineage.exchange import LineageExchange
-from choreo_agents.engine.lineage.rows import LineageRow
-from choreo_agents.engine.messages.joining import Joining
+from choreo_agents.engine.elsewhere.serving_tenant import Latest, Serving
 from choreo_agents.engine.messages.message import Message
-from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.engine.tenants import Tenants
-from choreo_agents.errors import ChoreoError, EngineClosedError, EngineMismatchError, UnknownHandleError
+from choreo_agents.errors import ChoreoError, EngineClosedError, EngineMismatchError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models.weightless import ServedModel, served_model
 from choreo_agents.sampling import Chosen
 
-K = TypeVar("K")
-V = TypeVar("V")
-_MOST_LATEST = 4096
 _COUNTED_BY_THE_FRONT = frozenset({"finished", "cancelled", "failed"})
 
 
@@ -55,7 +49,7 @@ class EngineServer:
     def __init__(self, tenants: Tenants, name: str, *, measures: bool = False) -> None:
         self.name = name
         self._tenants, self._core = tenants, tenants.core
-        self._serving: dict[tuple[str, str], _Serving] = {}
+        self._serving: dict[tuple[str, str], Serving] = {}
         """By front and salt."""
         self._served: ServedModel | None = None
         self._pace: asyncio.Task[Pace] | None = None
@@ -66,7 +60,7 @@ class EngineServer:
         """Of messages whose makers were told what they had cost."""
         self._closing: dict[str, asyncio.Future[None]] = {}
         """Done when a tenant is closed, by salt."""
-        self._left = _Latest[tuple[str, int], None]()
+        self._left = Latest[tuple[str, int], None]()
         """Calls that their fronts left before they began or ended here, by front and stamp."""
 
     async def greet(self, greeting: Greeting) -> Greeted:
@@ -236,19 +230,19 @@ class EngineServer:
         """Whether it has something of a front's tenant."""
         return (front, salt) in self._serving
 
-    async def _serving_of(self, front: str, salt: str) -> _Serving:
+    async def _serving_of(self, front: str, salt: str) -> Serving:
         while (closing := self._closing.get(salt)) is not None:
             await asyncio.shield(closing)
         known = self._serving.get((front, salt))
         if known is None or known.tenant.closed:
-            known = self._serving[front, salt] = _Serving(self._tenants.open(salt, None))
+            known = self._serving[front, salt] = Serving(self._tenants.open(salt, None))
         return known
 
     def _was_left(self, sent: SentCall) -> bool:
         """Whether the front has left a call already; asked once when it begins, and once when it has ended."""
         return (sent.front, sent.stamp) in self._left
 
-    def _answer(self, serving: _Serving, handle: MessageHandle, sent: SentCall) -> SentAnswer:
+    def _answer(self, serving: Serving, handle: MessageHandle, sent: SentCall) -> SentAnswer:
         """What was made, and what it has cost: what another call was told of is there already."""
         message = serving.tenant.find(handle)
         seen = zip(message.parents, message.relative_offsets, message.since, strict=True)
@@ -278,122 +272,3 @@ def _load(tenant: Tenant, adapter: SentAdapter) -> None:
         for name, data in adapter.files.items():
             (Path(folder) / name).write_bytes(data)
         tenant.load_adapter(folder, adapter.name)
-
-
-class _Latest(dict[K, V]):
-    """The latest entries of many: what came long ago is asked for no longer."""
-
-    def __setitem__(self, key: K, value: V) -> None:
-        super().__setitem__(key, value)
-        if len(self) > _MOST_LATEST:
-            del self[next(iter(self))]
-
-
-class _Serving:
-    """One tenant's messages here, of one front."""
-
-    def __init__(self, tenant: Tenant) -> None:
-        self._core, self.tenant = tenant.core, tenant
-        self.scope = Scope(None)
-        self.answers: dict[int, Any] = {}
-        """Of calls under way, by number."""
-        self.latest = -1
-        """Stamp of the last that was sent for it."""
-        self._joinings: dict[int, tuple[Joining, set[tuple[str, int]]]] = {}
-        """Of calls under way that others join, by number: with what has joined each, and where."""
-        self._early = _Latest[int, list[tuple[str, int]]]()
-        """What is to join calls that are not here yet, by number."""
-        self._ended = _Latest[int, None]()
-        """Numbers of calls that are not here any more."""
-        self._made = _Latest[int, str]()
-        """What calls of late have made that nobody had needed before, by their stamps."""
-        self._needed: dict[str, int] = {}
-        """When the front said last that it needs a message."""
-        self._lineage = LineageExchange(tenant)
-
-    def take_in(
-        self, read: Collection[str], sent_rows: Sequence[LineageRow], promised: Mapping[str, bool], stamp: int
-    ) -> None:
-        """Know what a call reads; raises `UnknownHandleError` if something is not there, and did not come with it."""
-        rows = {row.id: row for row in sent_rows}
-        with self._core.lock:
-            table = self._core.table
-            self.latest = max(stamp, self.latest)
-            for each in read:
-                self._needed[each] = max(stamp, self._needed.get(each, stamp))
-            new = [each for each in rows if table.known(each) is None]
-            refused = self._lineage.take_in([each for each in read if each in rows], rows, {}, {}, self.scope)
-            for each in new:
-                message = table.known(each)
-                if message is not None and each in promised:
-                    message.promise, message.again = self._core.next_number(), promised[each]
-        if refused:
-            raise UnknownHandleError("; ".join(f"{name}: {why}" for name, why in refused.items()))
-
-    def held(self) -> list[str]:
-        """Ids of what is leased here. Under the engine's lock."""
-        return [message.handle.id for message in self._core.table.held_in(self.scope)]
-
-    def handle(self, message_id: str) -> MessageHandle:
-        """Of a leased message."""
-        with self._core.lock:
-            message = self._core.table.get(message_id)
-        if message is None:
-            raise UnknownHandleError(f"message {message_id!r} was released")
-        return message.handle
-
-    def begin_joining(self, number: int, joins: Sequence[tuple[str, int]]) -> Joining:
-        """What brings messages into a call's view: these at once, those that came before it, and others later."""
-        self._ended.pop(number, None)
-        joining = self.tenant.joining()
-        self._joinings[number] = (joining, set())
-        for message_id, offset in [*joins, *self._early.pop(number, [])]:
-            self.join(number, message_id, offset)
-        return joining
-
-    def join(self, number: int, message_id: str, offset: int) -> None:
-        """Let a message come into a call's view, once."""
-        if number in self._joinings:
-            joining, seen = self._joinings[number]
-            if (message_id, offset) not in seen:
-                handle = self.handle(message_id)  # if it is not here, it comes once more
-                seen.add((message_id, offset))
-                joining.add(handle, offset)
-        elif number not in self._ended:
-            self._early[number] = [*self._early.get(number, []), (message_id, offset)]
-
-    def forget(self, number: int) -> None:
-        """A call has ended."""
-        self.answers.pop(number, None)
-        if self._joinings.pop(number, None) is not None:
-            self._ended[number] = None
-
-    def made(self, handle: MessageHandle, stamp: int) -> None:
-        """The front needs what a call has made."""
-        with self._core.lock:
-            if handle.id not in self._needed:
-                self._made[stamp] = handle.id
-            self._needed[handle.id] = max(stamp, self._needed.get(handle.id, stamp))
-
-    def leave(self, stamp: int) -> bool:
-        """The front has left a call without an answer: whether it had ended here. What it alone has made goes."""
-        if (made := self._made.pop(stamp, None)) is None:
-            return False
-        self.release([made], stamp)
-        return True
-
-    def needed(self) -> list[str]:
-        """Ids of what the front needs."""
-        with self._core.lock:
-            return list(self._needed)
-
-    def release(self, ids: Collection[str], stamp: int) -> None:
-        """Drop the front's leases of these, unless it has said later that it needs them."""
-        with self._core.lock:
-            for each in ids:
-                if self._needed.get(each, stamp) > stamp:
-                    continue
-                self._needed.pop(each, None)
-                message = self._core.table.get(each)
-                while message is not None and message.scoped[self.scope]:
-                    self._core.table.release(message, self.scope)

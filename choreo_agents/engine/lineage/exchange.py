@@ -252,8 +252,8 @@ class _TakingIn:
 
     def _remember(self, message: Message, thread: Scope) -> None:
         for memo in self._memos.get(message.handle.id, ()):
-            if self._table.recall(memo) is None and message.leases:
-                self._table.memoise(memo, message, thread)
+            if self._table.memos.recall(memo) is None and message.leases:
+                self._table.memos.remember(memo, message, thread)
 
 
 def _made_of(message: Message, thread: Scope) -> list[Message]:

@@ -71,6 +71,6 @@ class SealedRows:
         if not isinstance(value, Mapping):
             raise DamagedRowError(f"it is no object of JSON, but {type(value).__name__}")
         plain = {name: each for name, each in value.items() if name != _SEAL}
-        if not self._seals.holds(value.get(_SEAL), kind, plain, once=True):
+        if not self._seals.holds(value.get(_SEAL), kind, plain):
             raise DamagedRowError("it does not bear the tenant's seal: somebody else wrote it, or has changed it")
         return plain

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.table import MessageTable
+from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.segment import Segment
 from choreo_agents.sampling import Chosen
 
@@ -39,9 +40,9 @@ def entering(table: MessageTable, made: Message, segment: Segment | None = None)
         yield message
         table.drop_if_unleased(message)
     except BaseException:
-        holder = None if segment is None else table.cache.holder(segment)
+        holder = None if segment is None else segment.holder
         held = holder is not None
-        if holder is not None and holder is not message.entry:
+        if isinstance(holder, CacheEntry) and holder is not message.entry:
             table.cache.drop(holder)
         # Whoever wants to read it meanwhile waits for this entry; the rest is as before.
         table.put_back(message, before | {"entry": message.entry, "lineage": message.lineage})

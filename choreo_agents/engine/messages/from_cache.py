@@ -8,15 +8,17 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 
 from choreo_agents.engine.messages.late_parents import LateParents
-from choreo_agents.engine.messages.message import Lineage
+from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.engine.messages.recompute import Recomputer
+from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.settings import MethodName
 from choreo_agents.errors import KVMemoryError
 from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.movements import RESTORED
 from choreo_agents.kv.segment import Piece, Segment
-from choreo_agents.runtime.request import Binding, Request, all_or_none
+from choreo_agents.runtime.request import Request, all_or_none
+from choreo_agents.runtime.step import Binding
 
 
 class ChoreoMethod:
@@ -41,14 +43,14 @@ class ChoreoMethod:
         return sum(self._cache.pool.rounded(length) for length in (*parents.values(), own))
 
     def evictable_tokens(self) -> int:
-        return self._cache.evictable_tokens()
+        return self._cache.books.idle_total
 
     def evict(self, tokens: int) -> None:
         self._cache.evict(tokens)
 
     def pinned(self, tenant: str) -> str:
         by_author: Counter[str] = Counter()
-        for entry in (entry for entry in self._cache.entries_of(None) if entry.pins):
+        for entry in self._cache.books.every_pinned():
             message = self._recomputer.table.get(entry.key)
             # Who else there is, and what their messages are called, is no tenant's business.
             own = message is not None and message.tenant == tenant
@@ -63,6 +65,17 @@ class ChoreoMethod:
         self._cache.check()
 
 
+def wanted(table: MessageTable, messages: Sequence[Message]) -> list[CacheEntry]:
+    """The entries of messages that a request is to read from now on: of all of them, or of none if that fails."""
+    with ExitStack() as taken_back:
+        entries: list[CacheEntry] = []
+        for message in messages:
+            entries.append(table.want(message))
+            taken_back.callback(table.unwant, message)
+        taken_back.pop_all()
+    return entries
+
+
 class FromCache:
     """A request over its parents' own encodings, wherever these are. Wants them from the call on, so that releasing a
     handle meanwhile harms nothing."""
@@ -71,7 +84,7 @@ class FromCache:
         self.lineage = lineage
         self.recomputer = recomputer
         self.table, self.cache = recomputer.table, recomputer.table.cache
-        self.entries: list[CacheEntry] = [self.table.want(parent) for parent in lineage.parents]
+        self.entries: list[CacheEntry] = wanted(self.table, lineage.parents)
         self.different: list[CacheEntry] = list(dict.fromkeys(self.entries))
         self.awaited: dict[str, Future[None]] = {}
         self.pinned: list[Segment] = []
@@ -148,7 +161,7 @@ class FromCache:
         placed = zip(self.entries, placement.offsets, placement.seen_since(), strict=True)
         for entry, offset, since in placed:
             segment = _required(self._segment(entry), entry)
-            self.cache.touch(entry)
+            self.cache.books.touch(entry)
             pieces.append(Piece(segment, 0, entry.tokens, offset, since))
         return Binding(tuple(pieces), self.lineage.tokens, placement.new_offset, tuple(arrivals))
 
@@ -160,6 +173,9 @@ class FromCache:
         return entry.segment
 
     def bound(self, segment: Segment) -> None: ...
+
+    def grows(self) -> bool:
+        return self.late.is_coming
 
     def grow(self, reader: Request) -> tuple[Sequence[Piece], Sequence[Request]]:
         return self.late.settle(reader)

@@ -9,7 +9,8 @@ from choreo_agents.engine.settings import MethodName
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.prefix_tree import PrefixMatch, PrefixTree
 from choreo_agents.kv.segment import Piece, Segment
-from choreo_agents.runtime.request import Binding, Request
+from choreo_agents.runtime.request import Request
+from choreo_agents.runtime.step import Binding
 
 
 class TextMethod:
@@ -112,6 +113,9 @@ class FromText:
     def bound(self, segment: Segment) -> None:
         if self.tree is not None:
             self.tree.insert(self.text, segment, self.tenant)
+
+    def grows(self) -> bool:
+        return False
 
     def grow(self, reader: Request) -> tuple[Sequence[Piece], Sequence[Request]]:
         return (), ()

@@ -56,6 +56,11 @@ class LateParents:
         assert not self.over
         self._coming.append(LateParent(parent, offset, self._table.want(parent)))
 
+    @property
+    def is_coming(self) -> bool:
+        """Whether something was added that is not in the view yet."""
+        return bool(self._coming)
+
     def reads(self) -> list[CacheEntry]:
         """What is in the view, and what is computed again for it."""
         awaited = (late for late in self._coming if late.awaited is not None)
@@ -72,6 +77,8 @@ class LateParents:
         """
         pieces: list[Piece] = []
         requests: list[Request] = []
+        if not self._coming:
+            return pieces, requests
         encoded = reader.encoded
         with all_or_none(requests):
             for late in list(self._coming):

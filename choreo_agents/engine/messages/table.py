@@ -7,6 +7,8 @@ from collections.abc import Collection
 from typing import Any
 from weakref import WeakValueDictionary
 
+from choreo_agents.engine.messages.held import HeldMessages
+from choreo_agents.engine.messages.memos import Memos
 from choreo_agents.engine.messages.message import Message, Thought
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
@@ -44,11 +46,12 @@ class MessageTable:
         self._known: WeakValueDictionary[str, Message] = WeakValueDictionary()
         self._released: OrderedDict[str, str] = OrderedDict()
         """Whose they were, by id."""
-        self._memos: dict[str, Message] = {}
+        self.memos = Memos()
         self._in_scope: dict[Scope, dict[Message, None]] = {}
         """What has been leased in each scope that is open."""
         self._moving: dict[str, int] = {}
         """From one memory to another: how often each message is pinned."""
+        self.held = HeldMessages()
 
     def leave_cache(self) -> None:
         """The memory is given up: all messages are lineage only, until there is another."""
@@ -56,15 +59,16 @@ class MessageTable:
             if message.entry is not None:
                 self._moving[message.handle.id] = message.entry.pins
                 message.entry = None
+                self.held.count(message)
 
     def enter_cache(self, cache: KVCache) -> MessageTable:
         """The same messages over another, empty memory: what is read of them is computed again."""
         self.cache = cache
+        cache.books.told = self._moved
         for message_id, pins in self._moving.items():
             message = self._leased.get(message_id)
             if message is not None:
-                message.entry = self._hold(message, None)
-                message.entry.pins = pins
+                self._hold(message, None).pins = pins
         self._moving.clear()
         return self
 
@@ -81,13 +85,9 @@ class MessageTable:
         message = self._leased.get(handle.id)
         if message is not None and message.tenant == tenant and handle == message.handle:
             return message
-        if handle.base_model != self._fingerprint:
-            raise ForeignHandleError(
-                f"handle {handle.id!r} was made by model {handle.base_model!r}, this engine runs "
-                f"{self._fingerprint!r}: pass the words instead and prefill them here"
-            )
         released = self._released.get(handle.id) == tenant or self._descended(handle.id, tenant)
-        raise _refusal(handle, message if message is not None and message.tenant == tenant else None, released)
+        mine = message if message is not None and message.tenant == tenant else None
+        raise _refusal(handle, mine, released, self._fingerprint)
 
     def get(self, message_id: str) -> Message | None:
         """The leased message with this id, if there is one."""
@@ -101,7 +101,7 @@ class MessageTable:
         """Know a message; with a segment, that holds its KV from now on."""
         if segment is not None and message.entry is None:
             message.lineage = message.lineage.at(segment.native_offset)
-            message.entry = self._hold(message, segment)
+            self._hold(message, segment)
         elif segment is not None and message.entry is not None:
             self.cache.refill(message.entry, segment)
         self._known[message.handle.id] = message
@@ -109,17 +109,15 @@ class MessageTable:
     def put_back(self, message: Message, before: dict[str, Any]) -> None:
         """Make a message what it was, as `Message.remembered` told: who leases it, what it answers, who said it."""
         vars(message).update(before)
-        for memo in [memo for memo, known in self._memos.items() if known is message and memo not in message.memos]:
-            del self._memos[memo]
+        self.held.count(message)
+        self.memos.put_back(message)
         if not message.leases:
             self._leased.pop(message.handle.id, None)
         self._free_if_unneeded(message)
 
     def entry(self, message: Message) -> CacheEntry:
         """Where a leased message's KV is, or will be if there is none."""
-        if message.entry is None:
-            message.entry = self._hold(message, None)
-        return message.entry
+        return message.entry or self._hold(message, None)
 
     def computed(self, message: Message, segment: Segment, first: Usage | None) -> None:
         """A lost message's KV is there again, or, with its usage, for the first time.
@@ -156,6 +154,7 @@ class MessageTable:
         if scope is not None:
             message.scoped[scope] += 1
             self._in_scope.setdefault(scope, {})[message] = None
+        self.held.count(message)
 
     def release(self, message: Message, scope: Scope | None, *, forgotten: bool = False) -> None:
         """Drop a lease: one of the caller's scope or those around it, else one of no scope, else any.
@@ -189,8 +188,7 @@ class MessageTable:
             if count:
                 self.drop_if_unleased(message, forgotten=forgotten)
         for message in held if scope.is_threads else ():
-            for memo in message.forget(scope):
-                del self._memos[memo]
+            self.memos.forget_of(message, scope)
 
     def held_in(self, scope: Scope) -> Collection[Message]:
         """What has leases that a scope counts."""
@@ -207,6 +205,7 @@ class MessageTable:
 
     def drop_if_unleased(self, message: Message, *, forgotten: bool = False) -> None:
         """Free a message that nobody leases, and what was thought by calls that do not. For `forgotten` see `close`."""
+        self.held.count(message)
         for thought in message.forget_thoughts():
             if thought.message.leases:  # of a tenant that goes all leases are dropped, in any order
                 self.release(thought.message, None, forgotten=forgotten)
@@ -214,9 +213,7 @@ class MessageTable:
             return
         message.forgotten = forgotten
         self._leased.pop(message.handle.id, None)
-        for memo in message.memos:
-            self._memos.pop(memo, None)
-        message.memos.clear()
+        self.memos.forget(message)
         if message.is_kept():
             message.parents[0].copies.remove(message)
         copies, message.copies = message.copies, []
@@ -244,23 +241,26 @@ class MessageTable:
         held = CacheEntry(
             message.handle.id, len(message.tokens), message.native_offset, segment, stored=stored, tenant=message.tenant
         )
-        return self.cache.hold(held)
+        try:
+            message.entry = self.cache.hold(held)
+        except BaseException:
+            if segment is None and held.changed is not None:  # a segment's is looked for by who gave that
+                self.cache.drop(held)
+            raise
+        self.held.count(message)
+        return held
+
+    def _moved(self, entry: CacheEntry) -> None:
+        """A message's KV is in another tier, or pinned or not any more."""
+        message = self._leased.get(entry.key)
+        if message is not None and message.entry is entry:
+            self.held.count(message)
 
     def _free_if_unneeded(self, message: Message) -> None:
         if message.entry is not None and not message.leases and not message.entry.wanted:
             self.cache.drop(message.entry)
             message.entry = None
-
-    def memoise(self, memo: str, message: Message, scope: Scope | None) -> None:
-        """Remember a call's answer, its last, while that is leased; where its scope is a thread's, until that ends."""
-        if memo in self._memos:
-            del self._memos[memo].memos[memo]
-        self._memos[memo] = message
-        message.memos[memo] = scope
-
-    def recall(self, memo: str) -> Message | None:
-        """The answer to a call that was made before."""
-        return self._memos.get(memo)
+            self.held.count(message)
 
     def _descended(self, message_id: str, tenant: str) -> bool:
         """Whether a tenant's message is known still, though nobody leases it: it has descendants."""
@@ -275,12 +275,17 @@ class MessageTable:
         for message_id, message in self._leased.items():
             assert message.handle.id == message_id
             message.check()
-        for memo, message in self._memos.items():
-            assert message.leases > 0 and memo in message.memos
+        self.held.check(self._leased.values())
+        self.memos.check()
 
 
-def _refusal(handle: MessageHandle, message: Message | None, released: bool) -> HandleError:
-    """Why a handle of this model's is no good: what it names is another message, was released, or is unknown."""
+def _refusal(handle: MessageHandle, message: Message | None, released: bool, fingerprint: str) -> HandleError:
+    """Why a handle is no good: it is another model's, or what it names is another message, was released, or unknown."""
+    if handle.base_model != fingerprint:
+        return ForeignHandleError(
+            f"handle {handle.id!r} was made by model {handle.base_model!r}, this engine runs {fingerprint!r}: pass the "
+            "words instead and prefill them here"
+        )
     if released:
         return ReleasedHandleError(
             f"handle {handle.id!r} was released: its last lease was dropped by release() or the end of a scope. "

@@ -6,6 +6,7 @@ from choreo_agents.engine.recording.format import (
     FORMAT,
     Outcome,
     RecordedCall,
+    RecordedMemory,
     RecordedMessage,
     RecordedNode,
     RecordedStep,
@@ -15,7 +16,7 @@ from choreo_agents.engine.recording.format import (
     RunStarted,
 )
 from choreo_agents.engine.recording.reading import Recording, key_of, read_recording
-from choreo_agents.engine.recording.recorder import Recorder, Recordings, StepNames
+from choreo_agents.engine.recording.recorder import Recorder, Recordings, StepNames, key_path
 
 __all__ = [
     "FORMAT",
@@ -23,6 +24,7 @@ __all__ = [
     "LogitsDigests",
     "Outcome",
     "RecordedCall",
+    "RecordedMemory",
     "RecordedMessage",
     "RecordedNode",
     "RecordedStep",
@@ -37,5 +39,6 @@ __all__ = [
     "conditions_of",
     "differences",
     "key_of",
+    "key_path",
     "read_recording",
 ]

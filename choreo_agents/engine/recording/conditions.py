@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from choreo_agents.engine.core import EngineCore
-from choreo_agents.engine.elsewhere.core import ElsewhereCore
 
 _KERNEL_SETTINGS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
 """By which torch's libraries are told to leave instructions out."""
@@ -16,7 +15,7 @@ _KERNEL_SETTINGS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_I
 
 def conditions_of(core: EngineCore) -> dict[str, str]:
     """Of an engine, here and now, by what they are called."""
-    adapter, settings = core.model.adapter, core.settings
+    adapter, settings, computing = core.model.adapter, core.settings, core.computing()
     return {
         "model": adapter.fingerprint,
         "method": settings.method,
@@ -25,7 +24,8 @@ def conditions_of(core: EngineCore) -> dict[str, str]:
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),
         "kernels": _kernels(adapter.device),
-        "backend": _backend(core),
+        "backend": computing.backend,
+        "forward pass": computing.forward.partition(":")[0],
         "prepacked weights": "yes" if core.model.prepacked else "no",
         "mapped storage": settings.memory.mapped_storage,
     }
@@ -36,11 +36,6 @@ def differences(recorded: Mapping[str, str], here: Mapping[str, str]) -> Iterato
     for name in {**recorded, **here}:
         if recorded.get(name) != here.get(name):
             yield f"{name}: recorded with {recorded.get(name, 'none')}, here {here.get(name, 'none')}"
-
-
-def _backend(core: EngineCore) -> str:
-    """What attends; a front computes nothing itself."""
-    return "engines elsewhere" if isinstance(core, ElsewhereCore) else type(core.loop.executor.backend).__name__
 
 
 def _device(device: torch.device) -> str:

@@ -6,6 +6,7 @@
     call      an agent has spoken
     node      a function, a tool or a model of somebody else's has returned
     step      a forward pass, of a recording whose bits can be compared
+    memory    how much KV lies where
     ran       a run is over
     end       the recording was closed; without it, its process ended before
 
@@ -18,7 +19,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
-FORMAT = 2
+FORMAT = 3
+Origin = Literal["given", "said", "thought", "mapped"]
+"""Where a message comes from: it was encoded as it was given, decoded, decoded to think an answer out, or its KV was
+computed of another's."""
 Outcome = Literal["done", "interrupted", "failed", "left"]
 """How a run ended: by itself, at an interrupt, with an error, or since nobody took more of what it gave."""
 
@@ -87,6 +91,8 @@ class RunStarted(_Line):
     recursion_limit: int | None = None
     interrupts: dict[Literal["interrupt_before", "interrupt_after"], list[str]] = {}
     """Nodes before and after which the run was to stop, as its caller has said."""
+    edges: tuple[tuple[str, str, str], ...] = ()
+    """What its graph declares of who sees what: source, reader, and how, as an edge's label."""
 
 
 class RecordedMessage(_Line):
@@ -100,6 +106,16 @@ class RecordedMessage(_Line):
     """The names of what it attends to, each of which has a line before."""
     role: str | None
     """Whose turn it is in a chat."""
+    author: str | None = None
+    """Who said it first; None: nobody was named."""
+    origin: Origin = "given"
+    at: int = 0
+    """The position at which it was encoded."""
+    offsets: tuple[int, ...] = ()
+    """Where each parent stood, as seen from its first token."""
+    words_of: tuple[str, ...] = ()
+    """The names of the messages whose words were encoded again as this one."""
+    confidential: bool = False
 
 
 class RecordedCall(_Line):
@@ -123,6 +139,10 @@ class RecordedCall(_Line):
     """Tokens of its view."""
     reads: tuple[str, ...]
     """The names of the messages in its view, as it began."""
+    offsets: tuple[int, ...] = ()
+    """Where each of them stands in it."""
+    end: int = 0
+    """Where its own turn begins."""
     made: str
     """The name of what it has said."""
     thought: str | None
@@ -147,6 +167,10 @@ class RecordedCall(_Line):
     words: str | None
     """The answer; None: it is masked."""
     finish: str | None
+    encoded: int = 0
+    reused: int = 0
+    recomputed: int = 0
+    """Tokens that it was charged for (see `Usage`)."""
     logits: tuple[str, ...] | None = None
     """A digest of the logits before each token that was sampled."""
 
@@ -193,6 +217,17 @@ class RecordedStep(_Line):
     """Name, number among those of one name, tokens."""
     others: bool = False
     """Whether rows of other tenants were among them."""
+    at_s: float = 0.0
+
+
+class RecordedMemory(_Line):
+    """How much KV the engine holds of the tenant who records; at most a few lines a second."""
+
+    kind: Literal["memory"] = "memory"
+    at_s: float
+    device_bytes: int
+    host_bytes: int
+    disk_bytes: int
 
 
 class RunEnded(_Line):
@@ -221,6 +256,7 @@ Line = (
     | RecordedCall
     | RecordedNode
     | RecordedStep
+    | RecordedMemory
     | RunEnded
     | RecordingEnded
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.recording.digests import Digests
-from choreo_agents.engine.recording.format import RecordedMessage
+from choreo_agents.engine.recording.format import Origin, RecordedMessage
 
 _SHORT = 16
 """Characters of a digest that names a message."""
@@ -54,5 +54,25 @@ class NotedMessages:
     def _note(self, message: Message, name: Callable[[Message], str]) -> None:
         if (own := name(message)) not in self._noted:
             self._noted.add(own)
-            parents = tuple(map(name, message.parents))
-            self._write(RecordedMessage(name=own, tokens=len(message.tokens), parents=parents, role=message.role))
+            self._write(
+                RecordedMessage(
+                    name=own,
+                    tokens=len(message.tokens),
+                    parents=tuple(map(name, message.parents)),
+                    role=message.role,
+                    author=message.author,
+                    origin=_origin(message),
+                    at=message.native_offset,
+                    offsets=message.relative_offsets,
+                    words_of=tuple(map(name, message.sources)),
+                    confidential=message.confidential,
+                )
+            )
+
+
+def _origin(message: Message) -> Origin:
+    if message.lineage.mapper:
+        return "mapped"
+    if message.is_thought:
+        return "thought"
+    return "given" if message.chosen is None else "said"

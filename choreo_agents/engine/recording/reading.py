@@ -132,7 +132,7 @@ def _format_of(line: bytes) -> Any:
     """Of a header that this version does not know; its own of what is none."""
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return FORMAT
     return found.get("format", FORMAT) if isinstance(found, dict) and found.get("kind") == "header" else FORMAT
 

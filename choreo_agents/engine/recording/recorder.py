@@ -17,10 +17,10 @@ from choreo_agents.engine.messages.seals import Seals
 from choreo_agents.engine.pending import Pending
 from choreo_agents.engine.recording.conditions import conditions_of
 from choreo_agents.engine.recording.digests import Digests, LogitsDigests
-from choreo_agents.engine.recording.format import Line, RecordedStep, RecordingEnded, RecordingHeader
+from choreo_agents.engine.recording.format import Line, RecordedMemory, RecordedStep, RecordingEnded, RecordingHeader
 from choreo_agents.engine.recording.noted import NotedMessages
 from choreo_agents.engine.recording.writing import RecordingFile, created
-from choreo_agents.engine.stock import stats_of
+from choreo_agents.engine.taking_stock import stats_of
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
@@ -29,6 +29,8 @@ from choreo_agents.runtime.timetable import Named, Timetable
 
 PROOF = "key"
 """What a header's proof is of."""
+_WEIGHED_EVERY_S = 0.02
+"""How often it is written down how much KV lies where, at most."""
 
 
 def key_path(path: Path) -> Path:
@@ -81,6 +83,7 @@ class Recorder:
         self._runs = itertools.count()
         self._tenant = tenant
         self._began_s = time.perf_counter()
+        self._weigh_s = 0.0
         self.noted = NotedMessages(self.write)
         nonce, salted = secrets.token_hex(16), tenant.naming.salted
         key = salted_key(tenant.naming.seals, nonce) if salted else secrets.token_hex(32).encode()
@@ -138,7 +141,19 @@ class Recorder:
         rows = list(rows)
         own = [(request, count) for request, count in rows if request.tenant == self._tenant.name]
         named = tuple((*self._names.name(request), count) for request, count in own)
-        self.write(RecordedStep(rows=named, others=len(own) < len(rows)))
+        self.write(RecordedStep(rows=named, others=len(own) < len(rows), at_s=self.at_s()))
+
+    def memory(self, *, at_any_rate: bool = False) -> None:
+        """Write down how much of the tenant's KV lies where, unless that was done just before."""
+        with self._tenant.core.lock:
+            now = self.at_s()
+            if now < self._weigh_s and not at_any_rate:
+                return
+            held = stats_of(self._tenant.core, self._tenant.name)
+            # Looking at many messages takes a while, and is not to slow down who makes them.
+            self._weigh_s = now + max(_WEIGHED_EVERY_S, 50 * (self.at_s() - now))
+        tiers = {"device_bytes": held.kv_bytes, "host_bytes": held.host_bytes, "disk_bytes": held.disk_bytes}
+        self.write(RecordedMemory(at_s=now, **tiers))
 
     def close(self) -> None:
         """End the file."""
@@ -192,6 +207,7 @@ class Recordings:
             )
             if bits:
                 core.loop.planner.watch = recorder.step
+                core.loop.executor.forward.goes_ahead = False  # its replay does not, either
         try:
             yield recorder
         finally:
@@ -200,6 +216,7 @@ class Recordings:
                 ongoing.digests.pop(recorder.digests.key, None)
                 if bits:
                     core.loop.planner.watch = None
+                    core.loop.executor.forward.goes_ahead = core.settings.scheduling.goes_ahead
                 recorder.close()
 
     @property

@@ -10,9 +10,9 @@ from choreo_agents.engine.calling import Caller
 from choreo_agents.engine.calls import Prefill
 from choreo_agents.engine.keeping.kept import WITHOUT_SALT, KeptKV, lasting_store
 from choreo_agents.engine.keeping.wanted import kv_key
-from choreo_agents.engine.memory_map import MemoryMap, TierName, tier_of
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.table import require_handle
+from choreo_agents.engine.stock.memory_map import MemoryMap, tier_of
 from choreo_agents.engine.transfer.bringing import in_pool, pin
 from choreo_agents.engine.transfer.filling import (
     adopted_message,
@@ -24,6 +24,7 @@ from choreo_agents.engine.transfer.filling import (
 )
 from choreo_agents.engine.transfer.leases import Leases
 from choreo_agents.errors import InvalidRequestError
+from choreo_agents.kv.entry import TierName
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.store import KVKey, KVStore
 from choreo_agents.kv.tiers import HostKV

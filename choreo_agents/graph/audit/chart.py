@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from choreo_agents.graph.audit.policy import Policy
-from choreo_agents.graph.audit.report import ACROSS, SENT, Hop, PrivateContext
+from choreo_agents.graph.audit.report import ACROSS, SENT, PrivateContext
 from choreo_agents.graph.visibility import REENCODED, SHARED, START_SOURCE, Channel, Presence, Rule, VisibilityMode
 
 
@@ -74,15 +75,15 @@ class Edge:
     def hands_on_encodings(self) -> bool:
         return self.mode is not None and self.mode.hands_on_encodings
 
-    def opens(self, presence: Presence) -> Iterator[tuple[Channel, Hop]]:
-        """How the reader comes to have what the source has."""
+    def opens(self, presence: Presence) -> Iterator[tuple[Channel, str]]:
+        """The channels through which the reader comes to have what the source has, and by what."""
         usual = ("words",) if self.mode is None else self.mode.opens(presence)
         for channel in usual:
-            yield channel, Hop(source=self.source, reader=self.reader, by=self.label)
+            yield channel, self.label
         if self.hands_on_encodings and self.may_be_sent:
             for channel in REENCODED.opens(presence):
                 if channel not in usual:
-                    yield channel, Hop(source=self.source, reader=self.reader, by=f"{SENT} {REENCODED.name}")
+                    yield channel, f"{SENT} {REENCODED.name}"
 
 
 @dataclass(frozen=True)
@@ -95,30 +96,64 @@ class Chart:
     """The graph's own, and those of its subgraphs, behind what the subgraph's nodes begin with."""
 
     def node(self, name: str) -> ChartNode:
-        return next(node for node in self.nodes if node.name == name)
+        return self._by_name[name]
 
-    def inside(self, source: str) -> Iterator[ChartNode]:
+    def inside(self, source: str) -> Sequence[ChartNode]:
         """The nodes whose messages a reader knows under this name."""
-        return (node for node in self.nodes if _is_inside(node.name, source))
+        return self._by_source.get(source, ())
 
+    def of_persona(self, persona: str) -> Sequence[ChartNode]:
+        """All nodes of a persona."""
+        return self._by_persona.get(persona, ())
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, ChartNode]:
+        return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def _by_source(self) -> Mapping[str, Sequence[ChartNode]]:
+        found: dict[str, list[ChartNode]] = {}
+        for node in self.nodes:
+            for source in names_of(node.name):
+                found.setdefault(source, []).append(node)
+        return found
+
+    @cached_property
+    def _by_persona(self) -> Mapping[str, Sequence[ChartNode]]:
+        found: dict[str, list[ChartNode]] = {}
+        for node in self.nodes:
+            found.setdefault(node.persona, []).append(node)
+        return found
+
+    @cached_property
     def contexts(self) -> tuple[PrivateContext, ...]:
         """All private contexts: what only a persona is told, confidential messages and thoughts by node, and
         confidential modules."""
         found: list[PrivateContext] = []
+        owners = {persona: tuple(node.name for node in nodes) for persona, nodes in self._by_persona.items()}
+        told: set[str] = set()
+        importers: dict[str, set[str]] = {}
         for node in self.nodes:
-            kin = tuple(other.name for other in self.nodes if other.persona == node.persona)
-            names = [context.name for context in found]
-            if (node.has_system or node.has_prompt) and f"{node.persona}.system" not in names:
+            kin = owners[node.persona]
+            if (node.has_system or node.has_prompt) and node.persona not in told:
+                told.add(node.persona)
                 found.append(PrivateContext(name=f"{node.persona}.system", kind="system", owners=kin))
             if node.confidential:
                 found.append(PrivateContext(name=node.name, kind="message", owners=kin))
             if node.thinks:
                 found.append(PrivateContext(name=f"{node.name}.thoughts", kind="thoughts", owners=kin))
-        for module in dict.fromkeys(module for node in self.nodes for module in node.modules):
-            importers = {node.persona for node in self.nodes if module in node.modules}
-            kin = tuple(node.name for node in self.nodes if node.persona in importers)
+            for module in node.modules:
+                importers.setdefault(module, set()).add(node.persona)
+        for module, personas in importers.items():
+            kin = tuple(node.name for node in self.nodes if node.persona in personas)
             found.append(PrivateContext(name=module, kind="module", owners=kin))
         return tuple(found)
+
+    @cached_property
+    def guarded(self) -> tuple[PrivateContext, ...]:
+        """The private contexts that policies name."""
+        named = {name for _, policy in self.policies for name in policy.confidential}
+        return tuple(context for context in self.contexts if context.name in named)
 
     def forbids(self, context: PrivateContext, persona: str, channel: Channel) -> bool:
         """Whether any policy keeps a context from a persona, to which it does not belong, through a channel."""
@@ -129,11 +164,18 @@ class Chart:
             if not (prefix and persona.startswith(prefix))
         )
 
-    def edges(self) -> list[Edge]:
-        """Every way on which something that was said can reach a reader."""
-        found: list[Edge] = []
+    @cached_property
+    def outgoing(self) -> Mapping[str, Sequence[Edge]]:
+        """Every way on which something that was said can reach a reader, by who said it."""
+        found: dict[str, list[Edge]] = {}
+        for edge in self.edges():
+            found.setdefault(edge.source, []).append(edge)
+        return found
+
+    def edges(self) -> Iterator[Edge]:
+        """The same, reader by reader."""
         for reader in self.nodes:
-            found += self._results(reader)
+            yield from self._results(reader)
             for source, rule in reader.rules.items():
                 if source == START_SOURCE:
                     continue
@@ -141,41 +183,53 @@ class Chart:
                     if node.persona != reader.persona and reader.reads(source, node):
                         mode, label = _between(node, reader, rule.mode, rule.words())
                         where = (source, reader.name)
-                        found.append(Edge(node.name, reader.name, mode, where, label, reader.may_be_sent))
-            for node in self.nodes:
-                if reader.is_function:
-                    found += [Edge(node.name, reader.name, None, None, "state")] if node.name != reader.name else []
+                        yield Edge(node.name, reader.name, mode, where, label, reader.may_be_sent)
+            if reader.is_function:
+                yield from (Edge(n.name, reader.name, None, None, "state") for n in self.nodes if n is not reader)
+                continue
+            for node in self.of_persona(reader.persona):
                 # What it said itself reaches a node again as other than KV only by a Send.
-                elif node.persona == reader.persona and (node.name != reader.name or reader.may_be_sent):
+                if node is not reader or reader.may_be_sent:
                     mode, label = _between(node, reader, SHARED, "own")
-                    found.append(Edge(node.name, reader.name, mode, None, label, reader.may_be_sent))
-        return found
+                    yield Edge(node.name, reader.name, mode, None, label, reader.may_be_sent)
 
     def _results(self, reader: ChartNode) -> Iterator[Edge]:
         """How what tools return reaches a reader: as what their callers say does."""
-        functions = [node for node in self.nodes if node.is_function]
+        callers = () if reader.is_function else self._callers
+        if not callers:
+            return
         kept = [source for source, rule in reader.rules.items() if not rule.mode.shows]
-        shown = [node for node in functions if not any(_is_inside(node.name, source) for source in kept)]
-        for caller in self.nodes:
-            if not caller.calls or reader.is_function:
-                continue
+        shown = [node for node in self._functions if not any(is_inside(node.name, source) for source in kept)]
+        for caller in callers:
             if caller.persona == reader.persona:
                 yield from (Edge(node.name, reader.name, SHARED, None, "called") for node in shown)
                 continue
-            for source, rule in reader.rules.items():
-                if rule.mode.shows and _is_inside(caller.name, source):
+            for source in names_of(caller.name):
+                rule = reader.rules.get(source)
+                if rule is not None and rule.mode.shows:
                     where = (source, reader.name)
                     yield from (
                         Edge(node.name, reader.name, rule.mode, where, rule.words(), reader.may_be_sent)
                         for node in shown
                     )
 
-    def scopes(self) -> Iterator[tuple[str, str, Rule]]:
-        """Every (source, reader, rule) whose fresh encodings attend to contexts by name."""
+    @cached_property
+    def _callers(self) -> Sequence[ChartNode]:
+        return [node for node in self.nodes if node.calls]
+
+    @cached_property
+    def _functions(self) -> Sequence[ChartNode]:
+        return [node for node in self.nodes if node.is_function]
+
+    @cached_property
+    def scopes(self) -> Mapping[str, Sequence[tuple[str, str]]]:
+        """By the name of a context, every (source, reader) whose fresh encodings attend to it."""
+        found: dict[str, list[tuple[str, str]]] = {}
         for reader in self.nodes:
             for source, rule in reader.rules.items():
-                if rule.contexts:
-                    yield source, reader.name, rule
+                for name in dict.fromkeys(rule.contexts):
+                    found.setdefault(name, []).append((source, reader.name))
+        return found
 
     def private_pairs(self) -> Iterator[tuple[str, str]]:
         """Every (source, reader) that is declared private."""
@@ -195,8 +249,11 @@ class Chart:
         """The same where engines that encode text again serve nodes: no encoding is handed on to these."""
         nodes = []
         for node in self.nodes:
+            if node.keeps_kv:
+                nodes.append(node)
+                continue
             rules = {s: r.without("encoding") if r.mode.hands_on_encodings else r for s, r in node.rules.items()}
-            nodes.append(node if node.keeps_kv else replace(node, rules=rules))
+            nodes.append(replace(node, rules=rules))
         return replace(self, nodes=tuple(nodes))
 
 
@@ -207,6 +264,12 @@ def _between(source: ChartNode, reader: ChartNode, mode: VisibilityMode, label: 
     return REENCODED, f"{label} {ACROSS}"
 
 
-def _is_inside(name: str, source: str) -> bool:
+def is_inside(name: str, source: str) -> bool:
     """Whether a node is what a reader knows under a name."""
     return name == source or name.startswith(f"{source}|")
+
+
+def names_of(name: str) -> Iterator[str]:
+    """The names under which readers know a node: those of the graphs that it stands in, and its own."""
+    parts = name.split("|")
+    return ("|".join(parts[:count]) for count in range(1, len(parts) + 1))

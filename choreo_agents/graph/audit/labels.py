@@ -46,7 +46,7 @@ class Declared:
     @cached_property
     def names(self) -> frozenset[str]:
         """Of all nodes and private contexts."""
-        return frozenset([START_SOURCE, *self.nodes, *(context.name for context in self.chart.contexts())])
+        return frozenset([START_SOURCE, *self.nodes, *(context.name for context in self.chart.contexts)])
 
     @cached_property
     def guarded(self) -> frozenset[str]:
@@ -56,7 +56,7 @@ class Declared:
     @cached_property
     def modules(self) -> frozenset[str]:
         """The confidential ones of `names`: a module is called the same in all graphs."""
-        return frozenset(context.name for context in self.chart.contexts() if context.kind == "module")
+        return frozenset(context.name for context in self.chart.contexts if context.kind == "module")
 
 
 class _Step(NamedTuple):

@@ -19,7 +19,7 @@ def audit_entries(engines: Iterable[Engine], declared: Declared, entries: Sequen
     What was said by a model that none of the engines runs is outside of what they can tell.
     """
     chart = declared.chart
-    contexts = {context.name: context for context in chart.contexts()}
+    contexts = {context.name: context for context in chart.contexts}
     labels = Labels(engines, declared, entries)
     lost: Counter[str] = Counter()
     found: dict[tuple[str, str, Channel], Finding] = {}

@@ -59,10 +59,10 @@ class Policy(BaseModel):
 
     def require_names(self, contexts: Iterable[str], personas: Iterable[str]) -> None:
         """Raise `VisibilityError` if the policy names no context or no persona of the graph."""
-        known, there = sorted(contexts), set(personas)
+        known, there = set(contexts), set(personas)
         for context, allowed in self.confidential.items():
             if context not in known:
-                names = ", ".join(known) or "none"
+                names = ", ".join(sorted(known)) or "none"
                 raise VisibilityError(f"the policy names no private context: {context!r}. The graph has: {names}")
             for reader in sorted(allowed - there):
                 raise VisibilityError(

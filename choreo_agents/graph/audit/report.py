@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import Annotated, Any, Literal, Protocol, TypeVar, overload
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PlainSerializer,
+    PrivateAttr,
+    WrapValidator,
+    computed_field,
+)
 
 from choreo_agents.graph.visibility import Channel
+from choreo_agents.tracing import table_html
 
 SENT = "sent"
 """In a hop, before the mode in which a `Send` hands on what a rule shares."""
 ACROSS = "across models"
 """In a hop, behind the rule: its reader runs on another model than the source, whose words are encoded again for it."""
+_TOLD = 3
+"""Items that stand in the representation of a listing."""
 ContextKind = Literal["system", "message", "module", "thoughts"]
 
 
@@ -39,6 +52,21 @@ class PrivateContext(_Plain):
     """The nodes that have it in their own views, or say it."""
 
 
+class HowReached(Protocol):
+    """How a context gets to a reader, worked out when somebody asks."""
+
+    @property
+    def path(self) -> tuple[Hop, ...]: ...
+
+    @property
+    def cut(self) -> tuple[tuple[str, str], ...]: ...
+
+
+class _Known(_Plain):
+    path: tuple[Hop, ...] = ()
+    cut: tuple[tuple[str, str], ...] = ()
+
+
 class Finding(_Plain):
     """A private context can reach, or has reached, a reader."""
 
@@ -46,13 +74,35 @@ class Finding(_Plain):
     reader: str
     """A persona: one node, or all nodes of one speaker."""
     channel: Channel
-    path: tuple[Hop, ...]
-    """The shortest, from the context on."""
-    cut: tuple[tuple[str, str], ...] = ()
-    """Edges, as (source, reader): with all of them `reencoded` nothing is left in the encoding channel; for words they
-    would have to be undeclared. Empty if nothing of that kind helps."""
     violation: str = ""
     """Which promise it breaks; empty if none."""
+    _way: HowReached = PrivateAttr()
+
+    def __init__(self, *, way: HowReached | None = None, path: Any = (), cut: Any = (), **said: Any) -> None:
+        super().__init__(**said)
+        self._way = _Known(path=path, cut=cut) if way is None else way
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def path(self) -> tuple[Hop, ...]:
+        """The shortest, from the context on."""
+        return self._way.path
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def cut(self) -> tuple[tuple[str, str], ...]:
+        """Edges, as (source, reader): with all of them `reencoded` nothing is left in the encoding channel; for words
+        they would have to be undeclared. Empty if nothing of that kind helps."""
+        return self._way.cut
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Finding.model_validate, (self.model_dump(),)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Finding) and self.model_dump() == other.model_dump()
+
+    def __hash__(self) -> int:
+        return hash((self.context, self.reader, self.channel, self.violation))
 
     def walk(self) -> str:
         """The path in words: `alice.system -> alice =shared=> bob`."""
@@ -68,12 +118,97 @@ class Blocked(_Plain):
     later: str
 
 
+Each = TypeVar("Each")
+
+
+class Listing(Sequence[Each]):
+    """A sequence whose items are made whenever somebody goes through it: there may be as many as pairs of nodes.
+
+    Args:
+        make: Makes them, always the same.
+    """
+
+    def __init__(self, make: Callable[[], Iterator[Each]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[Each]:
+        return self._make()
+
+    def __len__(self) -> int:
+        return self._length
+
+    @cached_property
+    def _length(self) -> int:
+        return sum(1 for _ in self)
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self)
+
+    @overload
+    def __getitem__(self, index: int) -> Each: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Each, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Each | tuple[Each, ...]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        number = index + len(self) if index < 0 else index
+        if not 0 <= number < len(self):
+            raise IndexError(f"there are {len(self)}, and none at {index}")
+        return next(islice(self, number, None))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __add__(self, other: Sequence[Each]) -> tuple[Each, ...]:
+        return (*self, *other)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _listed, (type(self) is not Listing, tuple(self))
+
+    def __repr__(self) -> str:
+        told = [*map(repr, islice(self, _TOLD))]
+        return f"({', '.join(told)}{', ...' if len(self) > _TOLD else ''})"
+
+
+class Findings(Listing[Finding]):
+    """What an audit has found."""
+
+    def broken(self) -> Iterator[Finding]:
+        """Those that break a promise."""
+        return (finding for finding in self if finding.violation)
+
+    def reached(self, reader: str, channel: Channel) -> set[str]:
+        """The contexts that reach a reader through a channel."""
+        return {each.context for each in self if (each.reader, each.channel) == (reader, channel)}
+
+
+def _listed(are_findings: bool, items: tuple[Any, ...]) -> Listing[Any]:
+    return (Findings if are_findings else Listing)(items.__iter__)
+
+
+def _findings(given: Any, check: Callable[[Any], Any]) -> Findings:
+    return given if isinstance(given, Findings) else Findings(tuple(check(given)).__iter__)
+
+
+def _listing(given: Any, check: Callable[[Any], Any]) -> Listing[Any]:
+    return given if isinstance(given, Listing) else Listing(tuple(check(given)).__iter__)
+
+
 class AuditReport(_Plain):
-    """Who can be influenced by whom, or, of a run, who was."""
+    """Who can be influenced by whom, or, of a run, who was.
+
+    There may be as many findings as pairs of nodes: they, their paths and what would cut these are worked out as they
+    are asked for.
+    """
 
     contexts: tuple[PrivateContext, ...]
-    findings: tuple[Finding, ...]
-    blocked: tuple[Blocked, ...] = ()
+    findings: Annotated[Sequence[Finding], WrapValidator(_findings), PlainSerializer(tuple, tuple[Finding, ...])]
+    blocked: Annotated[Sequence[Blocked], WrapValidator(_listing), PlainSerializer(tuple, tuple[Blocked, ...])] = ()
     outside: tuple[str, ...] = ()
     """What the proof does not cover."""
     changed: tuple[Hop, ...] = ()
@@ -81,21 +216,39 @@ class AuditReport(_Plain):
 
     @property
     def violations(self) -> tuple[Finding, ...]:
-        return tuple(finding for finding in self.findings if finding.violation)
+        """The findings that break a promise."""
+        assert isinstance(self.findings, Findings)
+        return tuple(self.findings.broken())
 
     @property
-    def listed(self) -> tuple[Finding, ...]:
+    def listed(self) -> Sequence[Finding]:
         """The findings without those that say nothing new: words that a `Send` could hand on to who may attend to the
         encoding, and what follows from that."""
-        shared = {(finding.context, finding.reader) for finding in self.findings if finding.channel == "encoding"}
-        return tuple(
-            finding
-            for finding in self.findings
-            if finding.channel == "encoding"
-            or (finding.context, finding.reader) not in shared
-            or not any(hop.by.startswith(f"{SENT} ") for hop in finding.path)
-        )
+        return Listing(self._listed)
+
+    def _listed(self) -> Iterator[Finding]:
+        attended: dict[str, set[str]] = {}
+        for finding in self.findings:
+            if finding.channel == "words" and finding.reader not in attended:
+                attended[finding.reader] = self.reached(finding.reader, "encoding")
+            if (
+                finding.channel == "encoding"
+                or finding.context not in attended[finding.reader]
+                or not any(hop.by.startswith(f"{SENT} ") for hop in finding.path)
+            ):
+                yield finding
 
     def reached(self, reader: str, channel: Channel) -> set[str]:
         """The contexts that reach a reader through a channel."""
-        return {f.context for f in self.findings if f.reader == reader and f.channel == channel}
+        assert isinstance(self.findings, Findings)
+        return self.findings.reached(reader, channel)
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (f.context, f.reader, f.channel, f.walk(), ", ".join(map(" -> ".join, f.cut)) or None, f.violation or None)
+            for f in self.listed
+        )
+        columns = ("private context", "can reach", "through", "path", "cut by", "breaks")
+        found = table_html(f"who can be influenced by what: {len(self.violations)} promises are broken", columns, rows)
+        blocked = ((each.reader, each.later, each.earlier) for each in self.blocked)
+        return found + table_html("encoded without", ("in the view of", "message", "has not seen"), blocked)

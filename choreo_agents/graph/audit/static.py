@@ -2,99 +2,144 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
-from choreo_agents.graph.audit.chart import Chart, ChartNode
-from choreo_agents.graph.audit.reach import cut, nearest, reach
-from choreo_agents.graph.audit.report import AuditReport, Blocked, Finding, Hop, PrivateContext
-from choreo_agents.graph.visibility import REENCODED, START_SOURCE, Channel
+from choreo_agents.graph.audit.blockage import blocked
+from choreo_agents.graph.audit.chart import Chart
+from choreo_agents.graph.audit.closure import bits
+from choreo_agents.graph.audit.reach import JointReach, Reach, cut, nearest, reach
+from choreo_agents.graph.audit.report import AuditReport, Finding, Findings, Hop, Listing, PrivateContext
+from choreo_agents.graph.visibility import REENCODED, Channel
 
 CHANNELS: tuple[Channel, ...] = ("encoding", "words")
 
 
 def audit_chart(chart: Chart, changed: Sequence[Hop] = ()) -> AuditReport:
     """Every private context, every reader it can reach, by the shortest path, and what would cut it."""
-    contexts = chart.contexts()
-    findings = [finding for context in contexts for finding in _findings(chart, context)]
-    findings += _broken_pairs(chart)
     return AuditReport(
-        contexts=contexts,
-        findings=tuple(findings),
-        blocked=tuple(_blocked(chart)),
+        contexts=chart.contexts,
+        findings=StaticFindings(chart),
+        blocked=Listing(lambda: blocked(chart)),
         outside=chart.outside,
         changed=tuple(changed),
     )
 
 
-def _findings(chart: Chart, context: PrivateContext) -> Iterator[Finding]:
-    found = reach(chart, context)
-    speakers = dict.fromkeys(n.persona for n in chart.nodes if not n.is_function and n.name not in context.owners)
-    for persona in speakers:
-        for channel in CHANNELS:
-            node = nearest(chart, found, persona, channel)
-            if node is None:
-                continue
-            forbidden = chart.forbids(context, persona, channel)
-            yield Finding(
-                context=context.name,
-                reader=persona,
-                channel=channel,
-                path=found.path(node, channel),
-                cut=cut(chart, context, persona, channel),
-                violation=f"the policy keeps {context.name!r} from {persona!r}" if forbidden else "",
+class StaticFindings(Findings):
+    """What is found of a graph alone: sets of contexts first, by persona and channel."""
+
+    def __init__(self, chart: Chart) -> None:
+        super().__init__(self._found)
+        self._chart = chart
+        pairs = [*chart.private_pairs()]
+        self._sources = {
+            source: PrivateContext(
+                name=source, kind="message", owners=tuple(node.name for node in chart.inside(source))
             )
+            for source, _ in pairs
+        }
+        joint = JointReach(chart, [*chart.contexts, *self._sources.values()])
+        self._masks = _masks(chart, joint)
+        places = {source: len(chart.contexts) + place for place, source in enumerate(self._sources)}
+        self._pairs = [
+            (source, reader) for source, reader in pairs if joint.at(reader, "encoding") >> places[source] & 1
+        ]
+        """Sources that are declared private to a reader, and reach it through others' encodings all the same."""
+        self._reached: tuple[PrivateContext, Reach] | None = None
 
+    def _found(self) -> Iterator[Finding]:
+        for number, context in enumerate(self._chart.contexts):
+            yield from self._of(number, context)
+        yield from self._broken_pairs()
 
-def _broken_pairs(chart: Chart) -> Iterator[Finding]:
-    """Sources that are declared private to a reader, and reach it through others' encodings all the same."""
-    for source, reader in chart.private_pairs():
-        said = tuple(node.name for node in chart.inside(source))
-        context = PrivateContext(name=source, kind="message", owners=said)
-        found = reach(chart, context)
-        if found.has(reader, "encoding"):
+    @cached_property
+    def _length(self) -> int:
+        return sum(mask.bit_count() for mask in self._masks.values()) + len(self._pairs)
+
+    def broken(self) -> Iterator[Finding]:
+        guarded = {context.name for context in self._chart.guarded}
+        for number, context in enumerate(self._chart.contexts):
+            if context.name in guarded:
+                yield from (each for each in self._of(number, context) if each.violation)
+        yield from self._broken_pairs()
+
+    def reached(self, reader: str, channel: Channel) -> set[str]:
+        found = {self._chart.contexts[number].name for number in bits(self._masks.get((reader, channel), 0))}
+        if channel == "encoding":
+            found |= {source for source, node in self._pairs if self._chart.node(node).persona == reader}
+        return found
+
+    def _of(self, number: int, context: PrivateContext) -> Iterator[Finding]:
+        for (persona, channel), mask in self._masks.items():
+            if mask >> number & 1:
+                forbidden = self._chart.forbids(context, persona, channel)
+                yield Finding(
+                    context=context.name,
+                    reader=persona,
+                    channel=channel,
+                    violation=f"the policy keeps {context.name!r} from {persona!r}" if forbidden else "",
+                    way=_HowReached(self, context, persona, channel),
+                )
+
+    def _broken_pairs(self) -> Iterator[Finding]:
+        for source, reader in self._pairs:
+            persona = self._chart.node(reader).persona
             yield Finding(
                 context=source,
                 reader=reader,
                 channel="encoding",
-                path=found.path(reader, "encoding"),
-                cut=cut(chart, context, chart.node(reader).persona, "encoding"),
                 violation=f"{source!r} is declared private to {reader!r}",
+                way=_HowReached(self, self._sources[source], persona, "encoding", reader),
             )
 
+    def reach(self, context: PrivateContext) -> Reach:
+        """Where a context gets to; that of the last that was asked for is kept."""
+        if self._reached is None or self._reached[0] is not context:
+            self._reached = context, reach(self._chart, context)
+        return self._reached[1]
 
-def _blocked(chart: Chart) -> Iterator[Blocked]:
-    """For every reader, pairs of what it sees of which the later was encoded without the earlier."""
-    for reader in chart.nodes:
-        if reader.is_function:
-            continue
-        seen = [
-            source
-            for source, rule in reader.rules.items()
-            if (source == START_SOURCE and rule.mode.shows)
-            or any(reader.reads(source, node) for node in chart.inside(source))
-        ]
-        for later in seen:
-            if not reader.rules[later].mode.hands_on_encodings:
-                continue
-            if reader.has_system:
-                yield Blocked(reader=reader.name, earlier=f"{reader.persona}.system", later=later)
-            if reader.schema is not None:
-                yield Blocked(reader=reader.name, earlier=reader.schema, later=later)
-            if later == START_SOURCE:
-                continue
-            for earlier in seen:
-                # What another model has said is encoded alone.
-                blind = any(_blind(chart, n, earlier) or not n.speaks_to(reader) for n in chart.inside(later))
-                if earlier != later and blind:
-                    yield Blocked(reader=reader.name, earlier=earlier, later=later)
+    @property
+    def chart(self) -> Chart:
+        return self._chart
 
 
-def _blind(chart: Chart, node: ChartNode, source: str) -> bool:
-    """Whether a node sees nothing of a source."""
-    own = any(other.persona == node.persona for other in chart.inside(source))
-    if source == START_SOURCE:
-        return not (source in node.rules and node.rules[source].mode.shows)
-    return not own and not any(node.reads(source, other) for other in chart.inside(source))
+class _HowReached:
+    """How a context gets to a persona, or to one node of it."""
+
+    def __init__(
+        self, found: StaticFindings, context: PrivateContext, persona: str, channel: Channel, node: str | None = None
+    ) -> None:
+        self._found, self._context, self._persona = found, context, persona
+        self._channel, self._node = channel, node
+
+    @cached_property
+    def path(self) -> tuple[Hop, ...]:
+        whole = self._found.reach(self._context)
+        node = self._node or nearest(self._found.chart, whole, self._persona, self._channel)
+        assert node is not None, "it gets there"
+        return whole.path(node, self._channel)
+
+    @cached_property
+    def cut(self) -> tuple[tuple[str, str], ...]:
+        return cut(self._found.chart, self._found.reach(self._context), self._persona, self._channel)
+
+
+def _masks(chart: Chart, joint: JointReach) -> Mapping[tuple[str, Channel], int]:
+    """By persona that speaks, and channel, the contexts of others that get there."""
+    own: dict[str, int] = {}
+    for number, context in enumerate(chart.contexts):
+        for persona in {chart.node(owner).persona for owner in context.owners}:
+            own[persona] = own.get(persona, 0) | 1 << number
+    every = (1 << len(chart.contexts)) - 1
+    found: dict[tuple[str, Channel], int] = {}
+    for persona in dict.fromkeys(node.persona for node in chart.nodes if not node.is_function):
+        for channel in CHANNELS:
+            mask = 0
+            for node in chart.of_persona(persona):
+                mask |= joint.at(node.name, channel)
+            found[persona, channel] = mask & every & ~own.get(persona, 0)
+    return found
 
 
 def harmless(chart: Chart) -> tuple[Chart, list[Hop]]:
@@ -108,9 +153,10 @@ def harmless(chart: Chart) -> tuple[Chart, list[Hop]]:
     changed: list[Hop] = []
     while True:
         broken = [finding for finding in audit_chart(chart).violations if finding.channel == "encoding"]
-        cuts = [f.cut for f in broken if f.cut and not any("|" in reader for _, reader in f.cut)]
-        if not cuts:
+        cuts = (found for each in broken if (found := each.cut) and not any("|" in reader for _, reader in found))
+        nearest_cut = next(cuts, None)
+        if nearest_cut is None:
             return chart, changed
-        for source, reader in cuts[0]:
+        for source, reader in nearest_cut:
             chart = chart.with_rule(source, reader, chart.node(reader).rules[source].without("encoding"))
             changed.append(Hop(source=source, reader=reader, by=REENCODED.name))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from choreo_agents.errors import InvalidRequestError, VisibilityError
@@ -59,12 +59,33 @@ def with_system(nodes: Mapping[str, Any], node: str, text: str) -> dict[str, Any
     return {**nodes, **{name: replace(nodes[name], runnable=agent) for name, agent in meant.items()}}
 
 
+@dataclass(frozen=True)
+class SharedTexts:
+    """What holds of a graph's agents together."""
+
+    systems: Mapping[str, Sequence[str]]
+    """System prompts that fresh encodings may attend to, by the name of the private context."""
+    confidential: frozenset[str]
+    """The nodes whose messages are private contexts."""
+
+
+def texts_shared_in(nodes: Mapping[str, Any]) -> SharedTexts:
+    """Read it from all nodes of a graph."""
+    systems: dict[str, dict[str, None]] = {}
+    for name, agent in _agents(nodes):
+        if isinstance(agent.system, str):
+            systems.setdefault(f"{agent.persona or name}.system", {})[agent.system] = None
+    confidential = frozenset(name for name, agent in _agents(nodes) if agent.confidential)
+    return SharedTexts({context: [*texts] for context, texts in systems.items()}, confidential)
+
+
 def bound_agent(
     graph: DeclaringGraph,
-    nodes: Mapping[str, Any],
     name: str,
+    spec: Any,
     engines: Engines,
     declared: Declared,
+    shared: SharedTexts,
     *,
     by_tenant: bool,
     strict: bool,
@@ -73,10 +94,11 @@ def bound_agent(
 
     Args:
         graph: Its declarations, as they will hold.
-        nodes: All nodes of the graph.
         name: The agent's node.
+        spec: That, as the graph has it.
         engines: The graph's; an agent may have its own.
         declared: The graph as it will run.
+        shared: What holds of its agents together.
         by_tenant: Whether each run says for which tenant it is.
         strict: Whether what other models have encoded is an error where it is shared.
 
@@ -84,14 +106,13 @@ def bound_agent(
         InvalidRequestError: It has no engine, or names none of the graph's; its model cannot be led to its output; it
             writes a channel that the graph's state has not.
     """
-    spec = nodes[name]
     engine = engines.of(spec.runnable)
     if engine is None:
         raise InvalidRequestError(
             f"agent {name!r} has no engine: compile(engine=Engine.load(...)), or give the agent one"
         )
     require_served(name, spec.runnable, engine.model, graph.channels)
-    rules = _reader_rules(graph, nodes, name, spec.runnable, declared)
+    rules = _reader_rules(graph, name, spec.runnable, declared, shared)
     rules = replace(rules, by_tenant=by_tenant, strict=strict, is_node=True)
     choreo = {"reads": {source: rule.mode.name for source, rule in rules.sources.items()}}
     metadata = {**(spec.metadata or {}), "choreo": choreo}
@@ -99,22 +120,17 @@ def bound_agent(
 
 
 def _reader_rules(
-    graph: DeclaringGraph, nodes: Mapping[str, Any], name: str, agent: Agent, declared: Declared
+    graph: DeclaringGraph, name: str, agent: Agent, declared: Declared, shared: SharedTexts
 ) -> ReaderRules:
     """All that an agent is told about what it may see, and what to watch."""
     sources = graph.reads_of(name, agent)
-    systems: dict[str, list[str]] = {}
-    for other, each in _agents(nodes):
-        if isinstance(each.system, str):
-            texts = systems.setdefault(f"{each.persona or other}.system", [])
-            texts += [each.system] if each.system not in texts else []
     return ReaderRules(
         sources,
         graph.undeclared_of(name, agent),
         graph.system,
         agent.positions or graph.positions,
-        systems,
-        frozenset(other for other, each in _agents(nodes) if each.confidential),
+        shared.systems,
+        shared.confidential,
         guard_of(name, agent.persona or name, sources, declared, graph.policy.on_violation),
     )
 

@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 
 from choreo_agents.errors import VisibilityError, VisibilityWarning
-from choreo_agents.graph.audit import Chart, Declared, Finding, Guard, Hop, audit_chart, harmless
+from choreo_agents.graph.audit import AuditReport, Chart, Declared, Finding, Guard, Hop, audit_chart, harmless
 from choreo_agents.graph.audit.policy import OnViolation
 from choreo_agents.graph.visibility import REENCODED, Channel, Rule, hidden_sources
 
 
-def kept(chart: Chart, on_violation: OnViolation) -> tuple[Chart, Sequence[Hop]]:
-    """The chart as it may run, and the edges that the policy has changed for it.
+def kept(chart: Chart, on_violation: OnViolation) -> tuple[Chart, AuditReport]:
+    """The chart as it may run, and its audit, with the edges that the policy has changed for that.
 
     Raises:
         VisibilityError: A path would break a promise, and the policy says `raise`, or nothing but the edge itself
@@ -21,13 +21,14 @@ def kept(chart: Chart, on_violation: OnViolation) -> tuple[Chart, Sequence[Hop]]
     changed: Sequence[Hop] = ()
     if on_violation == "reencode":
         chart, changed = harmless(chart)
-    broken = audit_chart(chart).violations
+    report = audit_chart(chart, changed)
+    broken = report.violations
     if broken and on_violation == "warn":
         for finding in broken:
             warnings.warn(said(finding, chart), VisibilityWarning, stacklevel=4)
     elif broken:
         raise VisibilityError("; ".join(said(finding, chart) for finding in broken))
-    return chart, changed
+    return chart, report
 
 
 def said(finding: Finding, chart: Chart) -> str:
@@ -46,7 +47,7 @@ def _keeps_words(finding: Finding, chart: Chart) -> bool:
     """Whether re-encoding would not do: the words must not get there either."""
     return any(
         context.name == finding.context and chart.forbids(context, finding.reader, "words")
-        for context in chart.contexts()
+        for context in chart.contexts
     )
 
 
@@ -56,7 +57,7 @@ def guard_of(
     """What one reader's views are checked for at call time."""
     chart = declared.chart
     channels: tuple[Channel, ...] = ("encoding", "words")
-    others = [context for context in chart.contexts() if reader not in context.owners]
+    others = [context for context in chart.guarded if reader not in context.owners]
     forbidden: dict[Channel, frozenset[str]] = {
         channel: frozenset(context.name for context in others if chart.forbids(context, persona, channel))
         for channel in channels

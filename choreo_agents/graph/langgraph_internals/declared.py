@@ -17,10 +17,34 @@ from langgraph.types import RetryPolicy, TimeoutPolicy
 
 _GROWS_FROM = (1, 2, 20)
 """Since when the `DeltaChannel` of LangGraph, in beta, reads after forks and overwritten values what was written."""
+_LEAST, _SHARE = 20, 8
+"""Updates of a channel after which a checkpoint has all of it: so many at least, or an eighth of its length."""
 T = TypeVar("T")
 
 
-def growing(merge: Callable[[Any, Any], Any], merge_all: Callable[[Any, Sequence[Any]], Any], whole_every: int) -> Any:
+class _GrowingChannel(DeltaChannel[Any]):
+    """Writes all of a list the less often the longer it is, so that what an update adds to checkpoints does not depend
+    on that: of `_SHARE` elements as much, however many there are. Whoever reads it reads at most that part of it
+    again."""
+
+    __slots__ = ()
+
+    @property
+    def snapshot_frequency(self) -> int:
+        """How many updates apart checkpoints have all of it now."""
+        return max(_LEAST, len(self.value) // _SHARE if isinstance(self.value, list) else 0)
+
+    @snapshot_frequency.setter
+    def snapshot_frequency(self, of_what_it_is_copied_of: int) -> None:
+        """What LangGraph says of each new channel; this one knows it by its own length."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _GrowingChannel) and self.reducer == other.reducer
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def growing(merge: Callable[[Any, Any], Any], merge_all: Callable[[Any, Sequence[Any]], Any]) -> Any:
     """What says of a channel of a state how its updates are merged, so that a checkpoint has what is new in it alone.
 
     Under an older LangGraph every checkpoint has all of it.
@@ -28,11 +52,10 @@ def growing(merge: Callable[[Any, Any], Any], merge_all: Callable[[Any, Sequence
     Args:
         merge: The value with one update.
         merge_all: With several, the same as one after the other.
-        whole_every: How many updates apart checkpoints have all of it.
     """
     if tuple(map(int, re.findall(r"\d+", version("langgraph"))[:3])) < _GROWS_FROM:
         return merge
-    return DeltaChannel(merge_all, snapshot_frequency=whole_every)
+    return _GrowingChannel(merge_all)
 
 
 def merges_by(channel: Any, *merging: Callable[..., Any]) -> bool:

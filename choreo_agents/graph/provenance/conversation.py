@@ -19,6 +19,7 @@ from choreo_agents.graph.provenance.notes import (
     CONFIDENTIAL,
     NOTED,
     SEALS,
+    SIGNED,
     SOURCE,
     STEP,
     Claim,
@@ -89,12 +90,17 @@ class Conversation:
         seals = entry.get("seals") if isinstance(entry, Mapping) else None
         if not isinstance(entry, Mapping) or not isinstance(seals, Mapping) or not self._is_here(seals, scope):
             return False
-        identity = seals.get("identity")
-        return (
+        identity, whole = seals.get("identity"), (self.name, entry)
+        if self._seals.remembers(identity, "entry", whole):
+            return True
+        holds = (
             self._seals.holds(identity, "entry identity", self._entry_content(entry, seals.get("scope")))
             and self._seals.holds(seals.get("words"), "entry words", [identity, _plain(entry)])
             and self._is_encoded(entry, entry.get("handle"))
         )
+        if holds:
+            self._seals.remember(str(identity), "entry", whole)
+        return holds
 
     def as_encoded(self, entry: HandleEntry) -> HandleEntry:
         """An entry that holds, with those of other models' encodings that were made of it here, and no others."""
@@ -113,11 +119,17 @@ class Conversation:
         claim = claim_of(message)
         if claim is None:
             return message if NOTED not in message.response_metadata else stripped(message)
+        signed = {name: message.additional_kwargs.get(name) for name in SIGNED}
+        said_of_it = (self.name, message.id, message.type, said(message), signed, NOTED in message.response_metadata)
+        sealed_by = claim.seals.get("words")
+        if self._seals.remembers(sealed_by, "message", said_of_it):
+            return message
         if not self.proves(message):
             claimed = {"author": claim.author, "persona": claim.persona, "confidential": claim.confidential}
             return stripped(message, claimed)
         digest, identity = claim.seals.get("digest"), claim.seals.get("identity")
-        if self._seals.holds(claim.seals.get("words"), "words", [identity, digest, claim.rest]):
+        if self._seals.holds(sealed_by, "words", [identity, digest, claim.rest]):
+            self._seals.remember(str(sealed_by), "message", said_of_it)
             return message
         # Who said it is true, what else it says is not: how its turn starts is then told by its node's name.
         if NOTED not in message.response_metadata:

@@ -17,6 +17,7 @@ from langgraph.types import Command, Send, StateSnapshot
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.langgraph_internals import SENDS, is_nested, overwritten
 from choreo_agents.graph.provenance.conversation import Conversation, found_conversation
+from choreo_agents.graph.provenance.limits import require_few
 from choreo_agents.graph.provenance.notary import Notary, warn_unproven
 from choreo_agents.graph.provenance.notes import (
     NOTED,
@@ -122,6 +123,7 @@ class _Admission:
 
     def _messages(self, value: Any) -> Any:
         is_overwrite, written = overwritten(value)
+        require_few("messages", written)
         try:
             given = list(listed_messages(written)) if written else []
         except (NotImplementedError, ValueError) as error:

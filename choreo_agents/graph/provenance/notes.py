@@ -26,6 +26,7 @@ UNPROVEN = "unproven"
 REASONING = "reasoning"
 """The kind of block that holds thoughts, and where it has their text, as LangChain calls them."""
 _OPENINGS = ("speaker", "header")
+_encode = json.JSONEncoder(sort_keys=True, default=str).encode
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def thoughts_in(message: BaseMessage) -> str:
 
 
 def _digest(said: Any) -> str:
-    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    return hashlib.sha256(_encode(said).encode()).hexdigest()[:32]
 
 
 def _mapping(found: Any) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from langchain_core.runnables import RunnableConfig
 
 from choreo_agents.engine.messages.seals import Seals
 from choreo_agents.graph.provenance.conversation import Conversation
+from choreo_agents.graph.provenance.limits import require_few
 from choreo_agents.graph.provenance.notary import Notary, notary_of, warn_unproven
 from choreo_agents.graph.provenance.notes import claim_of, digest_of, stripped, unproven_of, writer_of
 from choreo_agents.graph.state import HandleEntry
@@ -25,9 +26,14 @@ class ProvenState:
         state: Of the graph, as the agent gets it.
         config: The agent's.
         seals: Of its engine, for where no graph of ours has a notary.
+
+    Raises:
+        InvalidRequestError: The state holds more than `MOST_MESSAGES`.
     """
 
     def __init__(self, state: Any, config: RunnableConfig, seals: Seals) -> None:
+        for name in ("messages", "handles"):
+            require_few(name, _channel(state, name))
         entries, messages = list(_channel(state, "handles")), with_ids(_channel(state, "messages"))
         notary = notary_of(config)
         here = (notary or Notary(seals, "")).conversation(config, entries, messages)
@@ -127,4 +133,4 @@ def _still_said(entries: list[HandleEntry], messages: Sequence[BaseMessage], sta
             latest = entry["superstep"]
     present |= stand_ins.keys()
     named = [(e, stand_ins.get(e["message_id"], e["message_id"])) for e in entries if e["message_id"] in present]
-    return [HandleEntry(**{**entry, "message_id": name}) for entry, name in named]
+    return [e if e["message_id"] == name else HandleEntry(**{**e, "message_id": name}) for e, name in named]

@@ -40,10 +40,15 @@ class RecordedRun:
         self.saved: RunnableConfig = saved or {}
         """What to ask for the state of its thread, if that is kept."""
 
+    @property
+    def listener(self) -> RunRecorder:
+        """Who writes down what it is told."""
+        return RunRecorder(self._recorder, self._number, self._packing)
+
     def heard(self, config: RunnableConfig | None) -> RunnableConfig:
         """The config of the run, with who listens."""
         named = with_names(config, MessageNames(self._number, self._recorder.digests.key))
-        return heard_by(named, RunRecorder(self._recorder, self._number, self._packing))
+        return heard_by(named, self.listener)
 
     def stream(self, parts: Any, given: Any, state: Callable[[], Any]) -> Generator[Any]:
         """What the run gives, with a line before and one behind it.
@@ -86,8 +91,14 @@ class RecordedRun:
                 interrupts={
                     name: [nodes] if isinstance(nodes, str) else [*nodes] for name, nodes in stops.items() if nodes
                 },
+                edges=tuple(
+                    (source, reader, rule.words())
+                    for reader, sources in self._graph.builder.visibility_table().items()
+                    for source, rule in sources.items()
+                ),
             )
         )
+        recorder.memory(at_any_rate=True)
 
     @contextmanager
     def _ending(self) -> Iterator[Callable[[Any], None]]:
@@ -105,6 +116,7 @@ class RecordedRun:
         self._end("interrupted" if stopped else "done", snapshot)
 
     def _end(self, outcome: Outcome, snapshot: Any, error: str | None = None) -> None:
+        self._recorder.memory(at_any_rate=True)
         state = self._digest(snapshot)
         if state is None and self._values is not None:
             state = state_digest(self._recorder.digests, self._values)

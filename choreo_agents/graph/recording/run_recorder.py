@@ -35,6 +35,7 @@ class RunRecorder:
         theirs = engine.record.messages([*asked.handles, said.handle, *thought])
         names = recorder.noted.names(engine.record.digests(digests.key), theirs)
         seen = len(asked.handles)
+        spent = engine.usage(said.handle)
         recorder.write(
             RecordedCall(
                 run=self._run,
@@ -48,6 +49,8 @@ class RunRecorder:
                 seed=asked.seed(None),
                 read=said.read,
                 reads=names[:seen],
+                offsets=tuple(asked.offsets),
+                end=asked.end,
                 made=names[seen],
                 thought=names[-1] if thought else None,
                 header=asked.header,
@@ -61,9 +64,13 @@ class RunRecorder:
                 said=digests.of("said", list(said.tokens)),
                 words=said.words if shows else None,
                 finish=said.finish,
+                encoded=spent.tokens_encoded,
+                reused=spent.tokens_reused,
+                recomputed=spent.tokens_recomputed,
                 logits=tuple(look.found) if isinstance(look, LogitsDigests) else None,
             )
         )
+        recorder.memory()
 
     def before(self, execution: NodeExecution) -> Returned | None:
         return None

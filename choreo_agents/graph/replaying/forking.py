@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def fork(
     at: str | None = None,
     run: Collection[str] = (),
     config: RunnableConfig | None = None,
+    record: str | Path | None = None,
     progress: Progress = lambda done, of: None,
 ) -> ForkReport:
     """Go on from a recording otherwise, on an engine of its own.
@@ -53,13 +55,14 @@ def fork(
         at: Before which call everything stays as it was said, as in `judge:1`. None: from the start.
         run: Functions that may be run if their input has changed: names of nodes, or `"tools"`: all of them.
         config: As for `replay`.
+        record: A file that is not there yet, in which the fork is recorded as `engine.record` does.
         progress: As for `replay`.
 
     Raises:
         ReplayError: It cannot be played here, or a function would have to be run.
         InvalidRequestError: Nothing of that name can be set, or it is no recording.
     """
-    return run_coroutine(afork(app, path, set=set, at=at, run=run, config=config, progress=progress))
+    return run_coroutine(afork(app, path, set=set, at=at, run=run, config=config, record=record, progress=progress))
 
 
 async def afork(
@@ -70,6 +73,7 @@ async def afork(
     at: str | None = None,
     run: Collection[str] = (),
     config: RunnableConfig | None = None,
+    record: str | Path | None = None,
     progress: Progress = lambda done, of: None,
 ) -> ForkReport:
     """See `fork`."""
@@ -86,7 +90,9 @@ async def afork(
     before = lines_before(recording, place)
     words = {id(call_named(recording, *whose)): said for whose, said in changes.words.items()}
     runs = {run} if isinstance(run, str) else frozenset(run)
-    with Stage(app, recording.header, told=changes.told) as stage:
+    with Stage(app, recording.header, told=changes.told) as stage, ExitStack() as writing:
+        if record is not None:
+            writing.enter_context(stage.engine.record(record))
         digests, packing = stage.engine.record.digests(key), Packing(app.builder)
         players: list[ForkPlayer] = []
         values: Mapping[str, Any] = {}

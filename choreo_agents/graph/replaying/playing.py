@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -14,7 +15,8 @@ from choreo_agents.errors import ReplayError
 from choreo_agents.graph.message_names import MessageNames, with_names
 from choreo_agents.graph.recording.listening import Listener, heard_by
 from choreo_agents.graph.recording.packing import Packing
-from choreo_agents.graph.recording.recorded_run import state_digest
+from choreo_agents.graph.recording.recorded_also import RecordedAlso
+from choreo_agents.graph.recording.recorded_run import RecordedRun, state_digest
 from choreo_agents.graph.replaying.player import EndOfRecordingError
 from choreo_agents.graph.replaying.stage import Stage
 from choreo_agents.graph.view.run_options import RunOptions
@@ -89,7 +91,7 @@ async def played(
     config: RunnableConfig | None = None,
     seed: int | None = None,
 ) -> PlayedRun:
-    """Play one run.
+    """Play one run; what is recording on the stage's engine records it, too.
 
     Args:
         stage: Where.
@@ -117,7 +119,15 @@ async def played(
         stops: Any = {
             name: _EVERYWHERE if [*nodes] == [_EVERYWHERE] else nodes for name, nodes in run.interrupts.items()
         }
-        async for part in app.astream(given, heard_by(called, listener), stream_mode="values", **stops):
+        recorder = stage.engine.record.under_way
+        if recorder is None:
+            parts = app.astream(given, heard_by(called, listener), stream_mode="values", **stops)
+        else:
+            recorded = RecordedRun(recorder, app, called, stops | {"stream_mode": "values"})
+            also = heard_by(called, RecordedAlso(listener, recorded.listener))
+            parts = app.astream(given, also, stream_mode="values", **stops)
+            parts = recorded.astream(parts, given, partial(app.aget_state, called))
+        async for part in parts:
             values = part
     except EndOfRecordingError:
         outcome = "cut"

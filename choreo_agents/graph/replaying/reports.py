@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from choreo_agents.tracing import table_html
+
 Place = tuple[str, int, int, int]
 """Author, superstep, branch and call."""
 
@@ -46,6 +48,11 @@ class ReplayReport:
     def same(self) -> bool:
         """Whether nothing differs."""
         return not self.differences and all(call.difference is None for call in self.calls)
+
+    def _repr_html_(self) -> str:
+        rows = ((*_of(call.run, call.place), call.recorded, call.words, call.difference) for call in self.calls)
+        columns = ("run", "agent", "superstep", "recorded", "now", "difference")
+        return table_html("the same as recorded" if self.same else "not as recorded", columns, rows)
 
 
 @dataclass(frozen=True)
@@ -105,3 +112,14 @@ class ForkReport:
     def changed(self) -> tuple[ForkedCall, ...]:
         """The messages that are not as recorded."""
         return tuple(call for call in self.calls if call.outcome in ("changed", "new", "set"))
+
+    def _repr_html_(self) -> str:
+        rows = ((*_of(call.run, call.place), call.outcome, call.recorded, call.words) for call in self.calls)
+        columns = ("run", "agent", "superstep", "outcome", "recorded", "now")
+        told = f"{len(self.changed)} of {len(self.calls)} messages are not as recorded; {self.sampled} tokens sampled"
+        return table_html(told, columns, rows)
+
+
+def _of(run: int, place: Place) -> tuple[int, str, int]:
+    """A run's number as people count, who speaks, and in which superstep."""
+    return run + 1, place[0], place[1]

@@ -22,6 +22,7 @@ from choreo_agents.graph.engines import EngineChoice
 from choreo_agents.graph.langgraph_internals import stops_of
 from choreo_agents.graph.sending import sent_instruction
 from choreo_agents.graph.worker import Worker
+from choreo_agents.models.weightless import WeightlessAdapter
 from choreo_agents.runtime.timetable import Timetable
 
 
@@ -133,6 +134,11 @@ class Stage:
     def _fresh(self, engine: Engine) -> Engine:
         """An engine like another, over the same model, with nothing encoded."""
         model = engine.model.adapter.fingerprint
+        if isinstance(engine.model.adapter, WeightlessAdapter):
+            raise ReplayError(
+                f"{engine.model.name!r} is run by engines elsewhere: what they have run is played on an engine that "
+                "computes here. Compile the graph with Engine.load() of the same model and dtype"
+            )
         if id(engine) not in self._engines:
             is_recorded = model == self._header.conditions["model"]
             settings = engine.record.copy_of(timetable=self._timetable if is_recorded else None)

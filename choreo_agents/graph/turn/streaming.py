@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 import warnings
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
@@ -159,10 +160,14 @@ def tell_reencoded(node: str, lost: Sequence[tuple[HandleEntry, str]]) -> None:
     ]
     _tell({"type": "choreo.reencoded", "agent": node, "messages": told})
     named = "; ".join(f"{each['message_id']!r} of {each['author']!r} ({each['why']})" for each in told)
-    warnings.warn(
+    caller = sys._getframe(1)
+    # Not by `warn`: no two of these are the same, and that would keep the text of each for good.
+    warnings.warn_explicit(
         f"{node!r} reads messages that are encoded again from their words here, and are not what others saw: {named}",
         LineageWarning,
-        stacklevel=2,
+        caller.f_code.co_filename,
+        caller.f_lineno,
+        module=caller.f_globals["__name__"],
     )
 
 

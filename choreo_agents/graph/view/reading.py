@@ -7,13 +7,13 @@ from contextlib import suppress
 from itertools import chain, groupby
 from typing import Any, Protocol
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, ToolMessage
 
 from choreo_agents.chat import Described, own_turns, tools_called
 from choreo_agents.engine import Engine, Prefill
 from choreo_agents.engine.transfer.leases import Leases
 from choreo_agents.errors import ContextLengthError, HandleError
-from choreo_agents.graph.by_model import handle_for, is_of_agent
+from choreo_agents.graph.by_model import is_of_agent
 from choreo_agents.graph.provenance.callers import callers_of
 from choreo_agents.graph.provenance.notes import digest_of, handle_of, is_confidential, persona_of, writer_of
 from choreo_agents.graph.state import HandleEntry
@@ -29,7 +29,7 @@ from choreo_agents.graph.view.showing import ShownMessages
 from choreo_agents.graph.view.user_turns import UserTurns
 from choreo_agents.graph.view.view import SeenEntry, call_of, visible
 from choreo_agents.graph.visibility import START_SOURCE, source_of_author
-from choreo_agents.graph.words.entries import entries_of, is_encoded, is_forgotten, is_input, known_handle, said_in
+from choreo_agents.graph.words.entries import entries_of, forgotten_among, is_encoded, is_input, known_handle, said_in
 from choreo_agents.graph.words.inputs import message_as
 from choreo_agents.graph.words.thoughts import recalls, without_thoughts
 from choreo_agents.kv.handle import MessageHandle, base_model
@@ -200,11 +200,6 @@ class Reading:
         self.entries = [made.get(entry["message_id"], entry) for entry in self.entries]
         return self._seen()
 
-    def _is_forgotten(self, entry: HandleEntry) -> bool:
-        """Whether its model knows nothing any more of what it has encoded of a message."""
-        handle = handle_for(entry, self.bound.model)
-        return handle is not None and is_forgotten(self._engine, handle)
-
     @property
     def is_parallel(self) -> bool:
         """Whether siblings stand at one offset."""
@@ -253,7 +248,8 @@ class Reading:
         """Make entries for messages that no node has encoded as they now are."""
         chat = self._engine.chat
         before = {entry["message_id"]: entry for entry in self.entries}
-        new = [m for m in self._messages if not is_encoded(m, before) or self._is_forgotten(before[str(m.id)])]
+        lost = forgotten_among(self._engine, before)
+        new = [m for m in self._messages if not is_encoded(m, before) or str(m.id) in lost]
         self.lost |= {str(m.id): (before[str(m.id)], UNKNOWN) for m in new if is_encoded(m, before)}
         calls: list[Prefill] = []
         callers, called = callers_of(self._messages), tools_called(self._messages)
@@ -272,8 +268,8 @@ class Reading:
         ]
         for m, author, mark, source in zip(new, authors, marks, edited, strict=True):
             text, kind = message_as(m, chat, called=called)
-            root, again = await self._turns.behind_root(kind), is_encoded(m, before)
-            calls.append(Prefill(text, root, author=author, confidential=mark, source=source, again=again))
+            given: dict[str, Any] = {"author": author, "role": _role(m), "confidential": mark, "source": source}
+            calls.append(Prefill(text, await self._turns.behind_root(kind), again=is_encoded(m, before), **given))
         handles = await self._shared.ask_for(calls)
         self.inputs += entries_of(new, authors, handles, marks, before, self.superstep, callers)
 
@@ -313,8 +309,8 @@ def _groups(seen: Sequence[SeenEntry], *, parallel: bool) -> Iterator[list[list[
         if written:
             # What a person wrote is one conversation.
             yield [list(said)]
-            continue
-        yield [list(one) for _, one in groupby(said, key=lambda one: call_of(one.entry))]
+        else:
+            yield [list(one) for _, one in groupby(said, key=lambda one: call_of(one.entry))]
 
 
 def _author(message: BaseMessage, known: HandleEntry | None) -> str | None:
@@ -331,3 +327,7 @@ def _writer(message: BaseMessage, rules: ReaderRules, reader: str) -> str:
     author, known = writer_of(message), rules.guard.declared.names
     foreign = bool(rules.guard.declared.nodes) and source_of_author(author, reader) not in known
     return START_SOURCE if foreign and persona_of(message) and not is_confidential(message) else author
+
+
+def _role(message: BaseMessage) -> str | None:
+    return "tool" if isinstance(message, ToolMessage) else None

@@ -64,8 +64,7 @@ class VisibilityTable:
         rules, rule = self.rules.get(reader, {}), self.everyone(reader)
         if rule is None:
             return with_input(rules)
-        kept = self._explicit | self._changed
-        named = {source: said for source, said in rules.items() if (source, reader) in kept}
+        named = {source: said for source, said in rules.items() if self._stays(source, reader)}
         return with_input({**dict.fromkeys(self.undeclared(reader, nodes) or (), rule), **named})
 
     def undeclared(self, reader: str, nodes: Iterable[str] = ()) -> tuple[str, ...] | None:
@@ -83,11 +82,14 @@ class VisibilityTable:
         table: dict[str, dict[str, Rule]] = {}
         for reader in {**self.rules, **self.others, **dict.fromkeys(nodes if self.default is not None else ())}:
             rule, rules = self.everyone(reader), self.rules.get(reader, {})
-            kept = self._explicit | self._changed
             table[reader] = dict(rules)
             if rule is not None:
-                table[reader] = {s: said for s, said in rules.items() if (s, reader) in kept} | {EVERYONE: rule}
+                table[reader] = {s: said for s, said in rules.items() if self._stays(s, reader)} | {EVERYONE: rule}
         return table
+
+    def _stays(self, source: str, reader: str) -> bool:
+        """Whether what is said of a pair goes before what is said of everyone."""
+        return (source, reader) in self._explicit or (source, reader) in self._changed
 
     def require_nodes(self, nodes: Iterable[str]) -> None:
         """Raise `VisibilityError` if a declaration names no node."""
@@ -102,12 +104,12 @@ class VisibilityTable:
 
     def require_contexts(self, contexts: Iterable[str]) -> None:
         """Raise `VisibilityError` if a scope names no private context whose text the graph's own agents have."""
-        known = sorted(contexts)
+        known = set(contexts)
         everyone = [] if self.default is None else [(EVERYONE, EVERYONE, self.default)]
         for source, reader, rule in (*self._rules(), *everyone):
             for name in rule.contexts:
                 if name not in known:
-                    there = f"there are {_quoted(known)}" if known else "the graph has none"
+                    there = f"there are {_quoted(sorted(known))}" if known else "the graph has none"
                     raise VisibilityError(
                         f"the visibility {source!r} to {reader!r} names no private context that words can be "
                         f"encoded in: {name!r}: {there}"

@@ -9,7 +9,7 @@ from langchain_core.messages import BaseMessage
 
 from choreo_agents.engine import Engine
 from choreo_agents.errors import ForeignHandleError, HandleError, UnknownHandleError
-from choreo_agents.graph.by_model import put_in, reworded
+from choreo_agents.graph.by_model import handle_for, put_in, reworded
 from choreo_agents.graph.provenance.callers import ToolCaller
 from choreo_agents.graph.provenance.notes import (
     are_siblings,
@@ -126,7 +126,7 @@ def known_handle(engine: Engine, handle: MessageHandle | None) -> MessageHandle 
     if handle is None:
         return None
     try:
-        engine.tokens(handle)
+        engine.usage(handle)
     except ForeignHandleError:
         return handle
     except HandleError:
@@ -134,10 +134,18 @@ def known_handle(engine: Engine, handle: MessageHandle | None) -> MessageHandle 
     return handle
 
 
+def forgotten_among(engine: Engine, entries: Mapping[str, HandleEntry]) -> set[str]:
+    """The messages, by entries by id, of whose encodings an engine knows nothing any more that its model has made."""
+    model = engine.model.adapter.fingerprint
+    made = {name: handle for name, entry in entries.items() if (handle := handle_for(entry, model)) is not None}
+    there = zip(made.items(), engine.kv.tiers(list(made.values())), strict=True)
+    return {name for (name, handle), tier in there if tier is None and is_forgotten(engine, handle)}
+
+
 def is_forgotten(engine: Engine, handle: MessageHandle) -> bool:
     """Whether a handle is nothing to an engine: it outlived the one that made it, or is another model's."""
     try:
-        engine.tokens(handle)
+        engine.usage(handle)
     except (UnknownHandleError, ForeignHandleError):
         return True
     except HandleError:

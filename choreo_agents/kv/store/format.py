@@ -60,7 +60,7 @@ def opened(written: Written, key: FileKey, geometry: KVGeometry, seal: bytes) ->
         raise UnusableFileError("is of another message")
     if not (given.isascii() and hmac.compare_digest(given, seal_of(seal, about, tensors))):
         raise UnusableFileError("was changed, or sealed with another key")
-    return HostKV(**tensors), int(at)
+    return HostKV(tensors["keys"], tensors["values"], tensors.get("exponents")), int(at)
 
 
 def kv_bytes(key: FileKey, geometry: KVGeometry) -> int:

@@ -142,7 +142,7 @@ def _weight_files(folder: Path) -> list[Path]:
         return [whole]
     try:
         return sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise OSError(f"{str(index)!r} is damaged: it does not say which weights are where") from error
 
 
@@ -156,7 +156,7 @@ def _tensors(file: Path) -> list[tuple[str, int, int]]:
             (str(tensor["dtype"]), prod(tensor["shape"]), tensor["data_offsets"][1] - tensor["data_offsets"][0])
             for tensor in tensors
         ]
-    except (ValueError, LookupError, TypeError, AttributeError, MemoryError, OverflowError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, MemoryError, OverflowError, RecursionError) as error:
         raise OSError(f"{str(file)!r} is damaged: its header cannot be read") from error
 
 

@@ -64,7 +64,7 @@ def source_of(grammar: Grammar) -> str:
 def _schema(grammar: Grammar) -> Any:
     try:
         schema = json.loads(grammar.text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise GrammarError(f"the JSON schema is no JSON: {error}") from error
     if schema is True:
         schema = {}

@@ -1,6 +1,8 @@
-"""Linear layers whose weights oneDNN lays out for the CPU when they are first used: nearly twice as fast there.
+"""Linear layers whose weights are laid out for the CPU when they are first used: two or three times as fast there.
 
-The two operators are torch's own but private. They are looked for, and compared with the plain product.
+In fp32, and in bfloat16 where torch multiplies no tiles, by a kernel of our own, which keeps weights that were bfloat16
+as such; else, and without it, by oneDNN, whose two operators are torch's own but private. Both are looked for, and
+compared with the plain product.
 Where the plain weights are pages of a file they cost no memory, and stay; else the laid-out ones take their place.
 """
 
@@ -21,6 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from choreo_agents.kv.free_memory import free_bytes
+from choreo_agents.models.weights.panels import Panels
+from choreo_agents.native.library import found, has_tiles
 
 SMALLEST = 1 << 17
 """Weights of a matrix below which a plain product is as fast."""
@@ -51,7 +55,7 @@ class Packed:
         self._weight = layer.weight
         self._seen = _state(layer.weight)
         self._right, self._replaces = right, replaces
-        self._laid_out: Tensor | None = None
+        self._laid_out: Tensor | Panels | None = None
         self._lock = Lock()
 
     def serves(self, layer: nn.Linear, x: Tensor) -> bool:
@@ -70,23 +74,44 @@ class Packed:
 
     def multiply(self, layer: nn.Linear, x: Tensor) -> Tensor:
         """[..., inputs] to [..., outputs]."""
+        if isinstance(self._laid_out, Panels):
+            return self._laid_out.multiply(x, layer.bias, _kernels())
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._laid_out, layer.bias, "none", [], "")
         return product
+
+    def take(self, layer: nn.Linear, panels: Panels) -> None:
+        """Let these, which the layer's weights are laid out in, serve it: they are its own, and right."""
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            self._laid_out = panels
+            self._replace(layer)
 
     def _lay_out(self, layer: nn.Linear) -> bool:
         shape = (layer.weight.shape, layer.weight.dtype, layer.bias is None)
         with torch.inference_mode(False), torch.no_grad():
             if self._right.get(shape, True):
-                self._laid_out = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _USUAL_ROWS)
+                self._laid_out = _laid_out(layer.weight.detach())
             if shape not in self._right:
                 self._right[shape] = self._is_right(layer)
             if not self._right[shape]:
                 self._laid_out = None
-            elif self._replaces:
-                assert self._laid_out is not None
-                self._weight = layer.weight = nn.Parameter(self._laid_out, requires_grad=False)
-                self._seen = _state(self._weight)
+            else:
+                self._replace(layer)
         return self._right[shape]
+
+    def _replace(self, layer: nn.Linear) -> None:
+        if not self._replaces:
+            return
+        laid_out = self._laid_out
+        assert laid_out is not None
+        if isinstance(laid_out, Panels):
+            # Of the right shape, and no memory: whoever asks for its numbers otherwise than by this module is refused.
+            stub = torch.empty(laid_out.outputs, laid_out.inputs, dtype=laid_out.plain_dtype, device="meta")
+            weight = nn.Parameter(stub, requires_grad=False)
+            weight.choreo_panels = laid_out  # type: ignore[attr-defined]
+        else:
+            weight = nn.Parameter(laid_out, requires_grad=False)
+        self._weight = layer.weight = weight
+        self._seen = _state(weight)
 
     def _is_right(self, layer: nn.Linear) -> bool:
         """Whether products of few and of many rows are the plain ones."""
@@ -99,6 +124,25 @@ class Packed:
             if not error <= _TOLERANCE[layer.weight.dtype] * wanted.abs_().max():
                 return False
         return True
+
+
+def _laid_out(weight: Tensor) -> Tensor | Panels:
+    own = weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and not has_tiles())
+    if own and _kernels() is not None:
+        return Panels.of(weight)
+    made: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _USUAL_ROWS)
+    return made
+
+
+def _kernels() -> Any:
+    """Those of our own, or None."""
+    kernels = found()
+    return None if isinstance(kernels, str) else kernels[0]
+
+
+def is_replaced(weight: Tensor) -> bool:
+    """Whether a layer's weights are laid out in the place of the plain ones."""
+    return weight.is_mkldnn or getattr(weight, "choreo_panels", None) is not None
 
 
 def _state(weight: Tensor) -> tuple[Any, ...]:
@@ -117,16 +161,16 @@ class PrepackedLinear(nn.Linear):
         packed = _packed.get(self)
         if packed is not None and packed.serves(self, input):
             return packed.multiply(self, input)
-        self.unpack()
-        return functional.linear(input, self.weight, self.bias)
+        return functional.linear(input, self.unpack(), self.bias)
 
-    def unpack(self) -> None:
+    def unpack(self) -> Tensor:
         """Make the plain weights again, bit by bit, for good, if the laid-out ones have taken their place."""
         weight = self.weight
-        if weight.is_mkldnn:
-            with torch.inference_mode(False), torch.no_grad():
-                self.weight = nn.Parameter(_plain(weight), requires_grad=weight.requires_grad)
+        if is_replaced(weight):
+            plain = nn.Parameter(plain_weight(weight), requires_grad=weight.requires_grad)
+            self.weight = weight = plain
             _packed.pop(self, None)
+        return weight
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self.unpack()
@@ -136,17 +180,51 @@ class PrepackedLinear(nn.Linear):
         self.unpack()
         super()._load_from_state_dict(*args, **options)
 
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        kept = destination[f"{prefix}weight"]
+        if not keep_vars and (kept.is_meta or kept.is_mkldnn):
+            destination[f"{prefix}weight"] = plain_weight(self.weight)
+
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__
-        if not self.weight.is_mkldnn:
+        if not is_replaced(self.weight):
             return state
-        plain = nn.Parameter(_plain(self.weight), requires_grad=self.weight.requires_grad)
+        plain = nn.Parameter(plain_weight(self.weight), requires_grad=self.weight.requires_grad)
         return state | {"_parameters": state["_parameters"] | {"weight": plain}}
 
 
-def _plain(weight: Tensor) -> Tensor:
-    dense: Tensor = weight.detach().to_dense()
-    return dense
+def plain_weight(weight: Tensor) -> Tensor:
+    """A layer's weights as they were, if laid-out ones have taken their place; else what is given.
+
+    Raises:
+        RuntimeError: Somebody has written to what stands in their place.
+    """
+    panels: Panels | None = getattr(weight, "choreo_panels", None)
+    with torch.inference_mode(False), torch.no_grad():
+        if panels is None:
+            return weight.detach().to_dense() if weight.is_mkldnn else weight.detach()
+        if weight._version or not weight.is_meta:
+            raise RuntimeError(
+                "a weight that is laid out for the CPU was written to, where it is not any more: load the model with "
+                "prepacked=False to change its weights"
+            )
+        return panels.plain()
+
+
+def side_by_side(layers: Sequence[nn.Linear], *, pairs: bool) -> Panels:
+    """Panels of layers that see the same inputs, one layer's outputs after the other's, and each layer served by
+    its part of them. All but the last have a multiple of `PANEL` outputs; `pairs`: see `Panels.of`.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        weights = [plain_weight(layer.weight) for layer in layers]
+        panels = Panels.of(*weights, pairs=pairs)
+        first = 0
+        for layer in layers:
+            if (packed := _packed.get(layer)) is not None:
+                packed.take(layer, panels.part(first, layer.out_features))
+            first += layer.out_features
+    return panels
 
 
 def prepack(model: nn.Module, *, replacing: bool = False) -> int:
@@ -214,6 +292,8 @@ def _is_within(mappings: Sequence[tuple[int, int]], weight: Tensor) -> bool:
 
 
 def _available() -> bool:
+    if _kernels() is not None:
+        return True
     names = ("_reorder_linear_weight", "_linear_pointwise")
     there: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return there and all(hasattr(torch.ops.mkldnn, name) for name in names)
@@ -224,7 +304,7 @@ def _may_be_packed(layer: nn.Linear) -> bool:
     # Subclasses of layers and of tensors, and layers that were given another forward pass, are quantised: they have
     # products of their own.
     own = type(layer) in (nn.Linear, PrepackedLinear) and "forward" not in vars(layer) and type(weight.data) is Tensor
-    plain = own and weight.device.type == "cpu" and not weight.is_mkldnn
+    plain = own and weight.device.type == "cpu" and not is_replaced(weight) and not weight.is_inference()
     return plain and weight.dtype in _TOLERANCE and weight.numel() >= SMALLEST
 
 

@@ -21,6 +21,7 @@ from choreo_agents import Engine
 from choreo_agents.tracing import EventList
 
 
+@pytest.mark.slow
 def test_runs_end_with_their_words_whoever_is_killed(front: Callable[..., RayEngine]) -> None:
     events = EventList()
     engine = front(salt="chaos", sink=events)

@@ -7,7 +7,8 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,8 @@ import torch
 from choreo_ray import ClusterError, RayEngine
 from choreo_ray import cluster as clusters
 from choreo_ray.cluster import Cluster
-from ray.util import placement_group, placement_group_table, remove_placement_group
+from ray.util import get_current_placement_group, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 from support.ray_actors import alive, left
 
 from choreo_agents import Memory, Sampling
@@ -197,7 +199,7 @@ def test_a_cluster_without_room_says_what_it_has(alone: None, options: dict[str,
     with pytest.raises(ClusterError, match=re.escape(said)) as raised:
         RayEngine.load("embedded", start_s=0.5, **options)
     assert re.search(r"It has 5 CPU \(\d free\) and 0 GPU \(0 free\)", str(raised.value))
-    assert alive() == before and groups() == []
+    assert left(before) == before and groups() == []
 
 
 def test_nobody_is_ended_by_a_name_that_nobody_has(address: str) -> None:
@@ -224,23 +226,36 @@ def test_closing_leaves_no_actor_behind(alone: None) -> None:
     assert engine.text(engine.decode("Bob:", sampling=Sampling(max_tokens=3))).startswith("Bob:")
     engine.close()
     engine.close()
-    assert alive() == before and groups() == []
+    assert left(before) == before and groups() == []
     assert ray.is_initialized()
+
+
+@contextmanager
+def reserved(cpus: int) -> Iterator[PlacementGroup]:
+    """A placement group of so many bundles with a CPU each, which are free again whatever becomes of the test."""
+    group = placement_group([{"CPU": 1}] * cpus)
+    try:
+        ray.get(group.ready())
+        yield group
+    finally:
+        remove_placement_group(group)
 
 
 @pytest.mark.slow
 def test_a_placement_group_that_is_given_is_used_and_stays(alone: None) -> None:
-    group = placement_group([{"CPU": 1}] * 2)
-    ray.get(group.ready())
     before = alive()
-    with RayEngine.load("embedded", placement=group, memory=Memory(kv_budget_bytes=1 << 22)) as engine:
-        assert engine.prefill([7] * 3).length == 3 and len(groups()) == 1
-        assert ray.available_resources()["CPU"] == ray.cluster_resources()["CPU"] - 2, "they lie in its bundles"
-    assert alive() == before and len(groups()) == 1, "it is whose that made it"
-    with pytest.raises(InvalidRequestError, match="the placement group has 2 bundles, and 3 engines need one each"):
-        RayEngine.load("embedded", engines=3, placement=group)
-    assert alive() == before
-    remove_placement_group(group)
+    with reserved(2) as group:
+        with RayEngine.load("embedded", placement=group, memory=Memory(kv_budget_bytes=1 << 22)) as engine:
+            assert engine.prefill([7] * 3).length == 3 and len(groups()) == 1
+            asked = [
+                each.actor.__ray_call__.remote(lambda _: get_current_placement_group()) for each in engine._actors.far
+            ]
+            inside = [each.id for each in ray.get(asked)]
+            assert inside == [group.id] * 2, "they lie in its bundles"
+        assert left(before) == before and len(groups()) == 1, "it is whose that made it"
+        with pytest.raises(InvalidRequestError, match="the placement group has 2 bundles, and 3 engines need one each"):
+            RayEngine.load("embedded", engines=3, placement=group)
+        assert left(before) == before
 
 
 @pytest.mark.parametrize(
@@ -256,7 +271,7 @@ def test_what_cannot_be_loaded_is_said_as_it_was_there(
     before = alive()
     with pytest.raises(error, match=r"/no/such/folder|float64"):
         RayEngine.load(model, engines=1, **options)
-    assert alive() == before
+    assert left(before) == before
 
 
 @pytest.mark.slow
@@ -275,7 +290,7 @@ def test_named_actors_outlive_who_has_started_them(alone: None) -> None:
             RayEngine.load(**(lasting | wrong))
     other.close()
     assert RayEngine.end("lasting", namespace="tests") == 2
-    assert alive() == before
+    assert left(before) == before
 
 
 @pytest.mark.slow
@@ -312,7 +327,7 @@ def test_its_page_runs(alone: None, capsys: pytest.CaptureFixture[str]) -> None:
     before = alive()
     exec(code, {})
     assert capsys.readouterr().out.startswith("Bob:")
-    assert alive() == before
+    assert left(before) == before
 
 
 @pytest.mark.slow

@@ -83,24 +83,29 @@ def test_a_stream_has_each_token_once(front: Make, here: Engine) -> None:
 
 def test_who_leaves_a_stream_ends_the_call_in_its_actor(front: Make) -> None:
     engine = front()
-    cancelled = counted(engine, "cancelled")
     for number in range(3):
-        stream = engine.stream("Bob:", sampling=LONG)
-        assert len(list(islice(stream, number))) == number  # 0: it has not begun
-        stream.close()
-    until(lambda: counted(engine, "cancelled") >= cancelled + 2)
-    until(lambda: counted(engine, "unfinished") == 0)
+        for _ in range(8):  # on a busy machine a call may have said all before its reader has left
+            cancelled = counted(engine, "cancelled")
+            stream = engine.stream("Bob:", sampling=Sampling(max_tokens=2000, stop_tokens=()))
+            assert len(list(islice(stream, number))) == number  # 0: it has not begun
+            stream.close()
+            until(lambda: counted(engine, "unfinished") == 0)
+            if counted(engine, "cancelled") == cancelled + min(number, 1):
+                break
+        else:
+            raise AssertionError("eight calls went on to their end after their readers had left")
 
 
 async def test_a_call_that_is_cancelled_as_soon_as_it_is_sent_ends_in_its_actor(front: Make) -> None:
     engine = front()
     calls = [asyncio.ensure_future(engine.adecode("Bob:", sampling=LONG)) for _ in range(16)]
+    in_time = []  # on a busy machine one may have said all before it is cancelled
     for number, call in enumerate(calls):
         await asyncio.sleep(0.002 * (number % 4))
-        call.cancel()
-    assert all(
-        isinstance(each, asyncio.CancelledError) for each in await asyncio.gather(*calls, return_exceptions=True)
-    )
+        in_time.append(call.cancel())
+    ended = await asyncio.gather(*calls, return_exceptions=True)
+    kinds = [asyncio.CancelledError if cancelled else MessageHandle for cancelled in in_time]
+    assert [type(each) for each in ended] == kinds and any(in_time)
     await asyncio.to_thread(until, lambda: counted(engine, "unfinished") == 0)
     assert engine.stats().unfinished == 0
 

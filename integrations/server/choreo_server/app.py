@@ -6,8 +6,11 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -18,13 +21,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from choreo_agents import Engine
-from choreo_agents.errors import ChoreoError
+from choreo_agents.errors import ChoreoError, InvalidRequestError
 from choreo_server.asking import ChatBody
 from choreo_server.body import body_of
 from choreo_server.completions import Answer, Asked, Stream
 from choreo_server.errors import RefusedError, as_response
 from choreo_server.limits import Limits
+from choreo_server.looking import Looking
 from choreo_server.metrics import CONTENT_TYPE, CountedStatuses, exposition
+from choreo_server.recording import Recording
 from choreo_server.tenancy import Keys, Tenancy
 
 _LARGE = 1 << 16
@@ -38,6 +43,8 @@ def server_app(
     keys: Keys | None = None,
     limits: Limits | None = None,
     called: Iterable[str] = (),
+    recordings: Path | None = None,
+    records: bool = False,
 ) -> ServerApp:
     """The server over an engine, which it does not close.
 
@@ -48,21 +55,40 @@ def server_app(
         limits: How much it takes.
         called: Names by which programs may call it without keys, beside its address, the machine's own and `localhost`:
             any other may be a web site's that has been made to lead here.
+        recordings: A folder whose recordings are shown at `/inspect`: to a tenant those in the folder of its name, and
+            without keys those in it.
+        records: Whether it records there what it answers: what the page shows are then the tenants' own requests.
+
+    Raises:
+        InvalidRequestError: It is to record, and there is no folder.
     """
+    if records and recordings is None:
+        raise InvalidRequestError("name the folder of recordings, in which it is to record (--recordings)")
     keys, limits = keys or Keys(), limits or Limits()
-    return ServerApp(engine, name or engine.model.name, Tenancy(engine, keys, limits.tenant_answers, called), limits)
+    tenancy = Tenancy(engine, keys, limits.tenant_answers, called)
+    recording = Recording(recordings) if records and recordings is not None else None
+    return ServerApp(engine, name or engine.model.name, tenancy, limits, Looking(recordings, tenancy), recording)
 
 
 class ServerApp(Starlette):
     """See `server_app`."""
 
-    def __init__(self, engine: Engine, name: str, tenancy: Tenancy, limits: Limits) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        tenancy: Tenancy,
+        limits: Limits,
+        looking: Looking,
+        recording: Recording | None,
+    ) -> None:
         self.stopping = False
         """Whether new requests are refused: those under way end."""
         self.answers = 0
         """Under way now."""
         self._engine, self._name, self._limits = engine, name, limits
         self._tenancy, self._requests, self._since = tenancy, Counter[int](), int(time.time())
+        self._recording = recording
         super().__init__(
             routes=[
                 Route("/v1/chat/completions", self._completions, methods=["POST"]),
@@ -70,7 +96,10 @@ class ServerApp(Starlette):
                 Route("/v1/models/{name:path}", self._model),
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
+                Route("/inspect", looking.index),
+                Route("/inspect/{name}", looking.page),
             ],
+            lifespan=_recorded(recording),
             exception_handlers=dict.fromkeys((ChoreoError, ValidationError, HTTPException, Exception), as_response),
         )
 
@@ -90,6 +119,8 @@ class ServerApp(Starlette):
         asked, kind = (
             await asyncio.to_thread(self._read, body, engine, number) if is_large else self._read(body, engine, number)
         )
+        if self._recording is not None:
+            asked = replace(asked, hear=partial(self._recording.astreamed, self._tenancy.name(request)))
         return kind(asked, self._under_way(len(asked.calls)))
 
     def _read(self, body: bytes, engine: Engine, number: str) -> tuple[Asked, type[Answer]]:
@@ -161,6 +192,16 @@ class ServerApp(Starlette):
         else:
             text = exposition(engine.stats(), None, None)
         return PlainTextResponse(text, media_type=CONTENT_TYPE)
+
+
+def _recorded(recording: Recording | None) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def until_the_end(_: Starlette) -> AsyncIterator[None]:
+        yield
+        if recording is not None:
+            recording.close()
+
+    return until_the_end
 
 
 def _no_model(name: object) -> RefusedError:

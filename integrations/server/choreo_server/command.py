@@ -94,6 +94,24 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    recordings: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="A folder of recordings, whose pages are shown at [b]/inspect[/b]: to each tenant those in the folder "
+            "of its name.",
+            show_default=False,
+        ),
+    ] = None,
+    record: Annotated[
+        bool,
+        typer.Option(
+            "--record",
+            help="Record there each answer, its words, what it has read and what that cost: at most 16 files of 8 MiB "
+            "for each tenant.",
+        ),
+    ] = False,
     engines: Annotated[
         int,
         typer.Option(
@@ -122,9 +140,12 @@ def serve(
       choreo serve HuggingFaceTB/SmolLM2-135M-Instruct
       choreo serve ./llama --model-name llama --port 9000 --kv-budget 4
       choreo serve ./llama --host 0.0.0.0 --keys keys.txt --tenant-answers 16
+      choreo serve ./llama --keys keys.txt --recordings recordings --record
       choreo serve ./llama --engines 4
     """
     try:
+        if record and recordings is None:
+            raise InvalidRequestError("--record: say with --recordings in which folder")
         known = _keys(keys)
         limits = Limits(
             body_bytes=round(max_body_mb * (1 << 20)),
@@ -146,7 +167,15 @@ def serve(
             err=True,
             fg="yellow",
         )
-    app = server_app(engine, name=model_name or Path(model).name, keys=known, limits=limits, called=called or ())
+    app = server_app(
+        engine,
+        name=model_name or Path(model).name,
+        keys=known,
+        limits=limits,
+        called=called or (),
+        recordings=recordings,
+        records=record,
+    )
     sys.setswitchinterval(_TURN_S)
     config = uvicorn.Config(
         app, host=host, port=port, timeout_graceful_shutdown=stop_timeout, access_log=False, server_header=False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,8 @@ _HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 
+Heard = tuple[int, AIMessageChunk]
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -41,6 +43,13 @@ class Asked:
     """Whether a stream ends with what it cost."""
     patience_s: float
     """Seconds in which a piece of a stream must be taken."""
+    hear: Callable[[ChatCall], AsyncGenerator[AIMessageChunk]] = astreamed
+    """Asks the engine."""
+
+    def together(self) -> AsyncGenerator[Heard]:
+        """The pieces of all answers as they come, each with the place of its call."""
+        heard = [self.hear(call) for call in self.calls]
+        return _alone(heard[0]) if len(heard) == 1 else _mixed(heard)
 
 
 class Answer(Response):
@@ -60,7 +69,7 @@ class Answer(Response):
             await _while_heard(self._told(scope, receive, send), receive)
 
     async def _told(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(_together(self._asked.calls)) as pieces:
+        async with aclosing(self._asked.together()) as pieces:
             async for _ in pieces:
                 pass
         asked = self._asked
@@ -97,7 +106,7 @@ class Stream(Answer):
         asked = self._asked
         pieces = Pieces(asked.number, asked.model, one_call=asked.one_call)
         begun: set[int] = set()
-        async with aclosing(_together(asked.calls)) as heard:
+        async with aclosing(asked.together()) as heard:
             async for place, chunk in heard:
                 event = pieces.said(place, chunk)
                 if place not in begun:
@@ -140,24 +149,16 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-Heard = tuple[int, AIMessageChunk]
-
-
-def _together(calls: Sequence[ChatCall]) -> AsyncGenerator[Heard]:
-    """The pieces of several answers as they come, each with the place of its call."""
-    return _alone(calls[0]) if len(calls) == 1 else _mixed(calls)
-
-
-async def _alone(call: ChatCall) -> AsyncGenerator[Heard]:
-    async with aclosing(astreamed(call)) as pieces:
+async def _alone(said: AsyncGenerator[AIMessageChunk]) -> AsyncGenerator[Heard]:
+    async with aclosing(said) as pieces:
         async for piece in pieces:
             yield 0, piece
 
 
-async def _mixed(calls: Sequence[ChatCall]) -> AsyncGenerator[Heard]:
+async def _mixed(answers: Sequence[AsyncGenerator[AIMessageChunk]]) -> AsyncGenerator[Heard]:
     """Where one fails, all are left."""
     arrived: asyncio.Queue[Heard | Exception | None] = asyncio.Queue()
-    tasks = [asyncio.create_task(_put(place, call, arrived)) for place, call in enumerate(calls)]
+    tasks = [asyncio.create_task(_put(place, said, arrived)) for place, said in enumerate(answers)]
     try:
         left = len(tasks)
         while left:
@@ -174,9 +175,11 @@ async def _mixed(calls: Sequence[ChatCall]) -> AsyncGenerator[Heard]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _put(place: int, call: ChatCall, arrived: asyncio.Queue[Heard | Exception | None]) -> None:
+async def _put(
+    place: int, said: AsyncGenerator[AIMessageChunk], arrived: asyncio.Queue[Heard | Exception | None]
+) -> None:
     try:
-        async with aclosing(astreamed(call)) as pieces:
+        async with aclosing(said) as pieces:
             async for piece in pieces:
                 arrived.put_nowait((place, piece))
     except Exception as error:

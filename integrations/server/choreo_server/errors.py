@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
@@ -51,11 +51,19 @@ class RefusedError(ChoreoError):
         message: Says why, and what to do.
         code: For programs.
         param: The field that it is about.
+        asks: How a key is to be sent, of who has sent none.
     """
 
-    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        asks: Literal["Bearer", "Basic"] = "Bearer",
+    ) -> None:
         super().__init__(message)
-        self.status, self.code, self.param = status, code, param
+        self.status, self.code, self.param, self.asks = status, code, param, asks
 
 
 def refused(error: Exception) -> RefusedError:
@@ -93,7 +101,8 @@ async def as_response(_: Request, error: Exception) -> JSONResponse:
         LOG.error("a request has failed", exc_info=error)
     headers: Mapping[str, str] = {}
     if known.status == 401:
-        headers = {"WWW-Authenticate": "Bearer"}
+        asked = 'Basic realm="choreo", charset="UTF-8"' if known.asks == "Basic" else "Bearer"
+        headers = {"WWW-Authenticate": asked}
     elif known.status in (429, 503):
         headers = {"Retry-After": "1"}
     return JSONResponse(told(known), known.status, headers)

@@ -11,7 +11,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from choreo_agents import EngineStats
 
 _NOW = frozenset(
-    ("unfinished", "messages", "leases", "kv_bytes", "kv_budget_bytes", "host_bytes", "disk_bytes", "threads")
+    (
+        "unfinished",
+        "messages",
+        "leases",
+        "kv_bytes",
+        "kv_budget_bytes",
+        "graphs",
+        "host_bytes",
+        "disk_bytes",
+        "threads",
+    )
 )
 """What may fall; all else of an engine's are totals."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -26,7 +36,11 @@ def exposition(stats: EngineStats, requests: Mapping[int, int] | None, answers: 
         answers: Under way now.
     """
     lines: list[str] = []
-    for name, value in asdict(stats).items():
+    told = asdict(stats)
+    words = {name: told.pop(name) for name, value in [*told.items()] if isinstance(value, str)}
+    info = ",".join(f'{name}="{_escaped(value)}"' for name, value in words.items())
+    lines += ["# TYPE choreo_engine_info gauge", f"choreo_engine_info{{{info}}} 1"]
+    for name, value in told.items():
         kind = "gauge" if name in _NOW else "counter"
         metric = f"choreo_{name}" if kind == "gauge" else f"choreo_{name}_total"
         lines += [f"# TYPE {metric} {kind}", f"{metric} {value}"]
@@ -35,6 +49,10 @@ def exposition(stats: EngineStats, requests: Mapping[int, int] | None, answers: 
         lines += [f'choreo_http_requests_total{{status="{status}"}} {requests[status]}' for status in sorted(requests)]
         lines += ["# TYPE choreo_answers_under_way gauge", f"choreo_answers_under_way {answers}"]
     return "\n".join([*lines, ""])
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 class CountedStatuses:

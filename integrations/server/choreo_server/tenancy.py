@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import secrets
@@ -61,7 +62,20 @@ class Keys:
     def tenant(self, authorization: str | None) -> str | None:
         """Whose key a header has; None: nobody's."""
         scheme, _, key = (authorization or "").partition(" ")
-        given = _digest(key.strip()) if scheme.lower() == "bearer" else b""
+        return self._whose(_digest(key.strip()) if scheme.lower() == "bearer" else b"")
+
+    def viewer(self, authorization: str | None) -> str | None:
+        """The same of a browser's header, too: the key is the password that it has asked for, whatever the name."""
+        scheme, _, told = (authorization or "").partition(" ")
+        if scheme.lower() != "basic":
+            return self.tenant(authorization)
+        try:
+            _, _, key = base64.b64decode(told, validate=True).decode().partition(":")
+        except ValueError:
+            return None
+        return self._whose(_digest(key))
+
+    def _whose(self, given: bytes) -> str | None:
         found = None
         for digest, tenant in self._tenants.items():  # all of them, whichever it is
             found = tenant if hmac.compare_digest(digest, given) else found
@@ -95,7 +109,7 @@ class Tenancy:
         Raises:
             RefusedError: Nobody is known to call, or a web page does.
         """
-        name = self._name(request)
+        name = self.name(request)
         if name is None:
             return self._engine
         if name not in self._engines:
@@ -105,9 +119,19 @@ class Tenancy:
 
     def sees_all(self, request: Request) -> bool:
         """Whether who calls may know what all tenants do. Raises what `engine` raises."""
-        return self._name(request) in (OPERATOR, None)
+        return self.name(request) in (OPERATOR, None)
 
-    def _name(self, request: Request) -> str | None:
+    def viewer(self, request: Request) -> str | None:
+        """The tenant who looks at pages, in a browser, say; None: there are no keys. Raises what `engine` raises."""
+        if not self._keys:
+            return self.name(request)
+        name = self._keys.viewer(request.headers.get("authorization"))
+        if name is None:
+            raise RefusedError(401, "no such key: it is the password here", "invalid_api_key", asks="Basic")
+        return name
+
+    def name(self, request: Request) -> str | None:
+        """The tenant who calls; None: there are no keys. Raises what `engine` raises."""
         if not self._keys:
             require_no_other_site(request.headers, self._called)
             return None

@@ -220,3 +220,5 @@ async def test_models_health_and_metrics(engine: Engine) -> None:
         assert float(values["choreo_finished_total"]) > 0 and float(values["choreo_kv_bytes"]) > 0
         assert values['choreo_http_requests_total{status="404"}'] == "1"
         assert values["choreo_answers_under_way"] == "0"
+        [info] = [name for name in values if name.startswith("choreo_engine_info{")]
+        assert f'backend="{engine.stats().backend}"' in info and "forward=" in info and values[info] == "1"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from choreo_agents.cli import app
+from choreo_agents.cli.graphs import current_folder
 
 DILEMMA = "choreo_agents.workflows.prisoners_dilemma:graph"
 
@@ -108,3 +110,26 @@ def test_the_dilemma_is_run_and_counted(tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
     for option in ("--out", "--plot"):
         assert "No such file" in run("eval", "dilemma", "--model", "/nowhere", option, "/proc/nowhere/page", code=1)
+
+
+def test_the_current_folder_is_looked_in_for_the_graph_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "chain_of_many.py").write_text(
+        "import beside_it\n"
+        "from choreo_agents import Agent, ChoreoGraph, END, START\n"
+        "graph = ChoreoGraph()\n"
+        "for n in range(30):\n"
+        "    graph.add_node(Agent(f'a{n}', system='You are one.'))\n"
+        "    graph.add_edge(START if n == 0 else f'a{n - 1}', f'a{n}')\n"
+        "graph.add_edge('a29', END)\n"
+    )
+    (tmp_path / "beside_it.py").write_text("")
+    (tmp_path / "imported_later.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    out = run("audit", "chain_of_many:graph")
+    assert "a0.system -> a0 =shared=> a1" in out
+    assert "and 235 more: --json for all of them" in out, "30 * 29 / 2 pairs, of which 200 are printed"
+    with pytest.raises(ModuleNotFoundError):
+        import_module("imported_later")
+    with current_folder():
+        assert import_module("imported_later") is not None, "as for a graph that runs"
+    assert len(json.loads(run("audit", "chain_of_many:graph", "--json"))["findings"]) == 435

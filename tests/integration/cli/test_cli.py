@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -218,6 +219,7 @@ def test_without_tiers_below_the_pool_what_leaves_it_is_lineage() -> None:
     assert "KV memory" in run("inspect", "memory", "--pool-tokens", "64", code=1)[0]
 
 
+@pytest.mark.slow
 def test_engines_are_timed_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts and names only: times are the machine's business."""
     monkeypatch.setitem(SHAPES, "six-layers", LlamaShape(2, 64, 96, 4, 2, 512))
@@ -236,11 +238,32 @@ def test_engines_are_timed_side_by_side(tmp_path: Path, monkeypatch: pytest.Monk
     written = table.read_text()
     assert (tmp_path / "speed.png").exists()
     assert "met: " not in written and "missed: " not in written, "bars hold for whole lengths only"
+    assert '--scale 0.02 --only "reordered" --only "8 branches"`' in written
     assert "choreo bench engine --like six-layers" in written and "| the sum: no attention + calls alone |" in written
     assert "no scenario is named so" in run("bench", "engine", "--only", "nothing", code=1)[0]
     monkeypatch.setattr("choreo_agents.lab.experiments.bench_engine.command.measure_all", None)
     for option in ("--out", "--plot"):
         assert "No such file" in run("bench", "engine", option, "/proc/nowhere/page", code=1)[0]
+
+
+def test_each_scenario_is_shown_and_written_as_it_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    written: list[str] = []
+
+    def measured(path: Any, dtype: Any, chosen: Any, *, repeats: int, on_scenario: Any, **_: Any) -> Any:
+        report = measure.SpeedReport("tiny", "float32", 1, "2.13", repeats)
+        for scenario in chosen:
+            times = {name: measure.Measured((0.5,)) for name in ("choreo", *PARTS)}
+            report.results[scenario.name] = times
+            on_scenario(report, scenario)
+            written.append((tmp_path / "speed.md").read_text())
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(SHAPES, "six-layers", LlamaShape(1, 32, 64, 2, 1, 600))
+    monkeypatch.setattr("choreo_agents.lab.experiments.bench_engine.command.measure_all", measured)
+    words = ["bench", "engine", "--only", "4k", "--threads", "1", "--out", str(tmp_path / "speed.md")]
+    shown = runner.invoke(app, words, env={"COLUMNS": "120"}).output
+    assert [each.count("### decode") for each in written] == [1, 2]
+    assert "decode, 8 branches over 4k: ms" in shown and "decode, 32 branches over 4k: ms" in shown
 
 
 def test_a_seed_that_no_generator_takes_is_refused() -> None:

@@ -274,3 +274,24 @@ def test_attack_a_call_that_the_policy_gives_up_is_not_told_that_memory_is_full(
     engine = make_engine(policy=GivesUp())
     with pytest.raises(CapacityError, match=r"scheduling policy gave the call up.* 10912 of 10912 are free"):
         engine.prefill([5] * 16)
+
+
+def test_attack_a_place_for_what_was_lost_is_given_back_if_it_cannot_be_had(make_engine: MakeEngine) -> None:
+    """Two messages that memory has lost are wanted again, and the cache fails at one of them."""
+    engine = make_engine()
+    roots = [engine.prefill(list(range(first, first + 30))) for first in (20, 40)]
+    answer = engine.tokens(engine.decode([7], roots, sampling=SHORT))
+    core = engine._core
+    for at, after in ((0, False), (0, True), (1, False), (1, True)):
+        for root in roots:
+            message = core.table.get(root.id)
+            assert message is not None
+            if message.entry is not None:
+                core.cache.drop(message.entry)
+            message.entry = None
+            core.table.held.count(message)
+        with failing_once(KVCache, "hold", at=at, after=after), pytest.raises(InjectedError):
+            engine.decode([7], roots, sampling=SHORT)
+        engine.check()
+        assert not [entry for entry in core.cache.entries_of(None) if entry.wanted]
+    assert engine.tokens(engine.decode([7], roots, sampling=SHORT)) == answer

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from conftest import MakeEngine
 from torch import Tensor
 
 from choreo_agents import Engine, MessageHandle, Sampling
-from choreo_agents.attention.step import StepAttention
 from choreo_agents.engine import Prefill
 from choreo_agents.engine.adapters import Loaded
 from choreo_agents.errors import CapacityError, ChoreoError, EngineFailedError
@@ -58,7 +56,7 @@ class Watch:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.attended, self.copied = threading.Event(), list[int]()
         self.begun = threading.Event()
-        fill, attend = KVPool.fill, StepAttention.attend
+        fill, wait = KVPool.fill, copying.LayeredCopy.wait
 
         def waiting_fill(pool: KVPool, segment: Segment, host_kv: HostKV, layer: int) -> None:
             self.begun.set()
@@ -67,13 +65,13 @@ class Watch:
             fill(pool, segment, host_kv, layer)
             self.copied.append(layer)
 
-        def telling_attend(step: StepAttention, layer: int, *rest: Any, **options: Any) -> Tensor:
-            out = attend(step, layer, *rest, **options)
-            self.attended.set()
-            return out
+        def telling_wait(copy: copying.LayeredCopy, layer: int) -> None:
+            if layer:  # it has attended in those before
+                self.attended.set()
+            wait(copy, layer)
 
         monkeypatch.setattr(KVPool, "fill", waiting_fill)
-        monkeypatch.setattr(StepAttention, "attend", telling_attend)
+        monkeypatch.setattr(copying.LayeredCopy, "wait", telling_wait)
 
 
 def require_same_bits(one: list[Tensor], other: list[Tensor]) -> None:

@@ -238,7 +238,9 @@ def test_a_wrong_backend_is_found_out_when_the_model_is_loaded(
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda", "fastest", None, Counting, object()])
 def test_what_is_no_backend_is_refused(tiny: LoadedModel, backend: Any) -> None:
-    with pytest.raises(ValueError, match=r"'auto', 'reference', 'folded', 'varlen', or an object with prepare"):
+    with pytest.raises(
+        ValueError, match=r"'auto', 'reference', 'folded', 'native', 'varlen', 'triton', or an object with prepare"
+    ):
         Engine.load(tiny, backend=backend)
     with pytest.raises(InvalidRequestError, match="or an object with prepare"):
         load_model("nowhere at all", backend=backend)

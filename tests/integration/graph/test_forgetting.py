@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 from contextvars import ContextVar, copy_context
@@ -20,6 +22,7 @@ from choreo_agents import START, Agent, ChoreoGraph, ChoreoState, Engine, Memory
 from choreo_agents.errors import (
     ForeignThreadError,
     InvalidRequestError,
+    LineageWarning,
     ReleasedHandleError,
     ThreadBusyError,
     UnknownHandleError,
@@ -55,7 +58,7 @@ def handles(state: Any) -> list[MessageHandle]:
 def held(engine: Engine) -> tuple[int, ...]:
     """All that grows if anything does: leases, messages, what is known, memos, and who holds them."""
     table, stats = engine._core.table, engine.stats()
-    sizes = (table._leased, table._known, table._memos, table._in_scope, engine._core.cache._entries)
+    sizes = (table._leased, table._known, table.memos, table._in_scope, engine._core.cache._entries)
     return (stats.leases, stats.threads, stats.kv_bytes, *map(len, sizes))
 
 
@@ -146,6 +149,29 @@ def test_what_somebody_held_first_is_held_by_its_threads_as_well(scripted: Any) 
     assert engine.text(root), "the thread goes on with it"
     engine.threads.forget("1")
     assert not any(held(engine))
+
+
+def test_nothing_is_kept_of_what_was_said_of_threads_that_were_forgotten(scripted: Any) -> None:
+    """Python keeps the text of each warning for good that is not to be shown twice: these are all different."""
+    engine = scripted()
+    app = pair_graph().compile(InMemorySaver(), engine=engine)
+
+    def noted() -> int:
+        modules = [module for name, module in sys.modules.items() if name.startswith("choreo_agents")]
+        return sum(len(getattr(module, "__warningregistry__", ())) for module in modules)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.showwarning = lambda message, category, *_: told.append(category)
+        told: list[Any] = []
+        seen = []
+        for thread in range(4):
+            app.invoke(asked(), config(str(thread)))
+            engine.threads.forget(str(thread))
+            app.invoke(asked("And Bob?"), config(str(thread)))
+            seen.append(noted())
+    assert told.count(LineageWarning) >= 4, "each is told"
+    assert seen[0] == seen[-1]
 
 
 def test_the_last_runs_can_be_looked_at_and_gone_on_with(scripted: Any) -> None:

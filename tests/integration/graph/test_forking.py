@@ -8,10 +8,25 @@ from typing import Any
 
 import pytest
 from conftest import MakeEngine
+from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
-from support.recorded import FREE, QUESTION, calling, executions, looking, routing, save_caller
+from langgraph.types import interrupt
+from support.recorded import FREE, QUESTION, calling, executions, looking, reading, routing, save_caller
 
-from choreo_agents import START, Agent, ChoreoGraph, Command, Engine, RunOptions, Sampling, Worker, afork, fork
+from choreo_agents import (
+    END,
+    START,
+    Agent,
+    ChoreoGraph,
+    Command,
+    Engine,
+    RunOptions,
+    Sampling,
+    Worker,
+    afork,
+    fork,
+    replay,
+)
 from choreo_agents.engine.recording import read_recording
 from choreo_agents.errors import InvalidRequestError, ReplayError
 from choreo_agents.graph.replaying.stage import Stage
@@ -271,3 +286,46 @@ def test_an_interrupt_is_resumed_in_a_fork(make_engine: MakeEngine, tmp_path: Pa
         "bob": False,
     }
     assert "They said blue." in [message.text for message in report.values["messages"]]
+
+
+def test_a_fork_is_recorded_as_it_went(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path, forked = make_engine(), tmp_path / "run.jsonl", tmp_path / "fork.jsonl"
+    app = reading().compile(engine=engine)
+    with engine.record(path):
+        app.invoke(QUESTION)
+    report = fork(app, path, set={"ann:1.words": "None."}, run="look", record=forked)
+    recording = read_recording(forked)
+    assert recording.cut is None and engine.record.under_way is None
+    assert [(call.place[0], call.words) for call in report.calls] == [
+        (call.author, call.words) for call in sorted(recording.calls(), key=lambda call: (call.superstep, call.author))
+    ]
+    assert [(node.node, node.outcome) for node in recording.nodes()] == [("look", "result")] and report.ran == ("look",)
+    with pytest.raises(InvalidRequestError, match="is there"):
+        fork(app, path, set={"ann:1.words": "None."}, run="look", record=forked)
+    assert replay(app, path).same
+
+
+def test_interrupts_of_a_fork_are_recorded_too(make_engine: MakeEngine, tmp_path: Path) -> None:
+    engine, path, forked = make_engine(), tmp_path / "run.jsonl", tmp_path / "fork.jsonl"
+    graph = ChoreoGraph().add_node(Agent("ann", sampling=FREE))
+    graph.add_node("ask", lambda _: {"messages": [AIMessage(interrupt("How many?"))]})
+    graph.add_edge(START, "ann").add_edge("ann", "ask", visibility={}).add_edge("ask", END)
+    app = graph.compile(InMemorySaver(), engine=engine)
+    thread: Any = {"configurable": {"thread_id": "1"}}
+    with engine.record(path):
+        app.invoke(QUESTION, thread)
+        app.invoke(Command(resume="Three."), thread)
+    fork(app, path, set={"run.seed": 9}, run="tools", record=forked)
+    outcomes = [[node.outcome for node in read_recording(each).nodes()] for each in (path, forked)]
+    assert outcomes == [["interrupt", "result"]] * 2
+    assert [read_recording(forked).ended(run).outcome for run in (0, 1)] == ["interrupted", "done"]  # type: ignore[union-attr]
+
+
+def test_what_a_fork_changed_is_a_table_in_notebooks_and_text_in_it_is_text(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    engine, path, bad = make_engine(), tmp_path / "run.jsonl", "<img src=x onerror=alert(1)>"
+    app = recorded(engine, reading(), path)
+    changed = fork(app, path, set={"ann:1.words": bad}, run="look")._repr_html_()
+    assert bad not in changed and "&lt;img src=x" in changed
+    assert "the same as recorded" in replay(app, path)._repr_html_()

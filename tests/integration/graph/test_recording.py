@@ -23,7 +23,7 @@ from support.templates import tokenizer_for
 from support.tiny import save_tiny_llama
 
 from choreo_agents import START, Agent, ChoreoGraph, Engine, Memory, RunOptions, replay
-from choreo_agents.engine.recording import RecordedCall, RecordedMessage, RecordedNode, read_recording
+from choreo_agents.engine.recording import RecordedCall, RecordedMemory, RecordedMessage, RecordedNode, read_recording
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import load_model
 
@@ -208,6 +208,7 @@ def test_thoughts_are_not_in_the_file(tmp_path: Path) -> None:
         block = state["messages"][-1].content[0]
         assert block["type"] == "reasoning" and block["reasoning"]
         assert call.tokens is None and call.words == state["messages"][-1].text and call.count > 6
+        assert call.encoded == engine.stats().tokens_encoded, "thoughts, and the answer for those who read it"
         report = replay(app, path)
         assert report.same and report.calls[0].recorded == call.words
         with engine.record(tmp_path / "whole.jsonl", confidential=True):
@@ -249,7 +250,7 @@ def test_a_recording_whose_process_was_killed_is_read_up_to_there(
     recording = read_recording(path)
     assert recording.cut is not None and "its process ended" in recording.cut
     lines = [type(line) for line in recording.lines[1:]]
-    assert [each for each in lines if each is not RecordedMessage] == [RecordedCall, RecordedNode]
+    assert [each for each in lines if each not in (RecordedMessage, RecordedMemory)] == [RecordedCall, RecordedNode]
     report = replay(looking().compile(engine=make_engine()), path)
     assert report.same, report
     [ann] = report.calls

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from choreo_agents.engine.messages import seals as seals_module
 from choreo_agents.engine.messages.seals import Seals
 
 plain = st.recursive(
@@ -42,12 +45,38 @@ def test_names_are_drawn_once_or_for_names() -> None:
     assert seals.drawn("a", "b") == seals.drawn("a", "b") != seals.drawn("ab")
 
 
-def test_what_held_once_is_looked_at_again() -> None:
+def test_what_held_once_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seals_module, "_REMEMBERED", 100)
     seals, content = Seals(b"key", salted=True), {"a": ["b"]}
     seal = seals.seal("kind", content)
-    assert seals.holds(seal, "kind", content) and seals.holds(seal, "kind", content)
+    assert seals.holds(seal, "kind", content) and not seals.remembers(seal, "kind", content)
+    seals.remember(seal, "kind", content)
+    assert seals.remembers(seal, "kind", {"a": ["b"]}) and not seals.remembers(seal, "other", {"a": ["b"]})
     content["a"].append("c")
-    assert not seals.holds(seal, "kind", content) and not seals.holds(seal, "other", {"a": ["b"]})
-    for number in range(10_000):
-        assert seals.holds(seals.seal("kind", number), "kind", number)
-    assert seals.holds(seal, "kind", {"a": ["b"]}) and len(seals._held) <= 8192
+    assert not seals.holds(seal, "kind", content) and not seals.remembers(seal, "kind", content)
+    for number in range(1000):
+        seals.remember(seals.seal("kind", number), "kind", number)
+    assert len(seals._known) <= 100 and seals.remembers(seals.seal("kind", 999), "kind", 999), "what came last"
+
+
+@pytest.mark.parametrize("one, other", [(True, 1), (1, 1.0), (0, False), ({"a": 1}, {"a": True})])
+def test_what_json_tells_apart_is_not_the_same(one: object, other: object) -> None:
+    seals = Seals(b"key", salted=True)
+    seals.remember("0" * 32, "kind", one)
+    assert seals.remembers("0" * 32, "kind", one) and not seals.remembers("0" * 32, "kind", other)
+
+
+def test_what_is_not_plain_is_not_known() -> None:
+    seals = Seals(b"key", salted=True)
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for content in (object(), deep, {1, 2}, threading.Lock()):
+        seals.remember("0" * 32, "kind", content)
+        assert not seals.remembers("0" * 32, "kind", content) and not seals._known
+
+
+@pytest.mark.parametrize("content", [None, "", 0, [], {}])
+def test_what_nobody_has_looked_at_is_not_known(content: object) -> None:
+    seals = Seals(b"key", salted=True)
+    assert not seals.remembers("0" * 32, "kind", content) and not seals.holds("0" * 32, "kind", content)

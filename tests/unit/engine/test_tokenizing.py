@@ -18,6 +18,9 @@ class Counting:
         self.asked: list[str] = []
         self._tokenizer = tokenizer
 
+    def get_vocab(self) -> dict[str, int]:
+        return dict(self._tokenizer.get_vocab())
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         self.asked.append(text)
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))

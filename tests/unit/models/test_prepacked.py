@@ -22,6 +22,20 @@ from choreo_agents.models.weights.prepacked import Packed, PrepackedLinear, prep
 pytestmark = pytest.mark.skipif(not prepacked._available(), reason="this torch has no prepacked linear layers")
 
 
+@pytest.fixture(autouse=True, params=["a kernel of our own", "oneDNN"])
+def laid_out_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whose products are computed; in fp32 alone that can be chosen."""
+    if request.param == "oneDNN":
+        monkeypatch.setattr(prepacked, "_kernels", lambda: None)
+    elif prepacked._kernels() is None:
+        pytest.skip("there are no kernels of our own for this CPU")
+    prepacked._can_lay_out.cache_clear()
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        prepacked._can_lay_out(dtype)
+    yield
+    prepacked._can_lay_out.cache_clear()
+
+
 def layer(dtype: torch.dtype = torch.float32, *, bias: bool = True) -> nn.Linear:
     torch.manual_seed(0)
     return nn.Linear(384, 512, bias=bias).to(dtype).requires_grad_(False)
@@ -122,19 +136,12 @@ def test_an_operator_that_is_wrong_for_a_shape_is_not_used_for_it(monkeypatch: p
         assert torch.equal(linear(x), functional.linear(x, linear.weight, linear.bias)) and not uses
 
 
-@pytest.fixture
-def another_processor() -> Iterator[None]:
-    prepacked._can_lay_out.cache_clear()
-    yield
-    prepacked._can_lay_out.cache_clear()
-
-
-@pytest.mark.usefixtures("another_processor")
 def test_a_processor_that_cannot_lay_them_out_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: object) -> None:
         raise RuntimeError("needs the cpu support avx512bw")
 
     monkeypatch.setattr(Packed, "_lay_out", refuses)
+    prepacked._can_lay_out.cache_clear()
     linear = layer()
     assert prepack(nn.ModuleList([linear, layer()])) == 0 and type(linear) is nn.Linear
 
@@ -142,9 +149,9 @@ def test_a_processor_that_cannot_lay_them_out_goes_without(monkeypatch: pytest.M
 def replaced_layer() -> PrepackedLinear:
     linear = layer()
     assert prepack(nn.ModuleList([linear]), replacing=True) == 1 and isinstance(linear, PrepackedLinear)
-    assert not linear.weight.is_mkldnn, "nothing is laid out before it is used"
+    assert not prepacked.is_replaced(linear.weight), "nothing is laid out before it is used"
     linear(torch.randn(2, 384))
-    assert linear.weight.is_mkldnn, "the plain weights are gone"
+    assert prepacked.is_replaced(linear.weight), "the plain weights are gone"
     return linear
 
 
@@ -183,7 +190,11 @@ def test_a_shared_weight_stays_while_its_other_owner_needs_it() -> None:
     x = torch.randn(1, 384)
     wanted = functional.linear(x, embedding.weight)
     assert (head(x) - wanted).abs().max() <= 1e-3 and (inner(x), True)[1]
-    assert inner.weight.is_mkldnn and head.weight is embedding.weight and not head.weight.is_mkldnn
+    assert (
+        prepacked.is_replaced(inner.weight)
+        and head.weight is embedding.weight
+        and not prepacked.is_replaced(head.weight)
+    )
     # Laid out beside the embedding it would be more than half of the model again.
     alone = nn.ModuleList([embedding, head])
     assert prepack(alone, replacing=True) == 0
@@ -212,3 +223,23 @@ def test_a_model_loads_in_any_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
     assert plain.prepacked == 0 and packed.adapter.fingerprint == plain.adapter.fingerprint
     if dtype == torch.float32:
         assert packed.prepacked == 2 * 3 + 1, "both layers' three large matrices, and the one of the output"
+
+
+def test_what_stands_in_the_place_of_weights_is_neither_read_nor_written_unnoticed() -> None:
+    linear = replaced_layer()
+    if linear.weight.is_mkldnn:
+        pytest.skip("torch itself refuses that")
+    for read in (lambda: linear.weight + torch.ones(1), lambda: layer().weight.copy_(linear.weight)):
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            read()
+    nn.init.zeros_(linear.weight)
+    for use in (lambda: linear(torch.randn(2, 384)), linear.state_dict, lambda: copy.deepcopy(linear)):
+        with pytest.raises(RuntimeError, match="prepacked=False to change its weights"):
+            use()
+
+
+def test_a_state_with_variables_keeps_what_is_laid_out(uses) -> None:
+    plain, linear = layer(), replaced_layer()
+    kept = linear.state_dict(keep_vars=True)["weight"]
+    assert kept is linear.weight and torch.equal(prepacked.plain_weight(kept), plain.weight)
+    assert torch.equal(linear.state_dict()["weight"], plain.weight) and prepacked.is_replaced(linear.weight)

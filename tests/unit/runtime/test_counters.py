@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from choreo_agents.runtime.counters import Counters, count_step
 from choreo_agents.tracing import Ledger
 
 
-class Name(str):
-    """A tenant's, which counts how often it is compared."""
-
-    compared: ClassVar[int] = 0
-    __hash__ = str.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        Name.compared += 1
-        return str.__eq__(self, other)
-
-
-def test_a_step_of_many_tenants_is_counted_in_time_of_its_calls() -> None:
-    """After each step, before the next can begin."""
-    names = [f"tenant {at}" for at in range(100)]
+def test_a_step_is_counted_for_all_and_for_each_as_if_it_were_alone() -> None:
     counters = Ledger(Counters)
-    count_step(counters, [(name, True) for name in names], [Name(name) for name in names * 10], 1000)
-    assert all(counters.own(name).decode_unfinished == 10 for name in names)
-    assert counters.total.decode_unfinished == 1000 and Name.compared <= 4 * 1000
+    count_step(counters, {"a": 3, "b": 1}, {"a": 2}, {"a": 4, "b": 1, "c": 7}, 12)
+    whole, of_a, of_b = counters.total, counters.own("a"), counters.own("b")
+    assert (whole.steps, whole.rows, whole.decode_rows, whole.decode_unfinished) == (1, 4, 4, 12)
+    assert (of_a.steps, of_a.rows, of_a.decode_steps, of_a.decode_rows, of_a.decode_unfinished) == (1, 3, 1, 3, 4)
+    assert (of_b.steps, of_b.rows, of_b.decode_steps, of_b.decode_unfinished) == (1, 1, 0, 0)
+    assert counters.own("c").steps == 0, "it had no row"

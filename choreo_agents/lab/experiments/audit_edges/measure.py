@@ -173,16 +173,16 @@ def read_inputs(path: Path) -> list[EdgeInput]:
         InvalidRequestError: A line is none; says which.
     """
     found: list[EdgeInput] = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         if not line.strip():
             continue
         try:
-            given = dict(json.loads(line))
+            given = dict(json.loads(line.decode()))
             systems, label = given.pop("systems", {}), given.pop("label", None)
             messages = given.get("messages", [])
             given["messages"] = [("user", messages)] if isinstance(messages, str) else messages
             found.append(EdgeInput(given, dict(systems), None if label is None else str(label)))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise InvalidRequestError(f"{path}:{number} is no input: {error}") from error
     return found
 

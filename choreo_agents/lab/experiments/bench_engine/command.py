@@ -42,7 +42,8 @@ def engine(
 
     [b]no attention[/b] is the model's other operations on the same rows, as transformers runs them; engines with
     operations of their own can be faster. [b]attention calls alone[/b] is one folded call for each shared segment.
-    Their sum is what the engine is held against. Engines that are not installed are named as absent.
+    Their sum is what the engine is held against. Engines that are not installed are named as absent. Each scenario is
+    shown, and written, as it ends.
 
     [b]Examples[/b]
 
@@ -61,6 +62,16 @@ def engine(
         require_writable(out)
         require_writable(plot)
         torch.set_num_threads(threads)
+        command = f"choreo bench engine --like {like} --dtype {dtype} --repeats {repeats} --threads {threads}"
+        command += f" --scale {scale}" if scale != 1.0 else ""
+        command += "".join(f' --only "{part}"' for part in only or ())
+
+        def ended(so_far: SpeedReport, scenario: SpeedScenario) -> None:
+            if not as_json:
+                console.print(_table(so_far, scenario))
+            if out is not None:
+                out.write_text(as_markdown(so_far, chosen, command, scale))
+
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / like
             with console.status("drawing weights ...") as status:
@@ -71,21 +82,17 @@ def engine(
                     chosen,
                     repeats=repeats,
                     on_progress=lambda scenario, rival: status.update(f"{scenario}: {rival} ..."),
+                    on_scenario=ended,
                 )
         if as_json:
             typer.echo(json.dumps(report.as_object(), indent=2))
         else:
-            for scenario in chosen:
-                console.print(_table(report, scenario))
             for line in _summary(report, scale):
                 console.print(line)
         if plot is not None:
             save_plot(report, plot)
             console.print(f"[dim]drawn to {plot}[/]")
         if out is not None:
-            command = f"choreo bench engine --like {like} --dtype {dtype} --repeats {repeats} --threads {threads}"
-            command += f" --scale {scale}" if scale != 1.0 else ""
-            out.write_text(as_markdown(report, chosen, command, scale))
             console.print(f"[dim]written to {out}[/]")
 
 
@@ -139,7 +146,7 @@ def _table(report: SpeedReport, scenario: SpeedScenario) -> Table:
 
 
 def as_markdown(report: SpeedReport, scenarios: list[SpeedScenario], command: str, scale: float) -> str:
-    """All tables, with what it takes to measure them again."""
+    """The tables of what was run so far, with what it takes to measure them again."""
     lines = [
         f"`{command}`",
         "",
@@ -147,7 +154,7 @@ def as_markdown(report: SpeedReport, scenarios: list[SpeedScenario], command: st
         f"medians of {report.repeats} runs that take turns.",
         "",
     ]
-    for scenario in scenarios:
+    for scenario in (each for each in scenarios if each.name in report.results):
         lines += [f"### {scenario.name}", "", f"| {' | '.join(_COLUMNS)} |", "|---|--:|--:|--:|--:|"]
         lines += [f"| {' | '.join(row)} |" for row in _rows(report, scenario)]
         lines.append("")

@@ -88,6 +88,7 @@ def measure_all(
     *,
     repeats: int,
     on_progress: Callable[[str, str], None] = lambda scenario, rival: None,
+    on_scenario: Callable[[SpeedReport, SpeedScenario], None] = lambda report, scenario: None,
 ) -> SpeedReport:
     """Time every scenario on every rival that can do it.
 
@@ -97,6 +98,7 @@ def measure_all(
         scenarios: What to time.
         repeats: Timed runs of each, after one that is not counted; the rivals take turns.
         on_progress: Told before each rival is made ready for a scenario.
+        on_scenario: Told what was found so far, after each.
     """
     report = SpeedReport(
         path.name, str(dtype).removeprefix("torch."), torch.get_num_threads(), torch.__version__, repeats
@@ -115,6 +117,7 @@ def measure_all(
         report.results[scenario.name] = _interleaved(timers, absent, repeats, list(makers))
         for rival in rivals:
             rival.close()
+        on_scenario(report, scenario)
     return report
 
 

@@ -48,6 +48,7 @@ class SpeedScenario:
 SCENARIOS: Sequence[SpeedScenario] = (
     SpeedScenario("first token, reordered reuse", ((1024,) * 4,), order=(2, 0, 3, 1)),
     SpeedScenario("first token, same order", ((1024,) * 4,), order=(0, 1, 2, 3)),
+    SpeedScenario("decode, 1 branch over 64", ((64,),), branches=1),
     SpeedScenario("decode, 8 branches over 4k", ((4096,),), branches=8),
     SpeedScenario("decode, 32 branches over 4k", ((4096,),), branches=32),
     SpeedScenario("decode, 32 branches over 1k", ((1024,),), branches=32),

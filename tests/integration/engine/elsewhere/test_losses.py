@@ -86,10 +86,11 @@ def test_a_call_goes_on_elsewhere_from_what_was_delivered(fleet: Fleet, embedded
     assert "".join(told) == fleet.front.text(handle, special=False).removeprefix("So:"), "each word is told once"
     first, again, *_ = fleet.placed()[1:]
     assert first != again
-    # In fp32 the same tokens would be drawn again: that they are forced is seen in what is sent.
+    # In fp32 the same tokens would be drawn again: that they are forced is seen in what is sent. An engine may have
+    # sent all of its tokens before it goes: what is missing then is the answer alone.
     played = fleet.named(again).calls[-1].call.played
     sampled = list(fleet.named(first).calls[-1].call.header)
-    assert played is not None and after <= len(played.tokens) < WARM.max_tokens
+    assert played is not None and after <= len(played.tokens) <= WARM.max_tokens
     assert expected[: len(sampled) + len(played.tokens)] == [*sampled, *played.tokens]
     assert sum(isinstance(event, EngineWent) for event in fleet.events.events) == 1
     stats = fleet.front.stats()

@@ -140,6 +140,7 @@ def _many_go_on(program: Program, rng: Random) -> None:
     require_same(program, rng)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_a_fresh_process(models: None, record_property: Callable[[str, object], None]) -> None:
     _few_go_on()
     told(record_property)

@@ -30,6 +30,7 @@ def require_whole(torture: Torture, record: Record) -> None:
     record("counts", f"{torture.progress.kills} kills, " + ", ".join(f"{counts[name]} {name}" for name in told))
 
 
+@pytest.mark.slow
 def test_nothing_that_was_reported_is_lost_with_a_process(tmp_path: Path, record_property: Record) -> None:
     torture = Torture(tmp_path, "sqlite", seed=1)
     torture.run(2)

@@ -9,7 +9,7 @@ import pytest
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.lab.experiments.bench_engine import SCENARIOS, Measured, SpeedReport
 from choreo_agents.lab.experiments.bench_engine import plot as plots
-from choreo_agents.lab.experiments.bench_engine.bars import EIGHT, LONG, REORDERED, SHORT, bars, losses
+from choreo_agents.lab.experiments.bench_engine.bars import EIGHT, LONE, LONG, MANY, REORDERED, SHORT, bars, losses
 from choreo_agents.lab.experiments.bench_engine.measure import ATTENTION, MATMUL_RATE, NO_ATTENTION
 
 
@@ -29,12 +29,17 @@ def test_bars_are_ratios_of_middles() -> None:
     run = report(
         **{
             REORDERED: measured(choreo=2, **{"HF dynamic": 140}, **parts(1, 0.5, 0.2)),
-            EIGHT: measured(choreo=3, **{"HF static": 4}, **parts(2, 1, 0.5)),
+            EIGHT: measured(choreo=3, **{"HF static": 4, "HF continuous": 3}, **parts(2, 1, 0.5)),
         }
     )
-    found = bars(run)
-    assert [bar.found for bar in found] == [70, pytest.approx(2 / 1.5), 0.75, None, None]
-    assert [bar.met for bar in found] == [True, False, False, None, None]
+    found = [bar for bar in bars(run) if bar.found is not None]
+    assert [(bar.what.partition(": ")[2], bar.found, bar.met) for bar in found] == [
+        ("HF dynamic / choreo", 70, True),
+        ("choreo / the sum", pytest.approx(2 / 1.5), False),
+        ("choreo / HF static", 0.75, False),
+        ("choreo / HF continuous", 1.0, True),
+    ]
+    assert len(bars(run)) == 9, "what was not measured is named, too"
 
 
 def test_a_bar_that_is_just_reached_is_met() -> None:
@@ -53,7 +58,8 @@ def test_lost_throughput_is_that_of_engines_and_of_the_bound() -> None:
 
 
 def test_scenarios_that_bars_name_are_measured() -> None:
-    assert {REORDERED, EIGHT, SHORT, LONG} <= {scenario.name for scenario in SCENARIOS}
+    assert {REORDERED, LONE, EIGHT, MANY, SHORT, LONG} <= {scenario.name for scenario in SCENARIOS}
+    assert "1 branch " in LONE and "32 branches over 4k" in MANY
     assert "reordered" in REORDERED and "8 branches" in EIGHT and "over 1k" in SHORT and "over 16k" in LONG
 
 

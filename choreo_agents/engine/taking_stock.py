@@ -5,28 +5,29 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from choreo_agents.engine.core import EngineCore
-from choreo_agents.engine.memory_map import MemoryMap, leased_memory
-from choreo_agents.engine.stats import EngineStats
+from choreo_agents.engine.stock.memory_map import MemoryMap, leased_memory
+from choreo_agents.engine.stock.stats import EngineStats
 
 
 def stats_of(core: EngineCore, tenant: str | None = None) -> EngineStats:
     """What a tenant holds and has done, or all together."""
     with core.lock:
-        messages = [m for m in core.table.messages() if tenant is None or m.tenant == tenant]
+        held = core.table.held.of(tenant)
         tiers = core.cache.bytes_by_tier(tenant)
         counters = core.counters.total if tenant is None else core.counters.so_far(tenant)
         movements = core.movements.total if tenant is None else core.movements.so_far(tenant)
         return EngineStats(
             **asdict(counters),
             unfinished=core.loop.unfinished() if tenant is None else len(core.loop.requests_of(tenant)),
-            messages=len(messages),
-            leases=sum(message.leases for message in messages),
+            messages=held.messages,
+            leases=held.leases,
             threads=core.holdings.names(tenant),
             **asdict(movements),
             kv_bytes=tiers["device"],
             host_bytes=tiers["host"],
             disk_bytes=tiers["disk"],
             kv_budget_bytes=core.kv_budget_bytes,
+            **core.computing()._asdict(),
         )
 
 
@@ -35,14 +36,19 @@ def memory_map_of(core: EngineCore, tenant: str | None = None) -> MemoryMap:
     with core.lock:
         budgets, stats = core.settings.memory, stats_of(core, tenant)
         disk_bytes = 0 if budgets.disk is None else budgets.disk_bytes
-        held = (message for message in core.table.messages() if tenant is None or message.tenant == tenant)
+        held = core.table.held
         asked = stats.tokens_encoded + stats.tokens_reused + stats.tokens_recomputed
         movements = core.movements.total if tenant is None else core.movements.so_far(tenant)
         return MemoryMap(
             bytes_per_token=core.pool.geometry.bytes_per_token,
             tiers={"device": stats.kv_bytes, "host": stats.host_bytes, "disk": stats.disk_bytes},
             budgets={"device": core.kv_budget_bytes, "host": budgets.host_bytes, "disk": disk_bytes},
-            authors=leased_memory(held, lambda message: message.author or "", core.cache),
+            authors=leased_memory(
+                held.by_author(tenant),
+                lambda message: message.author or "",
+                held.nowhere(core.cache.looking_for(held.tenants() if tenant is None else [tenant])),
+                core.cache,
+            ),
             hit_rate=stats.tokens_reused / asked if asked else 0.0,
             **asdict(movements),
         )

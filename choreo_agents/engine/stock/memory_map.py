@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
+from choreo_agents.engine.messages.held import Tally
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.kv.cache import KVCache
-
-TierName = Literal["device", "host", "disk", "lineage"]
-TIERS: tuple[TierName, ...] = ("device", "host", "disk", "lineage")
-"""From the fastest on; what is only lineage takes no memory and is computed again when it is read."""
+from choreo_agents.kv.entry import TIERS, TierName
+from choreo_agents.tracing.tables import table_html
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,43 @@ class MemoryMap:
         """The same as plain JSON."""
         return asdict(self)
 
+    def _repr_html_(self) -> str:
+        tiers = (
+            (tier, held, held // self.bytes_per_token, self.budgets[tier] or None) for tier, held in self.tiers.items()
+        )
+        held = (
+            (author or "nobody named", kept.messages, kept.leases, *(kept.tokens[tier] for tier in TIERS))
+            for author, kept in self.authors.items()
+        )
+        by_tier = table_html("KV memory by tier", ("tier", "bytes", "tokens", "budget"), tiers)
+        columns = ("author", "messages", "leases", *TIERS)
+        return by_tier + table_html("tokens by author, and the fastest tier that has them", columns, held)
+
 
 def leased_memory(
-    messages: Iterable[Message], whose: Callable[[Message], str], memory: KVCache
+    tallies: Mapping[str, Sequence[Tally]], whose: Callable[[Message], str], nowhere: Iterable[Message], memory: KVCache
 ) -> dict[str, LeasedMemory]:
-    """What messages keep, by whose they are, the largest first."""
-    by_owner: dict[str, list[Message]] = {}
-    for message in messages:
-        by_owner.setdefault(whose(message), []).append(message)
+    """What messages keep, by whose they are, the largest first.
+
+    Args:
+        tallies: Of each owner.
+        whose: A message is.
+        nowhere: Messages that no tier of the engine has, and something else may.
+        memory: Knows where they are.
+    """
+    moved: dict[str, Counter[TierName]] = {}
+    for message in nowhere:
+        if (tier := tier_of(message, memory)) != "lineage":
+            found = moved.setdefault(whose(message), Counter())
+            found[tier] += len(message.tokens)
+            found["lineage"] -= len(message.tokens)
     made: dict[str, LeasedMemory] = {}
-    for owner, theirs in by_owner.items():
-        tokens: dict[TierName, int] = dict.fromkeys(TIERS, 0)
-        for message in theirs:
-            tokens[tier_of(message, memory)] += len(message.tokens)
-        pinned = sum(len(m.tokens) for m in theirs if m.entry is not None and m.entry.pins)
-        made[owner] = LeasedMemory(len(theirs), sum(message.leases for message in theirs), tokens, pinned)
+    for owner, theirs in tallies.items():
+        tokens = {tier: sum(each.tokens[tier] for each in theirs) for tier in TIERS}
+        for tier, more in moved.get(owner, {}).items():
+            tokens[tier] += more
+        messages, leases = (sum(getattr(each, name) for each in theirs) for name in ("messages", "leases"))
+        made[owner] = LeasedMemory(messages, leases, tokens, sum(each.pinned_tokens for each in theirs))
     return dict(sorted(made.items(), key=lambda item: (-sum(item[1].tokens.values()), item[0])))
 
 

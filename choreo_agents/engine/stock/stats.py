@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+
+from choreo_agents.tracing.tables import table_html
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,18 @@ class EngineStats:
     """KV memory in use now, in the pool, ..."""
     kv_budget_bytes: int
     """Of the engine; of a tenant with a quota of the pool: that."""
+    backend: str = ""
+    """What attends, ..."""
+    backend_why: str = ""
+    """... why nothing faster does, if something stands in the way, ..."""
+    forward: str = ""
+    """... and what computes the rest: `"lean"`, on a GPU `"fused"`, or why the modelling code of transformers does."""
+    graphs: int = 0
+    """Sizes of passes that are replayed as CUDA graphs now, ..."""
+    graphs_why: str = ""
+    """... and why none can be, if something stands in the way."""
+    steps_ahead: int = 0
+    """Steps that were begun before the one before them had said its tokens."""
     host_bytes: int = 0
     """... on the host, ..."""
     disk_bytes: int = 0
@@ -85,3 +99,7 @@ class EngineStats:
     def unfinished_per_decode_step(self) -> float:
         """Mean requests that were submitted and unfinished: what `rows_per_decode_step` could be at most."""
         return self.decode_unfinished / self.decode_steps if self.decode_steps else 0.0
+
+    def _repr_html_(self) -> str:
+        told = ((name.replace("_", " "), value) for name, value in asdict(self).items() if value not in (0, ""))
+        return table_html("what the engine has done, and holds", ("", ""), told)

@@ -1,0 +1,139 @@
+"""Whether a kernel for GPUs may serve: what it gives is compared with plain products in doubles before it is used.
+
+Outputs over many slots are small, so that a bound on their size would let much through: errors are told relative to
+each query's own output. That finds a kernel that leaves out a single slot of the longest runs.
+"""
+
+from __future__ import annotations
+
+from itertools import cycle
+
+import torch
+from torch import Tensor
+
+from choreo_agents.attention.backends.base import AttentionBackend
+from choreo_agents.attention.backends.reference import ReferenceBackend
+from choreo_agents.attention.heads import HeadShape
+from choreo_agents.attention.kind import AttentionKind
+from choreo_agents.attention.layout import Layout, QuerySpan, Read
+from choreo_agents.attention.rope import PureRotation
+
+RUNS = (1, 63, 64, 65, 127, 128, 129, 1023, 1024, 1025)
+"""Slots of runs: around the sizes in which kernels cut them."""
+RELATIVE_ERROR = 1e-2
+"""Of a query's output in one head, in half precision."""
+SUM_ERROR = 1e-3
+"""Of a log-sum-exp of fp32 scores, in nats."""
+ROUNDED_ERROR = 5e-2
+"""Of a query's output over thousands of slots whose weights may be rounded to half precision."""
+WIDE_ERROR = 1e-5
+"""Of a query's output in one head, in fp32."""
+_LINE = 120
+"""Characters of a failure that are told."""
+
+
+def drawn_heads(shape: HeadShape, queries: int, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """The same random queries [queries, heads, dim], keys and values [kv_heads, slots, dim] each time, on the host."""
+    heads, kv_heads, dim = shape
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((queries, heads, dim), (kv_heads, slots, dim), (kv_heads, slots, dim))
+    query, keys, values = (torch.randn(size, generator=generator).to(dtype) for size in sizes)
+    return query, keys, values
+
+
+def plain(query: Tensor, keys: Tensor, values: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, Tensor]:
+    """Attention over [kv_heads, slots, dim] in doubles: [queries, heads, dim], and log-sum-exps [queries, heads]."""
+    queries, heads, dim = query.shape
+    kv_heads, slots, _ = keys.shape
+    grouped = query.double().view(queries, kv_heads, -1, dim)
+    scores = torch.einsum("qkgd,ksd->kgqs", grouped, keys.double()) * scale
+    if causal:
+        scores = scores.masked_fill(
+            torch.ones(queries, slots, dtype=torch.bool, device=scores.device).triu(1), float("-inf")
+        )
+    out = torch.einsum("kgqs,ksd->qkgd", scores.softmax(dim=-1), values.double())
+    return out.reshape(queries, heads, dim), scores.logsumexp(dim=-1).permute(2, 0, 1).reshape(queries, heads)
+
+
+def worst(got: Tensor, wanted: Tensor) -> float:
+    """The largest relative error of a query's output in one head: [queries, heads, dim] both."""
+    got, wanted = got.double(), wanted.double().to(got.device)
+    error = (got - wanted).norm(dim=-1) / wanted.norm(dim=-1)
+    return float(error.nan_to_num(nan=torch.inf).max())
+
+
+def complaint_of(backend: AttentionBackend, shape: HeadShape, dtype: torch.dtype, device: torch.device) -> str | None:
+    """What is wrong with a backend on a layout that shares, moves and cuts, in layers of every kind; None: nothing.
+
+    What steps write is written as the backend does it; rows are few in some reads and many in others, as in a prefill.
+    """
+    angles = PureRotation(1.0 / 10_000 ** (torch.arange(0, shape.head_dim // 2 * 2, 2) / shape.head_dim))
+    layout = _layout()
+    slots = max(read.start + read.length for read in layout.reads)
+    query, keys, values = drawn_heads(shape, len(layout.positions), slots, dtype)
+    scale, written = shape.head_dim**-0.5, torch.tensor(layout.write_slots)
+    for told, kind, has_sinks, half in (
+        ("shared and moved", AttentionKind(angles), False, RELATIVE_ERROR),
+        ("capped, beside sinks", AttentionKind(angles, softcap=20.0), True, ROUNDED_ERROR),
+        ("seen through a window", AttentionKind(angles, window=700), False, ROUNDED_ERROR),
+    ):
+        bound = WIDE_ERROR if dtype == torch.float32 else half
+        sinks = torch.linspace(-1, 1, shape.heads).to(dtype) if has_sinks else None
+        pool = keys.clone().to(device), values.clone().to(device)
+        for part in pool:
+            part[:, written.to(device)] = 0
+        try:
+            prepared = backend.prepare(layout, kind)
+            store = getattr(prepared, "store", None)
+            new = [part[:, written].to(device) for part in (keys, values)]
+            if store is not None:
+                store(shape.heads, *new, *pool)
+            else:
+                for part, own in zip(pool, new, strict=True):
+                    part.index_copy_(1, written.to(device), own)
+            got = prepared.attend(query.to(device), *pool, scale, None if sinks is None else sinks.to(device))
+        except torch.OutOfMemoryError:
+            raise  # it says nothing of the kernel
+        except Exception as error:  # kernels that are not there raise what they like
+            return said(error)
+        exact = query.double(), keys.double(), values.double()
+        wanted = (
+            ReferenceBackend().prepare(layout, kind).attend(*exact, scale, None if sinks is None else sinks.double())
+        )
+        off = worst(got, wanted)
+        if not off <= bound:
+            return f"what it gives for messages that are {told} is off by {off:.1e}"
+    return None
+
+
+def _layout() -> Layout:
+    """Seven tokens that decode or end prompts, and forty of a prefill, over runs that both read."""
+    reads = [
+        Read(9, 4200, 0, (QuerySpan(0, 4, 0), QuerySpan(6, 1, 130, 1), QuerySpan(7, 40, 60))),
+        Read(3, 5, 7, (QuerySpan(4, 2, 4160), QuerySpan(6, 1, 4150))),
+        Read(4211, 4, 4200, (QuerySpan(0, 4, 0, 1),), causal=True),
+        Read(4231, 2, 4210, (QuerySpan(4, 2, 0, 1),), causal=True),
+        Read(4241, 1, 4400, (QuerySpan(6, 1, 0, 2),)),
+        Read(4251, 40, 4300, (QuerySpan(7, 40, 0, 1),), causal=True),
+    ]
+    positions = (*range(4200, 4204), 4210, 4211, 4400, *range(4300, 4340))
+    slots = (*range(4211, 4215), 4231, 4232, 4241, *range(4251, 4291))
+    return Layout(positions, slots, tuple(reads))
+
+
+def runs_apart(*, causal: bool) -> list[Read]:
+    """A read of each of `RUNS`, from odd slots on: the tokens' own runs, or such as a few others read."""
+    reads: list[Read] = []
+    start = first = 0
+    for length, few in zip(RUNS, cycle((1, 5, 2)), strict=False):
+        start += 3 - start % 2  # the next odd slot but one
+        count = length if causal else few
+        reads.append(Read(start, length, 0, (QuerySpan(first, count, 0),), causal))
+        start, first = start + length, first + count
+    return reads
+
+
+def said(error: Exception) -> str:
+    """A failure in a line."""
+    line = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {line if len(line) <= _LINE else line[:_LINE] + ' ...'}"

@@ -1,0 +1,1 @@
+"""What is said of an engine: what it holds and has done, and what computes it."""

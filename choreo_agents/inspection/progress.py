@@ -1,0 +1,115 @@
+"""A bar for long work, the same in a terminal and in a notebook."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import escape
+from importlib import import_module
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+_EVERY_S = 0.2
+"""How often a notebook is shown a change, at most: each is a message to the browser."""
+
+
+class ProgressBar:
+    """How much of something is done: call it with that, as whatever takes a `progress` or `on_progress` does.
+
+    Args:
+        title: What is being done.
+    """
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.done: float = 0
+        self.of: float | None = None
+        """In all; None: nobody knows how much that is."""
+        self._began_s = time.monotonic()
+
+    def __call__(self, done: float, of: float | None = None) -> None:
+        """So much is done, of so much in all; once that is known it need not be told again."""
+        self.done, self.of = done, self.of if of is None else of
+        self.show()
+
+    def show(self) -> None:
+        """Draw it as it is now."""
+
+    def close(self) -> None:
+        """It is over, or was left."""
+
+    def __str__(self) -> str:
+        of = "" if self.of is None else f"/{self.of:g}"
+        return f"{self.title}: {self.done:g}{of}, {self.seconds:.0f} s"
+
+    __repr__ = __str__
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._began_s
+
+
+class _TerminalBar(ProgressBar):
+    """On stderr; where that is no terminal, nothing is drawn."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__(title)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+        self._task = self._progress.add_task(title, total=None)
+        self._progress.start()
+
+    def show(self) -> None:
+        self._progress.update(self._task, completed=self.done, total=self.of)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+class _NotebookBar(ProgressBar):
+    """In place of a cell's output: it needs no widgets, and stays there as it was at the end."""
+
+    def __init__(self, title: str, display: Any) -> None:
+        super().__init__(title)
+        self._shown = display(self, display_id=True)
+        self._shown_s = time.monotonic()
+
+    def show(self) -> None:
+        if time.monotonic() - self._shown_s >= _EVERY_S or self.done == self.of:
+            self._shown_s = time.monotonic()
+            self._shown.update(self)
+
+    def close(self) -> None:
+        self._shown.update(self)
+
+    def _repr_html_(self) -> str:
+        of = "" if self.of is None else f' max="{self.of:g}" value="{self.done:g}"'
+        return f'<label style="font-family:monospace"><progress{of}></progress> {escape(str(self))}</label>'
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[ProgressBar]:
+    """A bar for what is done inside the block: in a notebook's cell, else on the terminal.
+
+    ```python
+    with progress_bar("replaying") as bar:
+        replay(app, "run.jsonl", progress=bar)
+    ```
+
+    Args:
+        title: What is being done.
+    """
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if getattr(shell, "kernel", None) is None:
+        bar: ProgressBar = _TerminalBar(title)
+    else:
+        bar = _NotebookBar(title, import_module("IPython.display").display)
+    try:
+        yield bar
+    finally:
+        bar.close()

@@ -1,0 +1,1 @@
+"""`choreo bench step`: where the time of a decode step goes."""

@@ -1,0 +1,189 @@
+"""The pass: four products a layer, and kernels between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from choreo_agents.attention.heads import HeadShape
+from choreo_agents.attention.kind import AttentionKind
+from choreo_agents.attention.step import Attention, StepAttention
+from choreo_agents.models.lean.made_of import MadeOf
+from choreo_agents.models.lean.shape import LeanLayer, LeanShape, eps_of
+
+_GATED_TOGETHER = 1024
+"""Numbers that one program gates."""
+_TURNED_NUMBERS = 1024
+"""Numbers of heads that one program turns."""
+Angles = Mapping[Any, tuple[Tensor, Tensor]]
+"""Cosines and sines of each token's own position, [tokens, half] in fp32, by rotation."""
+
+
+@dataclass(frozen=True)
+class _Product:
+    """Linear layers side by side, as one."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class _FusedDecoder:
+    """A decoder layer's weights."""
+
+    products: Mapping[str, _Product]
+    norms: tuple[Tensor, Tensor]
+    head_norms: tuple[Tensor, Tensor] | None
+    scale: float
+    eps: tuple[float, float]
+
+
+class FusedForward:
+    """A forward pass of a model that is built as Llama is, on a GPU, with any attention backend.
+
+    Args:
+        model: The model, whose weights of layers side by side become views of one memory.
+        shape: Its modules.
+        heads: Of all its layers.
+    """
+
+    def __init__(self, model: nn.Module, shape: LeanShape, heads: HeadShape) -> None:
+        self._shape, self._heads = shape, heads
+        self._decoders = [_decoder(layer) for layer in shape.layers]
+        self._norm, self._eps = shape.norm.get_parameter("weight").detach(), eps_of(shape.norm)
+        self._made_of = MadeOf(model, shape.modules())
+
+    def is_current(self) -> bool:
+        """Whether the model still is what it was made of."""
+        return self._made_of.is_there()
+
+    def serves(self, attention: Attention) -> TypeGuard[StepAttention]:
+        """Whether it can run a step whose attention is this."""
+        return isinstance(attention, StepAttention)
+
+    def logits(self, tokens: Tensor, positions: Tensor, attention: StepAttention, wanted: Tensor) -> Tensor:
+        """See `ModelAdapter.traced_logits`."""
+        heads, dim = self._heads, self._heads.head_dim
+        turned = (heads.heads + heads.kv_heads) * dim
+        x = functional.embedding(tokens, self._shape.embedding.weight)
+        angles = self._angles(positions, attention.kinds)
+        found: Tensor | None = None
+        for number, layer in enumerate(self._decoders):
+            qkv = layer.products["qkv"](_normed(x, found, layer.norms[0], layer.eps[0]))
+            query, key = _turned(qkv, layer, heads, attention.kinds[number], angles)
+            value = qkv[:, turned:].view(-1, heads.kv_heads, dim).transpose(0, 1)
+            attended = attention.attend(number, query, key.transpose(0, 1), value, layer.scale)
+            found = layer.products["o"](attended.reshape(len(x), -1))
+            gate_up = layer.products["gate_up"](_normed(x, found, layer.norms[1], layer.eps[0]))
+            found = layer.products["down"](_gated(gate_up))
+        assert found is not None
+        last = _normed(x[wanted], found[wanted], self._norm, self._eps)
+        logits: Tensor = self._shape.head(last)
+        return logits
+
+    def _angles(self, positions: Tensor, kinds: Sequence[AttentionKind]) -> Angles:
+        wide = self._norm.new_empty(0, dtype=torch.float32)
+        cos, sin = self._shape.rotary(wide, positions[None])
+        found: dict[Any, tuple[Tensor, Tensor]] = {}
+        for kind in kinds:
+            if kind.rotation is not None and kind.rotation not in found:
+                half = kind.rotation.dimensions // 2
+                # Each angle stands there twice, in the places of the two dimensions that it turns.
+                each = slice(0, half) if kind.rotation.pairing == "halves" else slice(0, 2 * half, 2)
+                found[kind.rotation] = cos[0, :, each].contiguous(), sin[0, :, each].contiguous()
+        return found
+
+
+def _power(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def _normed(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """Normalise [rows, width] plus what a block has found, which becomes part of it."""
+    from choreo_agents.models.fused.kernels import norm_kernel  # noqa: PLC0415 - an extra
+
+    rows, width = x.shape
+    out, padded = torch.empty_like(x), _power(width)
+    warps = min(16, max(4, padded // 512))
+    norm_kernel[(rows,)](
+        x, x if added is None else added, weight, out, width, eps, ADDS=added is not None, WIDTH=padded, num_warps=warps
+    )
+    return out
+
+
+def _turned(
+    qkv: Tensor, layer: _FusedDecoder, heads: HeadShape, kind: AttentionKind, angles: Angles
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys at their tokens' positions: [tokens, heads, head_dim] and [tokens, kv_heads, head_dim]."""
+    from choreo_agents.models.fused.kernels import turn_kernel  # noqa: PLC0415 - an extra
+
+    count, dim = heads.heads + heads.kv_heads, heads.head_dim
+    rotation, norms = kind.rotation, layer.head_norms
+    if rotation is None and norms is None:
+        out = qkv[:, : count * dim].view(len(qkv), count, dim)
+        return out[:, : heads.heads], out[:, heads.heads :]
+    out = qkv.new_empty(len(qkv), count, dim)
+    cos, sin = (qkv, qkv) if rotation is None else angles[rotation]
+    together = max(1, _TURNED_NUMBERS // _power(dim))
+    turn_kernel[(len(qkv), -(-count // together))](
+        qkv,
+        cos,
+        sin,
+        *((qkv, qkv) if norms is None else norms),
+        out,
+        qkv.shape[1],
+        layer.eps[1],
+        QUERIES=heads.heads,
+        TURNED=count,
+        DIM=dim,
+        WIDTH=_power(dim),
+        HALF=0 if rotation is None else rotation.dimensions // 2,
+        TURNED_FROM=0 if rotation is None else rotation.first,
+        NEIGHBOURS=rotation is not None and rotation.pairing == "neighbours",
+        NORMS=norms is not None,
+        HEADS=together,
+    )
+    return out[:, : heads.heads], out[:, heads.heads :]
+
+
+def _gated(gate_up: Tensor) -> Tensor:
+    from choreo_agents.models.fused.kernels import gate_kernel  # noqa: PLC0415 - an extra
+
+    rows, inner = len(gate_up), gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, inner)
+    gate_kernel[(rows, -(-inner // _GATED_TOGETHER))](gate_up, out, inner, TOGETHER=_GATED_TOGETHER)
+    return out
+
+
+def _decoder(layer: LeanLayer) -> _FusedDecoder:
+    products = {name: _side_by_side(modules) for name, modules in layer.products.items()}
+    norms, head_norms = (
+        None if both is None else tuple(norm.get_parameter("weight").detach() for norm in both)
+        for both in (layer.norms, layer.head_norms)
+    )
+    return _FusedDecoder(products, norms, head_norms, layer.scale, layer.eps)  # type: ignore[arg-type]
+
+
+def _side_by_side(modules: Sequence[nn.Linear]) -> _Product:
+    """Linear layers as one: their weights become views of its."""
+    if len(modules) == 1:
+        [only] = modules
+        return _Product(only.weight.detach(), None if only.bias is None else only.bias.detach())
+    weight = torch.cat([module.weight.detach() for module in modules])
+    at = 0
+    for module in modules:
+        module.weight.data = weight[at : at + module.out_features]
+        at += module.out_features
+    if all(module.bias is None for module in modules):
+        return _Product(weight, None)
+    none = weight.new_zeros(max(module.out_features for module in modules))
+    biases = [none[: each.out_features] if each.bias is None else each.bias.detach() for each in modules]
+    return _Product(weight, torch.cat(biases))

@@ -1,0 +1,176 @@
+"""The pass: each decoder layer is one call of the kernel, between the model's own embedding and its head."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from choreo_agents.attention.backends.native.backend import NativeAttention
+from choreo_agents.attention.heads import HeadShape
+from choreo_agents.attention.step import Attention, StepAttention
+from choreo_agents.errors import KVMemoryError
+from choreo_agents.kv.pool import KVPool
+from choreo_agents.models.lean.made_of import MadeOf
+from choreo_agents.models.lean.shape import LeanLayer, LeanShape, eps_of, weight_of
+from choreo_agents.models.weights.panels import beside
+from choreo_agents.models.weights.prepacked import PrepackedLinear, side_by_side
+from choreo_agents.native.library import Kernels, floats, parallel
+from choreo_agents.native.structs import FP32, DecoderStruct, LayerStruct, PassStruct
+
+_SMALL_HEAD = 1 << 20
+"""Weights of a head that may be laid out beside the plain ones in any case."""
+
+
+@dataclass(frozen=True)
+class _Decoder:
+    """A layer as the kernel is told of it, and all that has to live for that."""
+
+    struct: DecoderStruct
+    scale: float
+    held: tuple[Any, ...]
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.struct)
+
+
+class LeanForward:
+    """A forward pass of a model that is built as Llama is, on a CPU: in fp32, with weights and KV in that or bfloat16.
+
+    Args:
+        model: The model.
+        shape: Its modules, whose large weights may be laid out anew for it.
+        heads: Of all its layers.
+        kernels: That compute.
+    """
+
+    def __init__(self, model: nn.Module, shape: LeanShape, heads: HeadShape, kernels: Kernels) -> None:
+        self._shape, self._heads, self._kernels = shape, heads, kernels
+        self._decoders = [_decoder(layer, pairs=kernels.tiles) for layer in shape.layers]
+        self._last_norm = weight_of(shape.norm)
+        self._last = DecoderStruct(input_norm=self._last_norm.data_ptr(), eps=eps_of(shape.norm))
+        laid_out = isinstance(shape.head, PrepackedLinear) or shape.head.weight.numel() <= _SMALL_HEAD
+        self._head = side_by_side((shape.head,), pairs=kernels.tiles) if laid_out else None
+        self._made_of = MadeOf(model, shape.modules())
+        first = shape.layers[0]
+        self._width, self._inner = first.o.out_features, first.down.in_features
+        self._longest = max(self._width, self._inner, first.o.in_features)
+        self._layers: WeakKeyDictionary[KVPool, list[LayerStruct]] = WeakKeyDictionary()
+        """Where each pool's layers are."""
+
+    def is_current(self) -> bool:
+        """Whether the model still is what it was made of."""
+        return self._made_of.is_there()
+
+    def serves(self, attention: Attention) -> TypeGuard[StepAttention]:
+        """Whether it can run a step whose attention is this."""
+        if not isinstance(attention, StepAttention):
+            return False
+        return all(type(prepared) is NativeAttention for prepared in attention.prepared.values())
+
+    def logits(self, tokens: Tensor, positions: Tensor, attention: StepAttention, wanted: Tensor) -> Tensor:
+        """See `ModelAdapter.traced_logits`."""
+        shape, head, heads, rows = self._shape, self._head, self._heads, len(tokens)
+        x = functional.embedding(tokens, shape.embedding.weight).float()
+        threads = torch.get_num_threads()
+        wide = (heads.heads + 2 * heads.kv_heads) * heads.head_dim
+        normed, qkv = floats(rows, self._width), floats(rows, wide)
+        attended, gated = floats(rows, heads.heads * heads.head_dim), floats(rows, 2 * self._inner)
+        scratch = beside(self._decoders[0].struct.o.dtype, threads, rows, self._longest)
+        told = PassStruct(
+            rows=rows,
+            width=self._width,
+            inner=self._inner,
+            threads=threads,
+            parallel=parallel(),
+            x=x.data_ptr(),
+            normed=normed.data_ptr(),
+            qkv=qkv.data_ptr(),
+            attended=attended.data_ptr(),
+            gated=gated.data_ptr(),
+            scratch=None if scratch is None else scratch.data_ptr(),
+            scratch_each=0 if scratch is None else scratch.shape[1],
+        )
+        angles = self._angles(x, positions, attention)
+        plans = {}
+        for kind, prepared in attention.prepared.items():
+            assert isinstance(prepared, NativeAttention)
+            plans[kind] = prepared.plan(heads).address
+        held = [*attention.pool.keys, *attention.pool.values]  # whoever gives the pool up frees nothing meanwhile
+        slots, at = attention.slots.data_ptr(), ctypes.addressof(told)
+        for number, (decoder, layer) in enumerate(zip(self._decoders, self._layers_of(attention.pool), strict=True)):
+            kind = attention.kinds[number]
+            attention.wait(number)
+            if kind.rotation is not None:
+                cos, sin = angles[kind.rotation]
+                told.cos, told.sin = cos.data_ptr(), sin.data_ptr()
+            layer.slots, layer.scale = slots, decoder.scale
+            self._kernels.decode(decoder.address, at, plans[kind], ctypes.addressof(layer))
+        del held
+        last = x[wanted]
+        normed = torch.empty_like(last)
+        told.rows, told.x, told.normed = len(last), last.data_ptr(), normed.data_ptr()
+        self._kernels.normalise(ctypes.addressof(self._last), at)
+        if head is not None:
+            return head.multiply(normed, shape.head.bias, self._kernels)
+        logits: Tensor = shape.head(normed.to(shape.head.weight.dtype))
+        return logits
+
+    def _angles(self, x: Tensor, positions: Tensor, attention: StepAttention) -> dict[Any, tuple[Tensor, Tensor]]:
+        """Cosines and sines as the model turns its own tokens, [tokens, half], by rotation."""
+        cos, sin = self._shape.rotary(x[None], positions[None])
+        found: dict[Any, tuple[Tensor, Tensor]] = {}
+        for kind in attention.prepared:
+            if kind.rotation is not None and kind.rotation not in found:
+                half = kind.rotation.dimensions // 2
+                # Each angle stands there twice, in the places of the two dimensions that it turns.
+                each = slice(0, half) if kind.rotation.pairing == "halves" else slice(0, 2 * half, 2)
+                found[kind.rotation] = cos[0, :, each].contiguous(), sin[0, :, each].contiguous()
+        return found
+
+    def _layers_of(self, pool: KVPool) -> list[LayerStruct]:
+        if not pool.keys:
+            raise KVMemoryError("the pool was given up")
+        if pool not in self._layers or self._layers[pool][0].keys != pool.keys[0].data_ptr():
+            made = []
+            for keys, values in zip(pool.keys, pool.values, strict=True):
+                head, slot, _ = keys.stride()
+                where = {"keys": keys.data_ptr(), "values": values.data_ptr(), "pool_head": head, "pool_slot": slot}
+                made.append(LayerStruct(**where, dtype=FP32))
+            self._layers[pool] = made
+        return self._layers[pool]
+
+
+def _decoder(layer: LeanLayer, *, pairs: bool) -> _Decoder:
+    told: dict[str, Any] = {}
+    held: list[Any] = []
+    for name, modules in layer.products.items():
+        panels, bias = side_by_side(modules, pairs=pairs), _joined_bias(modules)
+        told[name] = panels.struct(bias)
+        held += (panels, bias)
+    norms = (*layer.norms, *(layer.head_norms or ()))
+    weights = [weight_of(norm) for norm in norms]
+    pointers = [weight.data_ptr() for weight in weights] + [None] * (4 - len(weights))
+    names = ("input_norm", "inner_norm", "query_norm", "key_norm")
+    eps, query_eps = layer.eps
+    struct = DecoderStruct(**told, **dict(zip(names, pointers, strict=True)), eps=eps, query_eps=query_eps)
+    return _Decoder(struct, layer.scale, (*held, *weights))
+
+
+def _joined_bias(modules: Sequence[nn.Linear]) -> Tensor | None:
+    if all(module.bias is None for module in modules):
+        return None
+    parts = [
+        torch.zeros(module.out_features, dtype=torch.float32, device="cpu")
+        if module.bias is None
+        else module.bias.detach().float()
+        for module in modules
+    ]
+    return torch.cat(parts)

@@ -1,0 +1,183 @@
+"""Which models are built as Llama is, module by module: the kernel's decoder layer is theirs.
+
+Whether it is, is found out by trying: names and shapes say how to compute, the model's own logits whether that is
+right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from choreo_agents.attention.heads import HeadShape
+from choreo_agents.native.library import has_tiles, multiply_tiles
+from choreo_agents.native.structs import PANEL
+
+_PRODUCTS: Mapping[str, tuple[str, ...]] = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+_DTYPES = {torch.float32, torch.bfloat16}
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+_HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+
+
+@dataclass(frozen=True)
+class LeanLayer:
+    """A decoder layer's modules."""
+
+    products: Mapping[str, tuple[nn.Linear, ...]]
+    """Those that stand side by side, by the name that the kernel has for them."""
+    norms: tuple[nn.Module, nn.Module]
+    head_norms: tuple[nn.Module, nn.Module] | None
+    scale: float
+    """Factor on the scores."""
+    eps: tuple[float, float]
+    """Of its norms, and of those of its heads."""
+
+    @property
+    def o(self) -> nn.Linear:
+        return self.products["o"][0]
+
+    @property
+    def down(self) -> nn.Linear:
+        return self.products["down"][0]
+
+
+@dataclass(frozen=True)
+class LeanShape:
+    """A model's modules, as the pass uses them."""
+
+    embedding: nn.Embedding
+    layers: tuple[LeanLayer, ...]
+    norm: nn.Module
+    rotary: nn.Module
+    head: nn.Linear
+
+    def modules(self) -> Iterator[nn.Module]:
+        """All whose weights are read."""
+        yield from (self.embedding, self.norm, self.rotary, self.head)
+        for layer in self.layers:
+            yield from (*chain.from_iterable(layer.products.values()), *layer.norms, *(layer.head_norms or ()))
+
+
+class NotLean(Exception):  # noqa: N818 - no failure: a model of another build
+    """Says how the model is built otherwise."""
+
+
+def lean_shape(model: Any, heads: HeadShape, *, laid_out: bool = True) -> LeanShape:
+    """A model's modules; raises `NotLean` if they are not those that a lean pass of heads of this shape knows.
+
+    Args:
+        model: The model.
+        heads: Of its layers.
+        laid_out: Its weights are to be laid out for a CPU, on which it is.
+    """
+    inner, head, embedding = model.base_model, model.get_output_embeddings(), model.get_input_embeddings()
+    if type(embedding) is not nn.Embedding or not isinstance(head, nn.Linear):
+        raise NotLean("its embedding or its head is no plain one")
+    norm, rotary = getattr(inner, "norm", None), getattr(inner, "rotary_emb", None)
+    if norm is None or rotary is None or not hasattr(inner, "layers") or unlike(norm):
+        raise NotLean("it has no last norm, or no rotation of its own")
+    if not {name for name, _ in inner.named_children()} <= {"embed_tokens", "layers", "norm", "rotary_emb"}:
+        raise NotLean("it has modules beside its layers")
+    activation = getattr(model.config.get_text_config(), "hidden_act", None)
+    if activation not in ("silu", "swish"):
+        raise NotLean(f"its activation is {activation}")
+    if any(weight.is_inference() for weight in model.parameters()):
+        raise NotLean("its weights were made in inference mode, where changes leave no trace")
+    dtypes = {weight.dtype for weight in model.parameters()}
+    if len(dtypes) > 1:
+        raise NotLean("its weights are not all of one dtype")
+    if laid_out:
+        _require_laid_out(model, dtypes)
+    layers = tuple(_layer(layer) for layer in inner.layers)
+    _require_widths(layers, heads, embedding, norm, head)
+    return LeanShape(embedding, layers, norm, rotary, head)
+
+
+def _require_laid_out(model: Any, dtypes: set[torch.dtype]) -> None:
+    """Raise `NotLean` unless its weights can be laid out for this CPU, and it pays."""
+    if dtypes - _DTYPES or any(weight.device.type != "cpu" for weight in model.parameters()):
+        raise NotLean("its weights are not all in fp32, or all in bfloat16, on a CPU")
+    if torch.bfloat16 in dtypes and has_tiles() and not multiply_tiles():
+        raise NotLean("torch's operators multiply tiles of bfloat16s here, which the kernels may not")
+
+
+def _require_widths(
+    layers: Sequence[LeanLayer], heads: HeadShape, embedding: nn.Embedding, norm: nn.Module, head: nn.Linear
+) -> None:
+    """Raise `NotLean` unless every array has the width with which the kernel goes through it."""
+    width, dim = embedding.embedding_dim, heads.head_dim
+    inner = layers[0].down.in_features
+    own, shared = heads.heads * dim, heads.kv_heads * dim
+    wanted = {"qkv": (width, (own, shared, shared)), "gate_up": (width, (inner, inner))}
+    wanted |= {"o": (own, (width,)), "down": (inner, (width,))}
+    fits = len(weight_of(norm)) == head.in_features == width
+    for layer in layers:
+        for name, modules in layer.products.items():
+            inputs, outputs = wanted[name]
+            fits &= all(module.in_features == inputs for module in modules)
+            fits &= tuple(module.out_features for module in modules) == outputs
+        fits &= all(len(weight_of(each)) == width for each in layer.norms)
+        fits &= all(len(weight_of(each)) == dim for each in layer.head_norms or ())
+    if not fits:
+        raise NotLean("its layers are of other widths than its heads and its embedding say")
+
+
+def unlike(norm: nn.Module) -> bool:
+    """Whether a norm has something besides its factors."""
+    return [name for name, _ in norm.named_parameters()] != ["weight"]
+
+
+def _layer(layer: nn.Module) -> LeanLayer:
+    leaves = {
+        name: module for name, module in layer.named_modules() if next(module.parameters(False), None) is not None
+    }
+    known = {*_NORMS, *chain.from_iterable(_PRODUCTS.values())}
+    if not known <= leaves.keys() or leaves.keys() - known not in (set(), set(_HEAD_NORMS)):
+        raise NotLean(f"its layers are made of {', '.join(sorted(leaves))}")
+    products = {name: tuple(_linear(leaves[each], each) for each in names) for name, names in _PRODUCTS.items()}
+    if any(module.out_features % PANEL for modules in products.values() for module in modules[:-1]):
+        raise NotLean(f"a layer's outputs are no multiple of {PANEL}")
+    if products["down"][0].in_features * 2 != sum(module.out_features for module in products["gate_up"]):
+        raise NotLean("its gates are not as wide as what they gate")
+    first, second = (leaves[name] for name in _NORMS)
+    head_norms = (leaves[_HEAD_NORMS[0]], leaves[_HEAD_NORMS[1]]) if _HEAD_NORMS[0] in leaves else None
+    scale = getattr(layer.get_submodule("self_attn"), "scaling", None)
+    if not isinstance(scale, float):
+        raise NotLean("its attention does not say its scale")
+    if any(unlike(norm) for norm in (first, second, *(head_norms or ()))):
+        raise NotLean("its norms have more than factors")
+    if head_norms is not None and any(weight_of(norm).ndim != 1 for norm in head_norms):
+        raise NotLean("its heads are normalised all together")
+    eps = [[eps_of(norm) for norm in norms] for norms in ((first, second), head_norms or ())]
+    if any(len(set(each)) > 1 for each in eps):
+        raise NotLean("its norms differ")
+    return LeanLayer(products, (first, second), head_norms, scale, (eps[0][0], eps[1][0] if eps[1] else 0.0))
+
+
+def _linear(module: nn.Module, name: str) -> nn.Linear:
+    if not isinstance(module, nn.Linear) or "forward" in vars(module) or type(module.weight.data) is not Tensor:
+        raise NotLean(f"{name} is no plain linear layer")
+    return module
+
+
+def weight_of(norm: nn.Module) -> Tensor:
+    """A norm's factors, in fp32: its own memory if they are."""
+    return norm.get_parameter("weight").detach().float()
+
+
+def eps_of(norm: nn.Module) -> float:
+    """What is added to a mean square before its root is taken."""
+    for name in ("variance_epsilon", "eps"):
+        if isinstance(found := getattr(norm, name, None), float):
+            return found
+    raise NotLean("a norm does not say its epsilon")

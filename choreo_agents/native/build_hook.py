@@ -1,0 +1,123 @@
+"""Compiles the kernels for CPUs while a wheel is built, or the package is installed from its sources.
+
+Run by hatch, where neither torch nor this package can be imported. Without a compiler, or for another processor,
+nothing is compiled: attention goes through torch's own operators then, and the engine says so when it loads a model.
+
+    CC=...                          which compiler; else the first of cc, gcc, clang and that of the package `ziglang`
+    CHOREO_AGENTS_NATIVE=0          compile nothing
+    CHOREO_AGENTS_NATIVE=manylinux  by ziglang, against the C library of manylinux 2.17: for a wheel that others install
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+HERE = Path(__file__).resolve().parent
+LIBRARY = "native.so"
+SOURCES = ("segments.c", "linear.c", "decoder.c", "draw.c")
+_WIDE = ("-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
+VARIANTS = {
+    "avx2": (8, ("-mavx2", "-mfma")),
+    "avx512": (16, _WIDE),
+    "amx": (16, (*_WIDE, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-DHAS_TILES")),
+}
+"""Floats in a vector, and what tells a compiler of it, by the name that functions end with."""
+FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-fno-math-errno", "-ffp-contract=fast")
+MANYLINUX = "x86_64-linux-gnu.2.17"
+
+
+class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Puts the compiled library into the wheel, and says in the wheel's name where it runs."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """See hatchling's `BuildHookInterface`."""
+        wanted = os.environ.get("CHOREO_AGENTS_NATIVE", "1")
+        reason = why_not() if wanted != "0" else "CHOREO_AGENTS_NATIVE=0"
+        library = HERE / LIBRARY
+        if reason is None:
+            compilers = [ziglang(MANYLINUX)] if wanted == "manylinux" else find_compilers()
+            reason = compile_by_one_of([each for each in compilers if each is not None], HERE, library)
+        if reason is not None:
+            self.app.display_warning(f"the kernels for CPUs are not compiled, which costs speed alone: {reason}")
+            return
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{'manylinux_2_17_x86_64' if wanted == 'manylinux' else 'linux_x86_64'}"
+        build_data["artifacts"].append(library.relative_to(Path(self.root).resolve()).as_posix())
+
+
+def why_not() -> str | None:
+    """Why it cannot be compiled for this machine."""
+    machine = platform.machine().lower()
+    if sys.platform != "linux" or machine not in ("x86_64", "amd64"):
+        return f"it is written for Linux on x86-64, this is {sys.platform} on {machine}"
+    return None
+
+
+def find_compilers(environment: Mapping[str, str] = os.environ) -> list[Sequence[str] | None]:
+    """Commands that may compile C here: that which was asked for, or whatever there is."""
+    if environment.get("CC"):
+        return [shlex.split(environment["CC"])]
+    return [*([path] for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), ziglang()]
+
+
+def ziglang(target: str | None = None) -> Sequence[str] | None:
+    """The compiler that comes as a package of Python's, if it is installed."""
+    if importlib.util.find_spec("ziglang") is None:
+        return None
+    return [sys.executable, "-m", "ziglang", "cc", *(() if target is None else ("-target", target))]
+
+
+def compile_by_one_of(compilers: Sequence[Sequence[str]], sources: Path, library: Path) -> str | None:
+    """Compile by the first that can; else, once what was there is gone, why none could."""
+    reasons = [] if compilers else ["there is no C compiler"]
+    for compiler in compilers:
+        try:
+            failure = compile_library(compiler, sources, library)
+        except OSError as error:
+            failure = str(error)
+        if failure is None:
+            return None
+        reasons.append(failure)
+    with suppress(OSError):
+        library.unlink(missing_ok=True)
+    return "\n".join(reasons)
+
+
+def compile_library(compiler: Sequence[str], sources: Path, library: Path) -> str | None:
+    """Compile each variant and link them; what the compiler said if it failed."""
+    objects: list[str] = []
+    with TemporaryDirectory(dir=library.parent, prefix=".native-") as folder:
+        for name, (width, flags) in VARIANTS.items():
+            told = (f"-DWIDTH={width}", f"-DNAMED(name)=choreo_##name##_{name}")
+            for source in SOURCES:
+                objects.append(str(Path(folder) / f"{name}-{source}.o"))
+                made = (*told, "-c", str(sources / source), "-o", objects[-1])
+                failure = _run([*compiler, *FLAGS, *flags, *made])
+                if failure is not None:
+                    return failure
+        linked = Path(folder) / LIBRARY
+        failure = _run([*compiler, "-shared", "-s", "-o", str(linked), *objects, "-lm"])
+        if failure is None:
+            linked.replace(library)  # a process that has the old one open keeps it
+        return failure
+
+
+def _run(command: Sequence[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return str(error)
+    return None if done.returncode == 0 else f"{shlex.join(command)} failed:\n{done.stderr.strip()}"
