@@ -17,7 +17,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,6 +36,8 @@ VARIANTS = {
     "amx": (16, (*_WIDE, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-DHAS_TILES")),
 }
 """Floats in a vector, and what tells a compiler of it, by the name that functions end with."""
+_NEEDED = {"avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512vl", "avx512bw", "avx512dq"}, "amx": {"amx_bf16"}}
+"""What Linux says of a processor that can run a variant."""
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-fno-math-errno", "-ffp-contract=fast")
 MANYLINUX = "x86_64-linux-gnu.2.17"
 
@@ -49,7 +52,10 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         library = HERE / LIBRARY
         if reason is None:
             compilers = [ziglang(MANYLINUX)] if wanted == "manylinux" else find_compilers()
-            reason = compile_by_one_of([each for each in compilers if each is not None], HERE, library)
+            # A working copy stays on its machine: what its processor cannot run would triple the time of setting up.
+            variants = variants_here() if version == "editable" else [*VARIANTS]
+            if version != "editable" or not is_up_to_date(library):
+                reason = compile_by_one_of([each for each in compilers if each is not None], HERE, library, variants)
         if reason is not None:
             self.app.display_warning(f"the kernels for CPUs are not compiled, which costs speed alone: {reason}")
             return
@@ -66,6 +72,21 @@ def why_not() -> str | None:
     return None
 
 
+def variants_here(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """List the variants that this processor can run; all of them where Linux does not say what it can do."""
+    try:
+        flags = set(cpuinfo.read_text().partition("flags")[2].partition("\n")[0].split())
+    except OSError:
+        return [*VARIANTS]
+    return [name for name, needed in _NEEDED.items() if needed <= flags]
+
+
+def is_up_to_date(library: Path) -> bool:
+    """Tell whether a library was compiled since its sources last changed."""
+    sources = [*HERE.glob("*.[ch]"), Path(__file__)]
+    return library.exists() and library.stat().st_mtime >= max(source.stat().st_mtime for source in sources)
+
+
 def find_compilers(environment: Mapping[str, str] = os.environ) -> list[Sequence[str] | None]:
     """Commands that may compile C here: that which was asked for, or whatever there is."""
     if environment.get("CC"):
@@ -80,12 +101,14 @@ def ziglang(target: str | None = None) -> Sequence[str] | None:
     return [sys.executable, "-m", "ziglang", "cc", *(() if target is None else ("-target", target))]
 
 
-def compile_by_one_of(compilers: Sequence[Sequence[str]], sources: Path, library: Path) -> str | None:
+def compile_by_one_of(
+    compilers: Sequence[Sequence[str]], sources: Path, library: Path, variants: Iterable[str] = VARIANTS
+) -> str | None:
     """Compile by the first that can; else, once what was there is gone, why none could."""
     reasons = [] if compilers else ["there is no C compiler"]
     for compiler in compilers:
         try:
-            failure = compile_library(compiler, sources, library)
+            failure = compile_library(compiler, sources, library, variants)
         except OSError as error:
             failure = str(error)
         if failure is None:
@@ -96,18 +119,25 @@ def compile_by_one_of(compilers: Sequence[Sequence[str]], sources: Path, library
     return "\n".join(reasons)
 
 
-def compile_library(compiler: Sequence[str], sources: Path, library: Path) -> str | None:
-    """Compile each variant and link them; what the compiler said if it failed."""
-    objects: list[str] = []
-    with TemporaryDirectory(dir=library.parent, prefix=".native-") as folder:
-        for name, (width, flags) in VARIANTS.items():
+def compile_library(
+    compiler: Sequence[str], sources: Path, library: Path, variants: Iterable[str] = VARIANTS
+) -> str | None:
+    """Compile the variants, on all cores, and link them; return what the compiler said if it failed."""
+    with (
+        TemporaryDirectory(dir=library.parent, prefix=".native-") as folder,
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
+        objects: list[str] = []
+        commands: list[list[str]] = []
+        for name in variants:
+            width, flags = VARIANTS[name]
             told = (f"-DWIDTH={width}", f"-DNAMED(name)=choreo_##name##_{name}")
             for source in SOURCES:
                 objects.append(str(Path(folder) / f"{name}-{source}.o"))
-                made = (*told, "-c", str(sources / source), "-o", objects[-1])
-                failure = _run([*compiler, *FLAGS, *flags, *made])
-                if failure is not None:
-                    return failure
+                commands.append([*compiler, *FLAGS, *flags, *told, "-c", str(sources / source), "-o", objects[-1]])
+        failure = next((said for said in pool.map(_run, commands) if said is not None), None)
+        if failure is not None:
+            return failure
         linked = Path(folder) / LIBRARY
         failure = _run([*compiler, "-shared", "-s", "-o", str(linked), *objects, "-lm"])
         if failure is None:

@@ -65,6 +65,10 @@ def rows(seed: int) -> Iterator[Row]:
     yield Row("kills-postgres", (*durable, "--store", "postgres", "--kills", "60"), "tests")
     chaos = (python, "-m", "torture.chaos", "--engines", "40", "--directories", "8", "--folder", "build/chaos")
     yield Row("chaos", chaos, "tests:integrations/ray")
+    yield Row("torture", ("make", "torture", f"OPTIONS=--seconds 120 --seed {seed}"))
+    yield Row("triton", ("make", "test-triton"))
+    yield Row("browser", ("make", "page-check", "test-browser"))
+    yield Row("docs", ("make", "docs", "notebook"))
     yield Row("package", (python, "tests/installation/package_check.py"))
     yield Row("mutants", (python, "tests/mutation/mutants.py"))
 

@@ -51,8 +51,8 @@ class Build:
     def display_warning(self, text: str) -> None:
         self.told.append(text)
 
-    def run(self) -> None:
-        self._hook.initialize("standard", self.data)
+    def run(self, version: str = "standard") -> None:
+        self._hook.initialize(version, self.data)
 
 
 @pytest.fixture
@@ -73,6 +73,31 @@ def test_a_wheel_has_every_variant_and_says_where_it_runs(build: Build, hook: Mo
     assert build.data["artifacts"] == ["choreo_agents/native/native.so"] and build.data["pure_python"] is False
     assert build.data["tag"] == "py3-none-linux_x86_64" and not build.told
     assert {file.suffix for file in build.library.parent.iterdir()} == {".c", ".h", ".so"}, "nothing else is left there"
+
+
+@linux
+def test_a_working_copy_is_compiled_for_its_processor_and_once(
+    build: Build, hook: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[list[str]] = []
+
+    def compile_by_one_of(compilers: object, sources: object, library: Path, variants: list[str]) -> None:
+        library.touch()
+        compiled.append(variants)
+
+    monkeypatch.setattr(hook, "compile_by_one_of", compile_by_one_of)
+    build.run("editable")
+    build.run("editable")
+    assert compiled == [hook.variants_here()], "what is up to date is not compiled again"
+    build.run("standard")
+    assert compiled[1:] == [[*hook.VARIANTS]]
+
+
+def test_variants_are_those_of_the_processor(hook: ModuleType, tmp_path: Path) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor : 0\nflags\t\t: fpu avx fma avx2\nbugs\t\t: none\n")
+    assert hook.variants_here(info) == ["avx2"]
+    assert hook.variants_here(tmp_path / "missing") == ["avx2", "avx512", "amx"]
 
 
 @linux
