@@ -15,7 +15,7 @@ from support.ray_engines import actors
 from support.tiny import save_tiny_llama
 
 from choreo_agents import Engine, Memory, Scheduling
-from choreo_agents.models import LoadedModel, load_model, loader
+from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import TokenSampler
 
 
@@ -27,19 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="what `make_engine` makes (default: here)",
     )
     parser.addoption("--listed", action="store_true", help="run what tests/elsewhere.toml lists, which must fail")
-    parser.addoption("--threads", type=int, default=1, help="that torch computes with (default: 1)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what cannot hold for engines elsewhere; with `--listed` run that alone, and expect it to fail."""
     if config.getoption("--engine") != "here":
         mark_listed(items, config.getoption("--engine"), failing=config.getoption("--listed"))
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    torch.set_num_threads(config.getoption("--threads"))
-    # What tests compare with is computed on the CPU: a GPU is for those that name it.
-    loader.usual_device = lambda: "cpu"
 
 
 @pytest.fixture(scope="session")
@@ -57,8 +50,6 @@ def tiny(tiny_path: Path) -> LoadedModel:
 def embedded() -> LoadedModel:
     return load_model("embedded")
 
-
-pytest_plugins = ["gate.plugin", "choreo_agents.testing.plugin", "pytester"]
 
 MakeEngine = Callable[..., Engine]
 

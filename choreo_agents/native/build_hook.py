@@ -54,7 +54,7 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             compilers = [ziglang(MANYLINUX)] if wanted == "manylinux" else find_compilers()
             # A working copy stays on its machine: what its processor cannot run would triple the time of setting up.
             variants = variants_here() if version == "editable" else [*VARIANTS]
-            if version != "editable" or not is_up_to_date(library):
+            if version != "editable" or not is_up_to_date(library, variants):
                 reason = compile_by_one_of([each for each in compilers if each is not None], HERE, library, variants)
         if reason is not None:
             self.app.display_warning(f"the kernels for CPUs are not compiled, which costs speed alone: {reason}")
@@ -81,10 +81,13 @@ def variants_here(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
     return [name for name, needed in _NEEDED.items() if needed <= flags]
 
 
-def is_up_to_date(library: Path) -> bool:
-    """Tell whether a library was compiled since its sources last changed."""
+def is_up_to_date(library: Path, variants: Iterable[str]) -> bool:
+    """Tell whether a library has these variants, and was compiled since its sources last changed."""
     sources = [*HERE.glob("*.[ch]"), Path(__file__)]
-    return library.exists() and library.stat().st_mtime >= max(source.stat().st_mtime for source in sources)
+    if not library.exists() or library.stat().st_mtime < max(source.stat().st_mtime for source in sources):
+        return False
+    compiled = library.read_bytes()
+    return all(f"choreo_layout_{name}".encode() in compiled for name in variants)
 
 
 def find_compilers(environment: Mapping[str, str] = os.environ) -> list[Sequence[str] | None]:

@@ -1,4 +1,4 @@
-"""Run every static check, two at a time, whatever fails; print the output of those that do, and one table.
+"""Run every static check, on all cores, whatever fails; print the output of those that do, and one table.
 
 Each check is a command that can be run alone. The exit status is 1 if any has failed.
 """
@@ -62,15 +62,19 @@ def run(check: Check) -> Outcome:
     """Run one check to its end."""
     began = time.monotonic()
     environment = os.environ | ({} if check.folder == "." else {"PYTHONPATH": "."})
-    ended = subprocess.run(
-        [BIN / check.command[0], *check.command[1:]],
-        cwd=ROOT / check.folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    command = [BIN / check.command[0], *check.command[1:]]
+    try:
+        ended = subprocess.run(
+            command,
+            cwd=ROOT / check.folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        return Outcome(check, 127, time.monotonic() - began, str(error))
     return Outcome(check, ended.returncode, time.monotonic() - began, ended.stdout)
 
 

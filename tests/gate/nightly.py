@@ -1,7 +1,8 @@
 """Run what does not gate, from end to end whatever fails, and print one table.
 
 Each row is a command with a log of its own in `build/nightly/COMMIT/`. A row that has ended is not run again for the
-same commit, so a run that was cut off goes on where it was; `--again` forgets them. Seeds are drawn from the commit.
+same commit, so a run that was cut off goes on where it was. `--again` forgets them, and so does a tree with changes
+that are not committed. Seeds are drawn from the commit.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from gate.process import run_to_end
 from gate.run import ROOT
 
 LONGEST_S = 3600.0
@@ -47,28 +50,31 @@ class Ended:
     """Counts of tests, or else the last line."""
 
 
-def rows(seed: int) -> Iterator[Row]:
-    """Yield all that is run, most telling first."""
+def rows(seed: int, folder: Path) -> Iterator[Row]:
+    """Yield all that is run, most telling first; what a row keeps goes into the folder."""
     python = sys.executable
     pytest = (python, "-m", "pytest", "-m", "", "-n", "2", "--dist", "worksteal")
     nightly = (*pytest, "--lane", "nightly")
     yield Row("properties", (*pytest, "--hypothesis-profile", "nightly", f"--hypothesis-seed={seed}", "tests/property"))
-    yield Row("parity", (*pytest, "tests/parity", "tests/conformance"))
+    own_kernels = ("attention", "models/test_lean.py", "models/test_panels.py", "models/test_prepacked.py", "sampling")
+    units = (f"tests/unit/{each}" for each in (*own_kernels, "runtime/test_drawing.py"))
+    yield Row("exact", (*pytest, "tests/parity", "tests/conformance", *units))
     yield Row("slow", (*nightly, "tests", "--ignore", "tests/integration/lab", "--ignore", "tests/unit/lab"))
     yield Row("integrations", (*nightly, "integrations", "--ignore", "integrations/ray"))
     yield Row("lab", (*nightly, "tests/integration/lab", "tests/unit/lab"))
     yield Row("ray", (python, "-m", "pytest", "-m", "", "-n", "1", "--lane", "nightly", "integrations/ray"))
     yield Row("kernels", (python, "tests/under_other_kernels.py", "-n", "2"))
     yield Row("facade-on-ray", ("make", "test-elsewhere"))
-    durable = (python, "-m", "torture.durable", "--seed", str(seed))
-    yield Row("kills-sqlite", durable, "tests")
-    yield Row("kills-postgres", (*durable, "--store", "postgres", "--kills", "60"), "tests")
-    chaos = (python, "-m", "torture.chaos", "--engines", "40", "--directories", "8", "--folder", "build/chaos")
+    kept = ("--seed", str(seed), "--folder")
+    durable = (python, "-m", "torture.durable", *kept)
+    yield Row("kills-sqlite", (*durable, str(folder / "kills-sqlite")), "tests")
+    postgres = (*durable, str(folder / "kills-postgres"), "--store", "postgres", "--kills", "60")
+    yield Row("kills-postgres", postgres, "tests")
+    chaos = (python, "-m", "torture.chaos", *kept, str(folder / "chaos"), "--engines", "40", "--directories", "8")
     yield Row("chaos", chaos, "tests:integrations/ray")
     yield Row("torture", ("make", "torture", f"OPTIONS=--seconds 120 --seed {seed}"))
-    yield Row("triton", ("make", "test-triton"))
-    yield Row("browser", ("make", "page-check", "test-browser"))
-    yield Row("docs", ("make", "docs", "notebook"))
+    for target in ("test-triton", "page-check", "test-browser", "docs", "notebook"):
+        yield Row(target, ("make", target))
     yield Row("package", (python, "tests/installation/package_check.py"))
     yield Row("mutants", (python, "tests/mutation/mutants.py"))
 
@@ -76,24 +82,17 @@ def rows(seed: int) -> Iterator[Row]:
 def run(row: Row, log: Path) -> Ended:
     """Run a row to its end; it is stopped, and red, after an hour."""
     began = time.monotonic()
-    environment = os.environ | {"PYTHONPATH": row.path}
     with log.open("w") as output:
-        try:
-            status = subprocess.run(
-                row.command,
-                cwd=ROOT,
-                env=environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                check=False,
-                timeout=LONGEST_S,
-            ).returncode
-        except subprocess.TimeoutExpired:
-            status = 124
+        status = run_to_end(row.command, ROOT, LONGEST_S, {"PYTHONPATH": row.path}, output)
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     counted = [line for line in lines if _COUNTS.search(line) and " in " in line]
     said = ", ".join(" ".join(each) for each in _COUNTS.findall(counted[-1])) if counted else (lines or [""])[-1]
     return Ended(row.name, status, time.monotonic() - began, said[:100])
+
+
+def git(*words: str) -> str:
+    """Ask git about this tree."""
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def main() -> int:
@@ -102,28 +101,30 @@ def main() -> int:
     parser.add_argument("rows", nargs="*", help="names of rows (default: all)")
     parser.add_argument("--again", action="store_true", help="run rows again that have ended")
     options = parser.parse_args()
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
-    seed = int(commit[:8], 16)
-    folder = ROOT / "build" / "nightly" / commit[:12]
+    commit = git("rev-parse", "HEAD")[:12]
+    changed = bool(git("status", "--porcelain"))
+    folder = ROOT / "build" / "nightly" / (f"{commit}-changed" if changed else commit)
+    if changed or (options.again and not options.rows):
+        shutil.rmtree(folder, ignore_errors=True)  # what is not committed has no name by which to find its outcomes
     folder.mkdir(parents=True, exist_ok=True)
-    chosen = [row for row in rows(seed) if not options.rows or row.name in options.rows]
-    if unknown := set(options.rows) - {row.name for row in chosen}:
-        parser.error(f"there are no rows {sorted(unknown)}; there are {[row.name for row in rows(seed)]}")
-    print(
-        f"commit {commit[:12]}, seed {seed}, {platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        flush=True,
-    )
+    seed = int(commit[:8], 16)
+    known = list(rows(seed, folder))
+    if unknown := set(options.rows) - {row.name for row in known}:
+        parser.error(f"there are no rows {sorted(unknown)}; there are {[row.name for row in known]}")
+    print(f"commit {folder.name}, seed {seed}, {platform.machine()}, {os.cpu_count()} cores", flush=True)
     ended = []
-    for row in chosen:
+    for row in known:
+        if options.rows and row.name not in options.rows:
+            continue
         record = folder / f"{row.name}.json"
         if record.exists() and not options.again:
             ended.append(Ended(**json.loads(record.read_text())))
-        else:
-            print(f"{row.name} ... ({folder.relative_to(ROOT)}/{row.name}.log)", flush=True)
-            ended.append(run(row, folder / f"{row.name}.log"))
-            record.write_text(json.dumps(asdict(ended[-1])))
+            continue
+        print(f"{row.name} ... ({folder.relative_to(ROOT)}/{row.name}.log)", flush=True)
+        ended.append(run(row, folder / f"{row.name}.log"))
+        written = record.with_suffix(".partial")
+        written.write_text(json.dumps(asdict(ended[-1])))
+        written.replace(record)
     print(f"\n| {'row':16} | {'':6} | {'seconds':>7} | |\n|---|---|--:|---|")
     for each in ended:
         print(f"| {each.name:16} | {'FAILED' if each.status else 'ok':6} | {each.seconds:7.0f} | {each.said} |")

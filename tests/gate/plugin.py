@@ -32,8 +32,11 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
+
+from choreo_agents.models import loader
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
@@ -53,14 +56,14 @@ settings.load_profile("gate")
 
 
 @cache
-def read_list(name: str) -> dict[str, str]:
-    """Read `tests/NAME.toml`: reasons, by file, folder or test, as pytest names them from the project's root."""
-    entries: dict[str, str] = {}
+def read_list(name: str, field: str = "reason") -> dict[str, Any]:
+    """Read `tests/NAME.toml`: reasons, or another field, by test, file or folder, from the root as pytest has them."""
+    entries: dict[str, Any] = {}
     for entry in tomllib.loads((TESTS / f"{name}.toml").read_text())[name]:
         for test in entry["tests"]:
             if test in entries:
                 raise pytest.UsageError(f"tests/{name}.toml names {test!r} twice")
-            entries[test] = entry["reason"]
+            entries[test] = entry.get(field)
     return entries
 
 
@@ -74,8 +77,8 @@ def names_of(node_id: str) -> Iterator[str]:
     yield from (each.as_posix() for each in Path(file).parents)
 
 
-def reason_in(entries: Mapping[str, str], node_id: str) -> str | None:
-    """Find why a list names a test; None if it does not."""
+def reason_in(entries: Mapping[str, Any], node_id: str) -> Any:
+    """Find what a list says of a test; None if it does not name it."""
     return next((entries[name] for name in names_of(node_id) if name in entries), None)
 
 
@@ -89,9 +92,13 @@ def lane_of(item: pytest.Item, timing: Mapping[str, str], nightly: Mapping[str, 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--lane", choices=LANES, help="run this lane alone, by its rules (default: what is named, freely)")
     parser.addoption("--report", type=Path, help="write outcomes and seconds of all tests to this file, as JSON lines")
+    parser.addoption("--threads", type=int, default=1, help="that torch computes with (default: 1)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(config.getoption("--threads"))
+    # What tests compare with is computed on the CPU: a GPU is for those that name it.
+    loader.usual_device = lambda: "cpu"
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Reporting(config), "gate-reporting")
 
@@ -132,30 +139,39 @@ def in_order(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 
 class Reporting:
-    """Prints failures when they happen, writes the report, and counts skips that no list explains as errors."""
+    """Prints failures when they happen, writes the report, and makes a skip that no list explains a failure."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._lane = config.getoption("--lane")
+        self._gates = config.getoption("--lane") in ("gate", "timing")
         self._report: Path | None = config.getoption("--report")
         self._config = config
         self._outcomes: dict[str, dict[str, Any]] = {}
         self._unlisted: list[str] = []
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note files that cannot be imported, or are skipped as a whole; those that can have tests to report."""
+        if report.failed or report.skipped:
+            self._note(report, 0.0)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report, report.duration)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport, seconds: float) -> None:
         row = self._outcomes.setdefault(report.nodeid, {"test": report.nodeid, "outcome": "passed", "seconds": 0.0})
-        row["seconds"] = round(row["seconds"] + report.duration, 3)
+        row["seconds"] = round(row["seconds"] + seconds, 3)
         if report.failed:
             row["outcome"] = "failed"
             self._print_at_once(report)
         elif report.skipped and not hasattr(report, "wasxfail"):
-            row["outcome"] = "skipped"
-            if self._lane in ("gate", "timing") and reason_in(read_list("skips"), report.nodeid) is None:
+            listed = not self._gates or reason_in(read_list("skips"), report.nodeid) is not None
+            row["outcome"] = "skipped" if listed else "failed"
+            if not listed:
                 self._unlisted.append(report.nodeid)
 
-    def _print_at_once(self, report: pytest.TestReport) -> None:
+    def _print_at_once(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
         terminal.ensure_newline()
-        terminal.section(f"{report.nodeid} ({report.when})", sep="-", red=True)
+        terminal.section(f"{report.nodeid} ({getattr(report, 'when', 'import')})", sep="-", red=True)
         terminal.write_line(report.longreprtext)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -166,7 +182,7 @@ class Reporting:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Say what tests have counted (`record_property("counts", ...)`), and which skips are errors."""
+        """Say what tests have counted (`record_property("counts", ...)`), and which skips are failures."""
         for report in terminalreporter.getreports("passed"):
             for name, value in report.user_properties:
                 if name == "counts" and report.when == "call":
@@ -187,16 +203,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Fail such a test, when all that belongs to it is over."""
-    try:
-        return (yield)
-    finally:
-        if found := item.stash.get(_FOUND, None):
-            uses = "\n".join(sorted(found))
-            found.clear()
-            pytest.fail(
-                f"depends on time or processes; wait for an event, or list it in tests/timing.toml:\n{uses}", False
-            )
+    """Fail such a test, when all that belongs to it has ended well."""
+    yield
+    if found := item.stash.get(_FOUND, None):
+        uses = "\n".join(sorted(found))
+        found.clear()
+        pytest.fail(f"depends on time or processes: wait for an event, or see tests/timing.toml:\n{uses}", False)
 
 
 _FOUND: pytest.StashKey[set[str]] = pytest.StashKey()
@@ -223,6 +235,8 @@ def noted() -> Iterator[set[str]]:
         @wraps(real)
         def call(*args: Any, **options: Any) -> Any:
             place = place_of_call(sys._getframe(1), at_once=by_tests)
+            if not by_tests and place is None:
+                place = "a thread of another package's"
             if place is not None and not (waits and args and args[0] <= 0):
                 found.add(f"{what} at {place}")
             return real(*args, **options)
@@ -238,6 +252,7 @@ def noted() -> Iterator[set[str]]:
         stack.enter_context(watched(subprocess.Popen, "__init__", "a process"))
         stack.enter_context(watched(BaseProcess, "start", "a process"))
         stack.enter_context(watched(os, "kill", "os.kill"))
+        stack.enter_context(watched(os, "fork", "os.fork"))
         yield found
 
 

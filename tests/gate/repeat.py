@@ -27,6 +27,8 @@ def main() -> int:
     parser.add_argument("times", type=int, nargs="?", default=50, help="how often (default: 50)")
     parser.add_argument("--busy", type=int, default=2, help="busy loops beside it (default: 2)")
     options = parser.parse_args()
+    if options.times < 1:
+        parser.error("run it once at least")
     command = [sys.executable, "-m", "pytest", "-n", "0", "-m", "", options.test]
     failed, began = 0, time.monotonic()
     with ExitStack() as stack:

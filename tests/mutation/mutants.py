@@ -34,6 +34,7 @@ COPIED = (
     "tests",
     "examples",
     "docs",
+    "conftest.py",
     "pyproject.toml",
     "README.md",
     "Makefile",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import platform
 import sys
 from pathlib import Path
@@ -82,15 +83,20 @@ def test_a_working_copy_is_compiled_for_its_processor_and_once(
     compiled: list[list[str]] = []
 
     def compile_by_one_of(compilers: object, sources: object, library: Path, variants: list[str]) -> None:
-        library.touch()
+        library.write_text(" ".join(f"choreo_layout_{name}" for name in variants))
         compiled.append(variants)
 
     monkeypatch.setattr(hook, "compile_by_one_of", compile_by_one_of)
     build.run("editable")
     build.run("editable")
     assert compiled == [hook.variants_here()], "what is up to date is not compiled again"
+    os.utime(build.library, (0, 0))
+    build.run("editable")
+    build.library.write_text("choreo_layout_ of another processor")
+    build.run("editable")
+    assert compiled == [hook.variants_here()] * 3, "older than its sources, or without this processor's variant"
     build.run("standard")
-    assert compiled[1:] == [[*hook.VARIANTS]]
+    assert compiled[3:] == [[*hook.VARIANTS]]
 
 
 def test_variants_are_those_of_the_processor(hook: ModuleType, tmp_path: Path) -> None:
