@@ -22,6 +22,14 @@ def test_what_leaves_is_no_more_than_has_to() -> None:
     assert list(leaving(held, 99)) == ["a", "b", "c", "d"], "all of it, if that is not enough either"
 
 
+def test_what_was_used_since_leaves_after_what_was_not() -> None:
+    order: LongestUnused[str] = LongestUnused()
+    for key in ("a", "b", "c"):
+        order.add(key, 1)
+    order.use("a")
+    assert order.leaving(1) == ["b", "c"] and order.leaving(2) == ["b"]
+
+
 @given(ACTS, st.integers(0, 40), st.sets(st.sampled_from(KEYS)) | st.none())
 def test_the_longest_unused_leaves_and_never_what_is_pinned(
     acts: list[tuple[str, str, int]], most: int, among: set[str] | None
