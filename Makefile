@@ -28,7 +28,7 @@ pip = PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --no-compile --progress-ba
 	| tee .venv/install.log | awk '/^ *Collecting/ && ++found % 10 == 0 { print "  found " found " packages"; fflush() } \
 	/^Installing/ { print "  installing " NF - 3 " packages"; fflush() }' || { tail -n 30 .venv/install.log; exit 1; }
 
-.PHONY: help demo test gate check repeat nightly test-slow test-kernels torture-durable chaos test-elsewhere test-lowest test-triton test-browser docs docs-serve notebook page page-check gpu gpu-wheels torture side-channel wheel mutants package-check install format train-embedded clean
+.PHONY: help demo test gate check weight repeat nightly test-slow test-kernels torture-durable chaos test-elsewhere test-lowest test-triton test-browser docs docs-serve notebook page page-check gpu gpu-wheels torture side-channel wheel mutants package-check install format train-embedded clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -40,8 +40,11 @@ demo: $(PRODUCT_SET)  ## Watch three agents debate over one record, and what sha
 test: $(TEST_SET)  ## Run the tests that gate a change
 	@$(BIN)/python tests/gate/run.py test
 
-check: $(TEST_SET)  ## Run the static checks: types, layers, format, lint, sizes; all of them, whatever fails
+check: $(TEST_SET)  ## Run the static checks: types, layers, format, lint, weight; all of them, whatever fails
 	@$(BIN)/python tests/gate/run.py check
+
+weight: $(TEST_SET)  ## Count code lines by package, and lower the numbers of tests/weight.toml, which only fall
+	@$(BIN)/python tests/architecture/weight.py --lower
 
 gate: $(TEST_SET)  ## Run both, as .ci/run does, and print one table
 	@$(BIN)/python tests/gate/run.py
