@@ -70,58 +70,17 @@ _EVAL = Group(
 _BENCH = Group(
     "Measure, with counts and intervals.",
     {
-        "debate": Command(
-            "choreo_agents.lab.experiments.bench_debate.command:debate",
-            "How often debates end in the right answer: agents that share caches, and agents that pass text.",
-        ),
         "engine": Command(
             "choreo_agents.lab.experiments.bench_engine.command:engine",
             "First tokens and decode steps, beside every other engine that is installed, on the same weights.",
-        ),
-        "loading": Command(
-            "choreo_agents.lab.experiments.bench_loading.command:loading",
-            "How long a model takes to load, and how much memory beside its files, in fresh processes on the CPU.",
-        ),
-        "sampling": Command(
-            "choreo_agents.lab.experiments.bench_sampling.command:sampling",
-            "What choosing the tokens of a step costs, in softmaxes over its logits, beside transformers' processors.",
         ),
         "step": Command(
             "choreo_agents.lab.experiments.bench_step.command:step",
             "Where the time of a decode step goes, beside the same step through torch's and transformers' own code.",
         ),
-        "fork": Command(
-            "choreo_agents.lab.experiments.bench_fork.command:fork",
-            "Subagents with system prompts of their own over one conversation: forked, and with a prefix cache.",
-        ),
-        "durable": Command(
-            "choreo_agents.lab.experiments.bench_durable.command:durable",
-            "What it costs that a run can go on in another process: the same graph with lineage, and without.",
-        ),
-        "simulate": Command(
-            "choreo_agents.lab.experiments.bench_simulate.command:bench_simulate",
-            "Whether simulated engines take as long as real ones: debates on one engine and over two, beside what is "
-            "foretold.",
-        ),
-        "routing": Command(
-            "choreo_agents.lab.experiments.bench_routing.command:routing",
-            "What each rule for placing calls is worth: recorded workloads, simulated on several numbers of engines.",
-        ),
-        "directory": Command(
-            "choreo_agents.lab.experiments.bench_directory.command:directory",
-            "How many ids a directory is asked for and told in a second, and where it saturates.",
-        ),
-        "guides": Command(
-            "choreo_agents.lab.experiments.bench_guides.command:guides",
-            "How many answers that random JSON schemas lead validate, and what masks cost beside a step.",
-        ),
         "workflows": Command(
             "choreo_agents.lab.experiments.bench_workflows.command:workflows",
             "The paper's workflows, word for word the same under every method (tables 4 and 5, figures 5 and 7).",
-        ),
-        "porting": Command(
-            "choreo_agents.lab.experiments.bench_porting.command:porting",
-            "A supervisor, two workers and a writer: as a stock program, with one changed line, and with our nodes.",
         ),
         "synthesis": Command(
             "choreo_agents.lab.experiments.bench_synthesis.command:synthesis",
@@ -237,10 +196,6 @@ CHOREO = Group(
         "fork": Command(
             "choreo_agents.cli.recordings.fork:fork",
             "Go on from a recording otherwise: only what the change can reach is computed again.",
-        ),
-        "simulate": Command(
-            "choreo_agents.lab.simulating.command:simulate",
-            "What more engines would be worth: recorded runs, played on so many in simulated time.",
         ),
         "eval": _EVAL,
         "bench": _BENCH,

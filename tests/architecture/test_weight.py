@@ -29,13 +29,6 @@ def test_blanks_comments_and_docstrings_are_not_code() -> None:
     assert weight.code_lines(SOURCE) == 5
 
 
-def test_lines_that_are_too_long_are_counted_as_the_formatter_breaks_them(tmp_path: Path) -> None:
-    (tmp_path / "package" / "inner").mkdir(parents=True)
-    (tmp_path / "package" / "one.py").write_text(f"x = [{', '.join(['1000'] * 30)}]; y = 1\n")
-    (tmp_path / "package" / "inner" / "two.py").write_text("z = 1\n")
-    assert weight.weigh(tmp_path / "package") == {"": 33, "inner": 1}
-
-
 def test_a_distribution_that_outgrows_its_number_is_named() -> None:
     assert list(weight.too_heavy({"product": 10, "other": 3}, {"product": 10, "other": 5})) == []
     [complaint] = weight.too_heavy({"product": 1_012}, {"product": 1_000})

@@ -41,19 +41,3 @@ def test_what_two_actors_gain_and_when_a_copy_is_quicker(alone: None, address: s
     assert [each[0]["tokens"] for each in found["debates"].values()] == [tokens] * 3
     assert all(each["bytes"] == 2048 * each["tokens"] and each["copied_s"] > 0 for each in found["break_even"])
     assert (tmp_path / "found.png").stat().st_size > 0
-
-
-@pytest.mark.slow
-def test_what_is_foretold_of_actors(alone: None, address: str, tmp_path: Path) -> None:
-    asked = ["--quick", "--workload", "sends", "--debates", "2", "--repeats", "1"]
-    said = printed("simulate.py", address, *asked, "--plot", str(tmp_path / "found.png"))
-    assert "2 runs of 'sends' at once" in said and "KV moved, MB on 2 engines" in said
-    assert (tmp_path / "found.png").stat().st_size > 0
-
-
-@pytest.mark.slow
-def test_what_a_directory_does_in_a_second(alone: None, address: str, tmp_path: Path) -> None:
-    asked = ["--ids", "2000", "--requests", "40", "--clients", "1,4", "--shards", "1", "--repeats", "1"]
-    said = printed("directory.py", address, *asked, "--plot", str(tmp_path / "found.png"))
-    assert "Directory in this process" in said and "Directory in an actor" in said
-    assert (tmp_path / "found.png").stat().st_size > 0

@@ -107,18 +107,6 @@ def test_a_model_saved_to_disk(tiny_path: Path) -> None:
     assert len(json.loads(out)["messages"]) == 3
 
 
-def test_bench_scores_both_methods() -> None:
-    out, _ = run("bench", "debate", "--n", "2", "--json")
-    scores = json.loads(out)
-    assert set(scores) == {"choreo", "baseline", "difference"}
-    assert scores["baseline"]["final"]["count"] == 2
-    difference, finals = scores["difference"], [scores[method]["final"]["right"] for method in ("choreo", "baseline")]
-    assert difference["gained"] - difference["lost"] == finals[0] - finals[1]
-    assert difference["interval"][0] <= difference["share"] <= difference["interval"][1]
-    shown, _ = run("bench", "debate", "--n", "1", "--reports", "0")
-    assert "final answer right" in shown and "choreo - baseline" in shown
-
-
 def test_an_unsupported_model_is_one_red_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     out, err = run("run", "debate", "--model", str(tmp_path), code=1)

@@ -24,14 +24,13 @@ from choreo_agents.lab.evaluation import (
 )
 from choreo_agents.lab.evaluation.evaluate import AT_ONCE, room
 from choreo_agents.lab.evaluation.play import play
-from choreo_agents.lab.experiments.bench_debate import measure as accuracy
 from choreo_agents.lab.experiments.eval_language import command as evaluate_command
 from choreo_agents.lab.experiments.eval_language import measure as language
 from choreo_agents.lab.experiments.eval_language.measure import LanguageReport, joined, measure
 from choreo_agents.lab.experiments.eval_language.report import as_markdown
 from choreo_agents.lab.language import TASKS, Problem, draw_problem
 from choreo_agents.lab.language.tasks import Arithmetic, ModeratedDebate, PrisonersDilemma, Recall
-from choreo_agents.lab.language.tasks.debate import DebateScorer, debate_problem
+from choreo_agents.lab.language.tasks.debate import DebateScorer
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
 
@@ -217,28 +216,6 @@ def test_what_was_measured_is_shown_whatever_happens_later(monkeypatch: pytest.M
     (tmp_path / "taken").write_text("")
     refused = CliRunner().invoke(app, ["eval", "language", "--n", "1", "--out", str(tmp_path / "taken" / "page.md")])
     assert refused.exit_code == 1 and "0.990" not in refused.stdout, "before anything is measured"
-
-
-def test_gains_of_debates_are_of_the_final_answer_over_the_first_speakers_first(
-    embedded: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Run:
-        def __init__(self, problem: Any, number: int) -> None:
-            self.correct = True
-            right, wrong = problem.answer, "I do not know."
-            words = [right if number == 1 else wrong, right]
-            self.utterances = [type("Said", (), {"words": text})() for text in words]
-
-    monkeypatch.setattr(accuracy, "hold", lambda setting, _: Run(setting.problem, setting.seed))
-    result = accuracy.score_debates(embedded, "choreo", debate_problem, count=3, rounds=2)
-    assert (result.final, result.first_answer) == (Score(3, 3), Score(1, 3))
-    assert (result.gain.gained, result.gain.lost) == (2, 0)
-
-
-def test_methods_are_compared_debate_by_debate() -> None:
-    one = accuracy.Accuracy((True, True, False, True), (False,) * 4)
-    other = accuracy.Accuracy((True, False, True, False), (False,) * 4)
-    assert one.over(other) == Difference(2, 1, 4) and other.over(one) == Difference(1, 2, 4)
 
 
 def test_an_answer_that_one_of_several_leaves_open_cannot_be_read() -> None:

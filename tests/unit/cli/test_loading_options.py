@@ -32,7 +32,7 @@ FOUND = dict(commands(CHOREO.members))
 def test_who_takes_a_model_says_how_it_is_loaded(name: str) -> None:
     options = inspect.signature(FOUND[name].load()).parameters
     assert "loading" not in options, "the options stand in its place"
-    if name != "bench loading" and ("model" in options or "models" in options):
+    if "model" in options or "models" in options:
         assert {"device", "dtype", "prepacked"} <= options.keys()
         assert options["device"].default == "auto" and options["prepacked"].default is True
 

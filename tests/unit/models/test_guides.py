@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from support.templates import tokenizer_for
+from support.wide_tokens import WideTokenizer
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from choreo_agents.errors import GrammarError, GuideError, InvalidRequestError
-from choreo_agents.lab.experiments.bench_guides.wide_tokens import WideTokenizer
 from choreo_agents.models.guides import Grammars
 from choreo_agents.sampling import Grammar, GuidedAnswer
 from choreo_agents.testing import Script

@@ -7,23 +7,37 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from choreo_agents.lab.experiments.bench_sampling.measure import Shape, drawn_logits
 from choreo_agents.lab.experiments.bench_step.measure import decode_steps, described
 from choreo_agents.lab.experiments.bench_step.report import StepShape, markdown
 from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.models.loader import LoadedModel
 
+Shape = Literal["peaked", "flat"]
 DRAWN = {"temperature": 0.7, "top_p": 0.95}
+_EXPONENT, _ALIKE = 1.28, 0.05
+"""Of peaked logits: the n-th likeliest word is n to the minus 1.28 times as likely as the first, but for some noise."""
 BARS: dict[Shape, float] = {"peaked": 1.1, "flat": 1.3}
 """A step's time over a greedy one's, at most, at 32 rows."""
 BAR_ROWS = 32
 COLUMNS = ("rows", "messages", "logits", "greedy, ms", "T 0.7, p 0.95, ms", "of that sampling", "over greedy")
+
+
+def drawn_logits(shape: Shape, rows: int, words: int) -> Tensor:
+    """Draw fp32 logits, [rows, words]: as a model's are, in any order of words, or of a normal distribution."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(rows, words, generator=generator)
+    if shape == "flat":
+        return noise
+    falling = -_EXPONENT * torch.arange(1, words + 1, dtype=torch.float64).log().float()
+    for row in noise:
+        row.mul_(_ALIKE).add_(falling[torch.randperm(words, generator=generator)])
+    return noise
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,0 @@
-"""`choreo bench debate`: how often debates end in the right answer."""

@@ -1,1 +1,0 @@
-"""How many ids a directory is asked for and told in a second, and where it saturates."""

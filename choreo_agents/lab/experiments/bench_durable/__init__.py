@@ -1,1 +1,0 @@
-"""What it costs that runs last: the same graph with lineage and without."""

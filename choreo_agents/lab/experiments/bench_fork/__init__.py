@@ -1,1 +1,0 @@
-"""A fork with other system prompts, beside what prefix caches do."""

@@ -1,1 +1,0 @@
-"""`choreo bench guides`: answers led by random JSON schemas, and what their masks cost."""

@@ -1,1 +1,0 @@
-"""A stock program, the same with one changed line, and the same with our nodes."""

@@ -1,1 +1,0 @@
-"""What each rule for placing calls is worth: recorded workloads, simulated on several numbers of engines."""
