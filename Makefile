@@ -71,7 +71,7 @@ mutants: $(TEST_SET)  ## Break the product in many places, and see that its test
 torture-durable: $(NIGHTLY_SET)  ## Kill processes that run threads, 200 times, and see that nothing is lost (OPTIONS="--store postgres --kills 50")
 	@PYTHONPATH=tests $(BIN)/python -m torture.durable $(OPTIONS)
 
-chaos: $(NIGHTLY_SET)  ## Kill actors under 100 runs of graphs, and the directory under 20 (resumes; OPTIONS="--engines 20")
+chaos: $(NIGHTLY_SET)  ## Kill actors under 100 runs of graphs (resumes; OPTIONS="--engines 20")
 	@PYTHONPATH=tests:integrations/ray $(BIN)/python -m torture.chaos $(OPTIONS)
 
 test-lowest: $(LOWEST)/.installed  ## Run all tests on the oldest torch and transformers (downloads 3 GB once)

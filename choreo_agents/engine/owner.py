@@ -46,13 +46,12 @@ class EngineOwner:
         """
         self._core.restart()
 
-    def server(self, name: str, *, measures: bool = False) -> EngineServer:
+    def server(self, name: str) -> EngineServer:
         """What has this engine compute for fronts elsewhere (see `engine_over`), under a name of its own.
 
-        Made for one event loop; nobody else should call the engine then. With `measures` it finds out how fast it is
-        before it answers the first of them.
+        Made for one event loop; nobody else should call the engine then.
         """
-        return EngineServer(self._tenants, name, measures=measures)
+        return EngineServer(self._tenants, name)
 
     def close(self) -> None:
         """Write what is to be kept, and stop the engine for all tenants; unfinished calls fail with

@@ -70,7 +70,7 @@ def rows(seed: int, folder: Path) -> Iterator[Row]:
     yield Row("kills-sqlite", (*durable, str(folder / "kills-sqlite")), "tests")
     postgres = (*durable, str(folder / "kills-postgres"), "--store", "postgres", "--kills", "60")
     yield Row("kills-postgres", postgres, "tests")
-    chaos = (python, "-m", "torture.chaos", *kept, str(folder / "chaos"), "--engines", "40", "--directories", "8")
+    chaos = (python, "-m", "torture.chaos", *kept, str(folder / "chaos"), "--engines", "40")
     yield Row("chaos", chaos, "tests:integrations/ray")
     yield Row("torture", ("make", "torture", f"OPTIONS=--seconds 120 --seed {seed}"))
     for target in ("test-triton", "page-check", "test-browser", "docs", "notebook"):

@@ -13,7 +13,7 @@ from support.elsewhere import apart, encoding_apart, load_elsewhere
 from support.interference import WARN, changed, contexts_of, models, run, unreached
 from support.visible_graphs import Forced, Spec, specs
 
-from choreo_agents.engine.elsewhere import route
+from choreo_agents.engine.elsewhere.routing import route
 from choreo_agents.models import LoadedModel
 
 pytestmark = [

@@ -8,31 +8,31 @@ import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from choreo_agents import Engine
 from choreo_agents.engine import engine_over
 from choreo_agents.engine.elsewhere import (
-    CallToPlace,
     Copying,
     Costs,
-    EngineAhead,
     EngineServer,
     Greeted,
     Greeting,
     JoiningMessage,
     Releasing,
-    Route,
     SentAdapter,
     SentAnswer,
     SentCall,
-    route,
 )
+from choreo_agents.engine.elsewhere.routing import CallToPlace, EngineAhead, Route, route
 from choreo_agents.errors import EngineLostError
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import Chosen
 
-FRONTS = ("seed", "salt", "quota", "sink", "copied_bytes", "patience_s", "routing", "costs")
+E = TypeVar("E", bound=Engine)
+Routing = Callable[[CallToPlace, Sequence[EngineAhead], Costs], Route]
+FRONTS = ("seed", "salt", "quota", "sink", "copied_bytes", "patience_s", "costs")
 _LOADING = ("device", "dtype", "prepacked", "chat", "generation_config")
 
 
@@ -52,7 +52,16 @@ class Front(Engine):
             engine.close()
 
 
-def load_elsewhere(model: Any = "embedded", engines: int = 2, **options: Any) -> Front:
+def routed(front: E, routing: Routing) -> E:
+    """The front, all of whose calls run where this says."""
+    core: Any = front._core
+    core.fleet._route = partial(routing, **core.fleet._route.keywords)
+    return front
+
+
+def load_elsewhere(
+    model: Any = "embedded", engines: int = 2, *, routing: Routing | None = None, **options: Any
+) -> Front:
     """What `Engine.load` takes, of each of several engines, and a front over them."""
     own = {name: options.pop(name) for name in FRONTS if name in options}
     loading = {name: options.pop(name) for name in _LOADING if name in options}
@@ -62,7 +71,7 @@ def load_elsewhere(model: Any = "embedded", engines: int = 2, **options: Any) ->
     servers = [PickledEngine(made.owner.server(f"engine {n}")) for n, made in enumerate(far)]
     front = engine_over(servers, loaded, made=Front, **own)
     front.far = far
-    return front
+    return front if routing is None else routed(front, routing)
 
 
 def apart(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
@@ -132,13 +141,12 @@ class WiredEngine:
     Args:
         name: Its own.
         engine: The engine, which it closes in the end.
-        measures: See `EngineServer`.
     """
 
-    def __init__(self, name: str, engine: Engine, *, measures: bool = False) -> None:
+    def __init__(self, name: str, engine: Engine) -> None:
         assert engine.owner is not None
         self.name, self.engine = name, engine
-        self.server = engine.owner.server(name, measures=measures)
+        self.server = engine.owner.server(name)
         self.gates: dict[str, Gate] = {}
         """By where: `run`, `answer`, `give`, `take`, `taken`, `greeted` or `join`."""
         self.fails: dict[str, Exception] = {}

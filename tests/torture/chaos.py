@@ -1,7 +1,7 @@
 """Kills actors under runs of graphs, at random moments, and looks whether each run ends with the words it should have.
 
-    make chaos                                    100 runs with an engine killed, 20 with the directory
-    make chaos OPTIONS="--engines 20 --directories 5 --seed 3 --folder chaos"
+    make chaos                                    100 runs with an engine killed
+    make chaos OPTIONS="--engines 20 --seed 3 --folder chaos"
 
 A run has the words of the same run on one engine of this process, which nobody kills: in fp32 there is no other choice.
 What was computed again is counted; a run that has not ended after two minutes hangs. It can be stopped, and goes on
@@ -18,11 +18,11 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
 from choreo_agents import ChoreoGraph, Engine, Memory, MessageHandle, RunOptions, Sampling
 from choreo_agents.errors import EngineLostError
@@ -41,7 +41,6 @@ GRAPHS: dict[str, Callable[[], ChoreoGraph]] = {
     "tree": lambda: tree_of_thoughts(branches=3, voters=2, depth=2, keep=2, system="Root.", sampling=_SAYING),
     "parts": lambda: branch_solve_merge(_PARTS, plan="Plan.", merge="All.", sampling=_SAYING),
 }
-Victim = Literal["engine", "directory"]
 Said = list[tuple[str, str]]
 
 
@@ -50,10 +49,9 @@ class Outcome:
     """What became of one run."""
 
     number: int
-    victim: Victim
     graph: str
     killed: bool
-    """Whether the victim was killed before the run had ended."""
+    """Whether an engine was killed before the run had ended."""
     ended: bool
     same: bool
     """Whether it has said what it should."""
@@ -76,11 +74,11 @@ class Chaos:
     Args:
         front: Over actors.
         events: Its.
-        pids: Finds the process of each engine that is there, and of the directory (`"directory"`).
+        pids: Finds the process of each engine that is there.
         seed: Of all that is drawn.
     """
 
-    def __init__(self, front: Engine, events: EventList, pids: Callable[[], dict[str, int]], seed: int) -> None:
+    def __init__(self, front: Engine, events: EventList, pids: Callable[[], list[int]], seed: int) -> None:
         self.front, self._events, self._pids, self._seed = front, events, pids, seed
         self._expected: dict[tuple[str, int], Said] = {}
         self._took: dict[str, float] = {}
@@ -90,9 +88,9 @@ class Chaos:
         """The front is whoever's made it."""
         self._alone.close()
 
-    def run(self, number: int, victim: Victim) -> Outcome:
-        """Run a graph once, and kill its victim meanwhile."""
-        random = Random(f"{self._seed} {victim} {number}")
+    def run(self, number: int) -> Outcome:
+        """Run a graph once, and kill one of its engines meanwhile."""
+        random = Random(f"{self._seed} {number}")
         name, seed = random.choice(sorted(GRAPHS)), random.randrange(6)
         expected = self._words(name, seed)
         self._events.events.clear()
@@ -108,7 +106,7 @@ class Chaos:
         playing = threading.Thread(target=play, daemon=True)
         playing.start()
         playing.join(random.random() * self._took.get(name, 1.0))
-        killed = playing.is_alive() and self._kill(random, victim)
+        killed = playing.is_alive() and self._kill(random)
         playing.join(HANG_S)
         took_s = time.perf_counter() - started
         if not killed and not errors:
@@ -116,7 +114,6 @@ class Chaos:
         events, after = self._events.events, self.front.stats()
         return Outcome(
             number,
-            victim,
             name,
             killed,
             not playing.is_alive(),
@@ -135,13 +132,12 @@ class Chaos:
             self._expected[name, seed] = said(self._alone, name, seed)
         return self._expected[name, seed]
 
-    def _kill(self, random: Random, victim: Victim) -> bool:
+    def _kill(self, random: Random) -> bool:
         there = self._pids()
-        names = [name for name in sorted(there) if (name == "directory") == (victim == "directory")]
-        if not names:
+        if not there:
             return False
         try:
-            os.kill(there[random.choice(names)], signal.SIGKILL)
+            os.kill(random.choice(there), signal.SIGKILL)
         except ProcessLookupError:
             return False
         return True
@@ -160,25 +156,23 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", type=int, default=100, help="runs that have an engine killed")
-    parser.add_argument("--directories", type=int, default=20, help="runs that have the directory killed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path(".chaos"), help="of the journal")
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
     journal = options.folder / f"seed-{options.seed}.jsonl"
     known = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
-    wanted: dict[Victim, int] = {"engine": options.engines, "directory": options.directories}
     events = EventList()
     from torture.chaos_actors import started
 
     with started(events) as (front, pids):
         chaos = Chaos(front, events, pids, options.seed)
-        for victim, number in _left(wanted, known):
-            outcome = chaos.run(number, victim)
+        while sum(each["killed"] for each in known) < options.engines:  # under way when one of theirs was
+            outcome = chaos.run(len(known))
             with journal.open("a") as lines:
                 lines.write(json.dumps(asdict(outcome)) + "\n")
             known.append(asdict(outcome))
-            sys.stdout.write(f"{victim} {number}: {outcome}\n")
+            sys.stdout.write(f"{outcome}\n")
             sys.stdout.flush()
             if not outcome.ended:
                 break  # whatever holds it would hold the next
@@ -187,13 +181,6 @@ def main(arguments: Sequence[str]) -> int:
     sys.stdout.write(json.dumps(counts, indent=2) + "\n")
     sys.stdout.write(f"in {sum(each['took_s'] for each in known) / 60:.1f} minutes of runs\n")
     return 0 if counts["ended"] == counts["runs"] == counts["same"] else 1
-
-
-def _left(wanted: Mapping[Victim, int], known: Sequence[dict[str, Any]]) -> Iterator[tuple[Victim, int]]:
-    """Runs until so many were under way when their victim was killed: `known` grows meanwhile."""
-    for victim, most in wanted.items():
-        while sum(each["killed"] for each in known if each["victim"] == victim) < most:
-            yield victim, sum(each["victim"] == victim for each in known)
 
 
 def counted(outcomes: Sequence[dict[str, Any]]) -> dict[str, int]:

@@ -19,19 +19,15 @@ _ANSWER_S = 0.5
 
 
 @contextmanager
-def started(sink: EventSink) -> Iterator[tuple[Engine, Callable[[], dict[str, int]]]]:
-    """A front, and what finds the process of each actor that answers, by its name."""
+def started(sink: EventSink) -> Iterator[tuple[Engine, Callable[[], list[int]]]]:
+    """A front, and what finds the process of each actor that answers."""
     keep_at_hand(os.environ)
     import ray
     from choreo_ray import RayEngine
 
     with tempfile.TemporaryDirectory() as shared, cluster(Path(shared)) as address:
         ray.init(address=address, log_to_driver=False, configure_logging=False)
-        # With a salt, and a name that other fronts might have engines by: then there is a directory.
-        front = RayEngine.load(
-            "embedded", engines=2, name="chaos", directories=1, memory=_MEMORY, salt="chaos", sink=sink
-        )
-
+        front = RayEngine.load("embedded", engines=2, name="chaos", memory=_MEMORY, sink=sink)
         try:
             yield front, partial(pids, "chaos", "choreo")
         finally:
@@ -40,14 +36,14 @@ def started(sink: EventSink) -> Iterator[tuple[Engine, Callable[[], dict[str, in
             ray.shutdown()
 
 
-def pids(name: str, namespace: str) -> dict[str, int]:
-    """The processes of a front's two engines, and of its directory, as far as they answer."""
+def pids(name: str, namespace: str) -> list[int]:
+    """The processes of a front's two engines, as far as they answer."""
     import ray
     from ray.exceptions import RayError
 
-    found: dict[str, int] = {}
-    for each in ("0", "1", "directory-0"):
+    found: list[int] = []
+    for number in range(2):
         with suppress(RayError, ValueError):
-            actor = ray.get_actor(f"{name}-{each}", namespace)
-            found[each.removesuffix("-0")] = ray.get(actor.there.remote(), timeout=_ANSWER_S)
+            actor = ray.get_actor(f"{name}-{number}", namespace)
+            found.append(ray.get(actor.there.remote(), timeout=_ANSWER_S))
     return found

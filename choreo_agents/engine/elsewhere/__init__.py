@@ -8,10 +8,9 @@ Read `sending`, what goes to and fro, then `errand`, what is done for a request,
 """
 
 from choreo_agents.engine.elsewhere.core import ElsewhereCore
-from choreo_agents.engine.elsewhere.directory import Directory, HandleDirectory, KnownHolders
 from choreo_agents.engine.elsewhere.front import COPIED_BYTES, FrontOptions, front_of
 from choreo_agents.engine.elsewhere.parcels import Parcel, packed, unpacked
-from choreo_agents.engine.elsewhere.routing import CallToPlace, Costs, EngineAhead, KVToRead, Route, Routing, route
+from choreo_agents.engine.elsewhere.routing import Costs
 from choreo_agents.engine.elsewhere.sending import (
     Copying,
     FarEngine,
@@ -27,30 +26,21 @@ from choreo_agents.engine.elsewhere.serving import EngineServer
 
 __all__ = [
     "COPIED_BYTES",
-    "CallToPlace",
     "Copying",
     "Costs",
-    "Directory",
     "ElsewhereCore",
-    "EngineAhead",
     "EngineServer",
     "FarEngine",
     "FrontOptions",
     "Greeted",
     "Greeting",
-    "HandleDirectory",
     "JoiningMessage",
-    "KVToRead",
-    "KnownHolders",
     "Parcel",
     "Releasing",
-    "Route",
-    "Routing",
     "SentAdapter",
     "SentAnswer",
     "SentCall",
     "front_of",
     "packed",
-    "route",
     "unpacked",
 ]

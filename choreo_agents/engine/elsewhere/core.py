@@ -9,13 +9,11 @@ from weakref import ref
 
 from choreo_agents.engine.adapters import Loaded
 from choreo_agents.engine.core import EngineCore
-from choreo_agents.engine.elsewhere.directory import Directory
 from choreo_agents.engine.elsewhere.errand import Errands
 from choreo_agents.engine.elsewhere.fleet import Fleet
 from choreo_agents.engine.elsewhere.loop import ElsewhereLoop
 from choreo_agents.engine.elsewhere.method import ElsewhereMethod
 from choreo_agents.engine.elsewhere.presence import Presence
-from choreo_agents.engine.elsewhere.registering import Registering
 from choreo_agents.engine.elsewhere.sending import Greeting, SentAdapter
 from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.settings import Settings
@@ -38,7 +36,6 @@ class ElsewhereCore(EngineCore):
         fleet: The engines.
         greeting: What they are told of the front.
         patience_s: Seconds that calls wait while no engine is there.
-        directory: Tells fronts of each other's messages; None: this is the only one.
 
     Raises:
         EngineMismatchError: An engine cannot work with the others. EngineLostError: One does not answer.
@@ -52,9 +49,8 @@ class ElsewhereCore(EngineCore):
         fleet: Fleet,
         greeting: Greeting,
         patience_s: float,
-        directory: Directory | None,
     ) -> None:
-        self.fleet, self._greeting, self._patience_s, self._directory = fleet, greeting, patience_s, directory
+        self.fleet, self._greeting, self._patience_s = fleet, greeting, patience_s
         self._total_tokens = 0
         self._sent = list[SentAdapter]()
         """What tenants have loaded: of the front, whichever loop it has."""
@@ -90,10 +86,8 @@ class ElsewhereCore(EngineCore):
 
     def _loop(self) -> Any:
         sink, lock, front = self.settings.sink, self.lock, self._greeting.front
-        self.fleet.own_salt = self.secret.hex()
-        register = None if self._directory is None else Registering(self._directory, self.fleet, lock, front)
-        self._presence = Presence(self.fleet, self._greeting, lock, sink, self._patience_s, register, self._sent)
-        self._errands = Errands(self.fleet, self._presence, self.table, self.counters, lock, sink, front, register)
+        self._presence = Presence(self.fleet, self._greeting, lock, sink, self._patience_s, self._sent)
+        self._errands = Errands(self.fleet, self._presence, self.table, self.counters, lock, sink, front)
         return ElsewhereLoop(
             self._errands, Endings(self.pool, self.counters, guarded(sink), lock.condition()), lock, sink
         )

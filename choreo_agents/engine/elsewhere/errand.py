@@ -17,13 +17,8 @@ from choreo_agents.engine.elsewhere.giving_back import GivingBack
 from choreo_agents.engine.elsewhere.joins import Joins
 from choreo_agents.engine.elsewhere.method import ElsewhereEncoding
 from choreo_agents.engine.elsewhere.presence import Presence
-from choreo_agents.engine.elsewhere.registering import Registering
 from choreo_agents.engine.elsewhere.routing import Route
-from choreo_agents.engine.elsewhere.sending import (
-    SentAnswer,
-    SentCall,
-    sent,
-)
+from choreo_agents.engine.elsewhere.sending import SentAnswer, SentCall, sent
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.pending import Pending
 from choreo_agents.errors import ChoreoError, EngineLostError, HandleError
@@ -64,7 +59,6 @@ class Errands:
         lock: Guards all bookkeeping.
         sink: Receives events.
         front: Names the front.
-        register: Where it says what its engines have, and learns what they have for others.
     """
 
     def __init__(
@@ -76,12 +70,10 @@ class Errands:
         lock: EngineLock,
         sink: EventSink,
         front: str,
-        register: Registering | None,
     ) -> None:
         self._fleet, self._table, self._counters, self._front = fleet, table, counters, front
         self._lock, self._emit, self.presence = lock, guarded(sink), presence
         self._loop: TaskLoop
-        self._register = register
         # An engine may remember stamps of this front from before it has begun anew.
         self._stamps = itertools.count(time.time_ns())
         next_stamp = self._stamps.__next__
@@ -100,29 +92,27 @@ class Errands:
         self._loop = loop
         self.presence.spawn, self.giving_back.soon, self._joins.soon = loop.spawn, loop.soon, loop.soon
         self.presence.needed, self.presence.next_stamp = self.giving_back.needed, self._stamps.__next__
-        if self._register is not None:
-            self._register.soon, self._register.spawn = loop.soon, loop.spawn
-            self._fleet.on_change = self._register.changed
 
-    async def prepare(self, requests: Sequence[Request]) -> None:
-        """Find out what has to be known before requests are placed: who has what no engine has for this front."""
-        if self._register is None:
-            return
-        with self._lock:
-            pending = [_pending(request) for request in requests if not request.over]
-            salted = [each for each in pending if each.naming.salted]
-            read = {parent.handle.id for each in salted for parent in each.lineage.parents}
-            made = {each.name for each in salted if each.name and isinstance(each.placed.read.call, Prefill)}
-            ids = [each for each in sorted(read | made) if not self._fleet.holders(each)]
-        if ids:
-            await self._register.look_up(ids)
-
-    def place(self, request: Request) -> Route | None:
+    def place(self, request: Request, lost: Sequence[str] = ()) -> Route | None:
         """Where a request is run, for which `run` does the rest; None: nowhere now. Under the lock.
 
         It counts as begun there until `over`.
+
+        Args:
+            request: The request.
+            lost: Engines that were lost with it.
         """
-        return self._place(request, ())
+        pending = _pending(request)
+        call = pending.placed.read.call
+        name = pending.name if isinstance(call, Prefill) else None
+        thread = next((s for scope in pending.scopes.values() if scope for s in scope.chain() if s.is_threads), None)
+        found = self._fleet.place(Wish(request.number, pending.lineage, call, name, thread), lost)
+        if found is not None:
+            self._at[request.number] = self._fleet.outposts[found.engine]
+            self._arriving[request.number] = found.bytes_copied
+            why = (found.bytes_copied, found.tokens_encoded, found.expected_s)
+            self._emit(CallPlaced(time.perf_counter(), request.number, found.engine, *why))
+        return found
 
     def over(self, number: int) -> None:
         """A request runs nowhere any more. Under the lock."""
@@ -143,22 +133,6 @@ class Errands:
         with suppress(TimeoutError):
             await asyncio.wait_for(self.copies.settled(), self.presence.patience_s)
         await self.giving_back.leave()
-        if self._register is not None:
-            await self._register.leave()
-
-    def _place(self, request: Request, lost: Sequence[str]) -> Route | None:
-        """Find a request its engine; None: there is none now."""
-        pending = _pending(request)
-        call = pending.placed.read.call
-        name = pending.name if isinstance(call, Prefill) else None
-        thread = next((s for scope in pending.scopes.values() if scope for s in scope.chain() if s.is_threads), None)
-        found = self._fleet.place(Wish(request.number, pending.lineage, call, name, thread), lost)
-        if found is not None:
-            self._at[request.number] = self._fleet.outposts[found.engine]
-            self._arriving[request.number] = found.bytes_copied
-            why = (found.bytes_copied, found.tokens_encoded, found.expected_s)
-            self._emit(CallPlaced(time.perf_counter(), request.number, found.engine, *why))
-        return found
 
     async def run(self, request: Request, placed: Route | None) -> None:
         """Have a request run where it was placed, and elsewhere if that is lost."""
@@ -169,7 +143,7 @@ class Errands:
                 with self._lock:
                     if request.over:
                         return
-                    placed = self._place(request, lost)
+                    placed = self.place(request, lost)
                 continue
             outpost = self._fleet.outposts[placed.engine]
             life = outpost.life

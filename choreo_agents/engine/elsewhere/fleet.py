@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from choreo_agents.engine.calls import Decode
-from choreo_agents.engine.elsewhere.pace import Pace, paced
-from choreo_agents.engine.elsewhere.routing import CallToPlace, Costs, EngineAhead, KVToRead, Route, Routing
+from choreo_agents.engine.elsewhere.routing import CallToPlace, Costs, EngineAhead, KVToRead, Route, route
 from choreo_agents.engine.elsewhere.sending import FarEngine, Greeted, Promised, lacked
 from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.engine.messages.scope import Scope
@@ -18,8 +17,6 @@ from choreo_agents.errors import InvalidRequestError
 
 _USUAL_SAMPLES = 64
 """Tokens that an answer has, as long as nobody has seen one of its author's."""
-_MOST_TOLD = 1 << 16
-"""Messages that are remembered as the directory told."""
 _NEVER_COPIED = 1 << 62
 """Bytes of a message that has no row yet to be copied by: it is found where it is, or encoded."""
 _WEIGHT = 0.2
@@ -33,9 +30,6 @@ class Outpost:
     engine: FarEngine
     total_tokens: int = 0
     kv_budget_bytes: int = 0
-    measured: Pace | None = None
-    pace: Pace | None = None
-    """As measured, of all that are alike together."""
     alive: bool = False
     life: int = 0
     """How often it has come: what is heard of a life that is over says nothing of this one."""
@@ -88,25 +82,14 @@ class Fleet:
 
     Args:
         engines: All that there are, each with a name of its own.
-        routing: Decides where calls are run.
         costs: Of these machines.
         bytes_per_token: Of KV.
         copied_bytes: Of KV that may be on its way at once at most.
-        front: Names the front among several that share the engines, so that not all begin with the same one.
     """
 
-    def __init__(
-        self,
-        engines: Sequence[FarEngine],
-        routing: Routing,
-        costs: Costs,
-        bytes_per_token: int,
-        copied_bytes: int,
-        front: str = "",
-    ) -> None:
+    def __init__(self, engines: Sequence[FarEngine], costs: Costs, bytes_per_token: int, copied_bytes: int) -> None:
         self.outposts = {engine.name: Outpost(engine) for engine in engines}
-        self._turns = {name: _turn(front, name) for name in self.outposts}
-        self._routing, self._costs = routing, costs
+        self._route = partial(route, costs=costs)
         self._bytes_per_token = bytes_per_token
         self._copied_bytes = copied_bytes
         self._homes: WeakKeyDictionary[Scope, str] = WeakKeyDictionary()
@@ -115,12 +98,6 @@ class Fleet:
         self.promised: dict[str, str] = {}
         """The engine that was told of each message that nobody had encoded yet, that it is to: by id."""
         self._samples: dict[str | None, float] = {}
-        self._told: dict[str, Collection[str]] = {}
-        """Engines that have messages for other fronts, by id, as the directory says."""
-        self.own_salt = ""
-        """Under which the front's tenants without a salt are known to its engines, and to no other front."""
-        self.on_change: Callable[..., None] = lambda engine, ids, *, there: None
-        """Told of messages that an engine has from now on, or no longer, and that other fronts may know."""
 
     def alive(self) -> list[Outpost]:
         """Those that calls can be sent to."""
@@ -157,9 +134,7 @@ class Fleet:
             found.append((message_id, outpost.held[message_id], self.outposts[least]))
         return found
 
-    def came(
-        self, name: str, greeted: Greeted, needed: Callable[[str], bool] = lambda message_id: True
-    ) -> dict[str, list[str]]:
+    def came(self, name: str, greeted: Greeted, needed: Callable[[str], bool]) -> dict[str, list[str]]:
         """An engine is there; what it has that the front needs no longer, by the tenant's salt.
 
         Args:
@@ -170,15 +145,10 @@ class Fleet:
         outpost = self.outposts[name]
         outpost.total_tokens, outpost.alive, outpost.leaves = greeted.total_tokens, True, False
         outpost.life += 1
-        outpost.kv_budget_bytes, outpost.measured = greeted.kv_budget_bytes, greeted.pace
-        paces = paced({each.name: each.measured for each in self.outposts.values() if each.measured is not None})
-        for each in self.outposts.values():
-            each.pace = paces.get(each.name)
+        outpost.kv_budget_bytes = greeted.kv_budget_bytes
         outpost.salts.update(greeted.held)
         # What calls of before have made meanwhile is in neither list alone.
         outpost.held.update({each: salt for salt, held in greeted.held.items() for each in held if needed(each)})
-        # Whoever could not reach it for a while may have had others told that it is gone.
-        self._changed(name, outpost.held, there=True)
         stale = {salt: [each for each in held if not needed(each)] for salt, held in greeted.held.items()}
         return {salt: ids for salt, ids in stale.items() if ids}
 
@@ -191,8 +161,6 @@ class Fleet:
         outpost.serving.clear()
         outpost.coming.clear()
         outpost.brought.clear()
-        for message_id, names in list(self._told.items()):
-            self._told[message_id] = [each for each in names if each != name]
 
     def close_tenant(self, tenant: str, salt: str) -> list[Outpost]:
         """The front serves a tenant no longer: the engines that are to be told."""
@@ -201,7 +169,7 @@ class Fleet:
         for outpost in self.outposts.values():
             outpost.salts.discard(salt)
             for message_id in [each for each, whose in outpost.held.items() if whose == salt]:
-                self._changed(outpost.name, {message_id: outpost.held.pop(message_id)}, there=False)
+                del outpost.held[message_id]
         return told
 
     def place(self, wish: Wish, tried: Collection[str] = ()) -> Route | None:
@@ -220,7 +188,7 @@ class Fleet:
             reads.append(KVToRead(wish.name, _NEVER_COPIED, known))
         call = CallToPlace(reads, len(wish.lineage.tokens), self._expected(wish.call), self._home(wish))
         again = _Lacked(wish)
-        found = self._routing(call, [self._ahead(outpost, again) for outpost in engines], self._costs)
+        found = self._route(call, [self._ahead(outpost, again) for outpost in engines])
         self.outposts[found.engine].serving[wish.number] = len(wish.lineage.tokens) + found.tokens_encoded
         self.outposts[found.engine].arriving_bytes += found.bytes_copied
         self.outposts[found.engine].bring(
@@ -234,28 +202,12 @@ class Fleet:
 
     def holders(self, message_id: str) -> list[str]:
         """The engines that have a message's KV, as far as is known: not those that a call has begun to bring it to."""
-        there = {each.name: each for each in self.alive() if message_id not in each.coming}
-        own = [name for name, each in there.items() if message_id in each.held]
-        # The directory may have heard from this very front that it is about to be there.
-        return [*own, *(name for name in self._told.get(message_id, ()) if name in there and name not in own)]
+        return [each.name for each in self.alive() if message_id in each.held and message_id not in each.coming]
 
     def holds(self, name: str, ids: Mapping[str, str]) -> None:
         """An engine has messages for the front: their tenants' salts, by id."""
         self.outposts[name].salts.update(ids.values())
-        new = {each: salt for each, salt in ids.items() if each not in self.outposts[name].held}
-        self.outposts[name].held.update(new)
-        self._changed(name, new, there=True)
-
-    def hear(self, holders: Mapping[str, Collection[str]]) -> None:
-        """Engines have messages, by id, for other fronts."""
-        if len(self._told) > _MOST_TOLD:
-            self._told.clear()
-        known = {each: [name for name in names if name in self.outposts] for each, names in holders.items()}
-        self._told.update(known)
-
-    def shown(self, held: Mapping[str, str]) -> list[str]:
-        """The ids of messages that other fronts may know, too: those of tenants with a salt of their own."""
-        return [each for each, salt in held.items() if salt != self.own_salt]
+        self.outposts[name].held.update(ids)
 
     def kept(self, known: Callable[[str], Message | None], tenant: str | None) -> int:
         """Bytes of KV of a tenant's messages, or of all, that engines have for the front: each as often as it is there.
@@ -278,7 +230,6 @@ class Fleet:
         found: list[tuple[Outpost, str]] = []
         for outpost in self.outposts.values():
             if (salt := outpost.held.pop(message_id, None)) is not None:
-                self._changed(outpost.name, {message_id: salt}, there=False)
                 found.append((outpost, salt))
         return found
 
@@ -300,10 +251,6 @@ class Fleet:
             before = self._samples.get(call.author, float(sampled))
             self._samples[call.author] = before + _WEIGHT * (sampled - before)
 
-    def _changed(self, name: str, held: Mapping[str, str], *, there: bool) -> None:
-        if shown := self.shown(held):
-            self.on_change(name, shown, there=there)
-
     def _read(self, message: Message) -> KVToRead:
         nbytes = len(message.tokens) * self._bytes_per_token
         return KVToRead(message.handle.id, nbytes, dict.fromkeys(self.holders(message.handle.id)))
@@ -311,8 +258,7 @@ class Fleet:
     def _ahead(self, outpost: Outpost, again: _Lacked) -> EngineAhead:
         room = max(0, self._copied_bytes - outpost.arriving_bytes)
         ahead, rows, coming = sum(outpost.serving.values()), len(outpost.serving), outpost.coming.keys()
-        own = (again.by(outpost), room, coming, len(outpost.held), self._turns[outpost.name], outpost.pace)
-        return EngineAhead(outpost.name, rows, ahead, *own)
+        return EngineAhead(outpost.name, rows, ahead, again.by(outpost), room, coming, len(outpost.held))
 
     def _expected(self, call: object) -> float:
         if not isinstance(call, Decode):
@@ -325,11 +271,6 @@ class Fleet:
         if wish.thread is None:
             return self._tenants_homes.get(wish.lineage.tenant)
         return self._homes.get(wish.thread)
-
-
-def _turn(front: str, engine: str) -> str:
-    """Where an engine stands in a front's order; of a front without a name, where its name does."""
-    return blake2b(f"{front} {engine}".encode(), digest_size=8).hexdigest() if front else ""
 
 
 class _Lacked:

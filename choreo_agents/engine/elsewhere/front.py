@@ -11,9 +11,8 @@ from typing import Any, TypedDict
 
 from choreo_agents.engine.adapters import read_loaded
 from choreo_agents.engine.elsewhere.core import ElsewhereCore
-from choreo_agents.engine.elsewhere.directory import Directory
 from choreo_agents.engine.elsewhere.fleet import Fleet
-from choreo_agents.engine.elsewhere.routing import Costs, Routing, route
+from choreo_agents.engine.elsewhere.routing import Costs
 from choreo_agents.engine.elsewhere.sending import FarEngine, Greeted, Greeting, own_version
 from choreo_agents.engine.settings import Memory, Scheduling, Settings
 from choreo_agents.errors import InvalidRequestError
@@ -40,12 +39,8 @@ class FrontOptions(TypedDict, total=False):
     """Of KV that may be on its way to one of the engines at once at most: what is beyond is encoded again."""
     patience_s: float
     """Seconds that calls wait while none of the engines is there."""
-    routing: Routing
-    """Decides which of them runs a call; by default the one that should have it done first."""
     costs: Costs
-    """From which that is reckoned; by default guesses for a CPU."""
-    directory: Directory | None
-    """Tells several fronts of the same engines who has what; None: there is but one."""
+    """From which is reckoned which of them should have a call done first; by default guesses for a CPU."""
     seed: int
     """From which the seeds of calls without one are derived."""
     sink: EventSink
@@ -74,10 +69,8 @@ def front_of(engines: Sequence[FarEngine], model: str | Path | LoadedModel, opti
     whose = (secrets.token_hex(16), model.adapter.fingerprint, own_version())
     greeting = Greeting(*whose, default, memory.mapped_storage)
     per_token, copied_bytes = model.adapter.geometry.bytes_per_token, options.get("copied_bytes", COPIED_BYTES)
-    routing, costs = options.get("routing", route), options.get("costs", Costs())
-    fleet = Fleet(engines, routing, costs, per_token, copied_bytes, greeting.front)
-    patience_s, directory = options.get("patience_s", PATIENCE_S), options.get("directory")
-    return ElsewhereCore(model, settings, own, fleet, greeting, patience_s, directory)
+    fleet = Fleet(engines, options.get("costs", Costs()), per_token, copied_bytes)
+    return ElsewhereCore(model, settings, own, fleet, greeting, options.get("patience_s", PATIENCE_S))
 
 
 def _greeted(engine: FarEngine) -> Greeted:

@@ -69,7 +69,7 @@ class ElsewhereLoop:
                     RequestSubmitted(request.submitted_s, request.number, request.kind, request.author, request.role)
                 )
         if requests:
-            self.soon(lambda: self.spawn(self._begin(list(requests))))
+            self.soon(lambda: self._begin(requests))
 
     def require_open(self) -> None:
         """Raise `EngineClosedError` once the engine was closed."""
@@ -184,13 +184,7 @@ class ElsewhereLoop:
             if request.cancelled():
                 self.drop(request, None, "timed out" if late else "cancelled")
 
-    async def _begin(self, requests: Sequence[Request]) -> None:
-        try:
-            await self._errands.prepare(requests)
-        except Exception as cause:
-            with self._lock:
-                for request in requests:
-                    self.drop(request, cause if isinstance(cause, ChoreoError) else failed(cause))
+    def _begin(self, requests: Sequence[Request]) -> None:
         with self._lock:  # one after the other, before any runs: each is placed where the others leave room
             self._drop_left()
             for request in requests:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from choreo_agents.engine.elsewhere.fleet import Fleet, Outpost
-from choreo_agents.engine.elsewhere.registering import Registering
 from choreo_agents.engine.elsewhere.sending import Greeting, Releasing, SentAdapter
 from choreo_agents.errors import ChoreoError, EngineLostError, EngineMismatchError
 from choreo_agents.runtime.lock import EngineLock
@@ -30,7 +29,6 @@ class Presence:
         lock: Guards the fleet.
         sink: Receives events.
         patience_s: Seconds that calls wait while no engine is there.
-        register: Where engines that are gone are reported.
         adapters: What engines are given when they come; it is kept up to date.
     """
 
@@ -41,11 +39,10 @@ class Presence:
         lock: EngineLock,
         sink: EventSink,
         patience_s: float,
-        register: Registering | None,
         adapters: list[SentAdapter],
     ) -> None:
         self._fleet, self._greeting, self._lock = fleet, greeting, lock
-        self._emit, self.patience_s, self._register = guarded(sink), patience_s, register
+        self._emit, self.patience_s = guarded(sink), patience_s
         self._adapters = adapters
         self._there = asyncio.Event()
         """Set while there is an engine to send calls to."""
@@ -123,13 +120,9 @@ class Presence:
             if not outpost.alive or outpost.life != life:
                 return
             self._fleet.lost(outpost.name)
-            if self._register is not None:
-                self._register.forget(outpost.name)
             if not self._fleet.alive():
                 self._there.clear()
         self._emit(EngineWent(time.perf_counter(), outpost.name, str(cause)))
-        if self._register is not None:
-            self.spawn(self._register.lost(outpost.name))
         self.spawn(self._revive(outpost))
 
     async def _greet(self, outpost: Outpost) -> None:

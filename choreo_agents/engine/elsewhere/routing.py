@@ -1,22 +1,19 @@
-"""Where a call is run: by the engine that should have it done first, by counted bytes and tokens and measured costs."""
+"""Where a call is run: by the engine that should have it done first, by counted bytes and tokens."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Protocol
-
-from choreo_agents.engine.elsewhere.pace import Pace
+from dataclasses import dataclass, field
 
 HOME_WINS_WITHIN = 0.3
 """A call stays where its thread is, unless it takes so much longer there than elsewhere. Rows of one step are all but
-free, and what a call leaves behind is encoded again where others wait for that (see `choreo bench routing`)."""
+free, and what a call leaves behind is encoded again where others wait for that."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What work costs on these machines: measured, never taken from the runs that are to be foretold."""
+    """What work costs on these machines, all engines alike; by default as on a CPU."""
 
     call_s: float = 2e-3
     """To send a call, and have its answer back."""
@@ -28,10 +25,6 @@ class Costs:
     """Of a step that samples one token."""
     row_s: float = 5e-4
     """That each further row adds to it."""
-
-    def at(self, pace: Pace | None) -> Costs:
-        """With what was measured of an engine."""
-        return self if pace is None else replace(self, **asdict(pace))
 
     def steps_s(self, samples: float, rows: int) -> float:
         """Seconds that a decode takes among so many others."""
@@ -87,10 +80,6 @@ class EngineAhead:
     """Messages that calls before this one have copied there, or encoded again, and which it will have then."""
     holds: int = 0
     """Messages that it has."""
-    turn: str = ""
-    """Who comes first where nothing else tells engines apart, in alphabetical order: another one for each front."""
-    pace: Pace | None = None
-    """How fast it is, if that was measured: else as the costs say."""
 
 
 @dataclass(frozen=True)
@@ -109,14 +98,6 @@ class Route:
     """Until the call is done."""
 
 
-class Routing(Protocol):
-    """Decides where calls are run."""
-
-    def __call__(self, call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
-        """Where one is; asked under the front's lock, once for each call and once more when an engine was lost."""
-        ...
-
-
 def route(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
     """The way to run a call that is expected to end first.
 
@@ -129,8 +110,8 @@ def route(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Ro
         engines: That there are; at least one.
         costs: Of this machine.
     """
-    ways = [_way(call, engine, costs.at(engine.pace)) for engine in _eligible(call, engines, costs)]
-    load = {engine.name: (engine.tokens, engine.rows, engine.holds, engine.turn) for engine in engines}
+    ways = [_way(call, engine, costs) for engine in _eligible(call, engines, costs)]
+    load = {engine.name: (engine.tokens, engine.rows, engine.holds) for engine in engines}
     best = min(ways, key=lambda way: (way.expected_s, load[way.engine], way.engine))
     home = next((way for way in ways if way.engine == call.home), best)
     return home if home.expected_s <= best.expected_s * (1 + HOME_WINS_WITHIN) else best
@@ -139,16 +120,15 @@ def route(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Ro
 def _eligible(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> list[EngineAhead]:
     """Those that can be best: of engines that have the same of what a call reads, the one with the least to do."""
 
-    def load(engine: EngineAhead) -> tuple[float, int, int, int, str, str]:
-        own = costs.at(engine.pace)
-        busy_s = own.encoding_s(engine.tokens) + own.steps_s(call.samples, engine.rows)
-        return busy_s, engine.tokens, engine.rows, engine.holds, engine.turn, engine.name
+    def load(engine: EngineAhead) -> tuple[float, int, int, int, str]:
+        busy_s = costs.encoding_s(engine.tokens) + costs.steps_s(call.samples, engine.rows)
+        return busy_s, engine.tokens, engine.rows, engine.holds, engine.name
 
     least: dict[object, EngineAhead] = {}
     for engine in engines:
         there = tuple(engine.name in read.holders or read.id in engine.coming for read in call.reads)
         # Engines that lack the same share what they encode again: to compare that would take longer than it saves.
-        key = engine.name if engine.name == call.home else (there, engine.room_bytes, id(engine.again), engine.pace)
+        key = engine.name if engine.name == call.home else (there, engine.room_bytes, id(engine.again))
         if key not in least or load(engine) < load(least[key]):
             least[key] = engine
     return list(least.values())

@@ -8,7 +8,6 @@ from importlib.metadata import version
 from typing import Any, Protocol
 
 from choreo_agents.engine.calls import Decode, PlayedCall, Prefill
-from choreo_agents.engine.elsewhere.pace import Pace
 from choreo_agents.engine.lineage.exchange import row_of
 from choreo_agents.engine.lineage.rows import LineageRow
 from choreo_agents.engine.messages.message import Message
@@ -45,14 +44,10 @@ class Greeted:
     total_tokens: int
     """That its memory has room for."""
     kv_budget_bytes: int
-    rows: int
-    """Calls that it serves at once at most."""
     mapped_storage: Stored
     """How it keeps a cache mapper's copies: they have other names for that."""
     held: Mapping[str, Sequence[str]]
     """What it has for this front already: ids of messages, by the tenant's salt."""
-    pace: Pace | None = None
-    """How fast it is, if that was measured."""
 
 
 @dataclass(frozen=True)

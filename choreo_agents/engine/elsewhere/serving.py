@@ -11,7 +11,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from choreo_agents.engine.calls import Decode
-from choreo_agents.engine.elsewhere.pace import Pace, measured_pace
 from choreo_agents.engine.elsewhere.parcels import packed, unpacked
 from choreo_agents.engine.elsewhere.sending import (
     Copying,
@@ -43,17 +42,14 @@ class EngineServer:
     Args:
         tenants: The engine's.
         name: The engine's own.
-        measures: Whether it measures how fast the engine is, once, before the first front is answered.
     """
 
-    def __init__(self, tenants: Tenants, name: str, *, measures: bool = False) -> None:
+    def __init__(self, tenants: Tenants, name: str) -> None:
         self.name = name
         self._tenants, self._core = tenants, tenants.core
         self._serving: dict[tuple[str, str], Serving] = {}
         """By front and salt."""
         self._served: ServedModel | None = None
-        self._pace: asyncio.Task[Pace] | None = None
-        self._measures = measures
         self._told: WeakKeyDictionary[Tenant, dict[str, int]] = WeakKeyDictionary()
         """What was counted of each tenant and told to a front."""
         self._costs: WeakKeyDictionary[Message, Usage] = WeakKeyDictionary()
@@ -93,24 +89,10 @@ class EngineServer:
         with self._core.lock:
             mine = {salt: each for (front, salt), each in self._serving.items() if front == greeting.front}
             held = {salt: each.held() for salt, each in mine.items()}
-        settings = self._core.settings
         if self._served is None:
             self._served = await asyncio.to_thread(served_model, self._core.model)
-        room = (self._core.pool.total_tokens, self._core.kv_budget_bytes, settings.scheduling.rows)
-        return Greeted(self._served, *room, settings.memory.mapped_storage, held, await self._measured())
-
-    async def _measured(self) -> Pace | None:
-        """How fast the engine is; measured once, or again if that has failed."""
-        if not self._measures:
-            return None
-        if self._pace is None:
-            self._pace = asyncio.create_task(asyncio.to_thread(measured_pace, self._tenants))
-        try:
-            return await asyncio.shield(measuring := self._pace)
-        except Exception:
-            if self._pace is measuring:
-                self._pace = None
-            raise
+        room = (self._core.pool.total_tokens, self._core.kv_budget_bytes)
+        return Greeted(self._served, *room, self._core.settings.memory.mapped_storage, held)
 
     @property
     def has_ended(self) -> bool:

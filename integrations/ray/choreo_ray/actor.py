@@ -56,8 +56,6 @@ class Loading:
     """That torch computes with on a CPU."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The other arguments of `Engine.load`."""
-    measures: bool = False
-    """Whether the engine finds out how fast it is before it serves."""
 
     def __post_init__(self) -> None:
         if isinstance(self.threads, bool) or not isinstance(self.threads, int) or self.threads < 1:
@@ -101,7 +99,6 @@ class EngineActor:
         self._turn = asyncio.Lock()
         """Of who loads."""
         self._fronts: dict[str, _Front] = {}
-        self._weights: dict[int, bytes] = {}
 
     async def there(self) -> int:
         """The process, once it has begun."""
@@ -113,7 +110,7 @@ class EngineActor:
             if self._server is None:
                 self._engine = await asyncio.to_thread(_loaded, self._loading)
                 assert self._engine.owner is not None, "it was loaded, and is no tenant's"
-                self._server = self._engine.owner.server(self._name, measures=self._loading.measures)
+                self._server = self._engine.owner.server(self._name)
 
     async def meet(self, version: str) -> tuple[str, torch.dtype | None]:
         """The model's name, and what it is in, as far as that is known: nothing is loaded for it.
@@ -230,16 +227,6 @@ class EngineActor:
         await server.close_tenant(sender.front, salt, stamp)
         if not server.serves(sender.front, salt):
             front.salts.discard(salt)
-
-    async def weight(self, nbytes: int) -> list[Any]:
-        """A reference to so many bytes in the object store: to measure by. Only the first time they are made."""
-        if nbytes not in self._weights:
-            self._weights[nbytes] = await asyncio.to_thread(os.urandom, nbytes)
-        return [await asyncio.to_thread(ray.put, self._weights[nbytes])]
-
-    async def weighed(self, given: Sequence[Any]) -> int:
-        """How many bytes these are, once they are here."""
-        return sum([len(await reference) for reference in given])
 
     async def stats(self) -> EngineStats:
         """What the engine holds and has done."""

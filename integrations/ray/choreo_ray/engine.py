@@ -16,11 +16,11 @@ from choreo_agents.errors import EngineClosedError, InvalidRequestError
 from choreo_agents.models import GenerationConfigUse, LoadedModel
 from choreo_ray.actor import Loading
 from choreo_ray.cluster import Cluster
-from choreo_ray.directory import NAMESPACE
 from choreo_ray.fleet import Actors
 from choreo_ray.naming import ended, named, require_name
 from choreo_ray.placing import Placing, Strategy, absolute, with_folders
 
+NAMESPACE = "choreo"
 START_S = 60.0
 
 
@@ -44,7 +44,6 @@ class RayEngine(Engine):
         name: str | None = None,
         namespace: str = NAMESPACE,
         start_s: float = START_S,
-        directories: int = 0,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         prepacked: bool | None = None,
@@ -72,8 +71,6 @@ class RayEngine(Engine):
                 `end` ends them. On a cluster that is started here they end with it, once they have written what is to
                 be kept. None: they end with this engine. `namespace`: Ray's, of these names.
             start_s: Seconds in which the actors have to find room, and begin; loading the model takes what it takes.
-            directories: Actors in which fronts over the same engines, those of one `name`, tell each other what they
-                have had encoded; 0: they do not. Each of them gives the same number.
             device: These and what follows them up to `backend` are those of each engine: see `Engine.load`.
             salt: Of the front, as `quota` is.
             front: See `FrontOptions`. `memory`, `adapter` and `chat` are those of each engine, too; `copied_bytes` is
@@ -87,24 +84,18 @@ class RayEngine(Engine):
         """
         if isinstance(model, LoadedModel):
             raise InvalidRequestError("each actor loads its own model: give a folder or a name, not a loaded model")
-        placing = Placing(engines, num_cpus, num_gpus, placement, name, namespace, start_s, directories)
+        placing = Placing(engines, num_cpus, num_gpus, placement, name, namespace, start_s)
         said: dict[str, Any] = {"device": device, "dtype": dtype, "prepacked": prepacked, "backend": backend}
         said |= {"generation_config": generation_config, "scheduling": scheduling}
         said |= {"chat": front.get("chat"), "memory": with_folders(front.get("memory"))}
         said["adapter"] = absolute(front.get("adapter"))
         options = {each: value for each, value in said.items() if value is not None}
-        # Costs that are given are those of engines, too.
-        measures = front.get("costs") is None
         served = model if model == "embedded" else absolute(model)
-        loading = Loading(str(served), threads, options, measures)
+        loading = Loading(str(served), threads, options)
         actors = Actors(Cluster(address, object_store_bytes), placing, loading)
         try:
-            if front.get("costs") is None:
-                front["costs"] = actors.costs()
             if front.get("copied_bytes") is None:
                 front["copied_bytes"] = actors.copied_bytes()
-            if actors.directory is not None:
-                front = {"directory": actors.directory, **front}
             made = engine_over(actors.far, model, salt=salt, quota=quota, made=cls, **front)
         except BaseException:
             actors.undo()

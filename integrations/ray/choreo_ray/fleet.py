@@ -13,14 +13,12 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from choreo_agents import EngineStats
-from choreo_agents.engine.elsewhere import COPIED_BYTES, Costs
+from choreo_agents.engine.elsewhere import COPIED_BYTES
 from choreo_agents.errors import EngineMismatchError, InvalidRequestError
 from choreo_ray.actor import EngineActor, Loading, own_version
 from choreo_ray.cluster import Cluster, object_store_bytes, resources
-from choreo_ray.directory import RayDirectory
 from choreo_ray.errors import ClusterError, translated
 from choreo_ray.far import RayFarEngine
-from choreo_ray.measuring import measured_costs
 from choreo_ray.naming import ended, found_or_made, named
 from choreo_ray.placing import Placing
 
@@ -45,7 +43,6 @@ class Actors:
         self._cluster, self._placing = cluster, placing
         self._group: PlacementGroup | None = None
         self.far: list[RayFarEngine] = []
-        self.directory: RayDirectory | None = None
         self._made: list[Any] = []
         """Actors that were not there before."""
         try:
@@ -58,11 +55,6 @@ class Actors:
             self._meet(until, loading)
             self._load()
             self._meet(time.monotonic() + placing.start_s, loading)  # now each knows what its model is in
-            if placing.directories:
-                self.directory = RayDirectory.start(placing.directories, name=placing.name, namespace=placing.namespace)
-                self._made += self.directory.made
-                there = [each.actor.there.remote() for each in self.directory.shards]
-                ray.wait(there, num_returns=len(there), timeout=placing.start_s)  # else it misses what is said first
         except BaseException as error:
             self.undo()
             if isinstance(error, RayError):
@@ -70,13 +62,6 @@ class Actors:
             raise
         if placing.name is not None:
             cluster.before_end(f"{placing.namespace}/{placing.name}", self._end_named)
-
-    def costs(self) -> Costs:
-        """What Ray takes between them. Raises `EngineLostError`: one has died meanwhile."""
-        try:
-            return measured_costs([each.actor for each in self.far])
-        except RayError as error:
-            raise translated(" or ".join(each.name for each in self.far[:2]), error) from error
 
     def copied_bytes(self) -> int:
         """Of KV that may be on its way to each at once: of all together the object store has to spill nothing."""
@@ -103,8 +88,6 @@ class Actors:
         """End them, unless they are to outlive this process, and the cluster does."""
         if self._placing.name is None and ray.is_initialized():
             ended([each.actor for each in self.far])
-            if self.directory is not None:
-                self.directory.close()
             self._leave_group()
         self._cluster.close()
 

@@ -10,7 +10,6 @@ import ray
 
 from choreo_agents.errors import InvalidRequestError
 
-_DIRECTORY = "-directory"
 _THERE_S, _CLOSE_S = 5.0, 30.0
 """Seconds in which actors that have begun say so; and that their engines have to write what is to be kept."""
 
@@ -20,21 +19,11 @@ def require_name(name: str | None, namespace: str) -> None:
     for what, value in (("name", name), ("namespace", namespace)):
         if value is not None and (not isinstance(value, str) or not value):
             raise InvalidRequestError(f"{what} must be a text that is not empty, not {value!r}")
-    if name is not None and name.endswith(_DIRECTORY):
-        raise InvalidRequestError(
-            f"name must not end with {_DIRECTORY!r}, as {name!r} does: what it names would be taken for the directory "
-            f"of {name.removesuffix(_DIRECTORY)!r}"
-        )
 
 
 def engine_name(name: str | None, number: int) -> str:
     """Of the engine in an actor with that name, or without one."""
     return f"{name or 'engine'}-{number}"
-
-
-def shard_name(name: str, number: int) -> str:
-    """Of a shard of the directory that goes with the engines of a name."""
-    return engine_name(f"{name}{_DIRECTORY}", number)
 
 
 def found_or_made(
@@ -62,13 +51,13 @@ def found_or_made(
 
 
 def named(name: str, namespace: str) -> list[Any]:
-    """The actors of that name that there are, with those of its directory."""
+    """The actors of that name that there are."""
     every = ray.util.list_named_actors(all_namespaces=True)
     known = (each["name"] for each in every if each["namespace"] == namespace)
     split = ((each, *each.rpartition("-")) for each in known)
     found: list[Any] = []
     for each, of, _, number in split:
-        if of in (name, f"{name}{_DIRECTORY}") and number.isdigit():
+        if of == name and number.isdigit():
             with suppress(ValueError):  # it has ended meanwhile
                 found.append(ray.get_actor(each, namespace))
     return found

@@ -45,14 +45,10 @@ class Placing:
     namespace: str
     start_s: float
     """Seconds in which they have to have found room, and begun."""
-    directories: int
-    """Shards of a directory for fronts over the same actors; 0: there is none."""
 
     def __post_init__(self) -> None:
         if isinstance(self.engines, bool) or not isinstance(self.engines, int) or self.engines < 1:
             raise InvalidRequestError(f"engines must be a whole number, at least 1, not {self.engines!r}")
-        if isinstance(self.directories, bool) or not isinstance(self.directories, int) or self.directories < 0:
-            raise InvalidRequestError(f"directories must be a whole number, not {self.directories!r}")
         for what in ("num_cpus", "num_gpus", "start_s"):
             _require_number(what, getattr(self, what))
         if not self.start_s:

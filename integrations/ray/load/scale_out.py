@@ -26,6 +26,7 @@ import torch
 from choreo_ray import RayEngine
 
 from choreo_agents import Engine, Memory, RunOptions, Sampling
+from choreo_agents.engine.elsewhere.routing import CallToPlace, EngineAhead, Route
 from choreo_agents.tracing import EventList, KVCopied
 from choreo_agents.workflows import debate
 
@@ -96,9 +97,7 @@ def copied_and_encoded(model: str, repeats: int) -> list[dict[str, float]]:
     events, size = EventList(), 0
     where = {"copies": True}
 
-    def forced(call: Any, engines: Any, costs: Any) -> Any:
-        from choreo_agents.engine.elsewhere import Route  # noqa: PLC0415 - of this probe alone
-
+    def forced(call: CallToPlace, engines: Sequence[EngineAhead]) -> Route:
         if not call.reads:
             return Route("engine-0", {}, (), 0, 0, 0.0)
         nbytes = sum(read.nbytes for read in call.reads)
@@ -107,7 +106,9 @@ def copied_and_encoded(model: str, repeats: int) -> list[dict[str, float]]:
             return Route("engine-1", dict.fromkeys(ids, "engine-0"), (), nbytes, 0, 0.0)
         return Route("engine-1", {}, tuple(ids), 0, 0, 0.0)
 
-    with RayEngine.load(model, engines=2, routing=forced, sink=events, memory=Memory(kv_budget_bytes=1 << 29)) as front:
+    with RayEngine.load(model, engines=2, sink=events, memory=Memory(kv_budget_bytes=1 << 29)) as front:
+        core: Any = front._core
+        core.fleet._route = forced  # by itself it would choose what is quicker
         size = front.model.adapter.vocabulary_size
         for length in (each for each in _LENGTHS if each < front.model.adapter.max_positions - 64):
             took: dict[bool, list[float]] = {True: [], False: []}

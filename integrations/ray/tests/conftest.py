@@ -16,19 +16,10 @@ keep_at_hand(os.environ)
 
 import ray  # noqa: E402
 from choreo_ray import RayEngine  # noqa: E402
-from choreo_ray import directory as directories  # noqa: E402
 
 from choreo_agents import Memory  # noqa: E402
-from choreo_agents.engine.elsewhere import Costs  # noqa: E402
 
-# What a busy machine measures of two engines that are the same may differ by so much that it decides where calls run.
-POOL = {
-    "name": "pool",
-    "namespace": "tests",
-    "directories": 1,
-    "memory": Memory(kv_budget_bytes=1 << 25),
-    "costs": Costs(),
-}
+POOL = {"name": "pool", "namespace": "tests", "memory": Memory(kv_budget_bytes=1 << 25)}
 
 
 @pytest.fixture(scope="session")
@@ -51,12 +42,6 @@ def address(shared: Path) -> Iterator[str]:
         ray.init(address=found, log_to_driver=False, configure_logging=False)
         yield found
         ray.shutdown()
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The directory has all the time it takes: what does not answer in time knows nothing, however busy all is."""
-    monkeypatch.setattr(directories, "ANSWER_S", 60.0)
 
 
 @pytest.fixture

@@ -54,7 +54,6 @@ def groups() -> list[Any]:
         ({"name": ""}, "name must be a text that is not empty, not ''"),
         ({"name": 7}, "name must be a text that is not empty, not 7"),
         ({"namespace": ""}, "namespace must be a text that is not empty, not ''"),
-        ({"name": "pool-directory"}, "would be taken for the directory of 'pool'"),
         ({"threads": 0}, "threads must be"),
         (
             {"placement": "ANYWHERE"},
@@ -62,7 +61,6 @@ def groups() -> list[Any]:
         ),
         ({"placement": "PACK", "name": "lasting"}, "leave name or placement out"),
         ({"start_s": 0}, "start_s must be positive"),
-        ({"directories": -1}, "directories must be"),
         ({"object_store_bytes": 0}, "object_store_bytes must be positive"),
     ],
 )
@@ -277,19 +275,19 @@ def test_what_cannot_be_loaded_is_said_as_it_was_there(
 @pytest.mark.slow
 def test_named_actors_outlive_who_has_started_them(alone: None) -> None:
     before = alive()
-    lasting = {"name": "lasting", "namespace": "tests", "engines": 1, "directories": 1, "salt": "ours"}
+    lasting = {"name": "lasting", "namespace": "tests", "engines": 1, "salt": "ours"}
     one = RayEngine.load("embedded", **lasting)
     note = one.prefill("Alice: the record says nine.")
     other = RayEngine.load("embedded", **lasting)
     assert other.prefill("Alice: the record says nine.") == note
     one.close()
-    assert len(alive()) == len(before) + 2
+    assert len(alive()) == len(before) + 1
     assert other.text(other.decode("Bob:", [note], sampling=Sampling(max_tokens=3))).startswith("Bob:")
     for wrong in ({"model": "/another/model"}, {"model": "embedded", "dtype": torch.bfloat16}):
         with pytest.raises(EngineMismatchError, match=r"was there before, and serves 'embedded' in torch.float32"):
             RayEngine.load(**(lasting | wrong))
     other.close()
-    assert RayEngine.end("lasting", namespace="tests") == 2
+    assert RayEngine.end("lasting", namespace="tests") == 1
     assert left(before) == before
 
 
@@ -307,7 +305,7 @@ def test_a_named_load_that_fails_leaves_nothing_that_the_next_could_find(
     alone: None, wrong: dict[str, Any], error: type[Exception]
 ) -> None:
     before = alive()
-    right = {"name": "again", "namespace": "tests", "engines": 1, "directories": 1, "model": "embedded"}
+    right = {"name": "again", "namespace": "tests", "engines": 1, "model": "embedded"}
     with pytest.raises(error):
         RayEngine.load(**(right | wrong))
     assert left(before) == before
@@ -317,7 +315,7 @@ def test_a_named_load_that_fails_leaves_nothing_that_the_next_could_find(
     with pytest.raises(EngineMismatchError if "model" in wrong else error):
         RayEngine.load(**(right | {"engines": 2} | wrong))
     assert left(there) == there, "those that were there before go on, and no other"
-    assert RayEngine.end("again", namespace="tests") == 2
+    assert RayEngine.end("again", namespace="tests") == 1
     assert left(before) == before
 
 

@@ -15,11 +15,13 @@ from choreo_ray import far as far_engines
 from choreo_ray.actor import EngineActor, Loading
 from choreo_ray.far import RayFarEngine
 from ray import exceptions as ray_errors
+from support.elsewhere import routed
 from support.ray_nearby import NearbyActor
 
 from choreo_agents import Decode, Engine, Memory, MessageHandle, Sampling
 from choreo_agents.engine import engine_over
-from choreo_agents.engine.elsewhere import CallToPlace, Costs, EngineAhead, Greeting, Route, SentAnswer, SentCall
+from choreo_agents.engine.elsewhere import Costs, Greeting, SentAnswer, SentCall
+from choreo_agents.engine.elsewhere.routing import CallToPlace, EngineAhead, Route
 from choreo_agents.engine.elsewhere.sending import own_version
 from choreo_agents.errors import EngineMismatchError
 from choreo_agents.tracing import CallPlaced, EventList, KVCopied
@@ -126,7 +128,7 @@ class Pair:
         self.events = EventList()
         far = [RayFarEngine(f"engine-{number}", NearbyActor(each)) for number, each in enumerate(self.actors)]
         self._placed = 0
-        self.front: Engine = engine_over(far, loading.model, routing=self._route, sink=self.events)
+        self.front: Engine = routed(engine_over(far, loading.model, sink=self.events), self._route)
 
     def encoded(self) -> int:
         """Tokens, by both: what was encoded before included."""

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 import ray
 from choreo_ray import RayEngine
-from choreo_ray import fleet as fleets
 from choreo_ray.far import RayFarEngine
+from support.elsewhere import routed
 from torture.chaos import GRAPHS
 from torture.chaos import said as graph_said
 
 from choreo_agents import Engine, MessageHandle, Sampling
-from choreo_agents.engine.elsewhere import COPIED_BYTES, CallToPlace, Copying, Costs, EngineAhead, Route
+from choreo_agents.engine.elsewhere import COPIED_BYTES, Copying, Costs
+from choreo_agents.engine.elsewhere.routing import CallToPlace, EngineAhead, Route
 from choreo_agents.errors import (
     EngineClosedError,
     GuideError,
@@ -183,7 +184,7 @@ def test_kv_goes_from_actor_to_actor_and_not_through_the_front(
         return given[-1]
 
     monkeypatch.setattr(RayFarEngine, "give", spied)
-    engine = front(sink=events.append, routing=brought)
+    engine = routed(front(sink=events.append), brought)
     note, own = engine.prefill("Alice: " + "so it is. " * 50), here.prefill("Alice: " + "so it is. " * 50)
     received = counted(engine, "received_bytes")
     say = Sampling(max_tokens=20, temperature=0.8, seed=3)
@@ -213,20 +214,6 @@ def test_an_engine_that_is_drained_hands_over_what_it_alone_has(front: Make) -> 
     engine.close()
     with pytest.raises(EngineClosedError, match="load a new one"):
         engine.drain(ran_at)
-
-
-def test_calls_are_placed_by_what_was_measured(front: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Costs] = []
-
-    def watched(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
-        seen.append(costs)
-        return brought(call, engines, costs)
-
-    measured = Costs(call_s=0.123, copy_s=0.456, copy_bytes_per_s=789.0)
-    monkeypatch.setattr(fleets, "measured_costs", lambda actors: measured)
-    front(routing=watched, costs=None).prefill("Alice: so.")
-    front(routing=watched, costs=Costs(call_s=0.5)).prefill("Alice: so.")
-    assert seen == [measured, Costs(call_s=0.5)], "unless they are told"
 
 
 def test_what_is_on_its_way_leaves_half_of_the_object_store(front: Make) -> None:
@@ -312,7 +299,9 @@ def apart(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Ro
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_graphs_say_the_same_on_two_actors(front: Make, here: Engine, graph: str, routing: Any) -> None:
     events: list[Any] = []
-    engine = front(sink=events.append, **({} if routing is None else {"routing": routing}))
+    engine = front(sink=events.append)
+    if routing is not None:
+        routed(engine, routing)
     assert graph_said(engine, graph, seed=3) == graph_said(here, graph, seed=3)
     placed = {each.engine for each in events if isinstance(each, CallPlaced)}
     assert routing is None or len(placed) == 2
@@ -326,47 +315,3 @@ def test_what_a_front_had_is_said_to_be_gone_with_it(front: Make) -> None:
     one.close()
     with pytest.raises(UnknownHandleError, match="encode the words again"):
         front(salt="shared").decode("Bob:", [note])
-
-
-@pytest.mark.usefixtures("patient")
-def test_fronts_that_share_actors_find_each_others_messages(front: Make) -> None:
-    one, other = front(salt="shared"), front(salt="shared")
-    trunk = one.prefill([7] * 60)
-    directory = ray.get_actor("pool-directory-0", "tests")
-    until(lambda: ray.get(directory.holders.remote("anybody", [trunk.id])).holders)
-    encoded = counted(one, "tokens_encoded")
-    assert other.prefill([7] * 60) == trunk and counted(other, "tokens_encoded") == encoded
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("patient")
-def test_fronts_find_each_others_messages_again_when_their_directory_was_gone(front: Make) -> None:
-    one, other = front(salt="shared"), front(salt="shared")
-    trunk = one.prefill([7] * 60)
-    directory = ray.get_actor("pool-directory-0", "tests")
-
-    def there() -> int:
-        return ray.get(directory.there.remote())  # type: ignore[no-any-return]
-
-    def known(message: MessageHandle) -> bool:
-        return bool(ray.get(directory.holders.remote("anybody", [message.id])).holders)
-
-    until(lambda: known(trunk))
-    first = there()
-    os.kill(first, signal.SIGKILL)
-
-    def back() -> bool:
-        try:
-            return there() != first
-        except ray.exceptions.RayError:
-            return False
-
-    until(back)
-    assert not known(trunk), "it has begun anew"
-    # Fronts say all again once they hear of another directory: whatever they have to say next.
-    until(lambda: one.prefill([*range(5, 9), *os.urandom(4)]) and known(trunk))
-    encoded, again = counted(one, "tokens_encoded"), counted(one, "tokens_recomputed")
-    assert other.prefill([7] * 60) == trunk
-    read = other.decode([8, 9], [trunk], sampling=Sampling(max_tokens=3))
-    assert counted(one, "tokens_encoded") - encoded == len(other.tokens(read)), "the trunk is there"
-    assert counted(one, "tokens_recomputed") == again

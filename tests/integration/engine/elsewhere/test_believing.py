@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 from support.adapters import save_adapter, save_mapper
-from support.elsewhere import WiredEngine
+from support.elsewhere import WiredEngine, routed
 
 from choreo_agents import Decode, Engine, Memory, MessageHandle, Sampling
 from choreo_agents.engine import engine_over
-from choreo_agents.engine.elsewhere import CallToPlace, Costs, EngineAhead, HandleDirectory, Route, serving
+from choreo_agents.engine.elsewhere import Costs
+from choreo_agents.engine.elsewhere.routing import CallToPlace, EngineAhead, Route
 from choreo_agents.errors import (
     AdapterError,
     EngineClosedError,
@@ -79,10 +80,10 @@ def test_what_joins_is_seen_though_the_front_was_wrong_about_who_has_it(
 ) -> None:
     at = ["a"]
 
-    def routed(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
+    def there(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
         return Route(at[0], {}, (), 0, 0, 0.0)
 
-    front, b = engine_over([*wired.values()], embedded, routing=routed), wired["b"]
+    front, b = routed(engine_over([*wired.values()], embedded), there), wired["b"]
     core: Any = front._core
     note, late = front.prefill("Ann has 3 red kites."), front.prefill("Bob has 2 blue ones.")
     at[0] = "b"
@@ -169,67 +170,6 @@ def test_engines_are_asked_again_after_a_restart_that_failed(
         front.owner.restart()
     wired["a"].fails.clear()
     assert front.prefill("Ann has 3 red kites.").length
-    front.close()
-
-
-def test_a_measurement_that_fails_is_made_again(embedded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = serving.measured_pace
-
-    def once_not(tenants: Any) -> Any:
-        monkeypatch.setattr(serving, "measured_pace", measured)
-        raise EngineFailedError("a step has failed")
-
-    monkeypatch.setattr(serving, "measured_pace", once_not)
-    wired = WiredEngine("a", Engine.load(embedded, memory=MEMORY), measures=True)
-    with pytest.raises(EngineFailedError):
-        engine_over([wired], embedded)
-    with engine_over([wired], embedded) as front:
-        core: Any = front._core
-        assert core.fleet.outposts["a"].pace is not None
-    wired.close()
-
-
-class HardOfHearing:
-    """A directory that misses what it is told while it is `deaf`."""
-
-    def __init__(self) -> None:
-        self.inner, self.deaf, self._missed = HandleDirectory(), False, 0
-
-    def __getattr__(self, name: str) -> Any:
-        async def told(*arguments: Any) -> Any:
-            if self.deaf:
-                self._missed += 1
-                return ""
-            return getattr(self.inner, name)(*arguments)
-
-        return told
-
-
-def test_a_directory_is_told_of_what_it_has_missed_that_is_no_longer_there(
-    wired: dict[str, WiredEngine], embedded: LoadedModel
-) -> None:
-    directory = HardOfHearing()
-    front = engine_over([wired["a"]], embedded, salt="s", directory=directory)
-    notes = [front.prefill([7, number] * 10) for number in range(9)]
-    until(lambda: len(directory.inner) == 9)
-    directory.deaf = True
-    for each in notes[1:]:
-        front.release(each)
-    until(lambda: directory._missed)
-    directory.deaf = False
-    front.prefill([8] * 4)
-    until(lambda: len(directory.inner) == 2)
-    directory.inner.check()
-    # An engine that was not to be reached for a moment has what it had, and others are told so again.
-    wired["a"].fails["all"] = EngineLostError("not to be reached")
-    core: Any = front._core
-    with pytest.raises(RequestTimeoutError):
-        front.decode([Decode([9], notes[:1], sampling=SHORT, timeout_s=0.05)])
-    until(lambda: len(directory.inner) == 0)
-    wired["a"].fails.clear()
-    until(core.fleet.alive)
-    until(lambda: len(directory.inner) == 2)
-    directory.inner.check()
     front.close()
 
 

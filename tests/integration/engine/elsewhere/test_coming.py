@@ -11,21 +11,12 @@ from typing import Any
 
 import pytest
 from support.adapters import save_adapter, save_mapper
-from support.elsewhere import MortalEngine, WiredEngine
+from support.elsewhere import MortalEngine, WiredEngine, routed
 
 from choreo_agents import Engine, Memory, Prefill, Sampling
 from choreo_agents.engine import engine_over
-from choreo_agents.engine.elsewhere import (
-    CallToPlace,
-    Copying,
-    Costs,
-    EngineAhead,
-    Greeting,
-    Releasing,
-    Route,
-    SentAnswer,
-    SentCall,
-)
+from choreo_agents.engine.elsewhere import Copying, Costs, Greeting, Releasing, SentAnswer, SentCall
+from choreo_agents.engine.elsewhere.routing import CallToPlace, EngineAhead, Route
 from choreo_agents.engine.elsewhere.sending import own_version
 from choreo_agents.engine.lineage.exchange import row_of
 from choreo_agents.errors import AdapterError, EngineFailedError, EngineLostError, EngineMismatchError
@@ -88,7 +79,7 @@ class TestWhatEnginesHaveLoaded:
         first, second = (save_mapper(tmp_path / str(seed), embedded, seed=seed) for seed in (1, 2))
         events = EventList()
         engines = [MortalEngine(name, lambda: Engine.load(embedded, memory=MEMORY)) for name in ("a", "b")]
-        front = engine_over(engines, embedded, sink=events, routing=foremost)
+        front = routed(engine_over(engines, embedded, sink=events), foremost)
         engines[1].fails_to_load = AdapterError("refused")
         with pytest.raises(AdapterError, match="refused"):
             front.load_adapter(first, "mine")
@@ -109,7 +100,7 @@ class TestWhatEnginesHaveLoaded:
     ) -> None:
         events, other = EventList(), WiredEngine("b", Engine.load(embedded, memory=MEMORY))
         mapper = save_mapper(tmp_path / "one", embedded, seed=1)
-        front = engine_over([other, wired], embedded, sink=events, routing=foremost)
+        front = routed(engine_over([other, wired], embedded, sink=events), foremost)
         note, gate = front.prefill(NOTE), wired.hold("greeted")
         wired.fails["run"] = EngineLostError("out of reach")
         other.fails["run"] = EngineFailedError("only the other is asked")
@@ -209,15 +200,6 @@ def test_tenants_that_end_at_the_front_end_at_its_engines(wired: WiredEngine, em
         kept = front.prefill(NOTE)
         front.release(kept)
     assert len(tenants.names()) == 1 and not wired.server._serving, "that of the front itself is gone, too"
-
-
-def test_a_small_engine_measures_its_pace(embedded: LoadedModel) -> None:
-    per_token = embedded.adapter.geometry.bytes_per_token
-    engine = Engine.load(embedded, memory=Memory(kv_budget_bytes=512 * per_token))
-    wired = WiredEngine("a", engine, measures=True)
-    with engine_over([wired], embedded) as front:
-        assert front.prefill(NOTE).length > 0
-    wired.close()
 
 
 # What comes in another order than it was sent.

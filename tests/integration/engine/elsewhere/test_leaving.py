@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from support.elsewhere import Gate, WiredEngine
+from support.elsewhere import Gate, WiredEngine, routed
 
 from choreo_agents import Decode, Engine, Memory, MessageHandle, Sampling
 from choreo_agents.engine import engine_over
-from choreo_agents.engine.elsewhere import CallToPlace, Costs, EngineAhead, Route
+from choreo_agents.engine.elsewhere import Costs
+from choreo_agents.engine.elsewhere.routing import CallToPlace, EngineAhead, Route
 from choreo_agents.errors import (
     EngineClosedError,
     EngineFailedError,
@@ -38,7 +39,7 @@ class Wired:
     def __init__(self, model: LoadedModel) -> None:
         self.events, self.at, self.copies = EventList(), "a", True
         self.a, self.b = (WiredEngine(name, Engine.load(model, memory=MEMORY)) for name in ("a", "b"))
-        self.front = engine_over([self.a, self.b], model, routing=self.route, sink=self.events)
+        self.front = routed(engine_over([self.a, self.b], model, sink=self.events), self.route)
 
     def route(self, call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
         at = self.at if any(engine.name == self.at for engine in engines) else engines[0].name
@@ -219,8 +220,7 @@ def test_a_release_that_does_not_arrive_is_made_up_for(wired: Wired) -> None:
 
 
 def test_calls_that_cannot_be_placed_fail(wired: Wired) -> None:
-    wired.route = None  # type: ignore[assignment,method-assign]
-    wired.front._core.fleet._routing = lambda *given: 1 / 0  # type: ignore[attr-defined]
+    routed(wired.front, lambda *given, **costs: 1 / 0)  # type: ignore[arg-type,return-value]
     with pytest.raises(EngineFailedError, match="ZeroDivisionError"):
         wired.says("So:")
     assert wired.front.stats().unfinished == 0

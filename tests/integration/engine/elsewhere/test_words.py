@@ -14,7 +14,7 @@ from support.elsewhere import Front, apart, encoding_apart, load_elsewhere
 
 from choreo_agents import ChoreoGraph, Decode, Engine, Memory, MessageHandle, Prefill, Sampling
 from choreo_agents.engine import engine_over
-from choreo_agents.engine.elsewhere import route
+from choreo_agents.engine.elsewhere.routing import route
 from choreo_agents.errors import EngineMismatchError, InvalidRequestError, KVBudgetError
 from choreo_agents.models import LoadedModel
 from choreo_agents.tracing import CallPlaced, EventList, KVCopied

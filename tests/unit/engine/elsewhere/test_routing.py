@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from choreo_agents.engine.elsewhere import CallToPlace, Costs, EngineAhead, KVToRead, route
-from choreo_agents.engine.elsewhere.pace import Pace, paced
+from choreo_agents.engine.elsewhere.routing import CallToPlace, Costs, EngineAhead, KVToRead, route
 
 COSTS = Costs(call_s=0.0, copy_s=0.1, copy_bytes_per_s=1000.0, encode_tokens_per_s=100.0, step_s=0.01, row_s=0.001)
 MUCH = 1 << 30
@@ -118,14 +117,6 @@ def test_no_other_way_is_quicker(data: st.DataObject) -> None:
             assert found.expected_s <= base + copies + again + sources + 1e-9
 
 
-def test_the_pace_of_each_engine_counts_where_it_is_known() -> None:
-    """1,000 tokens take ten seconds as costs say, and one where more is known; a step a tenth."""
-    pace = Pace(encode_tokens_per_s=1000.0, step_s=0.001, row_s=0.0)
-    call = CallToPlace([], 1000, 10)
-    found = route(call, [EngineAhead("a"), EngineAhead("b", pace=pace)], COSTS)
-    assert found.engine == "b" and found.expected_s == pytest.approx(1.0 + 0.01)
-
-
 @given(st.data())
 def test_of_engines_that_lack_the_same_only_the_least_loaded_is_asked(data: st.DataObject) -> None:
     names = [f"engine {number}" for number in range(6)]
@@ -155,16 +146,3 @@ def test_of_engines_that_lack_the_same_only_the_least_loaded_is_asked(data: st.D
     assert found.expected_s == pytest.approx(best) or found.engine == home
     if home is not None and alone[home].expected_s <= best:
         assert found.engine == home
-
-
-def test_engines_that_are_alike_have_one_pace() -> None:
-    """What differs by chance decides nothing; a GPU beside CPUs has its own."""
-    measured = {
-        "a": Pace(4000.0, 0.010, 0.001),
-        "b": Pace(5000.0, 0.012, 0.002),
-        "gpu": Pace(90000.0, 0.004, 0.0001),
-        "c": Pace(4500.0, 0.011, 0.0015),
-    }
-    found = paced(measured)
-    assert found["gpu"] == measured["gpu"] and found["a"] == found["b"] == found["c"] == Pace(4500.0, 0.011, 0.0015)
-    assert paced({}) == {}
