@@ -26,7 +26,6 @@
     ├── EngineClosedError (RuntimeError)      the engine was closed
     │   └── EngineForkedError                 it is the parent process's, which goes on with it
     ├── EngineLostError (RuntimeError)        an engine elsewhere is gone, or cannot be reached, with what it had
-    ├── QuorumError (RuntimeError)            too many branches failed for a synthesizer to start
     ├── ScriptError (LookupError)             a test's script has nothing to say, or nothing that is allowed
     ├── EngineFailedError                     a call failed in the engine; the cause is chained
     │   └── DeviceLostError (RuntimeError)    the device computes no more, and the engine has ended
@@ -239,12 +238,6 @@ class EngineLostError(ChoreoError, RuntimeError):
     """An engine elsewhere is gone, or cannot be reached: what it had is computed again where it is read."""
 
     words = ("lineage",)
-
-
-class QuorumError(ChoreoError, RuntimeError):
-    """So many branches have failed that a synthesizer's quorum cannot be reached."""
-
-    words = ("branch", "synthesizer")
 
 
 class ScriptError(ChoreoError, LookupError):

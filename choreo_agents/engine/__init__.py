@@ -3,7 +3,6 @@
 from choreo_agents.engine.calls import Decode, Guided, PlayedCall, Prefill, StreamedToken, Thinking
 from choreo_agents.engine.engine import Engine, engine_over
 from choreo_agents.engine.messages.holdings import UnkeptRun
-from choreo_agents.engine.messages.joining import Joining
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.quota import Quota
 from choreo_agents.engine.settings import Memory, Scheduling
@@ -14,7 +13,6 @@ __all__ = [
     "Engine",
     "EngineStats",
     "Guided",
-    "Joining",
     "Memory",
     "PlayedCall",
     "Prefill",

@@ -8,7 +8,6 @@ from typing import TypedDict
 
 from torch import Tensor
 
-from choreo_agents.engine.messages.joining import Joining
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import ChatFormat, FramedText, LoadedModel
@@ -134,7 +133,6 @@ class DecodeOptions(CallOptions, total=False):
     ends: Sequence[int]
     memo: str | None
     anew: bool
-    joining: Joining | None
     thinking: Thinking | None
     guide: Guided | None
     played: PlayedCall | None
@@ -206,8 +204,6 @@ class Decode:
     watch: Callable[[Tensor], None] | None = None
     """Shown the model's logits, [vocabulary], before every token, on the engine's thread: to measure by. It must not
     change them, nor raise, and copies what it keeps: the next step is computed where they are."""
-    joining: Joining | None = None
-    """Through which messages come into its view while it is under way (see `Branches.joining`)."""
     adapter: str | None = None
     """As for `Prefill`."""
     priority: int = 0

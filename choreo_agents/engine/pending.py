@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.messages.entering import entering
 from choreo_agents.engine.messages.labels import Label
 from choreo_agents.engine.messages.message import Lineage, Message
-from choreo_agents.engine.messages.method import MessageEncoding
 from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.runtime.request import Request
+from choreo_agents.runtime.request import Encoding, Request
 from choreo_agents.sampling import Chosen
 
 Answer = Future[MessageHandle]
@@ -30,7 +29,7 @@ class Pending:
     core: EngineCore
     naming: Naming
     lineage: Lineage
-    encoding: MessageEncoding
+    encoding: Encoding
     encodes_end: bool
     memo: str | None
     """Under which its answer is remembered."""
@@ -116,8 +115,7 @@ class Pending:
         """The message that a finished request is."""
         assert request.binding is not None
         tokens = self.lineage.tokens + tuple(request.tokens[len(request.binding.prompt) :])
-        joined = () if self.encoding.late is None else self.encoding.late.joined
-        lineage = self.lineage.ended(tokens, ((each.parent, each.offset, each.since) for each in joined))
+        lineage = replace(self.lineage, tokens=tokens)
         return Message(
             self.naming.handle(lineage),
             lineage,

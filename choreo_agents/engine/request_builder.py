@@ -19,7 +19,7 @@ from choreo_agents.engine.decoding.thoughts import longest_thoughts, thoughts_gu
 from choreo_agents.engine.messages.labels import Label
 from choreo_agents.engine.messages.message import Lineage, Message, who_thinks
 from choreo_agents.engine.messages.naming import Naming
-from choreo_agents.engine.messages.placement import Placement, place, require_position
+from choreo_agents.engine.messages.placement import Placement, place
 from choreo_agents.engine.messages.table import require_handle
 from choreo_agents.engine.pending import Pending
 from choreo_agents.errors import AdapterError, ContextLengthError, InvalidRequestError, KVBudgetError
@@ -121,8 +121,6 @@ class RequestBuilder:
             raise InvalidRequestError(f"sampling must be a Sampling, not {call.sampling!r}")
         # Before anything is derived from it: names, seeds and samplers know one sampling only.
         call = replace(call, sampling=call.sampling.with_defaults(self._core.model.sampling_defaults))
-        if call.joining is not None and call.joining.maker is not self:
-            raise InvalidRequestError("the joining is another engine's or tenant's: make one with joining()")
         self._tokens(call.sampling.forced or (), "sampling.forced")
         closing = self._tokens(() if call.closing is None else call.closing, "closing")
         closes = frozenset(self._tokens(call.ends, "ends"))
@@ -191,16 +189,6 @@ class RequestBuilder:
     def find(self, handle: MessageHandle) -> Message:
         """The leased message that one of the tenant's handles names; raises a `HandleError` otherwise."""
         return self._core.table.find(handle, self._naming.tenant)
-
-    def arriving(self, handle: MessageHandle, offset: int) -> Message:
-        """The message that is to come into a view at a position; raises what `Joining.add` raises."""
-        message = self.find(handle)
-        end, most = require_position("offset", offset) + handle.length, self._core.model.adapter.max_positions
-        if end > most:
-            raise ContextLengthError(
-                f"the message would reach position {end}, the model's context ends at {most}: show it further in front"
-            )
-        return message
 
     def key(self, call: Prefill) -> KVKey:
         """What names the KV that a prefill would make; its parents are not looked for.

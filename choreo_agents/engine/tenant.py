@@ -16,7 +16,6 @@ from choreo_agents.engine.calls import Calls, Decode, Prefill
 from choreo_agents.engine.core import EngineCore
 from choreo_agents.engine.keeping.kept import kept_of
 from choreo_agents.engine.messages.entering import entering
-from choreo_agents.engine.messages.joining import Joining
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.scope import Scope
@@ -191,11 +190,6 @@ class Tenant:
                 self.core.loop.submit(batch.requests)
             return batch.answers
 
-    def joining(self) -> Joining:
-        """What brings messages into the view of one of its decodes while that is under way."""
-        self.require_tenancy()
-        return Joining(self.builder, self.core.lock, self.builder.arriving, self.quotas.has_room)
-
     def find(self, handle: MessageHandle) -> Message:
         """The message of a leased handle; raises a `HandleError` otherwise."""
         with self.core.lock:
@@ -248,8 +242,6 @@ class Tenant:
             batch.requests.append(request)
         pending = request.owner
         assert isinstance(pending, Pending)
-        if isinstance(call, Decode) and call.joining is not None:
-            call.joining.begin(call, pending.encoding.late)
         if request in batch.requests:
             request.priority = max(request.priority, call.priority)
         else:
@@ -268,12 +260,9 @@ class Tenant:
         call = placed.read.call
         assert isinstance(call, Decode)
         known = None if placed.name is None or call.anew else self.core.table.memos.recall(placed.name)
-        if known is not None:
-            if batch.on_token is not None:
-                for chosen in known.chosen or ():
-                    batch.on_token(chosen)
-            if call.joining is not None:
-                call.joining.begin(call, None)
+        if known is not None and batch.on_token is not None:
+            for chosen in known.chosen or ():
+                batch.on_token(chosen)
         return known
 
     def answered(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
@@ -16,7 +16,6 @@ from choreo_agents.errors import InvalidRequestError
 from choreo_agents.graph.audit.guard import Guard
 from choreo_agents.graph.engines import own_or_named
 from choreo_agents.graph.outputs import is_free, output_of, require_writer
-from choreo_agents.graph.quorum.board import Reporting, reported
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.tenancy import TenantPrompts, tenant_in
 from choreo_agents.graph.turn.turn import AgentTurn, Choices
@@ -149,8 +148,6 @@ class Agent(Runnable[Any, dict[str, Any]]):
         """Messages that it says at a time."""
         self.merging: MergeSpec | None = None
         """What it merges, if it is a synthesizer."""
-        self._reporting: Reporting | None = None
-        """If a synthesizer waits for it in its own superstep: what it is told. None: nobody waits."""
         self._reader_rules: ReaderRules | None = None
 
     def speaker(self, _: Any) -> str:
@@ -165,12 +162,6 @@ class Agent(Runnable[Any, dict[str, Any]]):
         agent.public = rules.public
         agent._reader_rules = rules
         agent.imported = _imported(agent, agent.engine, rules.public)
-        return agent
-
-    def reporting(self, reporting: Reporting) -> Self:
-        """A copy whose messages, and failures, a synthesizer hears of in its own superstep."""
-        agent = copy.copy(self)
-        agent._reporting = reporting
         return agent
 
     def with_system(self, text: str) -> Agent:
@@ -201,13 +192,8 @@ class Agent(Runnable[Any, dict[str, Any]]):
         """Speak once. Takes graph state, returns its update."""
         config = ensure_config(config)
         agent, engine = serving(self, config)
-        if self._reporting is None:
-            said = await AgentTurn(agent, engine, input, config).speak()
-            return await with_update(self, said, input, config)
-        with reported(config, self.name, self._reporting) as report:
-            update = await AgentTurn(agent, engine, input, config).speak()
-            report(update)
-            return update
+        said = await AgentTurn(agent, engine, input, config).speak()
+        return await with_update(self, said, input, config)
 
 
 A = TypeVar("A", bound=Agent)

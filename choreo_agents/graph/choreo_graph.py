@@ -36,10 +36,8 @@ from choreo_agents.graph.durable.finding import LineageChoice, require_choice
 from choreo_agents.graph.engines import EngineChoice, Engines, engines_among, sealing_of, serving_together
 from choreo_agents.graph.langgraph_internals import relabelled
 from choreo_agents.graph.provenance.signing import sign
-from choreo_agents.graph.quorum.rewiring import rewire
 from choreo_agents.graph.recording.around import around, around_routes
 from choreo_agents.graph.state import ChoreoState
-from choreo_agents.graph.synthesizer import Synthesizer
 from choreo_agents.graph.tenancy import Resolver, Tenancy, require_by_tenant
 from choreo_agents.graph.visibility import (
     SHARED,
@@ -297,7 +295,7 @@ class ChoreoGraph(StateGraph[Any, Any, Any, Any]):
         stops = {when: options.get(f"interrupt_{when}") or () for when in ("before", "after")}
         _require_bounded(self, whole, stops)
         bound.nodes = _bound_nodes(bound, engines, by_tenant=tenant is not None, strict=strict)
-        _rewire(bound, stops)
+        _guard_runs(bound)
         _serve(bound, engines, lineage)
         compiled = super(ChoreoGraph, bound).compile(checkpointer, **options)
         return relabelled(compiled, CompiledChoreoGraph)
@@ -326,13 +324,11 @@ def _serve(bound: ChoreoGraph, engines: Engines, lineage: LineageChoice) -> None
     require_choice(lineage, bound.engine, by_tenant=bound.tenancy is not None)
 
 
-def _rewire(bound: ChoreoGraph, stops: Mapping[str, Any]) -> None:
-    """Have every synthesizer with a quorum start with its branches; where there are tenants, each run be one's."""
-    agents = {name: spec.runnable for name, spec in bound.nodes.items() if isinstance(spec.runnable, Agent)}
-    early = {name: each for name, each in agents.items() if isinstance(each, Synthesizer) and each.quorum is not None}
+def _guard_runs(bound: ChoreoGraph) -> None:
+    """Require that each run can be one tenant's, where there are several, and record what routes return."""
     if bound.tenancy is not None:
+        agents = {name: spec.runnable for name, spec in bound.nodes.items() if isinstance(spec.runnable, Agent)}
         require_by_tenant(bound, agents, agents_of(bound))
-    rewire(bound, agents, early, stops)
     around_routes(bound.branches)
 
 

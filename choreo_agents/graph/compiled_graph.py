@@ -30,7 +30,6 @@ from choreo_agents.graph.langgraph_internals import (
 )
 from choreo_agents.graph.provenance.door import Door
 from choreo_agents.graph.provenance.notary import notary_of, with_notary
-from choreo_agents.graph.quorum.board import with_board
 from choreo_agents.graph.recording.recorded_run import RecordedRun, recorded_run
 from choreo_agents.graph.sync_bridge import run_coroutine
 from choreo_agents.graph.tenancy import TenantThreads
@@ -110,7 +109,7 @@ class CompiledChoreoGraph(TenantThreads):
         if engine is not None and (tenant := self.tenant_of(called)) is not None:
             engine, engines = tenant.engine(engine), tuple(map(tenant.engine, engines))
         run = with_notary(config, called, None if engine is None else engine.lineage.seals, self.name)
-        run = with_tasks_around(with_thread(with_engines(with_board(run), called, engines), called, self), called, self)
+        run = with_tasks_around(with_thread(with_engines(run, called, engines), called, self), called, self)
         run = with_lineage(run, called, self._built.lineage)
         return Door(notary_of(run) or notary_of(called), called, saved_state_of(self, called)), run, engines
 

@@ -22,7 +22,7 @@ from choreo_agents.errors import ForeignThreadError, InvalidRequestError
 from choreo_agents.graph.langgraph_internals import (
     asaved_metadata,
     hidden_in,
-    policies_of,
+    is_cached,
     saved_metadata,
     saver_of,
     thread_of,
@@ -135,7 +135,7 @@ def require_by_tenant(graph: StateGraph[Any, Any, Any, Any], nodes: Iterable[str
                 f"agent {agent.name!r} stands in a subgraph that serves one tenant: compile that with tenant=..., too"
             )
     for node in nodes:
-        if policies_of(graph, node).is_cached:
+        if is_cached(graph, node):
             raise InvalidRequestError(
                 f"what agent {node!r} says is cached for all runs, whoever they are for: leave cache_policy out, or "
                 "compile the graph for each tenant"

@@ -47,7 +47,6 @@ def message_id(
     tokens: Sequence[int],
     parents: Sequence[str],
     relative_offsets: Sequence[int],
-    since: Sequence[int] = (),
 ) -> str:
     """The id of a message: an HMAC over what its encoding depends on.
 
@@ -57,12 +56,9 @@ def message_id(
         tokens: The message's own tokens.
         parents: Ids of the messages it attends to, in order.
         relative_offsets: Each parent's offset minus the message's own: only relative positions matter.
-        since: For each parent, how many of the tokens were encoded without it; empty: it was there from the start.
     """
     code = hmac.new(salt, digestmod=hashlib.sha256)
     parts = [model, ",".join(map(str, tokens)), ",".join(parents), ",".join(map(str, relative_offsets))]
-    # What all parents reach from the start has the id that it would have without this.
-    parts += [",".join(map(str, since))] if any(since) else []
     for part in parts:
         code.update(f"{len(part)}:{part};".encode())
     return code.hexdigest()[:32]

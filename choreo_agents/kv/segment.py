@@ -72,8 +72,6 @@ class Piece:
     first: int
     count: int
     offset: int
-    since: int = 0
-    """Index of the first of the reader's own tokens that sees it: those before were encoded without it."""
 
     @property
     def shift(self) -> int:

@@ -84,8 +84,6 @@ class NextSteps:
 
     def _planned(self) -> NextStep:
         admission, running = self._admission, self._under_way.running
-        for request in list(running.values()):
-            self._grow(request)
         seen = admission.seen()
         unfinished = len(self._under_way)
         plan = self._planner.plan(seen, admission.waiting, running, admission.room())
@@ -108,18 +106,11 @@ class NextSteps:
         if self._planner.is_told:
             self._planner.record([(running[row.number], len(row.tokens)) for row in rows])
         samplers = _samplers(running[row.number] for row in rows)
-        if self._planner.repeats and not admission.waiting and Steady.suits(rows, running):
+        if self._planner.repeats and not admission.waiting and Steady.suits(rows, len(running)):
             served = [running[row.number] for row in rows]
             self._steady = Steady(rows, served, samplers, self._lock, self._changed)
         waits = (admission.waiting or running) and not stuck
         return NextStep(rows, arrivals, unfinished if rows or waits else 0, samplers)
-
-    def _grow(self, request: Request) -> None:
-        """Let what has come for a running request into its view."""
-        try:
-            self._admission.add(request.grow())
-        except Exception as cause:
-            self._drop(request, failed(cause))
 
     def _admit(self, request: Request, chunks: Mapping[int, int]) -> Refusal | None:
         """Let a request run that waits, if it can begin; why it never can, if nothing runs that would make room."""
@@ -134,7 +125,6 @@ class NextSteps:
         if refusal is not None:
             return refusal if alone else None
         self._under_way.running[request.number] = request
-        self._grow(request)
         return None
 
 

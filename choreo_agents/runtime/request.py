@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from choreo_agents.errors import KVMemoryError
 from choreo_agents.kv.entry import CacheEntry
-from choreo_agents.kv.segment import Piece, Segment
+from choreo_agents.kv.segment import Segment
 from choreo_agents.runtime.counters import Charges, CountedAs
 from choreo_agents.runtime.decoding import Decoding
 from choreo_agents.runtime.step import Binding
@@ -82,23 +82,8 @@ class Encoding(Protocol):
         """The request has been given the segment that it will fill."""
         ...
 
-    def grows(self) -> bool:
-        """Whether something is to come into a running decode's view."""
-        ...
-
-    def grow(self, reader: Request) -> tuple[Sequence[Piece], Sequence[Request]]:
-        """Let what has come for a running decode since it was last asked into its view, as far as it is in the pool.
-
-        Args:
-            reader: Its own request: the tokens that follow on those encoded so far see it.
-
-        Returns:
-            What is new in the view, pinned; and requests that compute what of the rest is nowhere any more.
-        """
-        ...
-
     def unpin(self) -> None:
-        """Undo `pin`, `bind` and `grow`, as far as that is still to be undone."""
+        """Undo `pin` and `bind`, as far as that is still to be undone."""
         ...
 
     def close(self, request: Request) -> None:
@@ -236,7 +221,7 @@ class Request:
     def beyond(self) -> int:
         """Tokens that it was charged for and that stand in messages which its view does not hold.
 
-        Those that its parents had attended to; and what was to come into its view and did not before it ended.
+        Those that its parents had attended to.
         """
         return sum(self.charges.for_others.values()) - self._paid_in_view() + self.beyond_elsewhere
 
@@ -336,17 +321,6 @@ class Request:
         """Nothing more is sampled: what is missing of the closing follows."""
         self.ended = True
         self.tokens.extend(decoding.missing_end(self.sampled))
-
-    def grow(self) -> Sequence[Request]:
-        """Let what has come for it while it decodes into its view; requests that compute what of that is lost."""
-        if self.ended or self.binding is None:
-            return ()
-        pieces, before = self.encoding.grow(self)
-        if pieces:
-            self.binding = replace(self.binding, view=(*self.binding.view, *pieces))
-        for request in before:
-            request.priority = self.priority
-        return before
 
     def done(self) -> bool:
         """Whether nothing is left to sample or, where later readers need it, to encode."""

@@ -46,11 +46,11 @@ class Steady:
             request.tell_cancelled(changed.set)
 
     @staticmethod
-    def suits(rows: Sequence[Row], running: Mapping[int, Request]) -> bool:
-        """Whether these rows are of all that run, each samples, and nothing is to come into a view."""
-        if not rows or len(rows) < len(running):
+    def suits(rows: Sequence[Row], running: int) -> bool:
+        """Return whether these rows are those of all `running` requests, and each samples after its only token."""
+        if not rows or len(rows) < running:
             return False
-        return all(row.samples and len(row.tokens) == 1 and not running[row.number].encoding.grows() for row in rows)
+        return all(row.samples and len(row.tokens) == 1 for row in rows)
 
     def further(self, chosen: Mapping[int, Chosen]) -> list[Row] | None:
         """The next step's rows; None if something has happened, so that it has to be decided anew.

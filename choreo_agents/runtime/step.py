@@ -112,8 +112,6 @@ def _room(step: Step) -> int:
     """Steps that a layout is good for: until a row's next slot is not behind its last."""
     room: list[int] = []
     for row, slot in zip(step.rows, step.layout.write_slots, strict=True):
-        if any(piece.since > row.first for piece in row.view):
-            return 0  # a later token sees more
         [run] = [run for run in row.segment.runs if run.start <= slot < run.end]
         room.append(run.end - slot - 1)
     return min(room)
@@ -141,10 +139,7 @@ def make_step(rows: Sequence[Row], arrivals: Sequence[Arrival] = ()) -> Step:
         for run in row.segment.slots(row.first, count):
             write_slots.extend(range(run.start, run.end))
         for place, piece in enumerate(row.view):
-            blind = max(0, piece.since - row.first)
-            if blind < count:
-                seeing = QuerySpan(at + blind, count - blind, piece.shift, place)
-                _share(shared, piece.segment, piece.first, piece.count, seeing)
+            _share(shared, piece.segment, piece.first, piece.count, QuerySpan(at, count, piece.shift, place))
         causal.extend(_own_reads(row, at, shared))
         if count == 1 and row.samples:
             last = row.segment.slots(0, row.first + 1)[-1]

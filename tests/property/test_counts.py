@@ -50,7 +50,7 @@ class Program:
         """Prompts of prefills that found their message."""
 
     def play(self, actions: int) -> None:
-        does = [self.prefill, self.decode, self.decode, self.park, self.restore, self.map, self.give_up, self.join]
+        does = [self.prefill, self.decode, self.decode, self.park, self.restore, self.map, self.give_up]
         for _ in range(actions):
             before = self.stats()
             with suppress(ChoreoError):  # no room for it: what was encoded until then is charged all the same
@@ -113,21 +113,6 @@ class Program:
             assert usage.prompt_tokens == sum(parent.length for parent in call.parents) + own
             assert usage.tokens_reused >= 0 and usage.tokens_beyond <= usage.tokens_encoded + usage.tokens_recomputed
         self.made += said
-
-    def join(self) -> None:
-        """Messages, some of them lost or only promised, are to come into the view of a decode; not all are in time."""
-        view, late = self.view(), {handle.id: handle for handle in self.view()}
-        joining = self.engine.branches.joining()
-        for handle in late.values():
-            joining.add(handle, 0)
-        forced = tuple(self.rng.randrange(5, 300) for _ in range(self.rng.randint(1, 6)))
-        call = Decode([7], view, new_offset=200, sampling=Sampling(forced=forced), joining=joining)
-        [said] = self.engine.decode([call])
-        usage, seen = self.engine.usage(said), self.engine.inspect.records([said])[-1].parents
-        own = said.length if self.engine.method == "choreo" else said.length - 1
-        assert usage.prompt_tokens == sum(parent.length for parent in seen) + own
-        assert usage.tokens_reused >= 0 and usage.tokens_beyond >= 0
-        self.made.append(said)
 
     def park(self) -> None:
         self.engine.kv.park()
@@ -215,17 +200,6 @@ def test_what_is_brought_back_for_nobody_is_only_recomputed(make_engine: Any) ->
     assert after.tokens_recomputed - before.tokens_recomputed == 10
     assert (after.tokens_encoded, after.tokens_reused) == (before.tokens_encoded, before.tokens_reused)
     assert usages(engine, [told]) == [(10, 20, 0, 0)], "what the call that made it has cost"
-
-
-def test_what_comes_too_late_to_join_is_not_taken_for_found(make_engine: Any) -> None:
-    engine = make_engine(step_tokens=8)
-    [late] = engine.prefill([Prefill([5] * 200, lazy=True)])
-    joining = engine.branches.joining()
-    joining.add(late, 0)
-    said = engine.decode([7], new_offset=300, sampling=Sampling(forced=(5,) * 10), joining=joining)
-    usage = engine.usage(said)
-    assert not engine.inspect.joined(said) and usage.tokens_beyond > 0
-    assert (usage.tokens_reused, usage.prompt_tokens) == (0, said.length) and engine.stats().tokens_reused == 0
 
 
 def test_what_a_mapper_makes_again_is_recomputed_too(make_engine: Any) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -132,36 +131,6 @@ class Machine(RuleBasedStateMachine):
         handles = self.tried(lambda: self.engine.decode(calls))
         for handle, (content, view, offsets, start) in zip(handles or [], drawn, strict=False):
             self.remember(handle, content, view, offsets, start)
-
-    @rule(seed=seeds)
-    def decode_a_growing_view(self, seed: int) -> None:
-        """Messages come into the view of a decode before it and after any of its tokens, as far as there is room."""
-        rng = Random(seed)
-        (view, offsets, start), header, rest = self.draw_view(rng), draw_tokens(rng, 1, 9), draw_tokens(rng, 1, 20)
-        late = [(h, rng.randrange(150), rng.randrange(-1, len(rest))) for h in self.draw_view(rng)[0]]
-        joining = self.engine.branches.joining()
-        steps = itertools.count()
-
-        def watch(_: torch.Tensor) -> None:
-            step = next(steps)
-            for handle, offset, at in late:
-                if at == step:
-                    joining.add(handle, offset)
-
-        for handle, offset, at in late:
-            if at < 0:
-                joining.add(handle, offset)
-        sampling = Sampling(forced=tuple(rest), seed=seed)
-        call = Decode(header, view, offsets, start, sampling=sampling, watch=watch, joining=joining)
-        [handle] = self.tried(lambda: self.engine.decode([call])) or [None]
-        while self.engine.stats().unfinished:
-            pass  # what was still to be computed again for it, when it ended
-        if handle is not None:
-            record = self.engine.inspect.records([handle])[-1]
-            shift = start - record.new_offset
-            seen = (list(record.parents), [offset + shift for offset in record.offsets], record.since)
-            assert seen[0][: len(view)] == view and not any(record.since[: len(view)])
-            self.remember(handle, header + rest, seen[0], seen[1], start, seen[2])
 
     @rule(seed=seeds, branches=st.integers(1, 5))
     def decode_under_a_fault(self, seed: int, branches: int) -> None:
@@ -338,14 +307,13 @@ class Machine(RuleBasedStateMachine):
         view: list[MessageHandle],
         offsets: list[int],
         start: int,
-        since: Sequence[int] = (),
     ) -> None:
         if handle is None:
             return
         self.leases[handle] += 1
         if handle not in self.made:
             parents = [self.made[parent] for parent in view]
-            self.made[handle] = self.oracle.encode(content, parents, offsets, start, since)
+            self.made[handle] = self.oracle.encode(content, parents, offsets, start)
 
     def require_as_in_a_fresh_engine(self, handle: MessageHandle) -> None:
         """A decode that reads the message alone has the oracle's logits."""

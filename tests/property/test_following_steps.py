@@ -45,9 +45,7 @@ def decodes(draw: st.DrawFn) -> list[list[Row]]:
     read, filled = segments[:2], segments[2:]
     views: list[tuple[Piece, ...]] = [
         tuple(
-            Piece(
-                each, 0, draw(st.integers(1, each.capacity)), draw(st.integers(0, 30)), draw(st.sampled_from([0, 0, 3]))
-            )
+            Piece(each, 0, draw(st.integers(1, each.capacity)), draw(st.integers(0, 30)))
             for each in draw(st.lists(st.sampled_from(read), max_size=3))
         )
         for _ in filled
@@ -61,10 +59,8 @@ def decodes(draw: st.DrawFn) -> list[list[Row]]:
             if not left or draw(st.integers(0, 9)) == 0:
                 continue
             count = 1 if draw(st.integers(0, 9)) else draw(st.integers(1, left))
-            if draw(st.integers(0, 19)) == 0:
-                views[number] = (*view, Piece(read[0], 0, 2, 31, firsts[number]))
             tokens = tuple(range(100 * number + firsts[number], 100 * number + firsts[number] + count))
-            rows.append(Row(number, tokens, firsts[number], segment, views[number], count == 1 or draw(st.booleans())))
+            rows.append(Row(number, tokens, firsts[number], segment, view, count == 1 or draw(st.booleans())))
             firsts[number] += count
         if rows:
             steps.append(rows)

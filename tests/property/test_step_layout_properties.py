@@ -37,8 +37,7 @@ def row_sets(draw: st.DrawFn) -> list[Row]:
         for other in draw(st.lists(st.sampled_from(segments[filling:]), max_size=4)) if segments[filling:] else []:
             skipped = draw(st.integers(0, other.capacity - 1))
             shown, offset = draw(st.integers(1, other.capacity - skipped)), draw(st.integers(0, 40))
-            since = draw(st.just(0) | st.integers(0, own.capacity + 2))
-            view.append(Piece(other, skipped, shown, offset, since))
+            view.append(Piece(other, skipped, shown, offset))
         tokens = tuple(100 * number + first + i for i in range(count))
         rows.append(Row(number, tokens, first, own, tuple(view), draw(st.booleans())))
     return rows
@@ -69,7 +68,6 @@ def test_every_token_sees_its_view_and_its_own_message_up_to_itself(rows: list[R
             view = Counter(
                 (slot, piece.offset - piece.segment.native_offset)
                 for piece in row.view
-                if piece.since <= row.first + i
                 for slot in slots_of(piece.segment)[piece.first : piece.first + piece.count]
             )
             earlier = Counter((slot, 0) for slot in own[: row.first + i + 1])

@@ -19,7 +19,6 @@ from choreo_agents.engine.elsewhere import (
     EngineServer,
     Greeted,
     Greeting,
-    JoiningMessage,
     Releasing,
     SentAdapter,
     SentAnswer,
@@ -196,10 +195,6 @@ class WiredEngine:
     async def hurry(self, front: str, number: int, priority: int) -> None:
         await self.server.hurry(front, number, priority)
 
-    async def join(self, joining: JoiningMessage) -> None:
-        await self._pass("join")
-        await self.server.join(joining)
-
     async def give(self, copying: Copying) -> Any:
         await self._pass("give")
         return await self.server.give(copying)
@@ -294,9 +289,6 @@ class MortalEngine:
 
     async def hurry(self, front: str, number: int, priority: int) -> None:
         await self._alive(front).hurry(front, number, priority)
-
-    async def join(self, joining: JoiningMessage) -> None:
-        await self._alive(joining.front).join(joining)
 
     async def give(self, copying: Copying) -> Any:
         return await self._alive(copying.front).give(copying)

@@ -13,9 +13,7 @@ import torch
 from choreo_agents import Engine
 from choreo_agents.engine.messages.from_cache import FromCache
 from choreo_agents.engine.messages.labels import Label
-from choreo_agents.engine.messages.late_parents import LateParents
 from choreo_agents.engine.messages.memos import Memos
-from choreo_agents.engine.messages.message import Lineage
 from choreo_agents.engine.messages.naming import Naming
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.messages.usage import Usage
@@ -29,7 +27,6 @@ from choreo_agents.sampling import BatchSampler, StepMasks, TokenSampler
 
 AT_THE_END: dict[str, tuple[type, str]] = {
     "the message is named": (Naming, "handle"),
-    "its lineage ends": (Lineage, "ended"),
     "its cost is told": (Usage, "of"),
     "its encoding is closed": (FromCache, "close"),
     "its parents are unpinned": (FromCache, "unpin"),
@@ -51,7 +48,6 @@ BEFORE: dict[str, tuple[type, str]] = {
     "it is asked whether it is ready": (FromCache, "ready"),
     "what it reads is pinned": (FromCache, "pin"),
     "what it reads is bound": (FromCache, "bind"),
-    "its view grows": (LateParents, "settle"),
     "its room is evicted": (KVCache, "evict"),
     "it is brought back": (KVCache, "restore"),
     "its room is allocated": (KVPool, "allocate"),

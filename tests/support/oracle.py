@@ -28,8 +28,6 @@ class OracleMessage:
     """Where its parents stood when it was encoded, ..."""
     native: int
     """... and where itself."""
-    since: tuple[int, ...] = ()
-    """Which of its own tokens is the first to see each parent; empty: the first."""
 
     @property
     def length(self) -> int:
@@ -65,10 +63,9 @@ class Oracle:
         parents: Sequence[OracleMessage],
         offsets: Sequence[int],
         new_offset: int,
-        since: Sequence[int] = (),
     ) -> OracleMessage:
-        """The message of `tokens` at `new_offset` that sees `parents` at `offsets`, each from its token `since` on."""
-        return OracleMessage(tuple(tokens), tuple(parents), tuple(offsets), new_offset, tuple(since))
+        """The message of `tokens` at `new_offset` that sees `parents` at `offsets`."""
+        return OracleMessage(tuple(tokens), tuple(parents), tuple(offsets), new_offset)
 
     def logits(self, message: OracleMessage) -> Tensor:
         """[tokens, vocabulary]."""
@@ -104,13 +101,9 @@ class Oracle:
         return states
 
     def _masks(self, seen: Tensor, own: Tensor, message: OracleMessage) -> Tensor | dict[str, Tensor]:
-        """Who sees what, [1, 1, own, seen]: parents whole once they are there, oneself causally, within the window."""
+        """Who sees what, [1, 1, own, seen]: parents whole, oneself causally, within the window."""
         count, past = len(own), len(seen) - len(own)
         hidden = torch.zeros(count, len(seen), dtype=torch.bool)
-        column = 0
-        for parent, since in zip(message.parents, message.since or [0] * len(message.parents), strict=True):
-            hidden[:since, column : column + parent.length] = True
-            column += parent.length
         hidden[:, past:] = torch.ones(count, count, dtype=torch.bool).triu(1)
         near = hidden if self.window is None else hidden | (own[:, None] - seen[None, :] >= self.window)
         full, sliding = (

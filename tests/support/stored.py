@@ -23,8 +23,8 @@ def named(number: int) -> str:
 
 def described(number: int, parents: Sequence[int] = ()) -> DescribedMessage:
     """A message of one token."""
-    row = LineageRow(named(number), "model", (number,), tuple((named(each), -1) for each in parents), (), 0)
-    return DescribedMessage(LineageRow(**(vars(row) | {"since": (0,) * len(parents)})), Note(named(number)))
+    row = LineageRow(named(number), "model", (number,), tuple((named(each), -1) for each in parents), 0)
+    return DescribedMessage(row, Note(named(number)))
 
 
 def store_of(store: BaseStore, salt: str = SALT) -> LineageStore:

@@ -9,7 +9,6 @@ from choreo_agents.engine.branches import trunk as lineages
 from choreo_agents.engine.branches.steps import SHORTER, MergedView, MergeSteps
 from choreo_agents.engine.calling import Caller, Plan, Terms
 from choreo_agents.engine.calls import Content, Prefill
-from choreo_agents.engine.messages.joining import Joining
 from choreo_agents.kv.handle import MessageHandle
 
 
@@ -162,10 +161,6 @@ class Branches:
     ) -> MergedView:
         """What `merge` would decode over, ready for `stream` or several decodes. Arguments as for `merge`."""
         return self._caller.run(self._viewed(branches, prompt, options), Terms(priority, timeout_s))
-
-    def joining(self) -> Joining:
-        """What brings messages into the view of a decode while that is under way: `decode(..., joining=...)`."""
-        return self._tenant.joining()
 
     def _mapped(self, handles: Sequence[MessageHandle], adapter: str | None) -> Plan[list[MessageHandle]]:
         return lambda scope: MergeSteps(self._tenant, scope).mapped(handles, adapter)

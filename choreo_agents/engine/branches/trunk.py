@@ -56,15 +56,9 @@ def boundaries(
 def shared_trunk(tenant: Tenant, branches: Sequence[MessageHandle], scope: Scope | None) -> list[MessageHandle]:
     """What all branches see from the start of their views on, each with a new lease: to be released."""
     with tenant.core.lock:
-        views = [_from_the_start(tenant.find(branch)) for branch in branches]
+        views = [_original(tenant.find(branch)).parents for branch in branches]
         alike = takewhile(lambda each: len(set(map(id, each))) == 1, zip(*views, strict=False))
         return _leased(tenant, [each[0] for each in alike], scope)
-
-
-def _from_the_start(branch: Message) -> list[Message]:
-    """What a branch saw before what came into its view late."""
-    branch = _original(branch)
-    return [parent for parent, late in zip(branch.parents, branch.since, strict=True) if not late]
 
 
 def _original(message: Message) -> Message:

@@ -14,8 +14,6 @@ from choreo_agents.engine.calls import Prefill
 from choreo_agents.engine.elsewhere.copies import Copies
 from choreo_agents.engine.elsewhere.fleet import Fleet, Outpost, Wish
 from choreo_agents.engine.elsewhere.giving_back import GivingBack
-from choreo_agents.engine.elsewhere.joins import Joins
-from choreo_agents.engine.elsewhere.method import ElsewhereEncoding
 from choreo_agents.engine.elsewhere.presence import Presence
 from choreo_agents.engine.elsewhere.routing import Route
 from choreo_agents.engine.elsewhere.sending import SentAnswer, SentCall, sent
@@ -78,7 +76,6 @@ class Errands:
         self._stamps = itertools.count(time.time_ns())
         next_stamp = self._stamps.__next__
         self.giving_back = GivingBack(fleet, presence, table, lock, front, next_stamp)
-        self._joins = Joins(fleet, presence, lock, front, next_stamp)
         self.copies = Copies(fleet, presence, lock, sink, front, next_stamp, self.giving_back.needed)
         self._at: dict[int, Outpost] = {}
         """Where each request runs."""
@@ -90,7 +87,7 @@ class Errands:
     def attach(self, loop: TaskLoop) -> None:
         """The loop that runs them."""
         self._loop = loop
-        self.presence.spawn, self.giving_back.soon, self._joins.soon = loop.spawn, loop.soon, loop.soon
+        self.presence.spawn, self.giving_back.soon = loop.spawn, loop.soon
         self.presence.needed, self.presence.next_stamp = self.giving_back.needed, self._stamps.__next__
 
     def place(self, request: Request, lost: Sequence[str] = ()) -> Route | None:
@@ -181,8 +178,7 @@ class Errands:
             if request.over:
                 return
             call = self._sent(request, outpost)
-            request.binding = _encoding(request).bind()
-            self._joins.begin(request.number, _pending(request).naming.salt, _encoding(request).late, outpost)
+            request.binding = request.encoding.bind()
         try:
             await self._hear(request, outpost, call)
         except HandleError:
@@ -199,12 +195,11 @@ class Errands:
         seed = None if request.decoding is None else request.decoding.seed
         delivered = [chosen.token for chosen in request.chosen]
         self.giving_back.salts[pending.naming.tenant] = salt
-        numbers, joins = (next(self._stamps), request.number), _encoding(request).late.added
-        made = sent(self._front, *numbers, salt, pending.placed, seed, held, delivered, joins, request.priority)
+        numbers = next(self._stamps), request.number
+        made = sent(self._front, *numbers, salt, pending.placed, seed, held, delivered, request.priority)
         made = replace(made, promised=self._fleet.first_told(outpost.name, made.promised))
         # From now on the engine leases what the call reads, whatever becomes of the call.
-        read = [*(parent.id for parent in made.call.parents), *(each for each, _ in made.joins)]
-        self._fleet.holds(outpost.name, dict.fromkeys(read, salt))
+        self._fleet.holds(outpost.name, dict.fromkeys((parent.id for parent in made.call.parents), salt))
         return made
 
     async def _hear(self, request: Request, outpost: Outpost, call: SentCall) -> None:
@@ -255,7 +250,6 @@ class Errands:
         charges.mapped, charges.foreign = usage.tokens_mapped, usage.tokens_of_other_models
         request.beyond_elsewhere, request.reused_elsewhere = usage.tokens_beyond, usage.tokens_reused
         request.tokens = list(answer.tokens)
-        _encoding(request).late.end(answer.joined)
         for name, amount in answer.counted.items():
             if name != "tokens_reused":
                 self._counters.add(request.tenant, name, amount)
@@ -274,12 +268,6 @@ def _pending(request: Request) -> Pending:
     owner = request.owner
     assert isinstance(owner, Pending)
     return owner
-
-
-def _encoding(request: Request) -> ElsewhereEncoding:
-    encoding = request.encoding
-    assert isinstance(encoding, ElsewhereEncoding)
-    return encoding
 
 
 def _deadly(request: Request, lost: Sequence[str]) -> EngineLostError:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
-from choreo_agents.engine.messages.late_parents import LateParent
-from choreo_agents.engine.messages.message import Lineage, Message
+from choreo_agents.engine.messages.message import Lineage
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.settings import MethodName
 from choreo_agents.kv.entry import CacheEntry
-from choreo_agents.kv.segment import Piece, Segment
+from choreo_agents.kv.segment import Segment
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.step import Binding
 
@@ -53,44 +51,6 @@ class ElsewhereMethod:
         self._table.cache.check()
 
 
-class ElsewhereView:
-    """What comes into the view of a decode while it runs elsewhere (see `GrowingView`)."""
-
-    def __init__(self, table: MessageTable) -> None:
-        self._table = table
-        self.over = False
-        self.has_room: Callable[[Any], bool] = lambda entry: True
-        self.added: list[tuple[Message, int]] = []
-        self.on_added: Callable[[Message, int], None] = lambda parent, offset: None
-        """Told of each message, under the front's lock."""
-        self.joined: list[LateParent] = []
-        """What was seen, as the engine says at the end."""
-
-    def add(self, parent: Message, offset: int) -> None:
-        """See `GrowingView`."""
-        assert not self.over
-        if self.has_room(self._table.want(parent)):
-            self.added.append((parent, offset))
-            self.on_added(parent, offset)
-        else:
-            self._table.unwant(parent)
-
-    def end(self, joined: Sequence[tuple[str, int, int]]) -> None:
-        """The decode has ended elsewhere: what it saw there, at which offset, and after how many tokens of its own."""
-        added = {(parent.handle.id, offset): parent for parent, offset in self.added}
-        for message_id, offset, since in joined:
-            parent = added[message_id, offset]
-            self.joined.append(LateParent(parent, offset, self._table.entry(parent), since=since))
-
-    def close(self) -> None:
-        """The decode has ended."""
-        self.over = True
-        self.on_added = lambda parent, offset: None  # who was told has the request, which has this
-        added, self.added = self.added, []
-        for parent, _ in added:
-            self._table.unwant(parent)
-
-
 class ElsewhereEncoding:
     """A request over messages whose KV is elsewhere. Wants them from the call on: releasing a handle harms nothing."""
 
@@ -98,7 +58,6 @@ class ElsewhereEncoding:
         self.lineage, self._table = lineage, table
         for parent in lineage.parents:
             table.want(parent)
-        self.late = ElsewhereView(table)
         self._closed = False
 
     def first(self, reader: Request) -> Sequence[Request]:
@@ -133,12 +92,6 @@ class ElsewhereEncoding:
 
     def bound(self, segment: Segment) -> None: ...
 
-    def grows(self) -> bool:
-        return False
-
-    def grow(self, reader: Request) -> tuple[Sequence[Piece], Sequence[Request]]:
-        return (), ()
-
     def unpin(self) -> None: ...
 
     def close(self, request: Request) -> None:
@@ -147,4 +100,3 @@ class ElsewhereEncoding:
         self._closed = True
         for parent in self.lineage.parents:
             self._table.unwant(parent)
-        self.late.close()

@@ -93,26 +93,6 @@ class SentCall:
     """Of what it reads and of all that this comes from, as far as the engine is not known to have it."""
     promised: Mapping[str, Promised] = field(default_factory=dict)
     """Those of them that nobody has encoded yet."""
-    grows: bool = False
-    """Whether messages come into its view while it runs (see `FarEngine.join`)."""
-    joins: tuple[tuple[str, int], ...] = ()
-    """What is to come into it at once: ids and offsets."""
-
-
-@dataclass(frozen=True)
-class JoiningMessage:
-    """A message that comes into the view of a call under way."""
-
-    front: str
-    stamp: int
-    number: int
-    """Of the front's request."""
-    salt: str
-    id: str
-    offset: int
-    rows: tuple[LineageRow, ...]
-    """As a `SentCall` has them."""
-    promised: Mapping[str, Promised] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -149,8 +129,6 @@ class SentAnswer:
     chosen: tuple[Chosen, ...] | None
     finish_reason: FinishReason | None
     usage: Usage
-    joined: tuple[tuple[str, int, int], ...]
-    """What came into its view: ids, offsets, and how many of its own tokens were encoded before."""
     counted: Mapping[str, int]
     """What the engine has counted of the tenant's work since it last told."""
 
@@ -180,10 +158,6 @@ class FarEngine(Protocol):
 
     async def hurry(self, front: str, number: int, priority: int) -> None:
         """Give a call under way a higher priority."""
-        ...
-
-    async def join(self, joining: JoiningMessage) -> None:
-        """Let a message come into the view of a call under way."""
         ...
 
     async def give(self, copying: Copying) -> Any:
@@ -217,7 +191,6 @@ def sent(
     seed: int | None,
     known: Collection[str],
     delivered: Sequence[int] = (),
-    joins: Sequence[tuple[Message, int]] = (),
     priority: int = 0,
 ) -> SentCall:
     """A call as it is sent to an engine.
@@ -231,7 +204,6 @@ def sent(
         seed: Of its sampling; None: it does not sample.
         known: The ids of what the engine has.
         delivered: Tokens that an engine which was lost had sampled: the answer starts with them.
-        joins: What is to come into its view at once, and where.
         priority: That it has by now.
     """
     read, lineage = placed.read, placed.lineage
@@ -244,7 +216,6 @@ def sent(
         "priority": priority,
     }
     call: Prefill | Decode
-    grows = False
     if isinstance(read.call, Prefill):
         if read.call.maps:
             place |= {"offsets": None, "new_offset": None}
@@ -252,15 +223,13 @@ def sent(
         place |= {"source": placed.said.foreign, "lazy": False}
         call = replace(read.call, content=list(lineage.tokens), **place)
     else:
-        grows = read.call.joining is not None
         sampling = read.call.sampling.model_copy(update={"seed": seed, "n": 1})
         closing = None if read.call.closing is None else list(read.closing)
         place |= {"header": list(lineage.tokens), "sampling": sampling, "closing": closing}
         played = _played(read.call.played, delivered)
-        call = replace(read.call, memo=None, watch=None, joining=None, played=played, **place)
-    rows, promised = rows_of([*lineage.parents, *(each for each, _ in joins)], known)
-    joining = tuple((each.handle.id, offset) for each, offset in joins)
-    return SentCall(front, stamp, number, salt, call, rows, promised, grows, joining)
+        call = replace(read.call, memo=None, watch=None, played=played, **place)
+    rows, promised = rows_of(lineage.parents, known)
+    return SentCall(front, stamp, number, salt, call, rows, promised)
 
 
 def rows_of(

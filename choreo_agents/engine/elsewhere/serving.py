@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +16,6 @@ from choreo_agents.engine.elsewhere.sending import (
     Copying,
     Greeted,
     Greeting,
-    JoiningMessage,
     Releasing,
     SentAdapter,
     SentAnswer,
@@ -113,11 +112,8 @@ class EngineServer:
         serving = await self._serving_of(sent.front, sent.salt)
         if self._was_left(sent):
             return
-        read = [*(parent.id for parent in sent.call.parents), *(each for each, _ in sent.joins)]
-        serving.take_in(read, sent.rows, sent.promised, sent.stamp)
         call = sent.call
-        if sent.grows and isinstance(call, Decode):
-            call = replace(call, joining=serving.begin_joining(sent.number, sent.joins))
+        serving.take_in([parent.id for parent in call.parents], sent.rows, sent.promised, sent.stamp)
         arrived = asyncio.Queue[Chosen | None]()
         loop = asyncio.get_running_loop()
 
@@ -147,7 +143,7 @@ class EngineServer:
                 return
             yield self._answer(serving, handle, sent)
         finally:
-            serving.forget(sent.number)
+            serving.answers.pop(sent.number, None)
 
     async def hurry(self, front: str, number: int, priority: int) -> None:
         """See `FarEngine`."""
@@ -157,12 +153,6 @@ class EngineServer:
                     for request in self._core.loop.requests_of(serving.tenant.name):
                         if answer in request.futures:
                             self._core.loop.hurry(request, priority)
-
-    async def join(self, joining: JoiningMessage) -> None:
-        """See `FarEngine`."""
-        serving = await self._serving_of(joining.front, joining.salt)
-        serving.take_in([joining.id], joining.rows, joining.promised, joining.stamp)
-        serving.join(joining.number, joining.id, joining.offset)
 
     async def give(self, copying: Copying) -> Any:
         """See `FarEngine`."""
@@ -227,8 +217,6 @@ class EngineServer:
     def _answer(self, serving: Serving, handle: MessageHandle, sent: SentCall) -> SentAnswer:
         """What was made, and what it has cost: what another call was told of is there already."""
         message = serving.tenant.find(handle)
-        seen = zip(message.parents, message.relative_offsets, message.since, strict=True)
-        views = [(parent.handle.id, message.native_offset + offset, since) for parent, offset, since in seen]
         with self._core.lock:
             counted = asdict(self._core.counters.so_far(serving.tenant.name))
         told = self._told.setdefault(serving.tenant, {})
@@ -242,7 +230,6 @@ class EngineServer:
             message.chosen,
             message.finish_reason,
             Usage.found(len(message.tokens)) if self._costs.get(message) is message.usage else message.usage,
-            tuple(views[len(sent.call.parents) :]),
             {name: amount for name, amount in delta.items() if amount},
         )
         self._costs[message] = message.usage

@@ -1,4 +1,4 @@
-"""What an engine has of one front's tenant: messages, calls under way, and what joins these."""
+"""What an engine has of one front's tenant: messages, and calls under way."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from choreo_agents.engine.elsewhere.sending import Promised
 from choreo_agents.engine.lineage.exchange import LineageExchange
 from choreo_agents.engine.lineage.rows import LineageRow
-from choreo_agents.engine.messages.joining import Joining
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.errors import UnknownHandleError
@@ -38,12 +37,6 @@ class Serving:
         """Of calls under way, by number."""
         self.latest = -1
         """Stamp of the last that was sent for it."""
-        self._joinings: dict[int, tuple[Joining, set[tuple[str, int]]]] = {}
-        """Of calls under way that others join, by number: with what has joined each, and where."""
-        self._early = Latest[int, list[tuple[str, int]]]()
-        """What is to join calls that are not here yet, by number."""
-        self._ended = Latest[int, None]()
-        """Numbers of calls that are not here any more."""
         self._made = Latest[int, str]()
         """What calls of late have made that nobody had needed before, by their stamps."""
         self._needed: dict[str, int] = {}
@@ -80,32 +73,6 @@ class Serving:
         if message is None:
             raise UnknownHandleError(f"message {message_id!r} was released")
         return message.handle
-
-    def begin_joining(self, number: int, joins: Sequence[tuple[str, int]]) -> Joining:
-        """What brings messages into a call's view: these at once, those that came before it, and others later."""
-        self._ended.pop(number, None)
-        joining = self.tenant.joining()
-        self._joinings[number] = (joining, set())
-        for message_id, offset in [*joins, *self._early.pop(number, [])]:
-            self.join(number, message_id, offset)
-        return joining
-
-    def join(self, number: int, message_id: str, offset: int) -> None:
-        """Let a message come into a call's view, once."""
-        if number in self._joinings:
-            joining, seen = self._joinings[number]
-            if (message_id, offset) not in seen:
-                handle = self.handle(message_id)  # if it is not here, it comes once more
-                seen.add((message_id, offset))
-                joining.add(handle, offset)
-        elif number not in self._ended:
-            self._early[number] = [*self._early.get(number, []), (message_id, offset)]
-
-    def forget(self, number: int) -> None:
-        """A call has ended."""
-        self.answers.pop(number, None)
-        if self._joinings.pop(number, None) is not None:
-            self._ended[number] = None
 
     def made(self, handle: MessageHandle, stamp: int) -> None:
         """The front needs what a call has made."""

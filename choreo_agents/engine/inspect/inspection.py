@@ -30,12 +30,6 @@ class Inspection:
         """All that a message's encoding has ever attended to, with authors: nearest first, released ones included."""
         return {message.handle: message.author for message in self._tenant.find(handle).ancestors()}
 
-    def joined(self, handle: MessageHandle) -> dict[MessageHandle, int]:
-        """What came into a message's view while it was decoded, and after how many of its tokens, the header's too."""
-        message = self._tenant.find(handle)
-        late = zip(message.parents, message.since, strict=True)
-        return {parent.handle: since for parent, since in late if since}
-
     def finish_reason(self, handle: MessageHandle) -> FinishReason | None:
         """Why a message ended: `"stop"`, by itself; `"length"`, cut at `max_tokens`; None: it was not decoded.
 

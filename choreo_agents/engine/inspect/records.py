@@ -24,8 +24,6 @@ class MessageRecord:
     """Where each parent appeared, ..."""
     new_offset: int
     """... and where the message's first token stood: all positions of 0 or more."""
-    since: tuple[int, ...]
-    """For each parent, how many of the message's tokens were encoded before it came into view: 0 but for late ones."""
     sampled: tuple[int, int] | None
     """Index of the first token that was sampled, and the end of those that were, which are none if the model ended at
     once; None: it was prefilled."""
@@ -69,7 +67,6 @@ def _record(tenant: Tenant, message: Message) -> MessageRecord:
         tuple(parent.handle for parent in message.parents),
         tuple(start + offset for offset in message.relative_offsets),
         start,
-        message.since,
         None if message.chosen is None else (message.header, message.header + len(message.chosen)),
         tenant.core.adapters.name_of(message.lineage.adapter, tenant.name),
         bool(message.lineage.mapper),

@@ -192,7 +192,7 @@ class _TakingIn:
             return
         adapter, mapper = _encoders(row.model)
         parents = tuple(self.made[each] for each, _ in row.parents)
-        placement = Placement(tuple(row.at + offset for _, offset in row.parents), row.at, row.since)
+        placement = Placement(tuple(row.at + offset for _, offset in row.parents), row.at)
         lineage = Lineage(row.tokens, parents, placement, self._tenant.name, adapter, mapper)
         handle, loaded = self._tenant.naming.handle(lineage), self._tenant.core.adapters
         if handle.id != row.id or handle.model != row.model:
@@ -267,7 +267,7 @@ def row_of(message: Message) -> LineageRow:
     at = message.native_offset if message.entry is None else message.entry.native_offset
     seen = zip(message.parents, message.relative_offsets, strict=True)
     parents = tuple((each.handle.id, offset) for each, offset in seen)
-    return LineageRow(message.handle.id, message.handle.model, message.tokens, parents, message.since, at)
+    return LineageRow(message.handle.id, message.handle.model, message.tokens, parents, at)
 
 
 def _memos(message: Message, thread: Scope) -> tuple[str, ...]:

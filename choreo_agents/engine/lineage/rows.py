@@ -34,16 +34,13 @@ class LineageRow:
     tokens: tuple[int, ...]
     parents: tuple[tuple[str, int], ...]
     """Ids, and offsets relative to the message's first token."""
-    since: tuple[int, ...]
-    """For each parent, how many of its tokens were encoded before that came into view."""
     at: int
     """The position of its first token where it was encoded."""
 
     def plain(self) -> dict[str, Any]:
         """As `read` takes it."""
         told: dict[str, Any] = {"v": FORMAT, "id": self.id, "model": self.model, "tokens": [*self.tokens]}
-        told |= {"parents": [[*parent] for parent in self.parents], "at": self.at}
-        return told | ({"since": [*self.since]} if any(self.since) else {})
+        return told | {"parents": [[*parent] for parent in self.parents], "at": self.at}
 
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> LineageRow:
@@ -149,10 +146,9 @@ def _read(plain: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]) -> T
 
 def _row(plain: Mapping[str, Any]) -> LineageRow:
     tokens, parents = tuple(map(int, plain["tokens"])), tuple((str(each), int(at)) for each, at in plain["parents"])
-    since = tuple(map(int, plain.get("since") or [0] * len(parents)))
-    if len(since) != len(parents) or not tokens:
-        raise ValueError("tokens and parents do not agree")
-    return LineageRow(str(plain["id"]), str(plain["model"]), tokens, parents, since, int(plain["at"]))
+    if not tokens:
+        raise ValueError("it has no tokens")
+    return LineageRow(str(plain["id"]), str(plain["model"]), tokens, parents, int(plain["at"]))
 
 
 def _note(plain: Mapping[str, Any]) -> Note:

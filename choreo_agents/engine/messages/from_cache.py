@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 
-from choreo_agents.engine.messages.late_parents import LateParents
 from choreo_agents.engine.messages.message import Lineage, Message
 from choreo_agents.engine.messages.recompute import Recomputer
 from choreo_agents.engine.messages.table import MessageTable
@@ -90,8 +89,6 @@ class FromCache:
         self.pinned: list[Segment] = []
         self.arriving: list[tuple[CacheEntry, Arrival]] = []
         """What its first step brings into the pool."""
-        self.late = LateParents(self.table, recomputer.recompute)
-        """What comes into its view while it runs."""
         self._closed = False
 
     def first(self, reader: Request) -> list[Request]:
@@ -131,7 +128,7 @@ class FromCache:
         return sum(self.cache.pool.rounded(entry.tokens) for entry in claimed)
 
     def reads(self) -> list[CacheEntry]:
-        return [*self.different, *self.late.reads()]
+        return self.different
 
     def prompt_tokens(self) -> int:
         return len(self.lineage.tokens)
@@ -158,11 +155,10 @@ class FromCache:
                 self.pinned.append(brought)
         pieces: list[Piece] = []
         placement = self.lineage.placement
-        placed = zip(self.entries, placement.offsets, placement.seen_since(), strict=True)
-        for entry, offset, since in placed:
+        for entry, offset in zip(self.entries, placement.offsets, strict=True):
             segment = _required(self._segment(entry), entry)
             self.cache.books.touch(entry)
-            pieces.append(Piece(segment, 0, entry.tokens, offset, since))
+            pieces.append(Piece(segment, 0, entry.tokens, offset))
         return Binding(tuple(pieces), self.lineage.tokens, placement.new_offset, tuple(arrivals))
 
     def _segment(self, entry: CacheEntry) -> Segment | None:
@@ -174,17 +170,10 @@ class FromCache:
 
     def bound(self, segment: Segment) -> None: ...
 
-    def grows(self) -> bool:
-        return self.late.is_coming
-
-    def grow(self, reader: Request) -> tuple[Sequence[Piece], Sequence[Request]]:
-        return self.late.settle(reader)
-
     def unpin(self) -> None:
         arriving, self.arriving = self.arriving, []
         pinned, self.pinned = self.pinned, []
         with ExitStack() as all_of_it:  # whatever fails, the rest is given back
-            all_of_it.callback(self.late.unpin)
             for segment in pinned:
                 all_of_it.callback(self.cache.pool.unpin, segment)
             for entry, arrival in arriving:
@@ -204,7 +193,6 @@ class FromCache:
                 all_of_it.callback(self.table.unwant, parent)
             for done in self.awaited.values():
                 all_of_it.callback(done.cancel)
-            all_of_it.callback(self.late.close)
 
 
 def _required(segment: Segment | None, entry: CacheEntry) -> Segment:

@@ -8,7 +8,7 @@ from choreo_agents.engine.messages.message import Lineage
 from choreo_agents.engine.settings import MethodName
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.prefix_tree import PrefixMatch, PrefixTree
-from choreo_agents.kv.segment import Piece, Segment
+from choreo_agents.kv.segment import Segment
 from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.step import Binding
 
@@ -59,8 +59,6 @@ class TextMethod:
 
 class FromText:
     """A request over the words of its parents, encoded again as far as no earlier call has encoded the same."""
-
-    late = None  # nothing can be put into the middle of a text that is half encoded
 
     def __init__(self, text: tuple[int, ...], pool: KVPool, tree: PrefixTree | None, tenant: str) -> None:
         self.text = text
@@ -113,12 +111,6 @@ class FromText:
     def bound(self, segment: Segment) -> None:
         if self.tree is not None:
             self.tree.insert(self.text, segment, self.tenant)
-
-    def grows(self) -> bool:
-        return False
-
-    def grow(self, reader: Request) -> tuple[Sequence[Piece], Sequence[Request]]:
-        return (), ()
 
     def unpin(self) -> None:
         pieces, self.match = self.match.pieces, PrefixMatch((), 0, 0)

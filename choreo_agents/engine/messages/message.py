@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,19 +35,6 @@ class Lineage:
     """Fingerprint of the adapter that encodes it; empty: the model alone."""
     mapper: str = ""
     """Fingerprint of the cache mapper that makes its KV of its one parent's; empty: it is encoded."""
-
-    def ended(self, tokens: tuple[int, ...], late: Iterable[tuple[Message, int, int]]) -> Lineage:
-        """Of the message that a call has become, with all its tokens.
-
-        Args:
-            tokens: All.
-            late: What came into its view while it ran: parents, offsets, and how many tokens were encoded before.
-        """
-        parents, placement = list(self.parents), self.placement
-        for parent, offset, since in late:
-            parents.append(parent)
-            placement = placement.grown(offset, since)
-        return replace(self, tokens=tokens, parents=tuple(parents), placement=placement)
 
     def at(self, new_offset: int) -> Lineage:
         """The same, encoded from another position on."""
@@ -149,11 +136,6 @@ class Message:
     def relative_offsets(self) -> tuple[int, ...]:
         """Where parents appear, as seen from its first token."""
         return self.lineage.placement.relative()
-
-    @property
-    def since(self) -> tuple[int, ...]:
-        """For each parent, how many of its tokens were encoded before that came into view."""
-        return self.lineage.placement.seen_since()
 
     @property
     def native_offset(self) -> int:

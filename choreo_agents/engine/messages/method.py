@@ -11,19 +11,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from choreo_agents.engine.messages.late_parents import LateParents
 from choreo_agents.engine.messages.message import Lineage
 from choreo_agents.engine.settings import MethodName
 from choreo_agents.runtime.request import Encoding
-
-
-class MessageEncoding(Encoding, Protocol):
-    """How a call reads its parents, and is encoded itself."""
-
-    @property
-    def late(self) -> LateParents | None:
-        """Through which its view grows while it runs; None: it cannot."""
-        ...
 
 
 class Method(Protocol):
@@ -33,7 +23,7 @@ class Method(Protocol):
     keeps_kv: bool
     """Whether prefill encodes and messages own KV; otherwise they are text."""
 
-    def encoding(self, lineage: Lineage) -> MessageEncoding: ...
+    def encoding(self, lineage: Lineage) -> Encoding: ...
 
     def reach(self, lineage: Lineage, added: int) -> int:
         """The first position that a call does not touch when it adds `added` tokens."""

@@ -76,7 +76,7 @@ class Naming:
 
     def _named(self, key: bytes, lineage: Lineage, parents: Sequence[str]) -> str:
         encoder, placement = self.encoder(lineage.adapter, lineage.mapper), lineage.placement
-        return message_id(key, encoder, lineage.tokens, parents, placement.relative(), placement.seen_since())
+        return message_id(key, encoder, lineage.tokens, parents, placement.relative())
 
     def key(
         self, tokens: tuple[int, ...], parents: Sequence[MessageHandle], offsets: Sequence[int], at: int, adapter: str

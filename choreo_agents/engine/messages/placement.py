@@ -14,16 +14,6 @@ class Placement:
 
     offsets: tuple[int, ...]
     new_offset: int
-    since: tuple[int, ...] = ()
-    """For each parent, how many of the new message's tokens are encoded without it; empty: it is seen by all."""
-
-    def seen_since(self) -> tuple[int, ...]:
-        """The same, one for each parent."""
-        return self.since or (0,) * len(self.offsets)
-
-    def grown(self, offset: int, since: int) -> Placement:
-        """With one more parent, that is seen from one of the new message's tokens on."""
-        return replace(self, offsets=(*self.offsets, offset), since=(*self.seen_since(), since))
 
     def moved(self, new_offset: int) -> Placement:
         """The same with the new message, and so its parents, elsewhere."""

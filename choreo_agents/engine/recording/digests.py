@@ -60,7 +60,7 @@ class Digests:
         """The same of a message that is not there yet."""
         parents = [self.message(parent) for parent in lineage.parents]
         placement, encoder = lineage.placement, f"{lineage.adapter}~{lineage.mapper}"
-        return message_id(self.key, encoder, lineage.tokens, parents, placement.relative(), placement.seen_since())
+        return message_id(self.key, encoder, lineage.tokens, parents, placement.relative())
 
 
 class LogitsDigests:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -13,7 +12,6 @@ from langgraph._internal._serde import build_serde_allowlist
 from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import StateGraph
-from langgraph.types import RetryPolicy, TimeoutPolicy
 
 _GROWS_FROM = (1, 2, 20)
 """Since when the `DeltaChannel` of LangGraph, in beta, reads after forks and overwritten values what was written."""
@@ -63,27 +61,9 @@ def merges_by(channel: Any, *merging: Callable[..., Any]) -> bool:
     return any(getattr(channel, name, None) in merging for name in ("operator", "reducer"))
 
 
-@dataclass(frozen=True)
-class NodePolicies:
-    """What LangGraph does about a node, its own policies before its graph's."""
-
-    is_cached: bool
-    retries: Sequence[RetryPolicy]
-    timeout: TimeoutPolicy | None
-    is_handled: bool
-    """Whether a node of the graph handles its errors, so that the run goes on."""
-
-
-def policies_of(builder: StateGraph[Any, Any, Any, Any], node: str) -> NodePolicies:
-    """The policies of a node."""
-    own, usual = builder.nodes[node], builder._node_defaults
-    retry = own.retry_policy or usual.retry_policy
-    return NodePolicies(
-        is_cached=(own.cache_policy or usual.cache_policy) is not None,
-        retries=() if retry is None else (retry,) if isinstance(retry, RetryPolicy) else tuple(retry),
-        timeout=own.timeout or usual.timeout,
-        is_handled=own.error_handler_node is not None or usual.error_handler is not None,
-    )
+def is_cached(builder: StateGraph[Any, Any, Any, Any], node: str) -> bool:
+    """Return whether LangGraph caches a node, by its own policy or its graph's."""
+    return (builder.nodes[node].cache_policy or builder._node_defaults.cache_policy) is not None
 
 
 class AroundNode(RunnableCallable):

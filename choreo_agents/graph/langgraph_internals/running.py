@@ -86,11 +86,6 @@ def paths_around(config: RunnableConfig) -> list[str]:
     return ["|".join(parts[:count]) for count in range(1, len(parts))]
 
 
-def task_of(config: RunnableConfig) -> str:
-    """The id of the task that a node runs in, without those of the graphs around it."""
-    return task_path_of(config).split("|")[-1].rpartition(":")[-1]
-
-
 def task_token_of(config: RunnableConfig) -> Any:
     """An object that LangGraph makes anew whenever it runs a task; None outside LangGraph."""
     return _configurable(config).get("__pregel_read")
@@ -103,27 +98,11 @@ def resumed_with(config: RunnableConfig) -> list[Any]:
     return [*([] if pad is None else pad.resume), *([] if found is None else [found])]
 
 
-def attempt_of(config: RunnableConfig) -> int:
-    """Which attempt of its retries a node is at, from 1 on."""
-    return int(getattr(_execution(config), "node_attempt", 1))
-
-
-def is_joined(config: RunnableConfig) -> bool:
-    """Whether a node runs because several others are done: what such a list starts is given the state alone."""
-    triggers = _metadata(config).get("langgraph_triggers") or ()
-    return any(str(trigger).startswith("join:") for trigger in triggers)
-
-
 # The run's state
 
 
-def state_before(config: RunnableConfig, channels: Sequence[str]) -> dict[str, Any]:
-    """The values of channels before a node's superstep, whatever the node was sent."""
-    return dict(_configurable(config)["__pregel_read"](list(channels), False))
-
-
 def channel_values(config: RunnableConfig, names: Sequence[str]) -> dict[str, Any]:
-    """As `state_before`, for those channels that the graph has; nothing outside LangGraph."""
+    """The values before a node's superstep of those channels that the graph has; nothing outside LangGraph."""
     read: Any = task_token_of(config)
     values: dict[str, Any] = {}
     for name in names if callable(read) else ():

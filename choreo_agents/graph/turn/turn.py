@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import RunnableConfig
@@ -24,7 +24,7 @@ from choreo_agents.chat import (
     reply,
     thought_text,
 )
-from choreo_agents.engine import Engine, Joining, Thinking
+from choreo_agents.engine import Engine, Thinking
 from choreo_agents.errors import ContextLengthError, GuideError, HandleError
 from choreo_agents.graph.durable.run_lineage import RunLineage
 from choreo_agents.graph.engines import engines_of
@@ -48,8 +48,6 @@ from choreo_agents.graph.words.told import Prompt, called, text_of, words_of
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import FramedText
 from choreo_agents.sampling import BLANK_LINES, Sampling
-
-T = TypeVar("T")
 
 Choices = Sequence[str] | Callable[[Any], Sequence[str]]
 """The answers that an agent may give: always the same, or made of the graph's state."""
@@ -83,22 +81,6 @@ class Speaker(Writer, Protocol):
         ...
 
 
-class JoiningBranches(Protocol):
-    """Branches that come into a turn's view while it speaks."""
-
-    def make_room(self, reading: Reading, view: PlacedView, most: int, /) -> None:
-        """Leave room in a view for those that are to stand behind the others; `most` positions are left over."""
-        ...
-
-    async def along(self, reading: Reading, view: PlacedView, joining: Joining, decode: Coroutine[Any, Any, T], /) -> T:
-        """Run a decode, and show it what comes meanwhile."""
-        ...
-
-    def said_of(self, reading: Reading, joined: Sequence[tuple[MessageHandle, int]], /) -> list[dict[str, Any]]:
-        """The branches that a message saw, and how many of its tokens came before each."""
-        ...
-
-
 class _Told(NamedTuple):
     """What one call has said, and where in the run it stands."""
 
@@ -117,17 +99,9 @@ class AgentTurn:
         engine: Encodes and decodes.
         state: The graph's.
         config: The node's.
-        late: Branches that come while it speaks, if it does not wait for all.
     """
 
-    def __init__(
-        self,
-        agent: Speaker,
-        engine: Engine,
-        state: Any,
-        config: RunnableConfig,
-        late: JoiningBranches | None = None,
-    ) -> None:
+    def __init__(self, agent: Speaker, engine: Engine, state: Any, config: RunnableConfig) -> None:
         self.started_s = time.perf_counter()
         self.agent = agent
         self.engine = engine
@@ -152,18 +126,13 @@ class AgentTurn:
         )
         earliest = max(proven.superstep, sent_at(state))
         self.reading = Reading(engine, reader, proven.messages, proven.entries, earliest)
-        self._late = late
-        self._joining: Joining | None = None
         self._lineage: RunLineage | None = None
 
-    async def speak(self, behind: Callable[[], int] = lambda: 0) -> dict[str, Any]:
-        """Decode one message, or as many as the agent says at a time, and return the update of the graph's state.
-
-        When all is said, `behind` is asked for the earliest superstep that it can have been said in.
-        """
+    async def speak(self) -> dict[str, Any]:
+        """Decode one message, or as many as the agent says at a time, and return the update of the graph's state."""
         async with speaking(self.engine, self.config, self.reading.entries) as lineage:
             self._lineage = lineage
-            update = await self._spoken(behind)
+            update = await self._spoken()
             if lineage is not None:
                 # Committed before the node returns: what it returns names the handles.
                 entries: list[HandleEntry] = update["handles"]
@@ -171,39 +140,31 @@ class AgentTurn:
                 await lineage.commit(used, named_in(self.reading.entries))
             return update
 
-    async def _spoken(self, behind: Callable[[], int]) -> dict[str, Any]:
+    async def _spoken(self) -> dict[str, Any]:
         reading = self.reading
         try:
             system, prompt = (
                 await self._told("system", self.agent.system),
                 await self._told("prompt", self.agent.prompt),
             )
-            view = await reading.view(system, self.agent.tools, closed=self._late is not None, summary=self._summary)
+            view = await reading.view(system, self.agent.tools, summary=self._summary)
             refused = {} if self._lineage is None else self._lineage.refused
             lost = [(entry, refused.get(entry["handle"]["id"], why)) for entry, why in reading.lost.values()]
             tell_reencoded(self.place.node, lost)
             sampling = sampling_of(self.agent, self.state)
-            if self._late is not None:
-                self._joining = self.engine.branches.joining()
-                self._late.make_room(reading, view, self._left_over(view, prompt, sampling))
             asked = await reading.showing.ask(view, prompt)
             reading.rendered.ask(prompt)
-            decode = self._decode_all(view, sampling)
-            if self._late is None or self._joining is None:
-                told = await decode
-            else:
-                told = await self._late.along(reading, view, self._joining, decode)
+            told = await self._decode_all(view, sampling)
             reading.showing.keep_prompt()
         except ContextLengthError as error:
             raise reading.outgrown(error) from error
         finally:
             reading.release()
-        superstep = max(reading.superstep, behind())
         entries = [
             entry_of(
                 handle,
                 place.author,
-                superstep,
+                reading.superstep,
                 message,
                 branch=place.branch,
                 call=place.call,
@@ -273,7 +234,7 @@ class AgentTurn:
         thinking: Thinking | None,
     ) -> _Told:
         engine, superstep, message_id = self.engine, self.reading.superstep, cued.message
-        memo = place.memo(superstep, is_open=self._late is not None) or str(uuid.uuid4())
+        memo = place.memo(superstep) or str(uuid.uuid4())
         if self._lineage is not None and not place.again:
             await self._lineage.recall(memo)
         opening = engine.model.encode(header_of(self.agent, self.state, engine.chat))
@@ -292,7 +253,6 @@ class AgentTurn:
             ends=speaking.ends,
             memo=memo,
             anew=place.again,
-            joining=self._joining,
             adapter=self.agent.adapter,
             watch=cued.watch,
             thinking=thinking,
@@ -316,32 +276,14 @@ class AgentTurn:
             engine.release(handle)  # nobody will ever name it
             raise
         thought = next(reversed(engine.inspect.thoughts(handle, place.author, memo=memo)), None)
-        joined = self._joined(thought or handle, len(view.handles))
-        seen = sum(each.length for each in (*view.handles, *(late for late, _ in joined)))
+        seen = sum(each.length for each in view.handles)
         reasoned = thought_text(engine, thought, handle, thinking)
         message = _message(self, said, handle, reasoned, message_id, seen, len(header), beside)
-        if self._late is not None:
-            message.response_metadata["choreo"]["branches"] = self._late.said_of(self.reading, joined)
         await run.show(chunks.last(message))
         await run.end(message)
         first = cued.first_s or time.perf_counter()
         report(engine, self.place.node, handle, said.words, started_s=self.started_s, first_token_s=first)
         return _Told(place, message, handle, thought)
-
-    def _joined(self, decoded: MessageHandle, present: int) -> list[tuple[MessageHandle, int]]:
-        """What came into a view behind so many that were in it, and after how many of the tokens decoded."""
-        if self._late is None:
-            return []
-        made = self.engine.inspect.records([decoded])[-1]
-        return list(zip(made.parents[present:], made.since[present:], strict=True))
-
-    def _left_over(self, view: PlacedView, prompt: str | None, sampling: Sampling) -> int:
-        """Positions of the context that the view and the agent's own turn do not need."""
-        engine = self.engine
-        asked = 0 if prompt is None else len(engine.model.encode(engine.chat.turn("user", prompt)))
-        room = self._room(view, sampling) - asked
-        thinking = thinking_of(self.agent, self.state, engine.chat, room)
-        return room if thinking is None else room - thinking.budget
 
     def _room(self, view: PlacedView, sampling: Sampling) -> int:
         """Positions of the context behind a view that the agent's own turn does not need, but for its thoughts."""

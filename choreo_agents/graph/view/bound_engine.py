@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from choreo_agents.engine import Engine, Joining, Prefill, StreamedToken
+from choreo_agents.engine import Engine, Prefill, StreamedToken
 from choreo_agents.engine.calls import Content
 from choreo_agents.errors import ForeignHandleError, VisibilityError
 from choreo_agents.graph.by_model import handle_for
@@ -89,15 +89,6 @@ class BoundEngine:
         """
         self._require(parents)
         return self.engine.astream(header, parents, **options)
-
-    def join(self, joining: Joining, handle: MessageHandle, offset: int) -> bool:
-        """As `Joining.add`.
-
-        Raises:
-            VisibilityError: The message was not granted.
-        """
-        self._require([handle])
-        return joining.add(handle, offset)
 
     def _require(self, parents: Sequence[MessageHandle]) -> None:
         for parent in parents:

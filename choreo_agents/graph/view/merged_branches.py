@@ -107,11 +107,10 @@ class MergedBranches:
 
     def _before(self, place: int) -> tuple[int, ...]:
         """The places that a boundary sees: all before its branch but those of branches that came together with it."""
-        known = place < len(self._fans)
-        mine = self._fans[place] if known else self._fan
+        mine = self._fans[place]
         return tuple(at for at, fan in enumerate(self._fans[:place]) if fan is None or fan != mine)
 
-    async def read_behind(self, view: PlacedView, first: int = 0) -> list[MessageHandle]:
+    async def read_behind(self, view: PlacedView) -> list[MessageHandle]:
         """Show what the adapter reads behind each branch (see `Branches.boundaries`), if it reads that.
 
         It sees the branch and what stood before it, but no branch that came together with it. Nothing moves for it:
@@ -119,14 +118,12 @@ class MergedBranches:
 
         Args:
             view: With the branches in it.
-            first: The place in it of the first branch to read behind; all before it have been.
 
         Returns:
             What was encoded, each with a lease.
         """
         shown = {handle.id for handle in self.stands_for.values()}
-        fans = [*self._fans, *[self._fan] * (len(view.handles) - len(self._fans))]
-        behind = [at for at in range(first, len(fans)) if fans[at] is not None and view.handles[at].id in shown]
+        behind = [at for at, fan in enumerate(self._fans) if fan is not None and view.handles[at].id in shown]
         calls: list[Prefill] = []
         places: list[int] = []
         for before, together in groupby(behind, key=self._before):

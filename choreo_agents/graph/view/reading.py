@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, groupby
-from typing import Any, Protocol
+from typing import Any
 
 from langchain_core.messages import BaseMessage, ToolMessage
 
@@ -29,18 +29,12 @@ from choreo_agents.graph.view.showing import ShownMessages
 from choreo_agents.graph.view.user_turns import UserTurns
 from choreo_agents.graph.view.view import SeenEntry, call_of, visible
 from choreo_agents.graph.visibility import START_SOURCE, source_of_author
-from choreo_agents.graph.words.entries import entries_of, forgotten_among, is_encoded, is_input, known_handle, said_in
+from choreo_agents.graph.words.entries import entries_of, forgotten_among, is_encoded, is_input, known_handle
 from choreo_agents.graph.words.inputs import message_as
 from choreo_agents.graph.words.thoughts import recalls, without_thoughts
-from choreo_agents.kv.handle import MessageHandle, base_model
+from choreo_agents.kv.handle import base_model
 
 UNKNOWN = "nothing keeps what it was computed from"
-
-
-class OffsetOf(Protocol):
-    """Says where a message of so many tokens stands in a view that is there already."""
-
-    def __call__(self, length: int, *, parallel: bool) -> int: ...
 
 
 class Reading:
@@ -98,14 +92,12 @@ class Reading:
         system: str | None,
         tools: Described = (),
         *,
-        closed: bool = False,
         summary: Callable[[Sequence[BaseMessage]], Awaitable[Any]],
     ) -> PlacedView:
         """Encode what nobody has yet, and put together all that the reader may see.
 
         Args:
             system: The agent's own system prompt, and the `tools` that it may call.
-            closed: Whether nobody goes on speaking at its end: what may come late stands there.
             summary: Makes what is told in place of messages that the reader does not keep.
         """
         await self._turns.begin(self._rules.public)
@@ -143,8 +135,6 @@ class Reading:
                 if (words := self._words.of(entry)) is not None:
                     self.rendered.say(entry, self._as_seen(entry, words))
         self.showing.copies += await self._branches.read_behind(view)
-        if closed:
-            await self._turns.close(view)
         return view
 
     def _unkept(self, left: Sequence[SeenEntry]) -> list[BaseMessage]:
@@ -160,32 +150,6 @@ class Reading:
             return words.model_copy(update={"content": shorter})
         own = self._reader.has_said(entry) and recalls(self._engine.chat, entry)
         return words if own else without_thoughts(words)
-
-    async def late(
-        self, update: Mapping[str, Any], view: PlacedView, place: OffsetOf
-    ) -> AsyncGenerator[tuple[HandleEntry, MessageHandle, int]]:
-        """What the reader may see of a branch that came after its view was made, as it is to be shown, and where.
-
-        Args:
-            update: Of the state, by the branch.
-            view: The reader's, which stays as it is.
-            place: Says where a message of so many tokens stands.
-        """
-        known = {entry["message_id"] for entry in self.entries}
-        self.entries = [*self.entries, *(new := [e for e in said_in(update) if e["message_id"] not in known])]
-        self._words.hear(update.get("messages") or [])
-        self.superstep = self._next_superstep(self.entries)
-        everything, late = await self._visible(), {entry["message_id"] for entry in new}
-        shown = [seen for seen in everything if seen.entry["message_id"] in late]
-        self.showing.copies += await self._branches.stand_in(shown)
-        for entry, rule in shown:
-            there = view.copy()
-            there.resume_at(place(self.showing.length(entry, rule), parallel=self.is_parallel))
-            await self.showing.append(there, entry, rule, self.entries)
-            await self._turns.close(there)
-            self.showing.copies += await self._branches.read_behind(there, len(view.handles))
-            for at in range(len(view.handles), len(there.handles)):
-                yield entry, there.handles[at], there.offsets[at]
 
     async def _visible(self) -> list[SeenEntry]:
         """What the reader sees, each message with an encoding of its model."""

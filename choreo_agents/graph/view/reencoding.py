@@ -37,10 +37,6 @@ class ReaderWords:
         self._said = {str(message.id): message for message in messages}
         self._reworded: dict[str, BaseMessage] = {}
 
-    def hear(self, messages: Sequence[BaseMessage]) -> None:
-        """Add words that were said meanwhile."""
-        self._said |= {str(message.id): message for message in messages}
-
     def of(self, entry: HandleEntry) -> BaseMessage | None:
         """A message that the reader has in its view, in the words that it has of it; None if nobody sent them."""
         name = entry["message_id"]

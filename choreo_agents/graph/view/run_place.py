@@ -111,7 +111,7 @@ class RunPlace:
         place = f"{run_seed} {around} {self.author} {self.agent} {superstep} {self.branch} {self.call}"
         return int.from_bytes(hashlib.sha256(place.encode()).digest()[:7], "big")
 
-    def memo(self, superstep: int, *, is_open: bool = False) -> str | None:
+    def memo(self, superstep: int) -> str | None:
         """Names the call, so that it finds its answer if it is made again; None outside LangGraph.
 
         In a kept thread by its place, which is the same when LangGraph goes back to an earlier state or forks from one;
@@ -120,13 +120,12 @@ class RunPlace:
 
         Args:
             superstep: Ours, of what it says.
-            is_open: Whether more may come into its view while it speaks: what that will be, its place does not tell.
         """
         if not self.task:
             return None
-        by_task = is_open or self.thread is None
-        step = None if self.sees_all else self.step
-        return repr((self.task, self.agent, self.call) if by_task else (self.thread, *self._place(superstep, step)))
+        if self.thread is None:
+            return repr((self.task, self.agent, self.call))
+        return repr((self.thread, *self._place(superstep, None if self.sees_all else self.step)))
 
     def message_id(self, superstep: int) -> str:
         """Of what the call says: the same again if LangGraph reruns the node, never shared by two branches or calls.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from langchain_core.messages import BaseMessage
 
@@ -103,12 +102,6 @@ def entries_of(
             superstep = entry["superstep"] = superstep + 1  # what others said in between stays in between
         made.append(entry)
     return made
-
-
-def said_in(update: Mapping[str, Any]) -> list[HandleEntry]:
-    """The entries of what a node said itself: not of the input that it has encoded first."""
-    said = {message.id for message in update.get("messages") or []}
-    return [entry for entry in update.get("handles") or [] if entry["message_id"] in said]
 
 
 def is_input(entry: HandleEntry) -> bool:

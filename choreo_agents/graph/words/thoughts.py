@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -83,27 +83,6 @@ def header_of(agent: Thinker, state: Any, chat: ChatFormat) -> FramedText:
     opening, bare = chat.assistant.opening(None), chat.header(None)
     # The space before the first word stays before a header of its own.
     return (opening if bare == opening.rstrip(" ") else bare) + FramedText.frame(agent.header)
-
-
-def longest_frame(agent: Thinker, engine: Engine, names: Sequence[str], *, own: bool) -> int:
-    """Tokens of all but the words of a message that an agent can say, as far as that is known before it speaks.
-
-    Args:
-        agent: Who speaks.
-        engine: Whose model's template it is.
-        names: That it may speak under.
-        own: Whether it stands in a view of its own, with what was thought before it where the template recalls that.
-    """
-    chat, end = engine.chat, FramedText.frame(engine.chat.turn_end)
-    recalls = own and chat.thoughts is not None and chat.thoughts.kept
-    thinking = thinking_of(agent, {}, chat, engine.model.adapter.max_positions) if recalls else None
-    if thinking is not None:
-        closed = header_of(agent, {}, chat) + FramedText.frame(thinking.before + thinking.end)
-        after = [Thinking.of(chat, name).after for name in names] if agent.header is None else [thinking.after]
-        return thinking.budget + max(len(engine.model.encode(closed + each + end)) for each in after)
-    said = [form(name) for name in names for form in (chat.header, chat.assistant.opening) if agent.header is None]
-    headers = said or [chat.assistant.opening(None) + FramedText.frame(str(agent.header))]
-    return max(len(engine.model.encode(header + end)) for header in headers)
 
 
 def recalls(chat: ChatFormat, entry: HandleEntry) -> bool:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import count
+from dataclasses import dataclass
 from typing import Literal
-
-from torch import Tensor
 
 from choreo_agents.engine import Engine
 from choreo_agents.engine.calls import Decode
@@ -21,15 +18,6 @@ from choreo_agents.synthesis.placing import SynthesisLayout, place_branches, req
 Workers = Literal["given", "say"]
 """Whether branches are given words, encoded where their workers would have said them, or really said by workers whose
 notes tell them what to say."""
-
-
-@dataclass(frozen=True)
-class Late:
-    """Branches that come late: the last ones, when the answer has begun."""
-
-    branches: int
-    after: int | None
-    """Tokens of the answer that are sampled without them; None: they never come."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +40,6 @@ async def play_synthesis(
     layout: SynthesisLayout = "sequential",
     workers: Workers = "given",
     adapter: str | None = None,
-    late: Late | None = None,
     seed: int = 0,
 ) -> Merged:
     """Let workers have their say, each after the trunk and what it was told alone, and answer from all they said.
@@ -68,19 +55,16 @@ async def play_synthesis(
         workers: Whether branches are given or really said.
         adapter: Encodes what the synthesizer is asked and what it answers, and maps the branches if it has a cache
             mapper; None: the engine's own, if it has one.
-        late: What is missing when the answer begins, and in what is asked too; it has its place. None: nothing.
         seed: Everything that is sampled has a seed made of this and its place.
 
     Raises:
-        ValueError: It is no synthesis problem, there is no such layout, the engine re-encodes text, which neither a
-            layout nor who comes late can change, or no branch would be in time.
+        ValueError: It is no synthesis problem, there is no such layout, or the engine re-encodes text, which a layout
+            cannot change.
     """
     require_synthesis_layout(layout)
-    if engine.method != "choreo" and (layout != "sequential" or late is not None):
-        raise ValueError(f"an engine with the method {engine.method!r} cannot place messages, or take in late ones")
+    if engine.method != "choreo" and layout != "sequential":
+        raise ValueError(f"an engine with the method {engine.method!r} cannot place messages")
     parts = Parts.of(problem)
-    if late is not None and not 0 < late.branches < len(parts.branches):
-        raise ValueError(f"of {len(parts.branches)} branches {late.branches!r} cannot be late: one must be in time")
     play = _Play(engine, sampling, seed, list(problem.by_name))
     try:
         trunk: list[MessageHandle] = []
@@ -92,21 +76,16 @@ async def play_synthesis(
         shown = await engine.branches.amap(branches, adapter) if engine.branches.maps(adapter) else branches
         lengths = [(start, branch.length) for start, branch in zip(starts, branches, strict=True)]
         shared, anchors, end = place_branches(layout, [handle.length for handle in trunk], lengths)
-        early = len(shown) - (0 if late is None else late.branches)
         behind = await play.boundaries(shown, anchors, trunk, shared, adapter)
-        view, offsets = [*trunk, *shown[:early]], [*shared, *anchors[:early]]
-        for handle, at in behind[:early]:
+        view, offsets = [*trunk, *shown], [*shared, *anchors]
+        for handle, at in behind:
             view.append(handle)
             offsets.append(at)
         for message in parts.asks:
             view.append(await play.prefill(message, view, offsets, end, adapter))
             offsets.append(end)
             end += view[-1].length
-        call = play.decode(parts.answer, view, offsets, end, adapter)
-        if late is not None and late.after is not None:
-            coming = [*zip(shown[early:], anchors[early:], strict=True), *behind[early:]]
-            call = play.joined(call, coming, late.after)
-        [answer] = await engine.adecode([call])
+        [answer] = await engine.adecode([play.decode(parts.answer, view, offsets, end, adapter)])
         await play.keep(answer)
         sampled = [chosen.token for chosen in engine.logprobs(answer)]
         ending = engine.model.encode(engine.chat.turn_end)
@@ -208,22 +187,6 @@ class _Play:
             closing=ending,
             adapter=adapter,
         )
-
-    def joined(self, call: Decode, late: Sequence[tuple[MessageHandle, int]], after: int) -> Decode:
-        """The same call, which more messages come into after so many of its tokens."""
-        joining, seen = self.engine.branches.joining(), count(1)
-
-        def come() -> None:
-            for handle, offset in late:
-                joining.add(handle, offset)
-
-        def watch(_: Tensor) -> None:
-            if next(seen) == after:
-                come()
-
-        if not after:
-            come()
-        return replace(call, joining=joining, watch=watch)
 
     def words(self, message: ProblemMessage, handle: MessageHandle) -> str:
         """What was said, without what its turn starts and ends with."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from choreo_agents.engine import Engine
 from choreo_agents.lab.evaluation.evaluate import GREEDY, at_once, room
-from choreo_agents.lab.evaluation.merging import Late, Workers, play_synthesis
+from choreo_agents.lab.evaluation.merging import Workers, play_synthesis
 from choreo_agents.lab.evaluation.score import Score
 from choreo_agents.lab.language import Split, draw_problem
 from choreo_agents.lab.language.synthesis import Parts, SynthesisTask
@@ -46,7 +46,6 @@ async def aevaluate_synthesis(
     layout: SynthesisLayout = "sequential",
     workers: Workers = "given",
     adapter: str | None = None,
-    late: Late | None = None,
     sampling: Sampling = GREEDY,
     seed: int = 0,
     on_progress: Callable[[str], None] = lambda _: None,
@@ -58,10 +57,9 @@ async def aevaluate_synthesis(
         tasks: At the difficulty, and with the number of branches, that they are to be played at.
         count: Problems of each task: those of seeds `seed` to `seed + count - 1`.
         split: Which problems.
-        layout: Where branches appear; `workers`, `adapter`, `late` and `sampling` as for `play_synthesis`.
+        layout: Where branches appear; `workers`, `adapter` and `sampling` as for `play_synthesis`.
         workers: See there.
         adapter: See there.
-        late: See there.
         sampling: See there.
         seed: Of the first problem.
         on_progress: Called with the task's name after every problem.
@@ -84,7 +82,6 @@ async def aevaluate_synthesis(
             layout=layout,
             workers=workers,
             adapter=adapter,
-            late=late,
             seed=number,
         )
         on_progress(task.name)

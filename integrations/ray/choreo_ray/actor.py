@@ -23,7 +23,6 @@ from choreo_agents.engine.elsewhere import (
     EngineServer,
     Greeted,
     Greeting,
-    JoiningMessage,
     Releasing,
     SentAdapter,
     SentAnswer,
@@ -189,10 +188,6 @@ class EngineActor:
     async def hurry(self, sender: Sender, number: int, priority: int) -> None:
         server, _ = self._known(sender)
         await server.hurry(sender.front, number, priority)
-
-    async def join(self, sender: Sender, joining: JoiningMessage) -> None:
-        server, _ = self._known(sender, joining.salt)
-        await server.join(joining)
 
     async def give(self, sender: Sender, copying: Copying) -> list[Any]:
         """A reference to the KV, which stays in the object store of this machine until it is taken."""

@@ -16,7 +16,6 @@ from choreo_agents.engine.elsewhere import (
     Copying,
     Greeted,
     Greeting,
-    JoiningMessage,
     Releasing,
     SentAdapter,
     SentAnswer,
@@ -105,9 +104,6 @@ class RayFarEngine:
 
     async def hurry(self, front: str, number: int, priority: int) -> None:
         await self._told(self.actor.hurry, number, priority)
-
-    async def join(self, joining: JoiningMessage) -> None:
-        await self._told(self.actor.join, joining)
 
     async def give(self, copying: Copying) -> Any:
         return await self._told(self.actor.give, copying)

@@ -14,7 +14,7 @@ import pytest
 from conftest import MakeEngine
 from support.faults import AT_THE_END, InjectedError, failing_once
 
-from choreo_agents import Decode, Engine, MessageHandle, Sampling
+from choreo_agents import Decode, Engine, MessageHandle, Quota, Sampling
 from choreo_agents.engine.messages.from_cache import FromCache
 from choreo_agents.engine.messages.table import MessageTable
 from choreo_agents.engine.pending import Pending
@@ -172,20 +172,22 @@ def test_attack_nobody_joins_a_call_whose_end_has_failed(
 
 
 def test_attack_a_batch_that_is_refused_leaves_no_lease_behind(engine: Engine) -> None:
-    """Its first calls were answered already, or had joined others under way, when its last turned out to be wrong."""
-    known = engine.prefill([5, 6])
-    said = engine.decode([7], [known], sampling=SHORT, memo="m")
-    joining = engine.branches.joining()
-    engine.decode([Decode([8], sampling=SHORT, joining=joining)])
-    before = engine.stats().leases
+    """Its first call was answered already, when the others turned out to be too many."""
+    tenant = engine.tenant("a", quota=Quota(requests=1))
+    known = tenant.prefill([5, 6])
+    said = tenant.decode([7], [known], sampling=SHORT, memo="m")
+    before = tenant.stats().leases
     for _ in range(2):
-        with pytest.raises(InvalidRequestError, match="joining"):
-            engine.decode(
-                [Decode([7], [known], sampling=SHORT, memo="m"), Decode([9], sampling=SHORT, joining=joining)]
+        with pytest.raises(InvalidRequestError):
+            tenant.decode(
+                [
+                    Decode([7], [known], sampling=SHORT, memo="m"),
+                    *(Decode([8 + at], sampling=SHORT) for at in range(2)),
+                ]
             )
-    assert engine.stats().leases == before
+    assert tenant.stats().leases == before
     for handle in (known, said):
-        engine.release(handle)
+        tenant.release(handle)
     engine.check()
 
 
@@ -193,14 +195,13 @@ def test_attack_a_sampler_that_cannot_be_withdrawn_keeps_no_memory(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model's own samplers are others' code: of calls that fail, and of a batch that is refused."""
-    root, joining = engine.prefill([5] * 20), engine.branches.joining()
-    engine.decode([Decode([8], [root], sampling=SHORT, joining=joining)])
+    tenant = engine.tenant("a", quota=Quota(requests=2))
+    root = tenant.prefill([5] * 20)
     monkeypatch.setattr(TokenSampler, "withdraw", lambda _: 1 / 0)
     with pytest.raises(EngineFailedError, match="KeyError"):
-        engine.decode([Decode([7], [root], sampling=SHORT, watch=lambda _: {}["told"])])
+        tenant.decode([Decode([7], [root], sampling=SHORT, watch=lambda _: {}["told"])])
     with pytest.raises((ZeroDivisionError, InvalidRequestError)):
-        fine = [Decode([6 + at], [root], sampling=SHORT) for at in range(3)]
-        engine.decode([*fine, Decode([9], [root], sampling=SHORT, joining=joining)])
+        tenant.decode([Decode([6 + at], [root], sampling=SHORT) for at in range(3)])
     entry = engine._core.table.get(root.id).entry  # type: ignore[union-attr]
     assert entry is not None and (entry.wanted, engine.stats().unfinished) == (0, 0)
     engine.check()

@@ -132,7 +132,7 @@ for _ in range(8):
                 lambda: engine.prefill([9]), lambda: engine.decode([9]), lambda: next(engine.stream([9])),
                 lambda: engine.release(root), lambda: engine.kv.read(root), lambda: engine.stats(),
                 lambda: engine.tokens(root), lambda: engine.check(), lambda: engine.owner.restart(),
-                lambda: engine.kv.pin(root), lambda: engine.branches.joining().add(root, 0),
+                lambda: engine.kv.pin(root),
                 lambda: engine.tenant("x").prefill([9]),
             ]
             for number, use in enumerate(uses):

@@ -189,42 +189,6 @@ def test_a_tenant_that_fills_its_quota_evicts_its_own(make_engine: MakeEngine) -
     assert tenant.stats().kv_bytes <= 64 * TOKEN
 
 
-@pytest.mark.parametrize("tier", [{"host_bytes": 1 << 22}, {}])
-@pytest.mark.parametrize("early", [False, True])
-def test_attack_what_joins_a_decode_is_counted_like_what_it_reads(
-    make_engine: MakeEngine, tier: dict[str, int], early: bool
-) -> None:
-    """It stays in the pool until the decode ends; what the quota has no room for is left out."""
-    engine = make_engine(**tier)
-    others = [engine.prefill([seed] * 16) for seed in range(5, 15)]
-    tenant = engine.tenant("a", quota=pool(96))
-    made = [tenant.prefill([seed] * 16) for seed in range(20, 40)]
-    joining, most, refused = tenant.branches.joining(), [0], list[bool]()
-
-    def add() -> None:
-        for place, handle in enumerate(made):
-            assert joining.add(handle, 20 + 16 * place)
-
-    def watch(_: object) -> None:
-        most.append(engine._core.pool.used_by(tenant._tenant.name))
-        if len(most) == 3 and not early:
-            add()
-        if len(most) == 20:
-            with pytest.raises(QuotaError):
-                tenant._tenant.submit([Decode([8], [made[0]], sampling=SHORT)], None)  # waits for nothing
-            refused.append(True)
-
-    if early:
-        add()
-    sampling = Sampling(max_tokens=24, stop_tokens=())
-    [said] = tenant.decode([Decode([7], sampling=sampling, joining=joining, watch=watch)])
-    # Of 96 tokens of room 32 are the decode's.
-    assert len(tenant.inspect.joined(said)) + early * len(tenant.inspect.ancestors(said)) >= 4
-    assert refused and max(most) <= (96 if tier else 96 + 16) * TOKEN, "one that is computed again may stand on top"
-    assert engine.kv.tiers(others) == ["device"] * 10
-    assert tenant.decode([8], [made[0]], sampling=SHORT).length == 5
-
-
 def test_attack_short_messages_that_are_pinned_take_whole_blocks_of_a_quota(make_engine: MakeEngine) -> None:
     engine = make_engine()
     tenant = engine.tenant("a", quota=Quota(pinned_bytes=48 * TOKEN))

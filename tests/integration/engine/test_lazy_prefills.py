@@ -253,17 +253,6 @@ def test_each_message_is_encoded_by_its_own_adapter(
     require_close(logits_by_seed[1], logits_by_seed[2])
 
 
-def test_what_is_read_late_comes_when_it_is_encoded(make_engine: MakeEngine) -> None:
-    engine = make_engine()
-    [one, late] = engine.prefill([Prefill(words(1), lazy=True), Prefill(words(2), lazy=True)])
-    joining = engine.branches.joining()
-    sampling = Sampling(forced=tuple(words(3, 9)), seed=1)
-    joining.add(late, 50)
-    said = engine.decode([7], [one], sampling=sampling, joining=joining)
-    [record] = engine.inspect.records([said])[-1:]
-    assert list(record.parents) == [one, late]
-
-
 @pytest.mark.parametrize("has_prompt", [False, True])
 def test_all_that_an_agent_is_told_is_one_step(
     make_engine: MakeEngine, embedded: LoadedModel, has_prompt: bool

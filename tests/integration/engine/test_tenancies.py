@@ -89,7 +89,6 @@ def test_a_tenant_that_leaves_takes_along_what_only_it_holds(make_engine: MakeEn
         lambda: tenant.inspect.audit([root]),
         lambda: tenant.branches.merge([root]),
         tenant.branches.maps,
-        tenant.branches.joining,
     ]
     for use in uses:
         with pytest.raises(EngineClosedError, match="tenancy was closed"):

@@ -206,7 +206,7 @@ def test_attack_a_function_that_copies_an_agents_message_says_it_itself(engine: 
     assert authors_of(state)[state["messages"][2].id] == "copies" and LIE not in words_seen(engine, state, "bob")
 
 
-# Graphs in graphs, sends, branches that come late
+# Graphs in graphs, sends, branches
 
 
 def team(engine: Engine | None) -> ChoreoGraph:
@@ -266,10 +266,10 @@ def test_attack_in_langgraphs_own_graphs_handles_need_seals(engine: Engine) -> N
             assert stolen not in engine.inspect.ancestors(MessageHandle.model_validate(entry["handle"]))
 
 
-def test_sends_and_branches_that_come_late_are_in_one_conversation(engine: Engine) -> None:
+def test_sends_and_branches_are_in_one_conversation(engine: Engine) -> None:
     graph = ChoreoGraph()
     graph.add_node(agent("worker"))
-    graph.add_node(Synthesizer("editor", merges=["worker"], strategy="parallel", quorum=2))
+    graph.add_node(Synthesizer("editor", merges=["worker"], strategy="parallel"))
     graph.add_node(agent("judge", reads={"worker": "shared"}))
 
     def route(state: Any) -> list[Send]:

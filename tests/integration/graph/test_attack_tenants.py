@@ -240,12 +240,12 @@ async def test_two_tenants_do_not_begin_one_thread(make_engine: MakeEngine) -> N
     assert sorted(isinstance(each, ForeignThreadError) for each in done) == [False, True, True]
 
 
-def test_modules_and_quorums_are_each_tenants_own(make_engine: MakeEngine) -> None:
+def test_modules_are_each_tenants_own(make_engine: MakeEngine) -> None:
     schema = Schema.from_text("<schema name='s'><module name='m'>Ann has 3 red kites and 2 boats.</module></schema>")
     short = Sampling(max_tokens=3, stop_tokens=())
     graph = ChoreoGraph(system="Root.").add_node(Agent("ann", prompt=schema.prompt("<m/>"), sampling=short))
     graph.add_node(Agent("bob", sampling=short)).add_edge(START, "ann").add_edge(START, "bob")
-    graph.add_node(Synthesizer("editor", merges=["ann", "bob"], quorum=1, sampling=short))
+    graph.add_node(Synthesizer("editor", merges=["ann", "bob"], sampling=short))
     graph.add_edge(["ann", "bob"], "editor")
     engine = make_engine()
     app = graph.compile(engine=engine, tenant=of_the_service)

@@ -5,7 +5,6 @@ Written as a user writes it, outside of the package.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Any
 
@@ -24,7 +23,6 @@ from choreo_agents import (
     RunOptions,
     Sampling,
     Send,
-    Synthesizer,
     VisibilityMode,
     send,
 )
@@ -250,29 +248,3 @@ def test_input_may_be_re_worded_too(engine: Engine) -> None:
     graph.add_node(Agent("ann", sampling=saying(engine, PLAN))).add_edge(START, "ann", visibility=REDACTED)
     _, heard = run(graph, engine)
     assert heard.texts("ann", START) == [engine.chat.turn("user", "Ann has # kites.").text]
-
-
-def test_what_came_late_is_re_worded_too(engine: Engine) -> None:
-    """A synthesizer starts without ann, and sees her, in more words than she used, while it speaks."""
-    graph = ChoreoGraph(system="Root.")
-    started: dict[str, Any] = {}
-
-    def watch(author: str, *_: Any) -> Any:
-        return (lambda _: started.setdefault("yes", True)) if author == "editor" else None
-
-    async def asked(_: Any) -> str:
-        while "yes" not in started:
-            await asyncio.sleep(0.001)
-        return "Now you."
-
-    graph.add_node(Agent("ann", prompt=asked, sampling=saying(engine, PLAN)))
-    graph.add_node(Agent("bob", sampling=saying(engine, "Well.")))
-    long = Sampling(max_tokens=150, stop_tokens=())
-    graph.add_node(Synthesizer("editor", merges={"ann": LONGER, "bob": "shared"}, quorum=1, sampling=long))
-    for name in ("ann", "bob"):
-        graph.add_edge(START, name)
-        graph.add_edge(name, "editor", visibility={})
-    state, heard = run(graph, engine, watch=watch)
-    told = state["messages"][-1].response_metadata["choreo"]["branches"]
-    assert [each["since"] > 0 for each in told] == [False, True]
-    assert [text.count(PLAN) for text in heard.texts("editor")] == [2]

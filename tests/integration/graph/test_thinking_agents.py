@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -30,14 +28,12 @@ from choreo_agents import (
     Sampling,
     Scheduling,
     Send,
-    Synthesizer,
     Worker,
 )
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.runtime.timetable import Timetable
-from choreo_agents.sampling import BLANK_LINES
 
 
 class Forced(dict[Any, Any]):
@@ -383,81 +379,6 @@ def test_words_without_their_thoughts_that_are_handed_on_stay_their_speakers(rec
     assert not any(each["author"] == "ann" and each.get("thoughts") is None for each in state["handles"])
     turns = texts_of(recalling, state, "again")
     assert not any("I forge." in turn for turn in turns)
-
-
-@pytest.mark.parametrize("strategy", ["parallel", "sequential"])
-def test_what_comes_late_with_its_thoughts_stands_before_the_turn_that_it_joins(
-    recalling: Engine, strategy: Any
-) -> None:
-    """Of a persona that is shown its thoughts: as long as it is said to be, and in room that is left for it."""
-    opened = threading.Event()
-
-    async def wait(_: Any) -> str:
-        assert await asyncio.to_thread(opened.wait, 20), "nobody let it go"
-        return "Now you."
-
-    def watch(author: str, *_: Any) -> Any:
-        return (lambda _: opened.set()) if author == "eve" else None
-
-    graph, long = ChoreoGraph(system="Be brief."), Sampling(max_tokens=150, stop_tokens=())
-    graph.add_node(Agent("bob", sampling=Sampling(max_tokens=30, stop_tokens=()), thinking=False))
-    graph.add_node(Agent("ann", persona="eve", sampling=ANSWER, prompt=wait, thinking=20))
-    graph.add_node(
-        Synthesizer("eve", merges=("ann", "bob"), quorum=1, strategy=strategy, sampling=long, thinking=False)
-    )
-    for name in ("ann", "bob"):
-        graph.add_edge(START, name).add_edge(name, "eve", visibility={})
-    options = {"configurable": {"choreo": RunOptions(seed=1, watch=watch)}}
-    state = graph.compile(engine=recalling).invoke(QUESTION, options)
-    made = recalling.inspect.records([handle_of(state, "eve")])[-1]
-    at = dict(zip(made.parents, made.offsets, strict=True))
-    [entry] = [entry for entry in state["handles"] if entry["author"] == "ann"]
-    asked, thought = (MessageHandle.model_validate(entry[name]) for name in ("prompt", "thoughts"))
-    assert at[asked] + asked.length == at[thought] and at[thought] + thought.length <= made.new_offset
-    bob = handle_of(state, "bob")
-    # What it is asked is not known before: there may be less room by that.
-    assert at[asked] + asked.length >= at[bob] + (bob.length if strategy == "sequential" else 0)
-    assert [each["since"] > 0 for each in state["messages"][-1].response_metadata["choreo"]["branches"]] == [
-        False,
-        True,
-    ]
-
-
-@pytest.mark.parametrize("asked", [None, "Merge."])
-def test_room_for_late_branches_is_what_thoughts_and_answer_leave(engine: Engine, asked: str | None) -> None:
-    """All of the context is used, if the branches that are out may need it, and no more."""
-    opened, chat = threading.Event(), engine.chat
-
-    async def wait(_: Any) -> str:
-        assert await asyncio.to_thread(opened.wait, 20), "nobody let it go"
-        return "Now you."
-
-    def watch(author: str, *_: Any) -> Any:
-        return (lambda _: opened.set()) if author == "eve" else None
-
-    whole = engine.model.adapter.max_positions
-    endless = Sampling(max_tokens=whole // 2, stop_tokens=tuple(range(len(engine.model.tokenizer))))
-    short = Sampling(max_tokens=20, stop_tokens=())
-    graph = ChoreoGraph(system="Be brief.")
-    graph.add_node(Agent("bob", sampling=ANSWER, thinking=False))
-    for name in ("ann", "dan"):
-        graph.add_node(Agent(name, sampling=endless, prompt=wait, thinking=False))
-    eve = Synthesizer(
-        "eve", merges=("ann", "bob", "dan"), quorum=1, strategy="sequential", sampling=short, thinking=40, prompt=asked
-    )
-    graph.add_node(eve)
-    for name in ("ann", "bob", "dan"):
-        graph.add_edge(START, name).add_edge(name, "eve", visibility={})
-    options = {"configurable": {"choreo": RunOptions(seed=1, watch=watch)}}
-    state = graph.compile(engine=engine).invoke(QUESTION, options)
-    [entry] = [entry for entry in state["handles"] if entry["author"] == "eve"]
-    made = engine.inspect.records([MessageHandle.model_validate(entry["thoughts"])])[-1]
-    assert chat.thoughts is not None
-    frame = (chat.header(None, thinking=True), chat.thoughts.close + "eve:", chat.turn_end)
-    needed = 40 + BLANK_LINES + 20 + sum(len(engine.model.encode(text)) for text in frame)
-    assert made.new_offset + needed == whole
-    [message] = [message for message in state["messages"] if message.name == "eve"]
-    assert len(message.response_metadata["choreo"]["branches"]) == 3
 
 
 def test_callbacks_are_told_what_an_agent_reads_and_no_thoughts_of_others(engine: Engine) -> None:

@@ -17,7 +17,7 @@ from langgraph.graph import StateGraph
 from langgraph.types import Command, Send, interrupt
 from support.graphs import QUESTION
 
-from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Engine, RunOptions, Sampling, Synthesizer, Worker
+from choreo_agents import END, START, Agent, ChoreoGraph, ChoreoState, Engine, RunOptions, Sampling, Worker
 
 FREE = Sampling(temperature=1.0, max_tokens=8, stop_tokens=())
 Called = tuple[str, int, int, int]
@@ -363,21 +363,3 @@ async def test_a_subgraph_that_is_stopped_finds_what_was_said_in_it(engine: Engi
         Command(resume={e.id: True for e in (await app.aget_state(asked.config())).interrupts}), asked.config()
     )
     assert (asked.calls, texts(again)) == ([], texts(state))
-
-
-def test_a_synthesizer_with_a_quorum_is_asked_again_since_its_name_has_not_what_came_late(engine: Engine) -> None:
-    graph = ChoreoGraph(Rounds)
-    slow, long = (FREE.model_copy(update={"max_tokens": most}) for most in (24, 96))
-    graph.add_node("begin", lambda _: {}).add_edge(START, "begin")
-    graph.add_node(agent("quick")).add_edge("begin", "quick")
-    graph.add_node(agent("slow", sampling=slow, prompt=lambda state: state["note"])).add_edge("begin", "slow")
-    graph.add_node(Synthesizer("sum", merges=["quick", "slow"], strategy="parallel", quorum=1, sampling=long))
-    graph.add_edge(["quick", "slow"], "sum")
-    app, asked = graph.compile(InMemorySaver(), engine=engine), Asked()
-    app.invoke({**QUESTION, "note": "Go."}, asked.config())
-    [before] = [each for each in app.get_state_history(asked.config()) if each.next == ("begin",)]
-    fork = app.update_state(before.config, {"note": "Go on."}, as_node="begin")
-    state = app.invoke(None, asked.config(fork))
-    assert asked.authors == ["slow", "sum"], "though quick says the same, and the sum begins over that alone"
-    [said] = [message for message in state["messages"] if message.name == "sum"]
-    assert len(said.response_metadata["choreo"]["branches"]) == 2, "it has seen what slow says now"

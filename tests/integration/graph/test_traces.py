@@ -471,18 +471,6 @@ async def test_a_node_that_runs_again_tells_what_it_said_again(scripted: Engine)
     runs.check()
 
 
-def test_a_quorum_speaks_in_one_run_that_ends(engine: Engine) -> None:
-    runs, short = Runs(), Sampling(max_tokens=4, stop_tokens=())
-    graph = ChoreoGraph()
-    for name in ("ann", "bob"):
-        graph.add_node(Agent(name, sampling=short)).add_edge(START, name).add_edge(name, "editor", visibility={})
-    graph.add_node(Synthesizer("editor", merges=["ann", "bob"], quorum=1, sampling=short))
-    graph.compile(engine=engine).invoke(QUESTION, config(runs))
-    runs.check()
-    assert sorted(run["name"] for run in runs.started.values()) == ["ann", "bob", "editor"]
-    assert "branches" in next(m for m in runs.ended.values() if m.name == "editor").response_metadata["choreo"]
-
-
 class Refusing(Runs):
     """Fails at the second piece of what it is told."""
 

@@ -15,7 +15,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from support.chatty import save_chatty
 from support.two_models import ASKED, SHORT, WORDS, chain, entry_of, models_of, saying, seen_by, speaker
 
-from choreo_agents import END, START, ChoreoGraph, Engine, Policy, Sampling, Send, Synthesizer, send
+from choreo_agents import END, START, ChoreoGraph, Engine, Policy, Send, Synthesizer, send
 from choreo_agents.errors import (
     ForeignHandleError,
     InvalidRequestError,
@@ -397,29 +397,6 @@ async def test_branches_of_another_model_are_merged_from_their_words(pair: Pair,
         )
     )
     assert pair.large.stats().tokens_of_other_models == expected
-
-
-async def test_a_late_branch_of_another_model_joins(pair: Pair) -> None:
-    graph = ChoreoGraph(system="Agents read their notes.")
-    for name, engine in (("ann", "small"), ("bob", "large"), ("carl", "small")):
-        graph.add_node(speaker(name, engine)).add_edge(START, name).add_edge(name, "judge", visibility={})
-    judge = Synthesizer(
-        "judge",
-        merges=list(WORDS),
-        strategy="parallel",
-        quorum=1,
-        engine="large",
-        sampling=Sampling(max_tokens=64, stop_tokens=()),
-    )
-    graph.add_node(judge).add_edge("judge", END)
-    engines = {"ann": pair.small, "bob": pair.large, "carl": pair.small, "judge": pair.large}
-    words = {**WORDS, "judge": "All have things, and that is all there is to say of it. " * 3}
-    state = await graph.compile(engine=pair.named).ainvoke(ASKED, saying(engines, words))
-    [said] = [message for message in state["messages"] if message.name == "judge"]
-    branches = {each["message_id"] for each in said.response_metadata["choreo"]["branches"]}
-    assert branches == {message.id for message in state["messages"] if message.name in WORDS}
-    large = pair.large.model.adapter.fingerprint
-    assert all(large in models for models in models_of(state["handles"][1:]))
 
 
 def test_an_edited_message_is_edited_on_every_model(pair: Pair) -> None:

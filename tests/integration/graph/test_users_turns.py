@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -26,7 +24,6 @@ from choreo_agents import (
     RunOptions,
     Sampling,
     Send,
-    Synthesizer,
     VisibilityMode,
 )
 from choreo_agents.graph.compiling.texts import texts_of
@@ -320,43 +317,6 @@ def test_siblings_have_a_users_turn_each(models: Models, make_engine: MakeEngine
     for one, other in zip(*found, strict=True):
         assert [token for token, _ in one] == [token for token, _ in other]
         assert all(abs(a - b) <= 1e-4 for (_, a), (_, b) in zip(one, other, strict=True))
-
-
-@pytest.mark.parametrize("strategy", ["parallel", "sequential"])
-def test_late_words_have_a_users_turn_of_their_own(models: Models, make_engine: MakeEngine, strategy: Any) -> None:
-    engine, open_ = make_engine(model=models("Gemma 3")), threading.Event()
-
-    async def wait(_: Any) -> str:
-        for _ in range(20_000):
-            if open_.is_set():
-                return "Now you."
-            await asyncio.sleep(0.001)
-        raise AssertionError("nobody let it go")
-
-    def watch(author: str, *_: Any) -> Callable[[Any], None] | None:
-        return (lambda _: open_.set()) if author == "eve" else None
-
-    graph, short = ChoreoGraph(system="Be brief."), Sampling(max_tokens=10, stop_tokens=())
-    merges = {"ann": "shared", "bob": "reencoded"}
-    long = Sampling(max_tokens=150, stop_tokens=())
-    graph.add_node(Agent("ann", sampling=short)).add_node(Agent("bob", sampling=short, prompt=wait))
-    graph.add_node(Synthesizer("eve", merges=merges, quorum=1, strategy=strategy, prompt="Merge.", sampling=long))
-    for name in ("ann", "bob"):
-        graph.add_edge(START, name).add_edge(name, "eve", visibility={})
-    options = RunOptions(seed=1, watch=watch)
-    state = graph.compile(engine=engine).invoke(asked("What is it?"), {"configurable": {"choreo": options}})
-    [[told]] = [[m.text for m in state["messages"] if m.name == "bob"]]
-    view = view_of(engine, state, "eve")
-    opens, closes = "<start_of_turn>user\n", "<end_of_turn>\n"
-    late = sorted(view[-4:-1], key=lambda place: place[1])  # they come as they are encoded
-    assert [text for text, _ in late] == [opens, f"bob: {told}", closes]
-    starts = [at for _, at in late]
-    assert starts[1] - starts[0] == 6 and starts[2] - starts[1] == len(engine.model.encode(f"bob: {told}"))
-    assert starts[2] + len(engine.model.encode(closes)) <= view[-1][1], "before its own turn"
-    question = next(at for text, at in view if text == "Merge.")
-    assert starts[2] + len(engine.model.encode(closes)) <= question or strategy == "parallel"
-    seen = state["messages"][-1].response_metadata["choreo"]["branches"]
-    assert sorted(each["since"] > 0 for each in seen) == [False, True]
 
 
 @pytest.mark.parametrize("family", MERGING)

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 from choreo_agents.cli import app
 from choreo_agents.errors import InvalidRequestError, TrainingError
-from choreo_agents.lab.evaluation.merging import Late
 from choreo_agents.lab.evaluation.synthesis import evaluate_synthesis
 from choreo_agents.lab.experiments.eval_synthesis import command as evaluated
 from choreo_agents.lab.experiments.eval_synthesis import measure
@@ -44,7 +43,6 @@ from choreo_agents.lab.experiments.eval_synthesis.sweeps import (
     SWEPT,
     Shuffled,
     by_branches,
-    by_lateness,
     by_length,
     by_order,
     changed,
@@ -259,17 +257,6 @@ SCORES = {
 }
 
 
-def test_late_branches_are_a_quarter() -> None:
-    late = by_lateness()
-    assert list(late) == ["in time", "after 0", "after 1", "after 2", "after 4", "after 8", "never"]
-    assert {(one.name, one.late) for one in late["in time"]} == {(name, None) for name in SYNTHESIS_TASKS}
-    for title, asked in list(late.items())[1:]:
-        for one in asked:
-            assert one.late is not None and one.name.endswith(f"late {title}")
-            assert one.late.branches == one.task.branches // 4 > 0
-            assert title == ("never" if one.late.after is None else f"after {one.late.after}")
-
-
 def test_verdicts_are_of_each_layout_problem_by_problem() -> None:
     one, two, three = verdicts(SCORES)
     assert (one.task, one.layout, one.share, one.met) == ("vote", "parallel", 0.25, False)
@@ -333,25 +320,24 @@ def test_what_storage_takes_and_costs(embedded: LoadedModel) -> None:
 def test_copies_are_rounded_for_contenders_that_store_them_so(
     embedded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[str, Any]] = []
+    asked: list[str] = []
 
-    def evaluate(engine: Any, *_: Any, late: Any, **options: Any) -> list[Any]:
-        asked.append((engine._core.settings.memory.mapped_storage, late))
+    def evaluate(engine: Any, *_: Any, **options: Any) -> list[Any]:
+        asked.append(engine._core.settings.memory.mapped_storage)
         return []
 
     monkeypatch.setattr(measure, "evaluate_synthesis", evaluate)
     with Referee(embedded, tmp_path) as referee:
         folder = referee._trained("full-sequential")
         tempered(embedded.adapter.geometry, embedded.adapter.kinds, 1.0).save(folder, embedded.adapter.weights)
-        late = AskedTask("vote late never", FEW["vote"], Late(1, None))
-        referee.play([Contender("full"), Contender("full", stored="int8")], [late], 1)
-    assert asked == [("full", late.late), ("int8", late.late)]
+        referee.play([Contender("full"), Contender("full", stored="int8")], ASKED[:1], 1)
+    assert asked == ["full", "int8"]
 
 
 def test_sweeps_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    scores = {("text", "a of 2"): [1.0], ("text", "a of 4"): [0.0], ("full, parallel", "a late"): [1.0]}
-    names = {"branches": {2: ["a of 2"], 4: ["a of 4"]}, "late": {"in time": ["a"], "never": ["a late"]}}
+    scores = {("text", "a of 2"): [1.0], ("text", "a of 4"): [0.0], ("full, parallel", "a of 4"): [1.0]}
+    names = {"branches": {2: ["a of 2"], 4: ["a of 4"]}, "length": {1: ["a of 2"]}}
     save_sweeps(scores, names, tmp_path / "sweeps.png")
     assert (tmp_path / "sweeps.png").read_bytes().startswith(b"\x89PNG")
 
@@ -372,10 +358,7 @@ def test_the_command_writes_tables_and_goes_on(
     monkeypatch.setattr(evaluated, "SYNTHESIS_TASKS", FEW)
     sweep = {2: ASKED[:1], 4: [AskedTask("vote of 4", FEW["vote"].with_branches(4))]}
     orders = {0: ASKED, 1: [AskedTask(f"{one.name} in order 1", Shuffled(one.task, 1)) for one in ASKED]}  # type: ignore[arg-type]
-    late = {"in time": ASKED, "after 1": [AskedTask("vote late after 1", FEW["vote"], Late(1, 1))]}
-    for name, asked in (
-        ("by_branches", sweep), ("by_length", sweep), ("by_order", orders), ("by_lateness", late)
-    ):  # fmt: skip
+    for name, asked in (("by_branches", sweep), ("by_length", sweep), ("by_order", orders)):
         monkeypatch.setattr(evaluated, name, lambda asked=asked: asked)
     command = ["--n", "2", "--swept", "1", "--contenders", "text,untrained,full", "--out", str(tmp_path / "runs")]
     files = ["--report", str(tmp_path / "page.md"), "--plot", str(tmp_path / "page.png")]
@@ -388,7 +371,6 @@ def test_the_command_writes_tables_and_goes_on(
         "By the number",
         "By the length",
         "By the order",
-        "When a quarter",
         "What mapped",
     ):
         assert f"## {title}" in page
@@ -402,7 +384,7 @@ def test_the_command_writes_tables_and_goes_on(
     found = json.loads(again.stdout)
     sweeps = found.pop("sweeps")
     assert set(found) == {f"{who} | {task}" for who in names for task in FEW}
-    assert list(sweeps) == ["branches", "length", "order", "late"]
+    assert list(sweeps) == ["branches", "length", "order"]
     assert set(sweeps["branches"]) == {f"{one.name} | {task}" for one in SWEPT for task in ("vote", "vote of 4")}
     assert (tmp_path / "runs" / "played.jsonl").read_bytes() == whole, "nothing is asked twice"
 

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 from conftest import MakeEngine
-from support.adapters import save_mapper
-from support.lineage import parents_of
 
 from choreo_agents.engine import Engine
 from choreo_agents.engine.calls import Decode
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.lab.evaluation.merging import Late, play_synthesis
+from choreo_agents.lab.evaluation.merging import play_synthesis
 from choreo_agents.lab.evaluation.synthesis import (
     SynthesisRecord,
     aevaluate_synthesis,
@@ -25,7 +23,6 @@ from choreo_agents.lab.language import TASKS, Problem, draw_problem
 from choreo_agents.lab.language.synthesis import SYNTHESIS_TASKS, Parts
 from choreo_agents.models import LoadedModel
 from choreo_agents.sampling import Sampling
-from choreo_agents.synthesis.boundaries import MergingConfig, write_merging
 from choreo_agents.synthesis.mapper import CacheMapper
 from choreo_agents.synthesis.placing import SYNTHESIS_LAYOUTS, place_branches
 
@@ -114,55 +111,6 @@ async def test_what_is_mapped_stands_in_the_place_of_its_branch(
     assert engine.stats().leases == 0
 
 
-@pytest.mark.parametrize("after", [0, 1, 3, None])
-@pytest.mark.parametrize("behind", [False, True])
-async def test_late_branches_come_after_so_many_tokens_into_the_place_that_was_kept(
-    make_engine: MakeEngine,
-    tiny: LoadedModel,
-    vote: Problem,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    after: int | None,
-    behind: bool,
-) -> None:
-    """And bring their boundaries, where these are read."""
-    write_merging(save_mapper(tmp_path / "reader", tiny), MergingConfig(boundaries=behind))
-    engine = make_engine(**({"adapter": tmp_path / "reader"} if behind else {}))
-    views: list[tuple[list[MessageHandle], list[int | None], int | None]] = []
-    joined: list[dict[MessageHandle, int]] = []
-    seen: list[list[MessageHandle]] = []
-    header = 0
-    decode = engine.adecode
-
-    async def watched(calls: Any) -> Any:
-        nonlocal header
-        [call] = calls
-        views.append((list(call.parents), list(call.offsets), call.new_offset))
-        [made] = await decode(calls)
-        joined.append(dict(engine.inspect.joined(made)))
-        seen.append([parent.handle for parent in parents_of(engine, made)])
-        header = made.length - len(engine.logprobs(made)) - len(engine.model.encode(engine.chat.turn_end))
-        return [made]
-
-    monkeypatch.setattr(engine, "adecode", watched)
-    await play_synthesis(engine, vote, sampling=SHORT, layout="sequential")
-    await play_synthesis(engine, vote, sampling=SHORT, layout="sequential", late=Late(2, after))
-    (whole, places, start), (early, some, same) = views
-    asked = len(Parts.of(vote).asks)
-    kinds = 2 if behind else 1
-    trunk = len(whole) - asked - 4 * kinds
-    in_time = [*range(trunk), *(trunk + 4 * kind + place for kind in range(kinds) for place in range(2))]
-    late = [trunk + 4 * kind + place for kind in range(kinds) for place in (2, 3)]
-    assert early[:-asked] == [whole[place] for place in in_time] and same == start
-    assert some == [*(places[place] for place in in_time), *places[-asked:]]
-    assert early[-asked:] != whole[-asked:], "what is asked was encoded without them"
-    assert joined[0] == {}
-    # The last token that was sampled without them is encoded with them.
-    assert joined[1] == (dict.fromkeys([whole[place] for place in late], header + after - 1) if after else {})
-    assert set(seen[1]) == {*early, *([whole[place] for place in late] if after is not None else ())}
-    assert engine.stats().leases == 0
-
-
 class Adapters:
     """Stands before an engine that has no adapters, and remembers which were asked for."""
 
@@ -205,11 +153,6 @@ async def test_what_cannot_be_played_is_refused_and_everything_given_back(
 
     with pytest.raises(ValueError, match="cannot place messages"):
         await play_synthesis(text, vote, sampling=SHORT, layout="parallel")
-    with pytest.raises(ValueError, match="or take in late ones"):
-        await play_synthesis(text, vote, sampling=SHORT, late=Late(1, 0))
-    for late in (0, 4):
-        with pytest.raises(ValueError, match=f"of 4 branches {late} cannot be late"):
-            await play_synthesis(cache, vote, sampling=SHORT, late=Late(late, 0))
     with pytest.raises(ValueError, match="there is no layout 'spiral'"):
         await play_synthesis(cache, vote, sampling=SHORT, layout="spiral")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="is not a synthesis"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ from choreo_agents.errors import (
     VisibilityError,
 )
 from choreo_agents.models import LoadedModel
-from choreo_agents.testing import HeardMessage, Script, ScriptedCall
+from choreo_agents.testing import HeardMessage, Script
 
 ASK = {"messages": [("user", "What does Bob have?")]}
 ODD = "Grüße, 世界 👋🏽!\n\n\tdef f(x):  return x['a'] <|end|> % 1\u00a0000 …and a verylongwordwithoutanyspaces"
@@ -331,31 +330,6 @@ def test_branches_are_merged(make_engine: MakeEngine, strategy: Any) -> None:
     branches = [engine.prefill("<|assistant|> ann: One.<|end|>"), engine.prefill("<|assistant|> bob: Two.<|end|>")]
     by_hand = engine.branches.merge(branches, "And?", strategy="sequential", author="editor")
     assert engine.text(by_hand, special=False).endswith("And?")
-
-
-def test_a_quorum_begins_with_what_is_there(make_engine: MakeEngine) -> None:
-    begun = threading.Event()
-
-    def merged(call: ScriptedCall) -> str:
-        begun.set()
-        return "It is as they say. " * 60
-
-    async def wait(_: Any) -> str:
-        while not begun.is_set():
-            await asyncio.sleep(0.001)
-        return "Now you."
-
-    script = Script({"soon": "Soon.", "late": "Late.", "editor": merged})
-    graph = ChoreoGraph(system="Root.").add_node(Agent("soon")).add_node(Agent("late", prompt=wait))
-    graph.add_node(Synthesizer("editor", merges=["soon", "late"], quorum=1, sampling=Sampling(max_tokens=1000)))
-    graph.add_edge(START, "soon").add_edge(START, "late").add_edge(["soon", "late"], "editor")
-    state = graph.compile(engine=make_engine(script.model)).invoke(ASK)
-    assert {*words(state)} == {"Soon.", "Late.", ("It is as they say. " * 60).strip()}
-    [editor] = [call for call in script.calls if call.agent == "editor"]
-    assert "soon: Soon." in editor.text and "Late." not in editor.text
-    [told] = [m.response_metadata["choreo"]["branches"] for m in state["messages"] if m.name == "editor"]
-    first, *late = [each["since"] for each in told]
-    assert first == 0 and all(since > 0 for since in late), "who was late came into the view while it spoke, if at all"
 
 
 def test_modules_of_schemas_are_seen(make_engine: MakeEngine) -> None:

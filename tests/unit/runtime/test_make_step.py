@@ -50,18 +50,6 @@ def test_rows_that_share_a_message_read_it_once() -> None:
     assert step.wanted == (0, 2)
 
 
-def test_a_message_that_came_late_is_seen_from_there_on() -> None:
-    late, own = Segment((Run(0, 8),), 0, encoded=8), Segment((Run(16, 8),), 20)
-    view = (Piece(late, 0, 8, 4, since=5),)
-    before, across, after = (
-        make_step([Row(0, tuple(range(count)), first, own, view, samples=True)]).layout.reads
-        for first, count in ((0, 5), (3, 4), (6, 2))
-    )
-    assert [read for read in before if read.start == 0] == []
-    assert [read for read in across if read.start == 0] == [Read(0, 8, 0, (QuerySpan(2, 2, 4),))]
-    assert [read for read in after if read.start == 0] == [Read(0, 8, 0, (QuerySpan(0, 2, 4),))]
-
-
 def test_only_the_rows_that_sample_want_logits() -> None:
     segments = [Segment((Run(8 * i, 8),), 0) for i in range(3)]
     rows = [Row(i, (1, 2), 0, segment, (), samples=i != 1) for i, segment in enumerate(segments)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,27 +16,22 @@ from choreo_agents.runtime.step import Row
 ROWS = [Row(number, (7,), 5, Segment((Run(20 * number, 20),), 0), (), True) for number in range(3)]
 
 
-def running(*growing: int, count: int = 3) -> Any:
-    return {n: SimpleNamespace(encoding=SimpleNamespace(grows=lambda n=n: n in growing)) for n in range(count)}
-
-
 def test_a_step_in_which_all_that_run_sample_may_be_followed_on() -> None:
-    assert Steady.suits(ROWS, running())
+    assert Steady.suits(ROWS, 3)
 
 
 @pytest.mark.parametrize(
-    ("rows", "requests"),
+    ("rows", "running"),
     [
-        ([], running(count=0)),
-        (ROWS, running(count=4)),
-        ([*ROWS[:2], ROWS[2]._replace(samples=False)], running()),
-        ([*ROWS[:2], ROWS[2]._replace(tokens=(7, 8))], running()),
-        (ROWS, running(1)),
+        ([], 0),
+        (ROWS, 4),
+        ([*ROWS[:2], ROWS[2]._replace(samples=False)], 3),
+        ([*ROWS[:2], ROWS[2]._replace(tokens=(7, 8))], 3),
     ],
-    ids=["nobody", "one is not served", "one prefills", "one samples behind its prompt", "one awaits a message"],
+    ids=["nobody", "one is not served", "one prefills", "one samples behind its prompt"],
 )
-def test_no_other_may(rows: list[Row], requests: Any) -> None:
-    assert not Steady.suits(rows, requests)
+def test_no_other_may(rows: list[Row], running: int) -> None:
+    assert not Steady.suits(rows, running)
 
 
 def test_each_who_waits_is_heard_once_when_he_cancels() -> None:

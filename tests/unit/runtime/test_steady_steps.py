@@ -12,6 +12,7 @@ from conftest import MakeEngine
 
 from choreo_agents.engine import Decode, Prefill
 from choreo_agents.errors import EngineClosedError, RequestTimeoutError
+from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.runtime.loop import EngineLoop
 from choreo_agents.runtime.next_step import NextStep, NextSteps
@@ -117,6 +118,17 @@ def test_who_waits_for_the_same_and_cancels_last_is_noticed(make_engine: MakeEng
     assert len(watched.rows) == 14 and watched.steady > 7
 
 
+def test_who_waits_for_the_same_and_gives_up_is_noticed_by_the_next_step(
+    make_engine: MakeEngine, watched: Watched
+) -> None:
+    engine, others, over = make_engine(), list[Any](), list[bool]()
+    same, watched.compares = {"memo": "same"}, False  # to decide anew would look at who waits
+    watched.acts[5] = [lambda: others.extend(engine._tenant.submit([decode(3, 60, timeout_s=0.0, **same)], None))]
+    watched.acts[7] = [lambda: over.append(others[0].done())]
+    [first] = settled(engine._tenant.submit([decode(3, 60, **same)], None))
+    assert isinstance(first, MessageHandle) and settled(others) == [RequestTimeoutError] and over == [True]
+
+
 def test_who_comes_is_in_the_next_step(make_engine: MakeEngine, watched: Watched) -> None:
     engine, late = make_engine(), list[Any]()
     watched.acts[10] = [lambda: late.extend(engine._tenant.submit([decode(4, 5)], None))]
@@ -141,15 +153,6 @@ def test_while_somebody_waits_steps_are_decided(make_engine: MakeEngine, watched
     engine.decode([decode(word, 40) for word in (3, 4, 5)])
     assert watched.rows.count(2) > 30 and watched.rows[-1] == 1
     assert watched.steady < watched.rows.count(1), "two of them never ran without one that waited"
-
-
-def test_what_joins_is_seen_by_the_next_token(make_engine: MakeEngine, watched: Watched) -> None:
-    engine = make_engine()
-    seen, joining = engine.prefill([5] * 20), engine.branches.joining()
-    watched.acts[10] = [lambda: joining.add(seen, 100)]
-    [handle] = settled(engine._tenant.submit([decode(3, 40, joining=joining)], None))
-    # One of these steps has encoded what joins.
-    assert engine.inspect.joined(handle) == {seen: 9} and watched.steady > 25
 
 
 def test_who_leaves_is_not_in_the_next_step(make_engine: MakeEngine, watched: Watched) -> None:

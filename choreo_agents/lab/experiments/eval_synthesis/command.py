@@ -28,7 +28,7 @@ from choreo_agents.lab.experiments.eval_synthesis.report import (
     verdict_lines,
     verdicts,
 )
-from choreo_agents.lab.experiments.eval_synthesis.sweeps import SWEPT, by_branches, by_lateness, by_length, by_order
+from choreo_agents.lab.experiments.eval_synthesis.sweeps import SWEPT, by_branches, by_length, by_order
 from choreo_agents.lab.language.synthesis import SYNTHESIS_TASKS
 from choreo_agents.lab.showing.plots import require_plots
 from choreo_agents.lab.showing.training import TrainingDisplay
@@ -89,7 +89,7 @@ def synthesis(
         trained = {contender.training for contender in chosen}
         sweeps: dict[str, Mapping[Any, Sequence[AskedTask]]] = {}
         if sweepers:
-            sweeps = {"branches": by_branches(), "length": by_length(), "order": by_order(), "late": by_lateness()}
+            sweeps = {"branches": by_branches(), "length": by_length(), "order": by_order()}
         with Referee(loaded, out, seed=seed) as referee, TrainingDisplay(console) as display:
             referee.prepare(
                 chosen,
@@ -108,8 +108,7 @@ def synthesis(
             scores = play("tasks", [*chosen, *rounded], usual, n)
             swept_scores: dict[tuple[str, str], Sequence[float]] = {}
             for title, asked in sweeps.items():
-                players = [one for one in sweepers if title != "late" or one.kind != "text"]
-                swept_scores |= play(title, players, [one for each in asked.values() for one in each], fewer)
+                swept_scores |= play(title, sweepers, [one for each in asked.values() for one in each], fewer)
             layout = referee.best_layout([one for one in chosen if one.kind == "full"])
         names = {
             title: {key: [one.name for one in each] for key, each in asked.items()} for title, asked in sweeps.items()
@@ -198,7 +197,4 @@ def _markdown(
             text += [f"## {title}", "", *sweep_lines(swept, key, names[key]), ""]
     if "order" in names:
         text += ["## By the order of branches", "", *order_lines(swept, names["order"]), ""]
-    if "late" in names:
-        text += ["## When a quarter of the branches comes late, after so many tokens of the answer", ""]
-        text += [*sweep_lines(swept, "late", names["late"], SWEPT[1:]), ""]
     return "\n".join(text)

@@ -12,7 +12,6 @@ from typing import Any
 
 from choreo_agents.engine import Engine, Memory
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.lab.evaluation.merging import Late
 from choreo_agents.lab.evaluation.synthesis import evaluate_synthesis
 from choreo_agents.lab.experiments.eval_synthesis.contenders import Contender, ContenderTraining, courses
 from choreo_agents.lab.language import Split
@@ -37,7 +36,6 @@ class AskedTask:
 
     name: str
     task: SynthesisTask
-    late: Late | None = None
 
 
 class Referee:
@@ -153,7 +151,7 @@ class Referee:
         adapter = engine.adapters[0] if engine.adapters else None
         layout = layout if engine.method == "choreo" else "sequential"
         return evaluate_synthesis(
-            engine, [asked.task], count=count, split=self._split, layout=layout, adapter=adapter, late=asked.late,
+            engine, [asked.task], count=count, split=self._split, layout=layout, adapter=adapter,
             seed=self._seed, on_progress=lambda _: on_progress(name, 1),
         )  # fmt: skip
 

@@ -102,11 +102,9 @@ def storage_lines(scores: Scores, geometry: KVGeometry) -> list[str]:
     return lines
 
 
-def sweep_lines(
-    scores: Scores, title: str, asked: Mapping[int | str, Sequence[str]], contenders: Sequence[Contender] = SWEPT
-) -> list[str]:
-    """Mean shares of all tasks by how many, how long or how late branches are, and of each task."""
-    names = [contender.name for contender in contenders]
+def sweep_lines(scores: Scores, title: str, asked: Mapping[int | str, Sequence[str]]) -> list[str]:
+    """Mean shares of all tasks by how many or how long branches are, and of each task."""
+    names = [contender.name for contender in SWEPT]
     lines = [f"| {title} | {' | '.join(names)} | problems |", "|---" + "|--:" * (len(names) + 1) + "|"]
     for value, tasks in asked.items():
         cells, problems = [], 0

@@ -1,4 +1,4 @@
-"""What Parallel-Synthesis leaves open: how many branches, how long ones, in which order, and how late."""
+"""What Parallel-Synthesis leaves open: how many branches, how long ones, and in which order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from choreo_agents.lab.evaluation.merging import Late
 from choreo_agents.lab.experiments.eval_synthesis.contenders import Contender
 from choreo_agents.lab.experiments.eval_synthesis.measure import AskedTask
 from choreo_agents.lab.language import Problem
@@ -17,8 +16,6 @@ BRANCHES = (2, 4, 8, 16)
 LENGTHS = (1, 2, 4, 8)
 ORDERS = 3
 """Random orders of the same branches."""
-LATE: tuple[int | None, ...] = (0, 1, 2, 4, 8, None)
-"""Tokens of the answer that are said before a quarter of the branches comes; None: it never does."""
 SWEPT = (Contender("text"), Contender("full", "parallel"), Contender("full", "sequential"))
 
 
@@ -93,18 +90,6 @@ def by_order() -> dict[int, list[AskedTask]]:
         order: [AskedTask(f"{name} in order {order}", Shuffled(task, order)) for name, task in SYNTHESIS_TASKS.items()]
         for order in range(1, ORDERS + 1)
     }
-
-
-def by_lateness() -> dict[str, list[AskedTask]]:
-    """Every task, all branches in time, and with the last quarter of them after so many tokens of the answer."""
-    found = {"in time": [AskedTask(name, task) for name, task in SYNTHESIS_TASKS.items()]}
-    for after in LATE:
-        title = "never" if after is None else f"after {after}"
-        found[title] = [
-            AskedTask(f"{name} late {title}", task, Late(task.branches // 4, after))
-            for name, task in SYNTHESIS_TASKS.items()
-        ]
-    return found
 
 
 def changed(one: Sequence[Iterable[float]]) -> float:

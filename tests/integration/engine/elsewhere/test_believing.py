@@ -6,18 +6,16 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.adapters import save_adapter, save_mapper
-from support.elsewhere import WiredEngine, routed
+from support.elsewhere import WiredEngine
 
-from choreo_agents import Decode, Engine, Memory, MessageHandle, Sampling
+from choreo_agents import Decode, Engine, Memory, Sampling
 from choreo_agents.engine import engine_over
-from choreo_agents.engine.elsewhere import Costs
-from choreo_agents.engine.elsewhere.routing import CallToPlace, EngineAhead, Route
 from choreo_agents.errors import (
     AdapterError,
     EngineClosedError,
@@ -72,55 +70,6 @@ async def test_calls_that_are_given_up_at_once_are_served_nowhere(
     await asyncio.to_thread(until, lambda: not core.loop._tasks)
     assert believed(front) == [(0, 0, 0)] * 2 and not core._errands._at and not core._errands._arriving
     await asyncio.to_thread(front.close)
-
-
-@pytest.mark.parametrize("was_left", [False, True], ids=["comes-with-it", "was-left-before-it-came"])
-def test_what_joins_is_seen_though_the_front_was_wrong_about_who_has_it(
-    wired: dict[str, WiredEngine], embedded: LoadedModel, was_left: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at = ["a"]
-
-    def there(call: CallToPlace, engines: Sequence[EngineAhead], costs: Costs) -> Route:
-        return Route(at[0], {}, (), 0, 0, 0.0)
-
-    front, b = routed(engine_over([*wired.values()], embedded), there), wired["b"]
-    core: Any = front._core
-    note, late = front.prefill("Ann has 3 red kites."), front.prefill("Bob has 2 blue ones.")
-    at[0] = "b"
-    if was_left:
-        gate = b.hold("run")
-        with pytest.raises(RequestTimeoutError):
-            front.decode([Decode("Left:", [late], sampling=SHORT, timeout_s=0.2)])
-        until(lambda: not core.loop._tasks)  # now it never comes
-        gate.open()
-        del b.gates["run"]
-    joining, found, begun, joined = front.branches.joining(), list[Any](), threading.Event(), threading.Event()
-    engine: Any = b.engine._core
-    run = engine.loop.executor.run
-
-    def waiting(*step: Any) -> Any:
-        if begun.is_set():
-            joined.wait(20)
-        return run(*step)
-
-    monkeypatch.setattr(engine.loop.executor, "run", waiting)
-
-    def stream() -> None:
-        for piece in front.stream("So:", [note], joining=joining, sampling=LONG):
-            found.append(piece)
-            begun.set()
-
-    telling = threading.Thread(target=stream)
-    telling.start()
-    begun.wait()
-    joining.add(late, 60)
-    until(lambda: b.passed["join"] >= 1 + was_left)
-    joined.set()
-    telling.join()
-    assert isinstance(found[-1], MessageHandle)
-    assert late.id in [parent.handle.id for parent in core.table.get(found[-1].id).parents]
-    assert b.passed["join"] == 1 + was_left, "all is sent once more, if something was lacking"
-    front.close()
 
 
 def test_an_adapter_that_engines_refuse_has_no_name(tiny: LoadedModel, tiny_path: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from support.elsewhere import Gate, WiredEngine, routed
+from support.elsewhere import WiredEngine, routed
 
 from choreo_agents import Decode, Engine, Memory, MessageHandle, Sampling
 from choreo_agents.engine import engine_over
@@ -224,43 +224,3 @@ def test_calls_that_cannot_be_placed_fail(wired: Wired) -> None:
     with pytest.raises(EngineFailedError, match="ZeroDivisionError"):
         wired.says("So:")
     assert wired.front.stats().unfinished == 0
-
-
-def test_a_late_message_is_seen_once_however_often_it_is_told_of(wired: Wired) -> None:
-    wired.copies = False
-    note, late = wired.front.prefill(NOTE), wired.front.prefill("Bob has 2 blue ones.")
-    wired.at, gate = "b", wired.b.hold("run")
-    wired.leave("Left:", note)  # it is taken to be there, and is not: the next call is sent twice
-    joining, gate = wired.front.branches.joining(), wired.b.hold("run")
-    calling = Meanwhile(lambda: wired.front.decode([Decode("So:", [note], joining=joining, sampling=WARM)])[0])
-    assert gate.reached.wait()
-    assert joining.add(late, 60)
-    gate.open()
-    calling.join()
-    [made] = calling.found
-    assert isinstance(made, MessageHandle)
-    message = wired.front._core.table.get(made.id)
-    assert message is not None and [parent.handle.id for parent in message.parents] == [note.id, late.id]
-    for handle in (note, late, made):
-        wired.front.release(handle)
-    until(wired.is_empty)
-
-
-def test_who_joins_too_late_is_remembered_by_nobody(wired: Wired) -> None:
-    note, gate = wired.front.prefill(NOTE), wired.a.hold("join")
-    joining, opened = wired.front.branches.joining(), wired.a.hold("run")
-    calling = Meanwhile(lambda: wired.front.decode([Decode("So:", joining=joining, sampling=WARM)])[0])
-    assert opened.reached.wait()
-    joining.add(note, 60)
-    wired.a.gates["run"] = Gate()
-    opened.open()
-    wired.a.gates["run"].open()
-    calling.join()
-    gate.open()
-    [serving] = wired.a.server._serving.values()
-    until(lambda: not wired.front._core.loop._others)  # type: ignore[attr-defined]
-    assert not serving._joinings and not serving._early
-    for handle in (note, *calling.found):
-        assert isinstance(handle, MessageHandle)
-        wired.front.release(handle)
-    until(wired.is_empty)

@@ -30,7 +30,7 @@ from support.parcels import (
     words,
 )
 
-from choreo_agents import Decode, Engine, MessageHandle, Sampling
+from choreo_agents import Engine, MessageHandle, Sampling
 from choreo_agents.engine.elsewhere.parcels import packed, unpacked
 from choreo_agents.engine.keeping.wanted import kv_key
 from choreo_agents.engine.messages.scope import Scope
@@ -174,25 +174,6 @@ def test_whatever_is_sent_of_a_graph_is_there_and_the_rest_is_computed(
     for engine in (here, there):
         engine.check()
         engine.close()
-
-
-def test_what_came_into_a_view_late_is_sent_as_it_was_seen(make_engine: MakeEngine, logits_by_seed: Logits) -> None:
-    """Its first tokens have not attended to it."""
-    here, there = make_engine(salt="s"), make_engine(salt="s")
-    late, joining = here.prefill(words(1)), here.branches.joining()
-    told = list[bool]()
-
-    def watch(_: torch.Tensor) -> None:
-        if len(told) < 4:
-            told.append(len(told) == 3 and joining.add(late, 60))
-
-    [grown] = here.decode([Decode([7, 8], sampling=Sampling(forced=tuple(words(3, 12))), watch=watch, joining=joining)])
-    assert told == [False, False, False, True] and any(here._tenant.find(grown).since)
-    heard(here, [grown, late], 70)
-    known_by(there, here, [grown, late])
-    assert sent(here, there, [grown, late]) == {} and rows_of(there, [grown]) == rows_of(here, [grown])
-    heard(there, [grown, late], 71)
-    require_same_bits(logits_by_seed[70], logits_by_seed[71])
 
 
 def test_only_what_has_kv_is_packed_and_nothing_is_computed_for_it(make_engine: MakeEngine) -> None:

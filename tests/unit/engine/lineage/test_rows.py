@@ -20,11 +20,8 @@ SEALED = SealedRows(Seals(b"key", salted=True))
 @st.composite
 def rows(draw: st.DrawFn) -> LineageRow:
     parents = draw(st.lists(st.tuples(IDS, st.integers(-1000, 1000)), max_size=4))
-    since = [draw(st.integers(0, 9)) for _ in parents]
     tokens = draw(st.lists(st.integers(0, 200_000), min_size=1, max_size=9))
-    return LineageRow(
-        draw(IDS), draw(st.text(max_size=9)), tuple(tokens), tuple(parents), tuple(since), draw(st.integers(0, 99))
-    )
+    return LineageRow(draw(IDS), draw(st.text(max_size=9)), tuple(tokens), tuple(parents), draw(st.integers(0, 99)))
 
 
 SAMPLED = st.tuples(

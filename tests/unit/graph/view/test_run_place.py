@@ -63,7 +63,6 @@ def test_calls_of_a_kept_thread_are_named_by_their_places() -> None:
     assert len({one.message_id(1), *(other.message_id(1) for other in others)}) == 1 + len(others)
     again = replace(one, task="pro:2")
     assert (again.memo(1), again.message_id(1)) == (one.memo(1), one.message_id(1))
-    assert again.memo(1, is_open=True) != one.memo(1, is_open=True)
 
 
 def test_calls_that_no_thread_keeps_are_named_by_their_tasks() -> None:
