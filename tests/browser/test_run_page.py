@@ -77,7 +77,7 @@ def test_what_a_tool_returned_is_shown_beside_who_called_it(browser: Any, runs: 
         assert tools[0] == "tools" and tools[3] == "result" and "There are" in tools[4]
         shown.page.get_by_role("tab", name="Timeline").click()
         bars(shown.page).nth(1).click()
-        # What a tool returned is its caller's to say (decision 44).
+        # What a tool returned is its caller's to say.
         read = {(row[0], row[1]) for row in rows(shown.page, "What it reads, in order")}
         assert ("a tool of ann", "given") in read and ("ann", "given") not in read
         assert not shown.complaints
