@@ -153,7 +153,7 @@ clean:  ## Remove the virtual environments and caches
 $(PRODUCT_SET): pyproject.toml constraints.txt $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "choreo-agents needs Python 3.11 or newer: make PYTHON=/path/to/python $(MAKECMDGOALS)"; exit 1; }
-	@echo "setting up .venv: choreo-agents and what it needs, about 1.4 GB"
+	@echo "setting up .venv: choreo-agents and what it needs, about 1.1 GB"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(call pip,-e .)
 	@touch $@
