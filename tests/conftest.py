@@ -12,6 +12,7 @@ import torch
 from support.elsewhere import load_elsewhere
 from support.listed import mark_listed
 from support.ray_engines import actors
+from support.stepping import Steps
 from support.tiny import save_tiny_llama
 
 from choreo_agents import Engine, Memory, Scheduling
@@ -52,6 +53,7 @@ def embedded() -> LoadedModel:
 
 
 MakeEngine = Callable[..., Engine]
+HoldSteps = Callable[[Engine], Steps]
 
 
 @pytest.fixture(scope="session")
@@ -94,6 +96,20 @@ def make_engine(tiny: LoadedModel, load_engine: Callable[..., Engine]) -> Iterat
 @pytest.fixture
 def engine(make_engine: MakeEngine) -> Engine:
     return make_engine()
+
+
+@pytest.fixture
+def hold_steps(make_engine: MakeEngine) -> Iterator[HoldSteps]:
+    """Holds engines before each of their steps until the test lets them go on, and after it in any case."""
+    held: list[Steps] = []
+
+    def hold(engine: Engine) -> Steps:
+        held.append(Steps(engine))
+        return held[-1]
+
+    yield hold
+    for each in held:
+        each.go_on()
 
 
 @pytest.fixture

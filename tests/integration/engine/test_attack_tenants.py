@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeEngine
+from conftest import HoldSteps, MakeEngine
+from support.stepping import until
 
 from choreo_agents import Decode, Engine, Prefill, Quota, Sampling
 from choreo_agents.errors import CapacityError, ChoreoError, InvalidRequestError, KVBudgetError, QuotaError
@@ -202,16 +203,19 @@ def test_attack_short_messages_that_are_pinned_take_whole_blocks_of_a_quota(make
     assert tenant.stats().kv_bytes == 48 * TOKEN
 
 
-async def test_calls_under_way_take_of_the_pool_what_they_may_need(make_engine: MakeEngine) -> None:
+async def test_calls_under_way_take_of_the_pool_what_they_may_need(
+    make_engine: MakeEngine, hold_steps: HoldSteps
+) -> None:
     """What several of them read counts once."""
     engine = make_engine()
     tenant = engine.tenant("a", quota=pool(32 + 3 * 112))
     root, free = tenant.prefill(TEXT[:32]), Sampling(max_tokens=100, stop_tokens=())
+    steps = hold_steps(engine)
     running = [asyncio.create_task(tenant.adecode([7, i], [root], sampling=free)) for i in range(3)]
-    while tenant.stats().unfinished < 3:
-        await asyncio.sleep(0.001)
+    await until(lambda: tenant.stats().unfinished == 3)
     with pytest.raises(QuotaError, match="wait for its calls"):
         await tenant.adecode([9], [root], sampling=SHORT)
+    steps.go_on()
     for done in await asyncio.gather(*running):
         assert done.length == 102
     assert (await tenant.adecode([9], [root], sampling=SHORT)).length == 5
@@ -235,20 +239,23 @@ def test_pins_count_to_both_quotas(make_engine: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("method", ["choreo", "naive"])
-async def test_calls_under_way_are_counted_and_others_go_on(make_engine: MakeEngine, method: str) -> None:
+async def test_calls_under_way_are_counted_and_others_go_on(
+    make_engine: MakeEngine, hold_steps: HoldSteps, method: str
+) -> None:
     engine = make_engine(method=method)
     tenant, other = engine.tenant("a", quota=Quota(requests=2)), engine.tenant("b")
     root = tenant.prefill(TEXT)
     leases = tenant.stats().leases
+    steps = hold_steps(engine)
     running = [asyncio.create_task(tenant.adecode([7, i], [root], sampling=LONG)) for i in range(2)]
-    while tenant.stats().unfinished < 2:
-        await asyncio.sleep(0.001)
+    await until(lambda: tenant.stats().unfinished == 2)
     with pytest.raises(QuotaError, match=r"2 calls of the tenant are under way and it may have 2"):
         await tenant.adecode([9], sampling=SHORT)
     with pytest.raises(InvalidRequestError, match="3 calls in one batch"):
         await tenant.adecode([Decode([i], sampling=SHORT) for i in range(3)])
     assert tenant.stats().leases == leases, "a batch that is refused leaves nothing"
     assert (await tenant.aprefill(TEXT)) == root, "what is there needs no call"
+    steps.go_on()
     assert (await other.adecode([9], sampling=SHORT)).length == 5
     for done in await asyncio.gather(*running):
         assert tenant.tokens(done)
@@ -256,13 +263,15 @@ async def test_calls_under_way_are_counted_and_others_go_on(make_engine: MakeEng
     assert issubclass(QuotaError, CapacityError), "LangGraph may try again"
 
 
-async def test_a_batch_that_a_quota_refuses_leaves_no_lease_and_stops_nobody(make_engine: MakeEngine) -> None:
+async def test_a_batch_that_a_quota_refuses_leaves_no_lease_and_stops_nobody(
+    make_engine: MakeEngine, hold_steps: HoldSteps
+) -> None:
     engine = make_engine()
     tenant = engine.tenant("a", quota=Quota(requests=1))
     root = tenant.prefill(TEXT)
+    steps = hold_steps(engine)
     running = asyncio.create_task(tenant.adecode([7], [root], sampling=LONG, memo="m"))
-    while not tenant.stats().unfinished:
-        await asyncio.sleep(0.001)
+    await until(lambda: tenant.stats().unfinished)
     before = tenant.stats().leases
     batch = [Decode([7], [root], sampling=LONG, memo="m"), Decode([8], sampling=SHORT)]
     with pytest.raises(QuotaError):
@@ -270,6 +279,7 @@ async def test_a_batch_that_a_quota_refuses_leaves_no_lease_and_stops_nobody(mak
     with pytest.raises(QuotaError):
         await tenant.aprefill([Prefill(TEXT), Prefill([5, 5])])
     assert tenant.stats().leases == before
+    steps.go_on()
     assert (await running).length == 201
     engine.check()
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
-from conftest import MakeEngine
+from conftest import HoldSteps, MakeEngine
 from support.graphs import FREE
+from support.stepping import until
 
 from choreo_agents import Decode, Engine, MessageHandle, Sampling, StreamedToken
 from choreo_agents.errors import CapacityError, EngineClosedError, EngineFailedError
@@ -15,14 +15,7 @@ from choreo_agents.errors import CapacityError, EngineClosedError, EngineFailedE
 LONG = Sampling(max_tokens=200, stop_tokens=())
 
 
-async def wait_until(condition: object, what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        await asyncio.sleep(0.002)
-
-
-async def test_cancelling_one_of_sixteen_branches_mid_decode(engine: Engine) -> None:
+async def test_cancelling_one_of_sixteen_branches_mid_decode(engine: Engine, hold_steps: HoldSteps) -> None:
     root = engine.prefill("<|user|> What does Ann have?<|end|>")
     alone = [engine.tokens(engine.decode([7], [root], sampling=FREE.model_copy(update={"seed": i}))) for i in range(16)]
     before = engine.stats()
@@ -32,31 +25,40 @@ async def test_cancelling_one_of_sixteen_branches_mid_decode(engine: Engine) -> 
             handle = await engine.adecode([7], [root], sampling=FREE.model_copy(update={"seed": seed}))
             return engine.tokens(handle)
 
+        steps = hold_steps(engine)
         tasks = [asyncio.create_task(branch(seed)) for seed in range(16)]
-        await wait_until(lambda: engine.stats().decode_steps >= before.decode_steps + 4, "the batch decodes")
+        await until(lambda: engine.stats().unfinished == 16)
+        await steps.amake(4)
         tasks[5].cancel()
+        await asyncio.sleep(0)
+        steps.go_on()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert isinstance(results[5], asyncio.CancelledError)
         assert [r for i, r in enumerate(results) if i != 5] == [t for i, t in enumerate(alone) if i != 5]
-        await wait_until(lambda: engine.stats().unfinished == 0, "the cancelled one is dropped")
     after = engine.stats()
     assert after.cancelled == before.cancelled + 1
     assert (after.messages, after.leases, after.kv_bytes) == (before.messages, before.leases, before.kv_bytes)
     assert after.unfinished == 0
 
 
-async def test_cancelling_a_waiting_prefill_lets_the_next_one_in(make_engine: MakeEngine) -> None:
+async def test_cancelling_a_call_lets_the_next_one_in_that_waits_for_room(
+    make_engine: MakeEngine, hold_steps: HoldSteps
+) -> None:
     engine = make_engine(kv_budget_bytes=256 * 3 * 64 * 4)
+    steps = hold_steps(engine)
     task = asyncio.create_task(engine.adecode([7], sampling=LONG))
-    await wait_until(lambda: engine.stats().decode_steps >= 2, "it decodes")
+    await steps.amake(2)
     second = asyncio.create_task(engine.adecode([8], sampling=LONG))
-    await asyncio.sleep(0.01)
-    assert engine.stats().unfinished == 2
+    await until(lambda: engine.stats().unfinished == 2)
+    await steps.amake(2)
+    assert engine.stats().rows_per_step == 1, "there is no room for both"
     task.cancel()
+    await asyncio.sleep(0)
+    steps.go_on()
     handle = await second
     assert handle.length == 201
     engine.release(handle)
-    await wait_until(lambda: engine.stats().kv_bytes == 0, "all memory is free")
+    await until(lambda: engine.stats().kv_bytes == 0)
 
 
 async def test_leaving_a_stream_early_cancels_it(engine: Engine) -> None:
@@ -66,16 +68,21 @@ async def test_leaving_a_stream_early_cancels_it(engine: Engine) -> None:
         assert isinstance(item, StreamedToken)
         break
     await stream.aclose()
-    await wait_until(lambda: engine.stats().unfinished == 0, "the stream's request is dropped")
+    await until(lambda: engine.stats().unfinished == 0)
     assert engine.stats().kv_bytes == 0 and engine.stats().cancelled == 1
 
 
-async def test_cancelling_one_of_two_who_wait_for_the_same_prefill(make_engine: MakeEngine) -> None:
+async def test_cancelling_one_of_two_who_wait_for_the_same_prefill(
+    make_engine: MakeEngine, hold_steps: HoldSteps
+) -> None:
     engine = make_engine(step_tokens=8)
     content = [5 + i % 300 for i in range(400)]
+    steps = hold_steps(engine)
     first, second = (asyncio.create_task(engine.aprefill(content)) for _ in range(2))
-    await wait_until(lambda: engine.stats().steps >= 2, "it runs")
+    await steps.amake(2)
     first.cancel()
+    await asyncio.sleep(0)
+    steps.go_on()
     handle = await second
     assert engine.stats().leases == 1 and handle.length == 400
     assert engine.stats().tokens_encoded == 400
@@ -109,11 +116,17 @@ def test_a_failed_step_fails_its_requests_and_the_engine_goes_on(
     assert isinstance(engine.decode([7], [root], sampling=Sampling(max_tokens=2)), MessageHandle)
 
 
-async def test_closing_fails_what_is_unfinished_and_what_comes_after(make_engine: MakeEngine) -> None:
+async def test_closing_fails_what_is_unfinished_and_what_comes_after(
+    make_engine: MakeEngine, hold_steps: HoldSteps
+) -> None:
     engine = make_engine()
+    steps = hold_steps(engine)
     task = asyncio.create_task(engine.adecode([7], sampling=LONG))
-    await wait_until(lambda: engine.stats().decode_steps >= 2, "it decodes")
-    await asyncio.to_thread(engine.close)
+    await steps.amake(2)
+    closing = asyncio.create_task(asyncio.to_thread(engine.close))
+    await until(lambda: engine._core.loop._closed)
+    steps.go_on()
+    await closing
     with pytest.raises(EngineClosedError):
         await task
     with pytest.raises(EngineClosedError):

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import MakeEngine
+from conftest import HoldSteps, MakeEngine
+from support.stepping import until
 from support.tiny import save_tiny_llama
 
 from choreo_agents import Decode, Engine, Memory, Prefill, Sampling, Scheduling
@@ -131,14 +132,17 @@ def test_usage_is_that_of_the_latest_call(engine: Engine) -> None:
     assert engine.usage(said).ttft_s is not None
 
 
-async def test_a_cancelled_baseline_decode_keeps_only_what_it_encoded(make_engine: MakeEngine) -> None:
+async def test_a_cancelled_baseline_decode_keeps_only_what_it_encoded(
+    make_engine: MakeEngine, hold_steps: HoldSteps
+) -> None:
     engine = make_engine(method="baseline")
+    steps = hold_steps(engine)
     task = asyncio.create_task(engine.adecode([7], sampling=Sampling(max_tokens=900, stop_tokens=())))
-    while engine.stats().decode_steps < 3:
-        await asyncio.sleep(0.001)
+    await steps.amake(3)
     task.cancel()
-    while engine.stats().unfinished:
-        await asyncio.sleep(0.001)
+    await asyncio.sleep(0)
+    steps.go_on()
+    await until(lambda: not engine.stats().unfinished)
     assert engine.stats().kv_bytes <= engine.stats().tokens_encoded * TOKEN_BYTES + 16 * TOKEN_BYTES
 
 
@@ -209,20 +213,18 @@ def test_more_requests_than_tokens_in_a_step_all_get_their_turn(make_engine: Mak
     assert [handle.length for handle in handles] == [11] * 8
 
 
-def test_cancelled_waiters_reuse_nothing(make_engine: MakeEngine) -> None:
-    async def run() -> None:
-        engine = make_engine(step_tokens=8)
-        content = [5 + i % 300 for i in range(800)]
-        tasks = [asyncio.create_task(engine.aprefill(content)) for _ in range(2)]
-        while engine.stats().steps < 2:
-            await asyncio.sleep(0.001)
-        for task in tasks:
-            task.cancel()
-        while engine.stats().unfinished:
-            await asyncio.sleep(0.001)
-        assert engine.stats().tokens_reused == 0
-
-    asyncio.run(run())
+async def test_cancelled_waiters_reuse_nothing(make_engine: MakeEngine, hold_steps: HoldSteps) -> None:
+    engine = make_engine(step_tokens=8)
+    content = [5 + i % 300 for i in range(800)]
+    steps = hold_steps(engine)
+    tasks = [asyncio.create_task(engine.aprefill(content)) for _ in range(2)]
+    await steps.amake(2)
+    for task in tasks:
+        task.cancel()
+    await asyncio.sleep(0)
+    steps.go_on()
+    await until(lambda: not engine.stats().unfinished)
+    assert engine.stats().tokens_reused == 0
 
 
 def test_one_changed_weight_in_the_middle_changes_the_fingerprint(tmp_path: Path) -> None:
@@ -268,11 +270,13 @@ def test_the_engine_thread_never_holds_its_lock_during_a_forward_pass(
     assert was_free
 
 
-async def test_a_call_that_outlives_its_scope_takes_no_lease(engine: Engine) -> None:
+async def test_a_call_that_outlives_its_scope_takes_no_lease(engine: Engine, hold_steps: HoldSteps) -> None:
+    steps = hold_steps(engine)
     with engine.scope():
         task = asyncio.create_task(engine.adecode([7], sampling=Sampling(max_tokens=50, stop_tokens=())))
-        while engine.stats().decode_steps < 2:
-            await asyncio.sleep(0.001)
+        await until(lambda: engine.stats().unfinished)
+        await steps.amake(2)
+    steps.go_on()
     await task
     assert (engine.stats().leases, engine.stats().messages, engine.stats().kv_bytes) == (0, 0, 0)
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MakeEngine
+from conftest import HoldSteps, MakeEngine
 from support.adapters import save_adapter, save_mapper
 from support.merges import give_back, heard, require_nothing_left, team, view_of, watching, words
+from support.stepping import until
 
 from choreo_agents import Decode, Engine, MessageHandle, Prefill, Sampling, StreamedToken
 from choreo_agents.engine.branches import MergedView, trunk
@@ -315,40 +316,24 @@ async def test_a_merged_view_streams(engine: Engine) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_a_cancelled_merge_leaves_nothing(
-    make_engine: MakeEngine, served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, strategy: str
+    make_engine: MakeEngine, hold_steps: HoldSteps, served: dict[str, Any], strategy: str
 ) -> None:
     """At whichever of its steps."""
     engine = make_engine(step_tokens=16, **served)
     trunk, branches = team(engine)
-    held, go = threading.Event(), threading.Event()
-    run = Executor.run
-    left = [0]
-
-    def holding(self: Executor, *args: Any) -> Any:
-        left[0] -= 1
-        if left[0] == 0:
-            held.set()
-            go.wait(10)
-        return run(self, *args)
-
-    monkeypatch.setattr(Executor, "run", holding)
-    for step in range(1, 8):
-        left[0] = step
-        held.clear()
-        go.clear()
+    for step in range(7):
+        steps = hold_steps(engine)
         merge = asyncio.create_task(engine.branches.amerge(branches, words(3, 20), strategy=strategy, sampling=SHORT))
-        while not held.is_set() and not merge.done():
-            await asyncio.sleep(0.001)
+        making = asyncio.create_task(steps.amake(step))
+        await asyncio.wait([merge, making], return_when=asyncio.FIRST_COMPLETED)
         merge.cancel()
         await asyncio.sleep(0)
-        go.set()
+        steps.go_on()
         done, _ = await asyncio.wait([merge])
         for each in done:
             if not each.cancelled():
                 engine.release(each.result())
-        while engine.stats().unfinished:
-            await asyncio.sleep(0.001)
-    await asyncio.sleep(0.01)
+        await until(lambda: not engine.stats().unfinished)
     for handle in (*trunk, *branches):
         engine.release(handle)
     require_nothing_left(engine)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeEngine
+from conftest import HoldSteps, MakeEngine
 from support.adapters import save_adapter
+from support.stepping import until
 
 from choreo_agents import Decode, Engine, Prefill, Quota, Sampling
 from choreo_agents.engine.owner import EngineOwner
@@ -110,14 +111,20 @@ def test_another_tenancy_of_the_same_tenant_finds_nothing(make_engine: MakeEngin
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_calls_under_way_fail_and_those_of_others_do_not(make_engine: MakeEngine, method: str) -> None:
+async def test_calls_under_way_fail_and_those_of_others_do_not(
+    make_engine: MakeEngine, hold_steps: HoldSteps, method: str
+) -> None:
     engine = make_engine(method=method)
+    steps = hold_steps(engine)
     one, two = engine.tenant("a"), engine.tenant("b")
     calls = [asyncio.create_task(one.adecode([7], sampling=LONG)) for _ in range(3)]
     other = asyncio.create_task(two.adecode([7], sampling=Sampling(max_tokens=60, stop_tokens=())))
-    while engine.owner.stats().steps < 3:
-        await asyncio.sleep(0.001)
-    await asyncio.to_thread(one.close)
+    await until(lambda: engine.owner.stats().unfinished == 4)
+    await steps.amake(3)
+    closing = asyncio.create_task(asyncio.to_thread(one.close))
+    await until(lambda: one._tenant.closed)
+    steps.go_on()
+    await closing
     for call in calls:
         with pytest.raises(EngineClosedError, match="tenancy was closed"):
             await call

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeEngine
+from conftest import HoldSteps, MakeEngine
 from support.adapters import save_adapter
+from support.stepping import until
 
 from choreo_agents import Decode, Engine, Memory, Prefill, Quota, Sampling, Scheduling
 from choreo_agents.engine.pending import Pending
@@ -241,12 +242,17 @@ def test_a_restarted_engine_goes_on_with_the_same_handles(make_engine: MakeEngin
     engine.kv.unpin(middle)
 
 
-async def test_a_restart_fails_what_was_under_way(make_engine: MakeEngine) -> None:
+async def test_a_restart_fails_what_was_under_way(make_engine: MakeEngine, hold_steps: HoldSteps) -> None:
     engine = make_engine()
     root = engine.prefill(TEXT)
+    steps = hold_steps(engine)
     under_way = asyncio.create_task(engine.adecode([7], [root], sampling=LONG, memo="m"))
-    await asyncio.sleep(0.02)
-    await asyncio.to_thread(engine.owner.restart)
+    await until(lambda: engine.stats().unfinished)
+    await steps.amake(1)
+    restarting, loop = asyncio.create_task(asyncio.to_thread(engine.owner.restart)), engine._core.loop
+    await until(lambda: loop._closed)
+    steps.go_on()
+    await restarting
     with pytest.raises(EngineClosedError):
         await under_way
     assert len(engine.tokens(await engine.adecode([7], [root], sampling=LONG, memo="m"))) == 401

@@ -6,7 +6,8 @@ import asyncio
 import random
 
 import pytest
-from conftest import MakeEngine
+from conftest import HoldSteps, MakeEngine
+from support.stepping import until
 
 from choreo_agents import Decode, Prefill, Sampling
 
@@ -49,28 +50,37 @@ def test_the_prefix_cache_reuses_what_was_generated(make_engine: MakeEngine) -> 
     assert after.tokens_encoded - before.tokens_encoded == 1 + 1 + 4
 
 
-async def test_sixteen_voters_over_one_prompt_encode_it_once(make_engine: MakeEngine) -> None:
+async def test_sixteen_voters_over_one_prompt_encode_it_once(make_engine: MakeEngine, hold_steps: HoldSteps) -> None:
     """Those that arrive while the prompt is being encoded wait for it instead of encoding it again."""
     engine = make_engine(method="baseline", step_tokens=64)
     root = engine.prefill([5 + i % 200 for i in range(300)])
     voters = [Decode([7, 8], [root], sampling=SHORT.model_copy(update={"seed": i})) for i in range(16)]
+    steps = hold_steps(engine)
     early = asyncio.create_task(engine.adecode(voters[:8]))
-    await asyncio.sleep(0.005)
-    await asyncio.gather(early, engine.adecode(voters[8:]))
+    await steps.amake(2)
+    late = asyncio.create_task(engine.adecode(voters[8:]))
+    await until(lambda: engine.stats().unfinished == 16)
+    steps.go_on()
+    await asyncio.gather(early, late)
     stats = engine.stats()
     assert stats.tokens_encoded == 302 + 15 * 1 + 16 * 4
     assert stats.tokens_reused == 15 * 301
 
 
-async def test_cancelling_the_one_who_encodes_lets_another_take_over(make_engine: MakeEngine) -> None:
+async def test_cancelling_the_one_who_encodes_lets_another_take_over(
+    make_engine: MakeEngine, hold_steps: HoldSteps
+) -> None:
     engine = make_engine(method="baseline", step_tokens=16)
     root = engine.prefill([5 + i % 200 for i in range(400)])
+    steps = hold_steps(engine)
     first = asyncio.create_task(engine.adecode([7], [root], sampling=SHORT))
-    while engine.stats().steps < 3:
-        await asyncio.sleep(0.001)
+    await steps.amake(3)
     second = asyncio.create_task(engine.adecode([8], [root], sampling=SHORT))
-    await asyncio.sleep(0.005)
+    await until(lambda: engine.stats().unfinished == 2)
+    await steps.amake(1)
     first.cancel()
+    await asyncio.sleep(0)
+    steps.go_on()
     assert (await second).length == 6
     stats = engine.stats()
     assert stats.tokens_encoded == 401 + 4 and stats.cancelled == 1

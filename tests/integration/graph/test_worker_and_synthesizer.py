@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
-from conftest import MakeEngine
+from conftest import HoldSteps, MakeEngine
 from langchain_core.messages import AIMessage, RemoveMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 from langgraph.types import interrupt
 from support.graphs import FREE, QUESTION, SHORT, agent
 from support.lineage import parents_of, record_of
+from support.stepping import until
 
 from choreo_agents import (
     END,
@@ -326,13 +326,6 @@ def test_each_sample_can_be_replayed(make_engine: MakeEngine) -> None:
         )
 
 
-async def settled(engine: Engine) -> None:
-    deadline = time.monotonic() + 30
-    while engine.stats().unfinished:
-        assert time.monotonic() < deadline, "calls are left over"
-        await asyncio.sleep(0.002)
-
-
 async def test_if_one_sample_fails_the_others_stop(engine: Engine) -> None:
     worker = Worker("worker", n=3, engine=engine, sampling=Sampling(max_tokens=300, stop_tokens=()))
     replay = {("worker", 1, 0, 0): None, ("worker", 1, 0, 2): None}  # the second is missing
@@ -341,25 +334,26 @@ async def test_if_one_sample_fails_the_others_stop(engine: Engine) -> None:
     graph.add_edge(START, "worker")
     with pytest.raises(KeyError):
         await graph.compile().ainvoke(QUESTION, {"configurable": {"choreo": RunOptions(replay=replay)}})
-    await settled(engine)
+    await until(lambda: not engine.stats().unfinished)
     stats = engine.stats()
     assert stats.decode_steps < 100 and stats.messages == 2, "root and question only"
 
 
-async def test_cancelling_a_node_cancels_all_its_samples(engine: Engine) -> None:
+async def test_cancelling_a_node_cancels_all_its_samples(engine: Engine, hold_steps: HoldSteps) -> None:
     worker = Worker("worker", n=3, engine=engine, sampling=Sampling(max_tokens=400, stop_tokens=()))
     graph = StateGraph(ChoreoState)
     graph.add_node("worker", worker)
     graph.add_edge(START, "worker")
+    steps = hold_steps(engine)
     task = asyncio.create_task(graph.compile().ainvoke(QUESTION))
-    deadline = time.monotonic() + 30
     while engine.stats().decode_steps < 4:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.002)
+        await steps.amake(1)
     task.cancel()
+    await asyncio.sleep(0)
+    steps.go_on()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await settled(engine)
+    await until(lambda: not engine.stats().unfinished)
     assert engine.stats().cancelled == 3 and engine.stats().messages == 2
 
 

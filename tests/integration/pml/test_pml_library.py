@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import MakeEngine
+from support.stepping import until
 from support.tiny import save_tiny_llama
 
 from choreo_agents import Engine, MessageHandle, Sampling, Schema, SchemaLibrary, StreamedToken
@@ -378,14 +378,10 @@ async def test_a_cancelled_prompt_gives_its_leases_back(make_library: MakeLibrar
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    for _ in range(200):
-        if engine.stats().leases == leases and not engine.stats().unfinished:
-            break
-        await asyncio.sleep(0.02)
-    assert engine.stats().leases == leases
+    await until(lambda: engine.stats().leases == leases and not engine.stats().unfinished)
 
 
-def test_a_stream_that_is_left_gives_its_leases_back(make_library: MakeLibrary) -> None:
+async def test_a_stream_that_is_left_gives_its_leases_back(make_library: MakeLibrary) -> None:
     engine, library = make_library()
     prompt = library.prompt("trip", TRIP)
     library.assemble(prompt).release()
@@ -393,6 +389,5 @@ def test_a_stream_that_is_left_gives_its_leases_back(make_library: MakeLibrary) 
     stream = library.stream(prompt, Sampling(max_tokens=400, stop_tokens=()))
     assert isinstance(next(stream), StreamedToken)
     stream.close()  # type: ignore[attr-defined]
-    while engine.stats().unfinished:
-        time.sleep(0.002)
+    await until(lambda: not engine.stats().unfinished)
     assert engine.stats().leases == leases
