@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from choreo_agents.lab.embedded.tokenizer import build_tokenizer
+from support.shipped import shipped_tokenizer
 
 Settings = Mapping[str, Any]
 _LLAMA3 = {
@@ -118,7 +118,7 @@ def tiny_config(
         text: Of the language model inside it, if it is one with `towers`.
     """
     base: dict[str, Any] = {
-        "vocab_size": len(build_tokenizer()),
+        "vocab_size": len(shipped_tokenizer()),
         "hidden_size": 64,
         "intermediate_size": 96,
         "num_hidden_layers": 4,
@@ -162,5 +162,5 @@ def drawn(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
 def save_tiny(folder: Path, family: str, settings: Settings, *, seed: int = 0) -> Path:
     """Such a model on disk, with the embedded tokenizer."""
     tiny_model(family, settings, seed=seed).save_pretrained(folder)
-    build_tokenizer().save_pretrained(folder)
+    shipped_tokenizer().save_pretrained(folder)
     return folder

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from choreo_agents.lab.embedded.tokenizer import build_tokenizer
+from support.shipped import shipped_tokenizer
 
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default", "rope_theta": 10000.0},
@@ -33,7 +33,7 @@ def save_tiny_llama(
 ) -> Path:
     """A Llama of random weights large enough for logits to differ; the embedded tokenizer, unless another is given."""
     torch.manual_seed(seed)
-    tokenizer = build_tokenizer() if tokenizer is None else tokenizer
+    tokenizer = shipped_tokenizer() if tokenizer is None else tokenizer
     settings: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "hidden_size": 64,

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from support.checkpoints import FAMILIES, save_small_files
 from support.families import save_tiny, tiny_config
+from support.shipped import shipped_tokenizer
 from transformers import AutoConfig
 from typer.testing import CliRunner
 
 from choreo_agents.cli import app
-from choreo_agents.lab.embedded.tokenizer import build_tokenizer
 from choreo_agents.models.checking import check as checking
 from choreo_agents.models.checking.reasons import Reason
 
@@ -129,7 +129,7 @@ def test_weights_that_do_not_fit_are_not_loaded(tmp_path: Path, monkeypatch: pyt
 
 def test_what_nobody_explains_ends_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_small_files(tmp_path, "Qwen 2.5")
-    other = build_tokenizer()
+    other = shipped_tokenizer()
     monkeypatch.setattr(checking, "chat_format", lambda *_: _format_of(other))
     result = CliRunner().invoke(app, ["models", "check", str(folder)], env=WIDE)
     assert result.exit_code == 1 and "not explained" in result.output

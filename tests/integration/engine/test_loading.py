@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.families import FAMILIES, REFUSED, save_tiny
+from support.shipped import shipped_tokenizer
 from support.tiny import save_tiny_llama
 from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, GptOssConfig
 from typer.testing import CliRunner
@@ -19,7 +20,6 @@ from typer.testing import CliRunner
 from choreo_agents import Engine, Memory, Sampling
 from choreo_agents.cli import app
 from choreo_agents.errors import UnsupportedModelError
-from choreo_agents.lab.embedded.tokenizer import build_tokenizer
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.models.support import ProbePrompt, plain_logits, probe_tokens, require_movable
 
@@ -63,7 +63,7 @@ def test_what_cannot_be_served_exactly_is_refused_with_the_reason(tmp_path: Path
 def test_what_is_no_language_model_is_refused(tmp_path: Path) -> None:
     config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     BertLMHeadModel(config).save_pretrained(tmp_path)
-    build_tokenizer().save_pretrained(tmp_path)
+    shipped_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError):
         Engine.load(tmp_path)
 
@@ -119,7 +119,7 @@ def test_tokens_that_rounding_sends_to_another_expert_are_no_reason_to_refuse_a_
     """In bf16 one bit decides between two experts that are nearly tied: with random weights, for one token in a few."""
     shape = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
     experts = {"intermediate_size": 768, "num_local_experts": 4, "num_experts_per_tok": 2}
-    tokenizer = build_tokenizer()
+    tokenizer = shipped_tokenizer()
     config = GptOssConfig(
         **shape,
         **experts,

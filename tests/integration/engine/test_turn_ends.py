@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from conftest import MakeEngine
+from support.shipped import shipped_tokenizer
 from support.speaking import speaking
 from support.templates import tokenizer_for
 from support.tiny import save_tiny_llama
 
 from choreo_agents import Agent, ChoreoGraph, Decode, Engine, MessageHandle, RunOptions, Sampling, StreamedToken
 from choreo_agents.lab.distilling.traces import sampled
-from choreo_agents.lab.embedded.tokenizer import build_tokenizer
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.training.recording import record
 
@@ -32,12 +32,12 @@ HEADER = "<|assistant|>"
 
 @pytest.fixture(scope="module")
 def special() -> Callable[[str], int]:
-    return build_tokenizer().convert_tokens_to_ids
+    return shipped_tokenizer().convert_tokens_to_ids
 
 
 def _model(folder: Path, template: str, ends: Sequence[int]) -> LoadedModel:
     save_tiny_llama(folder, eos_token_id=list(ends))
-    tokenizer = build_tokenizer()
+    tokenizer = shipped_tokenizer()
     tokenizer.chat_template, tokenizer.eos_token = template, tokenizer.convert_ids_to_tokens(ends[0])
     tokenizer.save_pretrained(folder)
     return load_model(folder)

@@ -6,10 +6,10 @@ from datetime import date
 from typing import Any
 
 import pytest
+from support.shipped import shipped_tokenizer
 from support.templates import ALWAYS_ASKS, TEMPLATES, tokenizer_for, tokenizer_with
 
 from choreo_agents.errors import ChatTemplateError, InvalidRequestError, UnsupportedModelError
-from choreo_agents.lab.embedded.tokenizer import build_tokenizer
 from choreo_agents.models import ChatFormat
 from choreo_agents.models.chat import chat_format
 from choreo_agents.models.chat.template import Template
@@ -79,7 +79,7 @@ def test_every_template_is_taken_apart(family: str) -> None:
 
 
 def test_the_embedded_template_writes_names() -> None:
-    chat = chat_format(build_tokenizer())
+    chat = chat_format(shipped_tokenizer())
     assert chat.bos == "<s>" and chat.turn_end == "<|end|>"
     assert chat.root(None).text == "<s>"
     assert chat.root("Hear each other.").text == "<s><|system|> Hear each other.<|end|>"
@@ -135,7 +135,7 @@ def test_the_date_is_todays_unless_another_is_given() -> None:
 @pytest.mark.parametrize("options", [{"messages": []}, {"add_generation_prompt": True}, {"date": "monday"}, {1: 2}])
 def test_what_is_no_variable_of_a_template_is_refused(options: dict[Any, Any]) -> None:
     with pytest.raises(InvalidRequestError):
-        chat_format(build_tokenizer(), options)
+        chat_format(shipped_tokenizer(), options)
 
 
 def test_instructions_may_stand_in_the_first_users_turn() -> None:
@@ -236,7 +236,7 @@ def test_a_template_that_cannot_write_one_question_is_a_typed_error(template: st
 
 
 def test_words_and_names_are_never_taken_for_template_code() -> None:
-    chat = chat_format(build_tokenizer())
+    chat = chat_format(shipped_tokenizer())
     assert (
         chat.turn("user", "{{ bos_token }}\u241f", "{% x %}").text == "<|user|> {% x %}: {{ bos_token }}\u241f<|end|>"
     )

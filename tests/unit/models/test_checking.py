@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.shipped import shipped_tokenizer
 from support.templates import TEMPLATES, tokenizer_for, tokenizer_with
 
-from choreo_agents.lab.embedded.tokenizer import build_tokenizer
 from choreo_agents.models.chat import chat_format
 from choreo_agents.models.chat.template import Template
 from choreo_agents.models.chat.thinking import switched
@@ -90,7 +90,7 @@ def test_what_has_no_difference_is_equal_and_what_is_equal_has_none() -> None:
 
 
 def test_a_template_that_writes_names_is_followed_to_the_token() -> None:
-    tokenizer = build_tokenizer()
+    tokenizer = shipped_tokenizer()
     with_template = Comparing(chat_format(tokenizer), Template(tokenizer), spelling_of(tokenizer))
     found = {view.title: with_template.compare(view) for view in views()}
     assert found["when all is said"].equal
