@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import pytest
 
-HEAVY = ("torch", "transformers", "langgraph", "langchain_core", "scipy", "matplotlib", "peft")
-RARE = ("transformers", "scipy", "matplotlib", "peft")
+HEAVY = ("torch", "transformers", "langgraph", "langchain_core", "matplotlib", "peft")
+RARE = ("transformers", "matplotlib", "peft")
 LOADING = "loading torch and LangGraph ..."
 MAIN = """
 import sys
