@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from choreo_agents.errors import AdapterError
-from choreo_agents.kv.tiers import Stored
 from choreo_agents.models.adapter import ModelAdapter
 from choreo_agents.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from choreo_agents.models.lora import LoraAdapter
@@ -27,7 +26,7 @@ class Loaded:
     lora: LoraAdapter | None
     mapper: CacheMapper | None
     mapper_key: str = ""
-    """The mapper's fingerprint; of one that rounds, with `.int8` after it."""
+    """The mapper's fingerprint."""
     boundaries: bool = False
     """Whether it reads boundaries of branches (see `synthesis.boundaries`)."""
 
@@ -200,13 +199,12 @@ class AdapterRegistry:
         return known[name]
 
 
-def read_loaded(model: ModelAdapter, folder: str | Path, stored: Stored = "full") -> Loaded:
+def read_loaded(model: ModelAdapter, folder: str | Path) -> Loaded:
     """Read the adapter and the mapper of a folder, as far as there are any.
 
     Args:
         model: That they are for.
         folder: Which.
-        stored: How mapped copies are stored: with `int8` the mapper makes none but such as can be.
 
     Raises:
         AdapterError: There is neither, a file is damaged, or it is another model's.
@@ -217,9 +215,7 @@ def read_loaded(model: ModelAdapter, folder: str | Path, stored: Stored = "full"
     found = Loaded(folder, None, None)
     if (folder / MAPPER_FILE).is_file():
         mapper = load_mapper(folder, model.geometry, model.kinds, model.weights)
-        mapper.rounds = stored == "int8"
-        key = mapper.fingerprint + (".int8" if mapper.rounds else "")
-        found = replace(found, mapper=mapper.to(model.device), mapper_key=key)
+        found = replace(found, mapper=mapper.to(model.device), mapper_key=mapper.fingerprint)
     if found.mapper is None or (folder / CONFIG_FILE).is_file() or (folder / WEIGHTS_FILE).is_file():
         found = replace(found, lora=model.read_adapter(folder))
     return replace(found, boundaries=read_merging(folder).boundaries)

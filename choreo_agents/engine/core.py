@@ -82,7 +82,7 @@ class EngineCore:
         served, budget = model.adapter, settings.memory.kv_budget_bytes
         self.kv_budget_bytes = budget or pool_bytes(served.geometry, served.device, served.max_positions)
         self._start(None)
-        self.holdings = Holdings(self.table, settings.memory)
+        self.holdings = Holdings(self.table)
 
     def _start(self, table: MessageTable | None) -> None:
         """Set up memory and thread; a table of before keeps its messages, whose KV is computed again when read."""
@@ -93,7 +93,7 @@ class EngineCore:
             disk = DiskThread(None if memory.disk is None else self._disk_store)
         files = EntryFiles(disk, self.kept, self.movements, self._skipped, self._emit)
         self.cache = self._cache(HostedEntries(memory.host_bytes), files)
-        made = MessageTable(self.cache, adapter.fingerprint, memory.mapped_storage) if table is None else table
+        made = MessageTable(self.cache, adapter.fingerprint) if table is None else table
         self.table = made.enter_cache(self.cache)
         self.recomputer = Recomputer(self.table, self._numbers.__next__, FromCache)
         self.method = self._method()

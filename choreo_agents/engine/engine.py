@@ -117,7 +117,7 @@ class Engine:
         settings = Settings.model_validate(chosen | {"backend": backend, "seed": seed, "sink": sink})
         options = {"device": device, "dtype": dtype, "prepacked": prepacked, "chat": chat}
         loaded = _loaded(model, backend, options | {"generation_config": generation_config})
-        own = None if adapter is None else read_loaded(loaded.adapter, adapter, settings.memory.mapped_storage)
+        own = None if adapter is None else read_loaded(loaded.adapter, adapter)
         tenants = Tenants(EngineCore(loaded, settings, own))
         return cls(tenants, salt, quota, EngineOwner(tenants))
 

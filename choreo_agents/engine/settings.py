@@ -8,7 +8,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from choreo_agents.attention.backends import AttentionBackend, BackendName, require_backend
-from choreo_agents.kv.tiers import Stored
 from choreo_agents.runtime.scheduler import FirstComeFirstServed, SchedulingPolicy
 from choreo_agents.runtime.timetable import Timetable
 from choreo_agents.tracing import EventSink
@@ -37,19 +36,6 @@ class Memory(BaseModel):
     files are sealed with the tenant's salt, and which processes may share. What is nowhere else is read from there."""
     kept_bytes: int = Field(1 << 34, ge=1)
     """Upper bound of one model's and tenant's files in that folder; the longest unused are removed."""
-    idle_s: float | None = Field(86_400.0, ge=0)
-    """Seconds after which a thread of a graph that nobody uses is forgotten: its leases are given back, and who goes on
-    with it has its words encoded again. None: never for that reason. Looked at whenever a run begins or ends."""
-    idle_messages: int = Field(1 << 14, ge=0)
-    """Messages that idle threads lease at most, each counted once for each thread. Beyond, the least recently used
-    thread is forgotten, of the tenant whose are the most."""
-    idle_runs: int = Field(64, ge=0)
-    """Runs that no checkpointer keeps and whose leases are kept all the same, to be looked at, or gone on with by
-    handing on their state: the last ones."""
-    mapped_storage: Stored = "full"
-    """How a cache mapper's copies are kept once they have left the KV memory: `"full"`, as they are; `"int8"`, in a
-    quarter of what fp32 takes, for which the mapper rounds them when it makes them; `"low-rank"`, not at all: they are
-    made again from what they are copies of, bit by bit the same."""
 
 
 class Scheduling(BaseModel):

@@ -140,7 +140,7 @@ class Tenant:
     def load_adapter(self, folder: str | Path, name: str | None) -> str:
         """See `Engine.load_adapter`."""
         self.require_tenancy()
-        loaded = read_loaded(self.core.model.adapter, folder, self.core.settings.memory.mapped_storage)
+        loaded = read_loaded(self.core.model.adapter, folder)
         with self.core.lock:
             self.require_tenancy()
         return self.core.load_adapter(loaded, name, self.naming)

@@ -15,7 +15,7 @@ from choreo_agents.kv.movements import RESTORED, Movements
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.store.eviction import leaving
-from choreo_agents.kv.tiers import HostKV, stored_bytes
+from choreo_agents.kv.tiers import HostKV
 from choreo_agents.tracing import Ledger
 
 
@@ -43,7 +43,7 @@ class KVCache:
         self._entries: set[CacheEntry] = set()
         self._wanted: dict[CacheEntry, None] = {}
         """What requests wait for."""
-        self.books = KVBooks(lambda entry: entry.tokens * stored_bytes(pool.geometry, entry.stored))
+        self.books = KVBooks(lambda entry: entry.tokens * pool.geometry.bytes_per_token)
 
     def hold(self, entry: CacheEntry) -> CacheEntry:
         """Keep a message's KV; takes over its segment's pin."""
@@ -133,7 +133,7 @@ class KVCache:
             kv: As it is kept below the pool.
             native_offset: The position that it was encoded at.
         """
-        if entry.stored == "low-rank" or kv.nbytes > self._host.free_bytes:
+        if kv.nbytes > self._host.free_bytes:
             return False
         self._host.put(entry, kv)
         entry.native_offset = native_offset
@@ -187,9 +187,6 @@ class KVCache:
         entry.wanted -= 1
         if not entry.wanted:
             self._wanted.pop(entry, None)
-        if not entry.keeps():
-            held, entry.staged = self._host.take(entry) or entry.staged, None
-            self.movements.add(entry.tenant, "lost", held is not None)
         if entry.wanted or entry not in self._entries or entry.staged is None or entry.writing is not None:
             return
         kv, entry.staged = entry.staged, None
@@ -219,12 +216,11 @@ class KVCache:
         """Out of the pool, to wherever there is a place."""
         assert entry.segment is not None
         segment = entry.segment
-        needed = entry.keeps() and entry.staged is None and (not self.files.has(entry) or entry.wanted)
-        kv = entry.copied(self.pool) if needed else None
+        needed = entry.staged is None and (not self.files.has(entry) or entry.wanted)
+        kv = self.pool.read(segment) if needed else None
         entry.segment = None
         self.pool.unpin(segment)
         self.movements.add(entry.tenant, "evicted")
-        self.movements.add(entry.tenant, "lost", not entry.keeps())
         if kv is not None and entry.filed:
             entry.staged = kv
         elif kv is not None:

@@ -24,9 +24,7 @@ class Arrival:
 
     segment: Segment
     kv: HostKV | None
-    """As the pool has keys and values; None once they are there."""
-    stored: HostKV | None
-    """As the tier below it had them; likewise."""
+    """None once they are there."""
     from_disk: bool = False
     is_there: bool = False
     """Whether all of it is; looked at once it is over."""
@@ -36,7 +34,7 @@ class Arrival:
     def end(self, *, is_there: bool) -> None:
         """Nothing more is written."""
         if is_there:
-            self.is_there, self.kv, self.stored = True, None, None
+            self.is_there, self.kv = True, None
         self.over.set()
 
 

@@ -11,7 +11,7 @@ from choreo_agents.kv.copying import Arrival
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.store.key import TierKey
-from choreo_agents.kv.tiers import HostKV, Stored
+from choreo_agents.kv.tiers import HostKV
 
 TierName = Literal["device", "host", "disk", "lineage"]
 TIERS: tuple[TierName, ...] = ("device", "host", "disk", "lineage")
@@ -67,7 +67,6 @@ class CacheEntry:
     """Requests that wait to read it: it may leave the pool, but is kept on the host at least."""
     pins: int = 0
     """How often it was pinned: it stays in the pool."""
-    stored: Stored = "full"
     tenant: str = ""
     """Whose it is."""
     hosted_bytes: int = 0
@@ -104,34 +103,23 @@ class CacheEntry:
     @property
     def file(self) -> TierKey:
         """What its file is asked for by."""
-        return TierKey(self.key, self.tokens, self.native_offset, quantized=self.stored == "int8")
+        return TierKey(self.key, self.tokens, self.native_offset)
 
     def idle(self) -> bool:
         """Whether it is in the pool and nothing keeps it there."""
         return self.segment is not None and self.segment.pins == 1 and not self.pins
 
-    def keeps(self) -> bool:
-        """Whether it is kept below the pool: of what is rather made again, only what a request waits for."""
-        return self.stored != "low-rank" or self.wanted > 0
-
     def fill(self, pool: KVPool, segment: Segment, kv: HostKV, arrivals: list[Arrival] | None) -> None:
         """Bring its KV into a segment: now or, with a list of arrivals, in the step that these are given to."""
-        full = kv.dequantized(pool.geometry.dtype)
         if arrivals is None:
-            pool.write(segment, full)
+            pool.write(segment, kv)
             return
         from_disk = self.filed and self.writing is None
-        segment.encoded, self.arriving = self.tokens, Arrival(segment, full, kv, from_disk)
+        segment.encoded, self.arriving = self.tokens, Arrival(segment, kv, from_disk)
         arrivals.append(self.arriving)
 
     def withdraw(self, pool: KVPool, arrival: Arrival) -> None:
         """It did not arrive: it is again where it was."""
         arrival.end(is_there=False)
-        self.segment, self.staged, self.arriving = None, arrival.stored, None
+        self.segment, self.staged, self.arriving = None, arrival.kv, None
         pool.unpin(arrival.segment)
-
-    def copied(self, pool: KVPool) -> HostKV:
-        """What is kept of it there."""
-        assert self.segment is not None
-        kv = pool.read(self.segment)
-        return kv.quantized() if self.stored == "int8" else kv

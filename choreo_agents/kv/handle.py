@@ -21,8 +21,7 @@ class MessageHandle(BaseModel):
 
     id: str = Field(pattern=r"^[0-9a-f]{32}$")
     model: str
-    """Fingerprint of the model that encoded it, with `+` and that of an adapter, or `~` and that of a cache mapper
-    (`.int8` after it if the mapper rounds)."""
+    """Fingerprint of the model that encoded it, with `+` and that of an adapter, or `~` and that of a cache mapper."""
     length: int = Field(ge=1)
     """Its tokens."""
 

@@ -5,13 +5,14 @@
                                         └─ else ── the words that filters may leave ────┘
 
 A row's choice is defined without reference to others: of the words that the filters keep, the one whose logit over
-temperature plus Gumbel noise is highest. Everything that decides it is exact or correctly rounded, word by word:
-maxima, comparisons, integers, `elementary` functions, and sums of weights that are rounded so that no order changes
-them. What only says where to look may be in any precision, for it leaves a margin.
+temperature plus Gumbel noise is highest. Everything that decides it is the same in any batch: maxima, comparisons,
+integers, `elementary` functions, logarithms of single numbers, which stand in no vector, and sums of weights that
+are rounded so that no order changes them. What only says where to look may be in any precision, for it leaves a margin.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from choreo_agents.sampling.cut import ROOM_FOR_TIES, cut_rows
 from choreo_agents.sampling.draw import Draw
-from choreo_agents.sampling.elementary import LOG2_E, log
+from choreo_agents.sampling.elementary import LOG2_E
 from choreo_agents.sampling.likeliest import CHUNK, highest, highest_few
 from choreo_agents.sampling.lottery import Lottery, Tickets
 from choreo_agents.sampling.nucleus import exact_weights
@@ -122,7 +123,7 @@ class BatchSampler:
             columns = own.clamp(min=-HIGHEST), top[:, 0], ids, values.clamp(min=-HIGHEST)
             found = zip(block.places, totals, *(column.tolist() for column in columns), strict=True)
             for row, total, mine, high, best, theirs in found:
-                norm = log(total)
+                norm = math.log(total)
                 likeliest = [(word, value - high - norm) for word, value in zip(best, theirs, strict=True)]
                 told[row] = mine - high - norm, likeliest
         return told

@@ -20,9 +20,6 @@ _ROUND = 1.5 * 2**23
 _MANTISSA_BITS = torch.tensor(23, dtype=torch.int32)
 _LOWEST = -127.0
 """Of exponents: as fp32 has them, 2**-127 is 0."""
-_LOG_TERMS = 11
-_LOG_2 = (0.693147180369123816490, 1.90821492927058770002e-10)
-"""In two parts, the first of so few bits that its product with any exponent is exact."""
 
 
 def exp2_(exponents: Tensor, power: Tensor, spare: Tensor) -> Tensor:
@@ -55,24 +52,3 @@ def rounded_for_sums_(weights: Tensor, words: int) -> Tensor:
     shift = 1.5 * 2.0 ** (words - 1).bit_length()
     # A double next to `shift` has 52 bits behind its first: what stands below them is rounded away.
     return weights.add_(shift).sub_(shift)
-
-
-def log(number: float) -> float:
-    """The natural logarithm of a positive number, to a few units in the last place."""
-    mantissa, exponent = math.frexp(number)
-    if mantissa < math.sqrt(0.5):
-        mantissa, exponent = 2.0 * mantissa, exponent - 1
-    # ln m = 2 atanh s, a series in s * s, which is at most 0.03.
-    s = (mantissa - 1.0) / (mantissa + 1.0)
-    series = 0.0
-    for term in range(_LOG_TERMS - 1, -1, -1):
-        series = series * (s * s) + 1 / (2 * term + 1)
-    return exponent * _LOG_2[0] + (exponent * _LOG_2[1] + 2.0 * s * series)
-
-
-def negative_log1p(number: float) -> float:
-    """-ln(1 - x), also for an x that is next to 0; for one that was rounded to 1 as if it had been a little less."""
-    rest = max(1.0 - number, 2.0**-64)
-    lost = 1.0 - rest
-    # What is lost when 1 - x is rounded is made up for by the ratio of x to what was not.
-    return -log(rest) * (number / lost) if lost else number

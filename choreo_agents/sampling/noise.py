@@ -7,12 +7,11 @@ the same noise, and a step that is computed again draws what it drew.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 
 import torch
 from torch import Tensor
-
-from choreo_agents.sampling.elementary import log, negative_log1p
 
 NoiseKey = tuple[int, int, int, int]
 """Of one step of one decode, as int32: two numbers for each of the hashes."""
@@ -20,6 +19,8 @@ FIRST_BITS = 31
 """Of the uniform number that `first_bits` gives."""
 _FACTORS = (0x7FEB352D, 0x846CA68B)
 _WORD = (1 << 32) - 1
+_BELOW_ONE = math.nextafter(1.0, 0.0)
+"""What uniform numbers are that would be rounded to 1, of which there is no noise."""
 
 
 def _int32(number: int) -> Tensor:
@@ -67,7 +68,7 @@ def gumbel(word: int, key: NoiseKey) -> float:
     first, rest = hashed(word, key[0], key[1]) & ((1 << FIRST_BITS) - 1), hashed(word, key[2], key[3])
     # The 63 bits of both, and half a unit: never 0. Small ones decide most, and have all their bits.
     uniform = first * 2.0**-FIRST_BITS + (rest + 0.5) * 2.0 ** -(FIRST_BITS + 32)
-    return -log(negative_log1p(uniform))
+    return -math.log(-math.log1p(-min(uniform, _BELOW_ONE)))
 
 
 def hashed(word: int, key: int, later: int) -> int:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from choreo_agents.attention.kind import AttentionKind
 from choreo_agents.errors import AdapterError
 from choreo_agents.kv.geometry import KVGeometry
-from choreo_agents.kv.quantization import rounded
 from choreo_agents.models.adapter_files import require_base
 from choreo_agents.models.files import read_tensors, write_tensors
 
@@ -39,8 +38,6 @@ class CacheMapper(nn.Module):
         super().__init__()
         self.rank = usual_rank(geometry) if rank is None else rank
         self.kinds = tuple(kinds)
-        self.rounds = False
-        """Whether what it makes has the precision of eight bits, to be stored so without loss (`kv.quantization`)."""
         width = geometry.kv_heads * geometry.head_dim
         if not 1 <= self.rank <= width:
             raise AdapterError(f"a mapper's rank lies between 1 and {width}, the width of a layer's keys, not {rank!r}")
@@ -71,8 +68,6 @@ class CacheMapper(nn.Module):
             moved = plain + rotation.apply(residual, cos, sin)
         side = values.transpose(0, 1)
         mapped = side + self._residual("value", layer, side)
-        if self.rounds:
-            moved, mapped = rounded(moved), rounded(mapped)
         return moved.transpose(0, 1), mapped.transpose(0, 1)
 
     def moved(self, layer: int, keys: Tensor, shift: int) -> Tensor:

@@ -25,7 +25,6 @@ from support.tiny import save_tiny_llama
 from choreo_agents import Decode, Engine, Memory, MessageHandle, Sampling, Scheduling
 from choreo_agents.engine.adapters import Loaded
 from choreo_agents.errors import CapacityError, EngineFailedError, KVBudgetError, ReleasedHandleError
-from choreo_agents.kv.tiers import Stored
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.sampling import TokenSampler
 from choreo_agents.synthesis.mapper import CacheMapper
@@ -70,9 +69,8 @@ class Machine(RuleBasedStateMachine):
     @initialize(
         tiers=st.sampled_from(["none", "host", "disk", "both", "kept", "all"]),
         step_tokens=st.sampled_from([512, 7]),
-        stored=st.sampled_from(["full", "low-rank"]),
     )
-    def start(self, tiers: str, step_tokens: int, stored: Stored) -> None:
+    def start(self, tiers: str, step_tokens: int) -> None:
         model, self.oracle = shared()
         self.token = model.adapter.geometry.bytes_per_token
         self.folder = Path(tempfile.mkdtemp(prefix="choreo-tier-"))
@@ -84,7 +82,6 @@ class Machine(RuleBasedStateMachine):
                 disk=self.folder if tiers in ("disk", "both", "all") else None,
                 kept=self.folder if tiers in ("kept", "all") else None,
                 kept_bytes=200 * self.token,
-                mapped_storage=stored,
             ),
             scheduling=Scheduling(step_tokens=step_tokens),
             salt="machine",

@@ -66,7 +66,7 @@ def load_elsewhere(
     loading = {name: options.pop(name) for name in _LOADING if name in options}
     loaded = model if isinstance(model, LoadedModel) else load_model(model, **loading)
     far = [Engine.load(loaded, **options) for _ in range(engines)]
-    own |= {name: options[name] for name in ("adapter", "memory") if name in options}
+    own |= {name: options[name] for name in ("adapter",) if name in options}
     servers = [PickledEngine(made.owner.server(f"engine {n}")) for n, made in enumerate(far)]
     front = engine_over(servers, loaded, made=Front, **own)
     front.far = far

@@ -78,7 +78,7 @@ def actors(shared: Path) -> Iterator[Callable[..., Engine]]:
 
         def load(model: Any = "embedded", **options: Any) -> Engine:
             own = {name: options.pop(name) for name in FRONTS if name in options}
-            own |= {name: options[name] for name in ("adapter", "memory", "chat") if name in options}
+            own |= {name: options[name] for name in ("adapter", "chat") if name in options}
             path = model.name if isinstance(model, LoadedModel) else model
             if isinstance(model, LoadedModel) and model.chat != chats(path):
                 pytest.skip("a model that was changed once it was loaded cannot be sent")

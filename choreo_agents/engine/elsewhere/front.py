@@ -33,8 +33,6 @@ class FrontOptions(TypedDict, total=False):
     """What its engines have loaded for calls that name no other."""
     chat: Mapping[str, Any] | None
     """Variables of the model's chat template, as for `Engine.load`."""
-    memory: Memory
-    """How long idle threads are remembered; KV is kept where it is computed."""
     copied_bytes: int
     """Of KV that may be on its way to one of the engines at once at most: what is beyond is encoded again."""
     patience_s: float
@@ -55,19 +53,17 @@ def front_of(engines: Sequence[FarEngine], model: str | Path | LoadedModel, opti
         names = [engine.name for engine in engines]
         raise InvalidRequestError(f"a front needs engines, each with a name of its own, not {names!r}")
     greeted = _greeted(engines[0])
-    none_of_its_own = {"kv_budget_bytes": _OWN_BYTES, "host_bytes": 0, "disk": None, "kept": None}
-    own_memory = none_of_its_own | {"mapped_storage": greeted.mapped_storage}
-    memory = options.get("memory", Memory()).model_copy(update=own_memory)
+    memory = Memory(kv_budget_bytes=_OWN_BYTES)
     chosen = {"method": "choreo", "memory": memory, "scheduling": Scheduling(), "backend": "auto"}
     told = {"seed": options.get("seed", 0), "sink": options.get("sink", discard)}
     settings = Settings.model_validate(chosen | told)
     if not isinstance(model, LoadedModel):
         model = load_weightless(model, greeted.served, chat=options.get("chat"))
     adapter = options.get("adapter")
-    own = None if adapter is None else read_loaded(model.adapter, adapter, memory.mapped_storage)
+    own = None if adapter is None else read_loaded(model.adapter, adapter)
     default = "" if own is None else own.key
     whose = (secrets.token_hex(16), model.adapter.fingerprint, own_version())
-    greeting = Greeting(*whose, default, memory.mapped_storage)
+    greeting = Greeting(*whose, default)
     per_token, copied_bytes = model.adapter.geometry.bytes_per_token, options.get("copied_bytes", COPIED_BYTES)
     fleet = Fleet(engines, options.get("costs", Costs()), per_token, copied_bytes)
     return ElsewhereCore(model, settings, own, fleet, greeting, options.get("patience_s", PATIENCE_S))

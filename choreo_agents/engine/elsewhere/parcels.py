@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from choreo_agents.engine.keeping.wanted import copied, stored_key
+from choreo_agents.engine.keeping.wanted import copied, kv_key
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.tenant import Tenant
 from choreo_agents.engine.transfer.filling import filled
@@ -118,7 +118,7 @@ class _Unpacking:
             entry = self._wanted(message)
             if not self._core.cache.lost(entry):
                 return None
-            key = stored_key(message, entry)
+            key = kv_key(message)
         try:
             kv = self._opened(parcel, key)
         except UnusableFileError as error:
@@ -165,7 +165,7 @@ class _Unpacking:
             if segment is None:
                 self._arrived(message, entry, kv)
                 return None
-        with filled(self._tenant, pool, segment, kv.dequantized(pool.geometry.dtype)):
+        with filled(self._tenant, pool, segment, kv):
             if self._tenant.closed or message.entry is not entry or not core.cache.lost(entry):
                 pool.unpin(segment)
                 self._tenant.require_open()

@@ -14,7 +14,6 @@ from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.usage import Usage
 from choreo_agents.engine.request_builder import PlacedCall
 from choreo_agents.kv.handle import MessageHandle
-from choreo_agents.kv.tiers import Stored
 from choreo_agents.models.weightless import ServedModel
 from choreo_agents.runtime.decoding import FinishReason
 from choreo_agents.sampling import Chosen
@@ -32,8 +31,6 @@ class Greeting:
     """Of this package there."""
     default: str | None = None
     """What calls that name no adapter are run with, as the front knows it (see `Loaded.key`); None: anything."""
-    mapped_storage: Stored | None = None
-    """How it takes a cache mapper's copies to be kept; None: anyhow."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +41,6 @@ class Greeted:
     total_tokens: int
     """That its memory has room for."""
     kv_budget_bytes: int
-    mapped_storage: Stored
-    """How it keeps a cache mapper's copies: they have other names for that."""
     held: Mapping[str, Sequence[str]]
     """What it has for this front already: ids of messages, by the tenant's salt."""
 

@@ -76,11 +76,6 @@ class EngineServer:
                 f"engine {self.name!r} runs calls that name no adapter with {own or 'none'!r}, and its front takes it "
                 f"to be {greeting.default or 'none'!r}: load all with the same adapter"
             )
-        if greeting.mapped_storage not in (None, self._core.settings.memory.mapped_storage):
-            raise EngineMismatchError(
-                f"engine {self.name!r} keeps mapped copies as {self._core.settings.memory.mapped_storage!r}, and the "
-                f"others as {greeting.mapped_storage!r}: give all the same Memory(mapped_storage=...)"
-            )
         if not self._core.method.keeps_kv:
             raise EngineMismatchError(
                 f"engine {self.name!r} keeps text only, and is of no use to others: load it with method='choreo'"
@@ -90,8 +85,7 @@ class EngineServer:
             held = {salt: each.held() for salt, each in mine.items()}
         if self._served is None:
             self._served = await asyncio.to_thread(served_model, self._core.model)
-        room = (self._core.pool.total_tokens, self._core.kv_budget_bytes)
-        return Greeted(self._served, *room, self._core.settings.memory.mapped_storage, held)
+        return Greeted(self._served, self._core.pool.total_tokens, self._core.kv_budget_bytes, held)
 
     @property
     def has_ended(self) -> bool:

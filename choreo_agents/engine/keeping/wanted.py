@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import wait
-from dataclasses import replace
 from functools import partial
 
 from choreo_agents.engine.core import EngineCore
@@ -25,11 +24,6 @@ def kv_key(message: Message) -> KVKey:
     seen = zip(message.parents, message.relative_offsets, strict=True)
     parents = tuple((parent.handle.id, offset) for parent, offset in seen)
     return KVKey(message.handle.id, message.handle.model, message.tokens, parents, at)
-
-
-def stored_key(message: Message, entry: CacheEntry) -> KVKey:
-    """The same of KV as it is kept below the pool."""
-    return replace(kv_key(message), quantized=entry.stored == "int8")
 
 
 def awaited(core: EngineCore, message: Message, entry: CacheEntry) -> Callable[[], object] | None:
@@ -83,7 +77,7 @@ def copied(core: EngineCore, message: Message, *, lost_too: bool) -> tuple[KVKey
                     return None
                 waiting, pool = awaited(core, message, entry), core.pool
                 if waiting is None:
-                    key, segment, kv = stored_key(message, entry), entry.segment, core.cache.below(entry)
+                    key, segment, kv = kv_key(message), entry.segment, core.cache.below(entry)
                     if segment is None:
                         assert kv is not None
                         return key, kv
@@ -94,7 +88,7 @@ def copied(core: EngineCore, message: Message, *, lost_too: bool) -> tuple[KVKey
             kv = pool.read(segment)
         finally:
             give_back(core, pool, segment)
-        return key, kv.quantized() if key.quantized else kv
+        return key, kv
     finally:
         with core.lock:
             if entry is not None and message.entry is entry:

@@ -16,8 +16,17 @@ from typing import Any
 from choreo_agents.engine.messages.message import Message
 from choreo_agents.engine.messages.scope import Scope
 from choreo_agents.engine.messages.table import MessageTable
-from choreo_agents.engine.settings import Memory
 from choreo_agents.errors import ThreadBusyError
+
+IDLE_S = 86_400.0
+"""Seconds after which a thread of a graph that nobody uses is forgotten: its leases are given back, and who goes on
+with it has its words encoded again."""
+IDLE_MESSAGES = 1 << 14
+"""That idle threads lease at most, each counted once for each thread. Beyond, the least recently used thread is
+forgotten, of the tenant whose are the most."""
+IDLE_RUNS = 64
+"""Runs that no checkpointer keeps and whose leases are kept all the same, to be looked at, or gone on with by handing
+on their state: the last ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,15 +63,13 @@ class Holdings:
 
     Args:
         table: Has the messages.
-        memory: Says how many threads may be idle, and for how long.
     """
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
     """In seconds."""
 
-    def __init__(self, table: MessageTable, memory: Memory) -> None:
+    def __init__(self, table: MessageTable) -> None:
         self._table = table
-        self._memory = memory
         self._held: dict[tuple[str, Name], Holding] = {}
         self._inside: dict[Scope, set[Holding]] = {}
         """Who has a scope that ends with this one."""
@@ -136,14 +143,12 @@ class Holdings:
     def trim(self) -> None:
         """Forget what has been idle for too long, and then the least recently used of what is too much: runs before
         threads, and of those the threads of the tenant whose are the most. What has a pinned message stays."""
-        if self._memory.idle_s is not None:
-            since = self.clock() - self._memory.idle_s
-            for queue in (self._runs, self._threads):
-                self._forget_first(queue, lambda held: held.used_s <= since)
-        self._forget_first(self._runs, lambda _: len(self._runs) > self._memory.idle_runs)
-        most = self._memory.idle_messages
-        self._forget_first(self._runs, lambda _: self._idle.total() > most)
-        while self._idle.total() > most:
+        since = self.clock() - IDLE_S
+        for queue in (self._runs, self._threads):
+            self._forget_first(queue, lambda held: held.used_s <= since)
+        self._forget_first(self._runs, lambda _: len(self._runs) > IDLE_RUNS)
+        self._forget_first(self._runs, lambda _: self._idle.total() > IDLE_MESSAGES)
+        while self._idle.total() > IDLE_MESSAGES:
             [(tenant, _)] = self._idle.most_common(1)
             first = self._first(self._threads, lambda _: True, of=tenant)
             if first is None:

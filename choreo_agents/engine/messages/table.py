@@ -24,7 +24,6 @@ from choreo_agents.kv.cache import KVCache
 from choreo_agents.kv.entry import CacheEntry
 from choreo_agents.kv.handle import MessageHandle
 from choreo_agents.kv.segment import Segment
-from choreo_agents.kv.tiers import Stored
 
 _REMEMBERED_RELEASES = 65_536
 
@@ -35,12 +34,10 @@ class MessageTable:
     Args:
         cache: Where their KV is.
         fingerprint: Of the model.
-        mapped_storage: How that of mapped copies is kept below the pool.
     """
 
-    def __init__(self, cache: KVCache, fingerprint: str, mapped_storage: Stored = "full") -> None:
+    def __init__(self, cache: KVCache, fingerprint: str) -> None:
         self.cache = cache
-        self._mapped_storage = mapped_storage
         self._fingerprint = fingerprint
         self._leased: dict[str, Message] = {}
         self._known: WeakValueDictionary[str, Message] = WeakValueDictionary()
@@ -237,10 +234,7 @@ class MessageTable:
             held[:] = [*(each for each in held if each != kept), kept]  # the latest stands last
 
     def _hold(self, message: Message, segment: Segment | None) -> CacheEntry:
-        stored = self._mapped_storage if message.lineage.mapper else "full"
-        held = CacheEntry(
-            message.handle.id, len(message.tokens), message.native_offset, segment, stored=stored, tenant=message.tenant
-        )
+        held = CacheEntry(message.handle.id, len(message.tokens), message.native_offset, segment, tenant=message.tenant)
         try:
             message.entry = self.cache.hold(held)
         except BaseException:

@@ -27,7 +27,6 @@ def conditions_of(core: EngineCore) -> dict[str, str]:
         "backend": computing.backend,
         "forward pass": computing.forward.partition(":")[0],
         "prepacked weights": "yes" if core.model.prepacked else "no",
-        "mapped storage": settings.memory.mapped_storage,
     }
 
 

@@ -78,7 +78,7 @@ def adopted_message(tenant: Tenant, placed: PlacedCall, lineage: Lineage) -> Mes
 
 def require_shapes(tenant: Tenant, kv: HostKV, tokens: int) -> None:
     """Raise unless KV is of so many tokens of the engine's model."""
-    wanted = shapes_of(tenant.core.model.adapter.geometry, tokens, quantized=False)
+    wanted = shapes_of(tenant.core.model.adapter.geometry, tokens)
     if not isinstance(kv, HostKV) or kv.shapes() != wanted:
         found = kv.shapes() if isinstance(kv, HostKV) else kv
         raise InvalidRequestError(f"the kv is not of {tokens} tokens of this model: {found!r}, not {wanted!r}")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from choreo_agents.kv.geometry import KVGeometry
 from choreo_agents.kv.store.key import FileKey
-from choreo_agents.kv.tiers import HostKV, shapes_of, stored_bytes
+from choreo_agents.kv.tiers import HostKV, shapes_of
 
 _HEADER_BYTES, _TOKEN_BYTES = 1 << 22, 16
 """Of what a file says of itself, at most: by itself, its parents' names included, and for each token."""
@@ -53,19 +53,19 @@ def opened(written: Written, key: FileKey, geometry: KVGeometry, seal: bytes) ->
     """
     about, tensors = dict(written[0]), written[1]
     given, at = about.pop("seal", ""), about.get("native_offset", "")
-    shapes = shapes_of(geometry, key.length, quantized=key.quantized)
+    shapes = shapes_of(geometry, key.length)
     if {name: (tuple(each.shape), each.dtype) for name, each in tensors.items()} != shapes:
         raise UnusableFileError("holds other keys and values")
     if not at.isdecimal() or about | key.written() != about:
         raise UnusableFileError("is of another message")
     if not (given.isascii() and hmac.compare_digest(given, seal_of(seal, about, tensors))):
         raise UnusableFileError("was changed, or sealed with another key")
-    return HostKV(tensors["keys"], tensors["values"], tensors.get("exponents")), int(at)
+    return HostKV(tensors["keys"], tensors["values"]), int(at)
 
 
 def kv_bytes(key: FileKey, geometry: KVGeometry) -> int:
     """Of a message's keys and values."""
-    return stored_bytes(geometry, "int8" if key.quantized else "full") * key.length
+    return geometry.bytes_per_token * key.length
 
 
 def most_bytes(key: FileKey, geometry: KVGeometry) -> int:

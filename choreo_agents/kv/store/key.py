@@ -27,11 +27,6 @@ class FileKey(Protocol):
         """The position that its first token was encoded at; a file of any is good, since views move it."""
         ...
 
-    @property
-    def quantized(self) -> bool:
-        """Whether its keys and values are whole numbers (see `quantization`)."""
-        ...
-
     def written(self) -> dict[str, str]:
         """What a file says of it, but for the position."""
         ...
@@ -50,8 +45,6 @@ class KVKey:
     """Ids and places relative to the message's first token."""
     native_offset: int
     """The position that its first token is encoded at; a file of any is good, since views move it."""
-    quantized: bool = False
-    """Whether its keys and values are whole numbers (see `quantization`)."""
 
     @property
     def handle(self) -> MessageHandle:
@@ -76,7 +69,6 @@ class TierKey:
     id: str
     length: int
     native_offset: int
-    quantized: bool = False
 
     def written(self) -> dict[str, str]:
         return {"message": self.id}

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import torch
 from ray.util.placement_group import PlacementGroup
 
-from choreo_agents import Engine, EngineStats, Quota, Scheduling
+from choreo_agents import Engine, EngineStats, Memory, Quota, Scheduling
 from choreo_agents.engine import engine_over
 from choreo_agents.engine.elsewhere import ElsewhereCore, FrontOptions
 from choreo_agents.errors import EngineClosedError, InvalidRequestError
@@ -48,6 +48,7 @@ class RayEngine(Engine):
         dtype: torch.dtype | None = None,
         prepacked: bool | None = None,
         generation_config: GenerationConfigUse | None = None,
+        memory: Memory | None = None,
         scheduling: Scheduling | None = None,
         backend: str | None = None,
         salt: str = "",
@@ -73,7 +74,7 @@ class RayEngine(Engine):
             start_s: Seconds in which the actors have to find room, and begin; loading the model takes what it takes.
             device: These and what follows them up to `backend` are those of each engine: see `Engine.load`.
             salt: Of the front, as `quota` is.
-            front: See `FrontOptions`. `memory`, `adapter` and `chat` are those of each engine, too; `copied_bytes` is
+            front: See `FrontOptions`. `adapter` and `chat` are those of each engine, too; `copied_bytes` is
                 less by default where the object store is small, half of an engine's share of it.
 
         Raises:
@@ -86,9 +87,8 @@ class RayEngine(Engine):
             raise InvalidRequestError("each actor loads its own model: give a folder or a name, not a loaded model")
         placing = Placing(engines, num_cpus, num_gpus, placement, name, namespace, start_s)
         said: dict[str, Any] = {"device": device, "dtype": dtype, "prepacked": prepacked, "backend": backend}
-        said |= {"generation_config": generation_config, "scheduling": scheduling}
-        said |= {"chat": front.get("chat"), "memory": with_folders(front.get("memory"))}
-        said["adapter"] = absolute(front.get("adapter"))
+        said |= {"generation_config": generation_config, "scheduling": scheduling, "memory": with_folders(memory)}
+        said |= {"chat": front.get("chat"), "adapter": absolute(front.get("adapter"))}
         options = {each: value for each, value in said.items() if value is not None}
         served = model if model == "embedded" else absolute(model)
         loading = Loading(str(served), threads, options)

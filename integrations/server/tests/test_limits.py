@@ -70,8 +70,9 @@ def slowly() -> Slowly:
 
 
 @pytest.fixture
-def engine(model: LoadedModel, slowly: Slowly) -> Iterator[Engine]:
-    memory, scheduling = Memory(kv_budget_bytes=1 << 25, idle_runs=0), Scheduling(policy=slowly)
+def engine(model: LoadedModel, slowly: Slowly, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    monkeypatch.setattr("choreo_agents.engine.messages.holdings.IDLE_RUNS", 0)
+    memory, scheduling = Memory(kv_budget_bytes=1 << 25), Scheduling(policy=slowly)
     with Engine.load(model, memory=memory, scheduling=scheduling) as engine:
         yield engine
         engine.check()

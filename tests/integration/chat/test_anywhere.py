@@ -16,6 +16,7 @@ from torch import Tensor
 from choreo_agents import Decode, Engine, Memory, MessageHandle, Sampling, Scheduling
 from choreo_agents.chat import ChatCall, ChatRequest, streamed, turn_said
 from choreo_agents.chat.encodings import Encodings
+from choreo_agents.engine.messages import holdings
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.runtime.timetable import Timetable
@@ -217,9 +218,9 @@ def test_what_others_have_encoded_again_does_not_change_what_is_taken(engine: En
     assert call(engine, [*told, QUESTION]).view[-1].id == behind.id
 
 
-def test_what_is_taken_is_leased(model: LoadedModel) -> None:
-    memory = Memory(kv_budget_bytes=1 << 25, idle_runs=1)
-    with Engine.load(model, memory=memory) as engine:
+def test_what_is_taken_is_leased(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holdings, "IDLE_RUNS", 1)
+    with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 25)) as engine:
         told = HumanMessage("A document.")
         first = call(engine, [told], thread=None)
         second = call(engine, [told, QUESTION], thread=None)
@@ -228,8 +229,9 @@ def test_what_is_taken_is_leased(model: LoadedModel) -> None:
         engine.check()
 
 
-def test_what_is_forgotten_is_not_remembered_by_its_words(model: LoadedModel) -> None:
-    with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 25, idle_runs=1)) as engine:
+def test_what_is_forgotten_is_not_remembered_by_its_words(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holdings, "IDLE_RUNS", 1)
+    with Engine.load(model, memory=Memory(kv_budget_bytes=1 << 25)) as engine:
         for number in range(60):
             call(engine, [HumanMessage(f"Document {number}.")], thread=None)
         remembered = engine.kv.keeper(Encodings)

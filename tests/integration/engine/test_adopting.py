@@ -131,7 +131,6 @@ def test_a_parcel_that_does_not_fit_is_refused(make_engine: MakeEngine) -> None:
         HostKV(host_kv.keys[:, :, :-1], host_kv.values[:, :, :-1]),
         HostKV(host_kv.keys.double(), host_kv.values.double()),
         HostKV(host_kv.keys[:2], host_kv.values[:2]),
-        host_kv.quantized(),
         None,
     ]
     for each in wrong:

@@ -86,6 +86,9 @@ def test_copies_that_left_the_pool_come_back(
     if tiers in ("host", "disk"):
         assert stats.recomputed == 0
         assert stats.restored_from_host + stats.restored_from_disk >= 2
+        before = heard(engine, copies)
+        engine.kv.park()
+        assert torch.equal(heard(engine, copies), before)
     fill(engine)
     assert engine.branches.map([engine.prefill(words(9, 10))])[0].length == 10
 

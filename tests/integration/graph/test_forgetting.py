@@ -19,6 +19,7 @@ from langgraph.graph import StateGraph
 from support.two_models import ASKED, chain, speaker
 
 from choreo_agents import START, Agent, ChoreoGraph, ChoreoState, Engine, Memory, Sampling
+from choreo_agents.engine.messages import holdings
 from choreo_agents.errors import (
     ForeignThreadError,
     InvalidRequestError,
@@ -68,12 +69,20 @@ class Clock:
         engine._core.holdings.clock = lambda: self.now  # type: ignore[method-assign]
 
 
+def idle(patch: pytest.MonkeyPatch, **limits: float) -> None:
+    """Have what is idle be forgotten sooner: `s`, `runs` and `messages`."""
+    for name, limit in limits.items():
+        patch.setattr(holdings, f"IDLE_{name.upper()}", limit)
+
+
 @pytest.fixture
-def scripted() -> Iterator[Any]:
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made: list[Engine] = []
 
-    def make(**memory: Any) -> Engine:
-        made.append(Script(default="Fine.").load(memory=Memory(kv_budget_bytes=1 << 22, **memory), salt="s"))
+    def make(**limits: float) -> Engine:
+        """Those of `idle`."""
+        idle(monkeypatch, **limits)
+        made.append(Script(default="Fine.").load(memory=Memory(kv_budget_bytes=1 << 22), salt="s"))
         return made[-1]
 
     yield make
@@ -88,7 +97,7 @@ def scripted() -> Iterator[Any]:
 @pytest.mark.parametrize("runs", [30, pytest.param(1600, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_service_that_never_releases_holds_no_more_and_no_more(scripted: Any, runs: int, kept: bool) -> None:
-    engine = scripted(idle_runs=4, idle_messages=30)
+    engine = scripted(runs=4, messages=30)
     app = pair_graph().compile(InMemorySaver() if kept else None, engine=engine)
     seen = []
     for run in range(runs):
@@ -100,7 +109,7 @@ def test_a_service_that_never_releases_holds_no_more_and_no_more(scripted: Any, 
 
 def test_equal_runs_leave_nothing_on_the_messages_that_they_share(scripted: Any) -> None:
     """Its answer is the same message each time, and never without a lease: what is noted on it must not grow."""
-    engine = scripted(idle_runs=2)
+    engine = scripted(runs=2)
     app = pair_graph().compile(engine=engine)
     for _ in range(10):
         app.invoke(asked())
@@ -121,7 +130,7 @@ def test_nor_do_runs_in_scopes_of_their_own(scripted: Any, kept: bool) -> None:
 
 
 def test_words_that_every_run_encodes_again_do_not_keep_whose_they_were(scripted: Any) -> None:
-    engine = scripted(idle_runs=2)
+    engine = scripted(runs=2)
     app = pair_graph(visibility="reencoded").with_rule(START, "bob", "private").compile(engine=engine)
     for run in range(10):
         app.invoke(asked(f"What does {run:04} have?"))
@@ -175,7 +184,7 @@ def test_nothing_is_kept_of_what_was_said_of_threads_that_were_forgotten(scripte
 
 
 def test_the_last_runs_can_be_looked_at_and_gone_on_with(scripted: Any) -> None:
-    engine = scripted(idle_runs=1)
+    engine = scripted(runs=1)
     app = pair_graph().compile(engine=engine)
     first = app.invoke(asked())
     second = app.invoke(asked("And Bob?"))
@@ -191,13 +200,13 @@ def test_the_last_runs_can_be_looked_at_and_gone_on_with(scripted: Any) -> None:
 
 
 def test_no_runs_at_all_may_be_kept(scripted: Any) -> None:
-    engine = scripted(idle_runs=0)
+    engine = scripted(runs=0)
     pair_graph().compile(engine=engine).invoke(asked())
     assert engine.stats().leases == engine.stats().threads == 0
 
 
 async def test_stock_graphs_are_bounded_too(scripted: Any) -> None:
-    engine = scripted(idle_messages=40)
+    engine = scripted(messages=40)
     stock: Any = StateGraph(ChoreoState).add_node("ann", Agent("ann", engine=engine, sampling=SHORT))
     stock.add_edge(START, "ann")
     app, seen = stock.compile(), []
@@ -267,7 +276,7 @@ def asks_a_graph(engine: Engine, saver: InMemorySaver | None) -> Any:
 @pytest.mark.parametrize("how", ["forget", "expire", "scope", "close"])
 @pytest.mark.parametrize("kept", [True, False])
 def test_graphs_that_functions_of_an_agent_run_leave_nothing_either(scripted: Any, how: str, kept: bool) -> None:
-    whole = scripted(idle_s=10.0)
+    whole = scripted(s=10.0)
     engine, clock = whole.tenant("acme"), Clock(whole)
     app = asks_a_graph(engine, InMemorySaver() if kept else None)
     with engine.scope() if how == "scope" else nullcontext():
@@ -367,7 +376,7 @@ def test_a_fork_keeps_what_it_has(scripted: Any) -> None:
 
 
 def test_what_somebody_holds_or_has_pinned_stays(scripted: Any) -> None:
-    engine = scripted(idle_runs=0, idle_s=10.0)
+    engine = scripted(runs=0, s=10.0)
     clock = Clock(engine)
     app = pair_graph().compile(InMemorySaver(), engine=engine)
     root = engine.prefill(engine.chat.root("Be brief."))
@@ -403,7 +412,7 @@ def test_a_scope_around_a_run_ends_what_its_threads_hold(scripted: Any) -> None:
 
 
 def test_the_end_of_a_scope_is_no_use_of_a_thread(scripted: Any) -> None:
-    engine = scripted(idle_s=100.0)
+    engine = scripted(s=100.0)
     clock = Clock(engine)
     app = pair_graph().compile(InMemorySaver(), engine=engine)
     app.invoke(asked(), config("old"))
@@ -448,7 +457,7 @@ def test_a_thread_is_forgotten_by_its_tenant_alone(scripted: Any) -> None:
 
 
 def test_too_much_of_one_tenants_costs_no_other_its_threads(scripted: Any) -> None:
-    engine = scripted(idle_messages=40)
+    engine = scripted(messages=40)
     app = pair_graph().compile(InMemorySaver(), engine=engine, tenant=lambda _: _salt.get())
     _salt.set("quiet")
     app.invoke(asked(), config("quiet"))
@@ -463,10 +472,13 @@ def test_too_much_of_one_tenants_costs_no_other_its_threads(scripted: Any) -> No
 
 
 @pytest.mark.parametrize("mode", ["shared", "reencoded"])
-def test_a_thread_that_was_idle_goes_on_as_after_a_restart(make_engine: MakeEngine, mode: Any) -> None:
+def test_a_thread_that_was_idle_goes_on_as_after_a_restart(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, mode: Any
+) -> None:
+    idle(monkeypatch, s=60.0)
     answers, recomputed, ids = [], [], []
     for restarts in (False, True):
-        saver, engine = InMemorySaver(), make_engine(salt="s", idle_s=60.0)
+        saver, engine = InMemorySaver(), make_engine(salt="s")
         clock = Clock(engine)
         app = pair_graph(visibility=mode).compile(saver, engine=engine)
         app.invoke(asked(), config())
@@ -531,9 +543,7 @@ class Service:
     """Threads that run, fork, expire and are forgotten in any order, beside what a person holds."""
 
     def __init__(self) -> None:
-        self.engine = Script(default="Fine.").load(
-            memory=Memory(kv_budget_bytes=1 << 22, idle_s=100.0, idle_runs=2, idle_messages=30), salt="s"
-        )
+        self.engine = Script(default="Fine.").load(memory=Memory(kv_budget_bytes=1 << 22), salt="s")
         self.clock, self.mine = Clock(self.engine), 0
         saver = InMemorySaver()
         self.app = pair_graph().compile(saver, engine=self.engine)
@@ -577,7 +587,8 @@ STEPS = ["run", "halt", "go on", "fork", "forget", "lose", "bare", "hold", "wait
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.sampled_from(["a", "b"])), max_size=10))
 def test_leases_are_accounted_for_whatever_happens(steps: list[tuple[str, str]]) -> None:
     service = Service()
-    with service.engine as engine:
+    with pytest.MonkeyPatch.context() as patch, service.engine as engine:
+        idle(patch, s=100.0, runs=2, messages=30)
         for what, thread in steps:
             service.step(what, thread)
         service.clock.now += 200.0

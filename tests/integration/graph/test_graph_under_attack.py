@@ -33,6 +33,7 @@ from choreo_agents import (
     Sampling,
     Send,
 )
+from choreo_agents.engine.messages import holdings
 from choreo_agents.errors import InvalidRequestError, VisibilityError
 from choreo_agents.lab.language.tasks.debate import debate_problem
 from choreo_agents.models import LoadedModel
@@ -385,8 +386,11 @@ def test_payloads_with_messages_of_any_form_are_told_apart(engine: Engine) -> No
     assert json.loads(json.dumps(state["handles"])) == state["handles"]
 
 
-def test_running_a_graph_again_and_again_holds_a_bounded_number_of_leases(make_engine: MakeEngine) -> None:
-    engine = make_engine(idle_runs=2)
+def test_running_a_graph_again_and_again_holds_a_bounded_number_of_leases(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holdings, "IDLE_RUNS", 2)
+    engine = make_engine()
     app = chain("a", "b", visibility="reencoded").compile(engine=engine)
 
     def run() -> tuple[int, int]:

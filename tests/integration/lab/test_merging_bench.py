@@ -24,7 +24,6 @@ from choreo_agents.lab.experiments.eval_synthesis import measure
 from choreo_agents.lab.experiments.eval_synthesis.command import _chosen
 from choreo_agents.lab.experiments.eval_synthesis.contenders import (
     CONTENDERS,
-    STORED,
     Contender,
     ContenderTraining,
     courses,
@@ -34,7 +33,6 @@ from choreo_agents.lab.experiments.eval_synthesis.plot import save_sweeps
 from choreo_agents.lab.experiments.eval_synthesis.report import (
     ablation_lines,
     order_lines,
-    storage_lines,
     sweep_lines,
     verdict_lines,
     verdicts,
@@ -305,35 +303,6 @@ def test_sweeps_and_orders_as_lines() -> None:
     assert changed([[1, 0], [1, 0]]) == 0 and changed([[1, 0], [0, 0], [1, 0]]) == 0.5
 
 
-def test_what_storage_takes_and_costs(embedded: LoadedModel) -> None:
-    geometry = embedded.adapter.geometry
-    whole, rounded = {"vote": [1.0, 0.5, 1.0, 0.0], "best": [1.0, 1.0]}, {"vote": [1.0, 1.0, 0.2, 0.0], "best": [1, 0]}
-    scores = {("full, sequential", task): each for task, each in whole.items()}
-    scores |= {("full, sequential, int8", task): each for task, each in rounded.items()}
-    full, int8, low_rank = storage_lines(scores, geometry)[2:]
-    assert full.startswith(f"| full | {geometry.bytes_per_token:,} | sequential 66.7 |") and full.endswith("|  |  |")
-    packed = 2 * geometry.layers * geometry.kv_heads * (geometry.head_dim + 1)
-    assert int8.startswith(f"| int8 | {packed:,} | sequential 50.0 | -16.67 (") and int8.endswith("| 50.0 |")
-    assert low_rank == "| low-rank | 0 | sequential 66.7 | the same bits |  |"
-
-
-def test_copies_are_rounded_for_contenders_that_store_them_so(
-    embedded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-
-    def evaluate(engine: Any, *_: Any, **options: Any) -> list[Any]:
-        asked.append(engine._core.settings.memory.mapped_storage)
-        return []
-
-    monkeypatch.setattr(measure, "evaluate_synthesis", evaluate)
-    with Referee(embedded, tmp_path) as referee:
-        folder = referee._trained("full-sequential")
-        tempered(embedded.adapter.geometry, embedded.adapter.kinds, 1.0).save(folder, embedded.adapter.weights)
-        referee.play([Contender("full"), Contender("full", stored="int8")], ASKED[:1], 1)
-    assert asked == ["full", "int8"]
-
-
 def test_sweeps_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     scores = {("text", "a of 2"): [1.0], ("text", "a of 4"): [0.0], ("full, parallel", "a of 4"): [1.0]}
@@ -380,7 +349,7 @@ def test_the_command_writes_tables_and_goes_on(
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
     whole = (tmp_path / "runs" / "played.jsonl").read_bytes()
     again = CliRunner().invoke(app, ["eval", "synthesis", *command, "--json"])
-    names = [one.name for one in (*CONTENDERS, *STORED) if one.kind in ("text", "untrained", "full")]
+    names = [one.name for one in CONTENDERS if one.kind in ("text", "untrained", "full")]
     found = json.loads(again.stdout)
     sweeps = found.pop("sweeps")
     assert set(found) == {f"{who} | {task}" for who in names for task in FEW}
@@ -427,7 +396,7 @@ def test_help_says_who_the_contenders_are() -> None:
 def test_courses_differ_in_what_is_left_out_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = courses(3)
     assert {one.kind for one in CONTENDERS if not one.training} == {"text", "untrained", "calibrated"}
-    assert {one.training for one in (*CONTENDERS, *STORED) if one.training} == set(named)
+    assert {one.training for one in CONTENDERS if one.training} == set(named)
     full = named["full-parallel"]
     for one in CONTENDERS:
         if one.training:

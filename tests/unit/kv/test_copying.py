@@ -46,7 +46,7 @@ def allocated(pool: KVPool, tokens: int) -> Segment:
 def arrival(pool: KVPool, each: HostKV) -> Arrival:
     segment = allocated(pool, each.keys.shape[2])
     segment.encoded = each.keys.shape[2]
-    return Arrival(segment, each, each)
+    return Arrival(segment, each)
 
 
 class Gate:
@@ -94,7 +94,7 @@ def test_what_is_written_is_read_wherever_its_slots_are(sizes: list[int], gone: 
         else:
             for segment in kept:
                 segment.encoded = segment.capacity
-            arrivals = [Arrival(segment, each, each) for segment, each in zip(kept, host_kvs, strict=True)]
+            arrivals = [Arrival(segment, each) for segment, each in zip(kept, host_kvs, strict=True)]
             with LayeredCopy(pool, arrivals):
                 pass
             assert all(each.is_there and each.over.is_set() and each.kv is None for each in arrivals)
@@ -155,7 +155,7 @@ def test_what_cannot_be_copied_fails_its_readers_and_keeps_nobody_waiting(
     coming = arrival(pool, host_kv(8, 1))
     with pytest.raises(RuntimeError, match="could not be copied"), LayeredCopy(pool, [coming]) as copy:
         copy.wait(0)
-    assert not coming.over.is_set() and not coming.is_there and coming.stored is not None
+    assert not coming.over.is_set() and not coming.is_there and coming.kv is not None
     coming.end(is_there=False)
     assert coming.over.is_set() and not coming.is_there
     unread = arrival(pool, host_kv(8, 1))

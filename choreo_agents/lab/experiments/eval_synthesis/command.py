@@ -16,14 +16,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from choreo_agents.errors import InvalidRequestError
-from choreo_agents.lab.experiments.eval_synthesis.contenders import CONTENDERS, STORED, Contender
+from choreo_agents.lab.experiments.eval_synthesis.contenders import CONTENDERS, Contender
 from choreo_agents.lab.experiments.eval_synthesis.measure import AskedTask, Referee
 from choreo_agents.lab.experiments.eval_synthesis.plot import save_sweeps
 from choreo_agents.lab.experiments.eval_synthesis.report import (
     Scores,
     ablation_lines,
     order_lines,
-    storage_lines,
     sweep_lines,
     verdict_lines,
     verdicts,
@@ -86,7 +85,6 @@ def synthesis(
         require_writable(report)
         require_writable(plot)
         usual = [AskedTask(name, task) for name, task in SYNTHESIS_TASKS.items()]
-        trained = {contender.training for contender in chosen}
         sweeps: dict[str, Mapping[Any, Sequence[AskedTask]]] = {}
         if sweepers:
             sweeps = {"branches": by_branches(), "length": by_length(), "order": by_order()}
@@ -104,8 +102,7 @@ def synthesis(
                 wanted = len(asked) * count
                 return referee.play(players, asked, count, lambda who, more: display.played(who, more, wanted), tasks)
 
-            rounded = [contender for contender in STORED if contender.training in trained]
-            scores = play("tasks", [*chosen, *rounded], usual, n)
+            scores = play("tasks", chosen, usual, n)
             swept_scores: dict[tuple[str, str], Sequence[float]] = {}
             for title, asked in sweeps.items():
                 swept_scores |= play(title, sweepers, [one for each in asked.values() for one in each], fewer)
@@ -188,9 +185,6 @@ def _markdown(
                 "",
             ]
         text += [*verdict_lines(scores, layout), ""]
-    if any(who == contender.name for contender in STORED for who, _ in scores):
-        text += ["## What mapped branches take when they have left the KV memory", ""]
-        text += [*storage_lines(scores, model.geometry), ""]
     titles = {"branches": "By the number of branches", "length": "By the length of branches"}
     for key, title in titles.items():
         if key in names:

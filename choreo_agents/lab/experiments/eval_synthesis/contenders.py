@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from choreo_agents.kv.tiers import Stored
 from choreo_agents.lab.synthesizers.curriculum import DrawnCurriculum
 from choreo_agents.synthesis.placing import SynthesisLayout
 from choreo_agents.training.settings import TuneSettings
@@ -20,8 +19,6 @@ class Contender:
 
     kind: Kind
     layout: SynthesisLayout = "sequential"
-    stored: Stored = "full"
-    """How mapped branches are stored."""
 
     @property
     def training(self) -> str:
@@ -32,8 +29,7 @@ class Contender:
 
     @property
     def name(self) -> str:
-        named = self.kind if self.kind in ("text", "native") else f"{self.kind}, {self.layout}"
-        return named if self.stored == "full" else f"{named}, {self.stored}"
+        return self.kind if self.kind in ("text", "native") else f"{self.kind}, {self.layout}"
 
 
 CONTENDERS: tuple[Contender, ...] = (
@@ -50,11 +46,6 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("no adapter", "sequential"),
     Contender("native", "native"),
 )
-STORED: tuple[Contender, ...] = (
-    Contender("full", "parallel", "int8"),
-    Contender("full", "sequential", "int8"),
-)
-"""Who shows what eight bits cost; `low-rank` makes the same bits again."""
 FULL = TuneSettings(
     rank=32, mapper_rank=None, boundaries=True, dropout=0.0, learning_rate=3e-3, mapper_learning_rate=4e-3,
     final_rate=0.0, epochs=20, batch_tokens=4096, patience=20, keep="last", imitation=0.5,

@@ -157,9 +157,7 @@ class Referee:
 
     def _engine(self, contender: Contender, calibrating: Sequence[SynthesisTask]) -> Engine:
         method: Any = "baseline" if contender.kind == "text" else "choreo"
-        engine = Engine.load(
-            self.model, method=method, memory=Memory(kv_budget_bytes=KV_BUDGET_BYTES, mapped_storage=contender.stored)
-        )
+        engine = Engine.load(self.model, method=method, memory=Memory(kv_budget_bytes=KV_BUDGET_BYTES))
         if contender.kind == "calibrated":
             engine.load_adapter(self._calibrated(contender.layout, calibrating))
         elif contender.training:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import mean
-from typing import get_args
 
-from choreo_agents.kv.geometry import KVGeometry
-from choreo_agents.kv.tiers import Stored, stored_bytes
 from choreo_agents.lab.evaluation import Difference, Score
-from choreo_agents.lab.experiments.eval_synthesis.contenders import STORED, Contender
+from choreo_agents.lab.experiments.eval_synthesis.contenders import Contender
 from choreo_agents.lab.experiments.eval_synthesis.sweeps import SWEPT, changed
 from choreo_agents.lab.language.synthesis import FROM_TRUNK, HELD_OUT, SYNTHESIS_TASKS
 from choreo_agents.synthesis.placing import SynthesisLayout
@@ -76,29 +73,6 @@ def verdict_lines(scores: Scores, chosen: str | None = None) -> list[str]:
             f"| {_marked(each.task)} | {layout} | {100 * each.share:.1f} | {100 * text:.1f} | "
             f"{100 * each.difference.share:+.1f} ({100 * low:+.1f} to {100 * high:+.1f}) | {met} |"
         )
-    return lines
-
-
-def storage_lines(scores: Scores, geometry: KVGeometry) -> list[str]:
-    """What each way of storing mapped branches takes, and what it costs."""
-    lines = ["| stored | bytes per token | solved, % | against full | other verdicts, % |", "|---|--:|---|---|--:|"]
-    rounded = [contender for contender in STORED if any(who == contender.name for who, _ in scores)]
-    for stored in get_args(Stored):
-        shares, against, others = [], [], []
-        for contender in rounded:
-            whole = replace(contender, stored="full").name
-            mine = contender.name if stored == contender.stored else whole
-            both = [(scores[whole, task], scores[mine, task]) for who, task in scores if who == contender.name]
-            before, after = ([score == 1 for each in side for score in each] for side in zip(*both, strict=True))
-            shares.append(f"{contender.layout} {100 * mean(after):.1f}")
-            if mine != whole:
-                difference = Difference.of(after, before)
-                low, high = difference.score_interval()
-                against.append(f"{100 * difference.share:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})")
-                others.append(f"{100 * mean(x != y for x, y in zip(before, after, strict=True)):.1f}")
-        same = "the same bits" if stored == "low-rank" else ""
-        cells = [", ".join(shares), ", ".join(against) or same, ", ".join(others)]
-        lines.append(f"| {stored} | {stored_bytes(geometry, stored):,} | {' | '.join(cells)} |")
     return lines
 
 

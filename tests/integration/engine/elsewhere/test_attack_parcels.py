@@ -117,7 +117,6 @@ def test_attack_what_the_tenant_has_sealed_of_something_else_is_refused(pair: Pa
     for other in (b"key", pair.here.tenant("other")._tenant.naming.seal):
         assert pair.refuses(parcel_of(key, kv, other)) == CHANGED
     for smaller in (
-        kv.quantized(),
         HostKV(kv.keys.bfloat16(), kv.values.bfloat16()),
         HostKV(kv.keys[:2], kv.values[:2]),
     ):

@@ -65,14 +65,6 @@ class TestWhatEnginesHaveLoaded:
                 with engine_over([engine.owner.server("a")], tiny, adapter=theirs) as front:
                     assert front.tokens(front.decode([5, 6, 7], sampling=SHORT)) == said
 
-    def test_mapped_copies_are_kept_alike(self, embedded: LoadedModel) -> None:
-        engines = [
-            Engine.load(embedded, memory=Memory(kv_budget_bytes=1 << 22, mapped_storage=kind))
-            for kind in ("full", "int8")
-        ]
-        with engines[0], engines[1], pytest.raises(EngineMismatchError, match="mapped_storage"):
-            engine_over([each.owner.server(str(n)) for n, each in enumerate(engines) if each.owner], embedded)
-
     def test_what_one_engine_refuses_no_engine_is_asked_for_when_it_comes(
         self, embedded: LoadedModel, tmp_path: Path
     ) -> None:

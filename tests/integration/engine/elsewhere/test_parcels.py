@@ -266,32 +266,27 @@ def test_a_message_that_was_promised_is_encoded_by_nobody_once_it_came(make_engi
     assert there.prefill(words(1)) == made and there.stats().tokens_encoded == said.length
 
 
-ENCODERS = ("full", "int8", "low-rank", "adapter")
-
-
-@pytest.mark.parametrize("stored", ENCODERS)
+@pytest.mark.parametrize("maker", ["mapper", "adapter"])
 def test_what_adapters_and_mappers_have_made_arrives_as_it_left(
-    make_engine: MakeEngine, tiny: LoadedModel, tiny_path: Path, tmp_path: Path, stored: str, logits_by_seed: Logits
+    make_engine: MakeEngine, tiny: LoadedModel, tiny_path: Path, tmp_path: Path, maker: str, logits_by_seed: Logits
 ) -> None:
     adapter = save_mapper(save_adapter(tmp_path / "both", tiny_path), tiny)
-    options = {} if stored == "adapter" else {"mapped_storage": stored}
-    here, there = (make_engine(salt="s", adapter=adapter, host_bytes=1 << 20, **options) for _ in range(2))
+    here, there = (make_engine(salt="s", adapter=adapter, host_bytes=1 << 20) for _ in range(2))
     source = here.prefill(words(1))
     [copy] = here.branches.map([source])
-    going = source if stored == "adapter" else copy
+    going = source if maker == "adapter" else copy
     bits = here.kv.read(going)
     heard(here, [going], 70)
     known_by(there, here, [going])
     for turn, tier in enumerate(("device", "host")):
-        if turn and stored != "low-rank":
+        if turn:
             here.kv.park([going])
             there.kv.park([going])
             with there._core.lock:
                 entry = there._core.table.entry(there._tenant.find(going))
                 there._core.cache._host.take(entry)
         parcels = packed(here._tenant, [going.id])
-        each = 2 * 3 * 2 * (16 + 1) if stored == "int8" else TOKEN
-        assert [parcel.nbytes for parcel in parcels] == [24 * each], tier
+        assert [parcel.nbytes for parcel in parcels] == [24 * TOKEN], tier
         assert unpacked(there._tenant, parcels) == {} and same(there.kv.read(going), bits)
     heard(there, [going], 71)
     require_same_bits(logits_by_seed[70], logits_by_seed[71])
@@ -303,9 +298,8 @@ def test_a_copy_made_by_what_is_not_loaded_is_not_known(
     make_engine: MakeEngine, tiny: LoadedModel, tmp_path: Path
 ) -> None:
     adapter = save_mapper(tmp_path / "mapper", tiny)
-    here = make_engine(salt="s", adapter=adapter, mapped_storage="int8")
+    here = make_engine(salt="s", adapter=adapter)
     [copy] = here.branches.map([here.prefill(words(1))])
-    for options in ({"adapter": adapter}, {}):
-        there = make_engine(salt="s", **options)
-        there.lineage.take_in([copy.id], rows_of(here, [copy]), {}, {}, Scope(None))
-        assert set(sent(here, there, [copy])) == {copy.id}
+    there = make_engine(salt="s")
+    there.lineage.take_in([copy.id], rows_of(here, [copy]), {}, {}, Scope(None))
+    assert set(sent(here, there, [copy])) == {copy.id}

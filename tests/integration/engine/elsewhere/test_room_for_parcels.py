@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from conftest import MakeEngine
-from support.adapters import save_mapper
 from support.parcels import (
     NO_ROOM,
     TOKEN,
@@ -22,7 +19,6 @@ from choreo_agents import Quota
 from choreo_agents.kv.pool import KVPool
 from choreo_agents.kv.segment import Segment
 from choreo_agents.kv.tiers import HostKV
-from choreo_agents.models import LoadedModel
 
 Logits = dict[int, list[torch.Tensor]]
 
@@ -67,19 +63,6 @@ def test_what_is_pinned_stays_and_what_is_larger_than_all_is_refused(make_engine
     assert there.kv.tiers([pinned, *made]) == ["device", "lineage", "lineage", "device"]
     there.kv.unpin(pinned)
     assert sent(here, there, made[:1]) == {}, "it may be sent again"
-
-
-def test_a_copy_that_is_not_kept_below_the_pool_does_not_wait_there(
-    make_engine: MakeEngine, tiny: LoadedModel, tmp_path: Path
-) -> None:
-    adapter, options = save_mapper(tmp_path / "mapper", tiny), {"salt": "s", "mapped_storage": "low-rank"}
-    here = make_engine(adapter=adapter, **options)
-    there = make_engine(adapter=adapter, host_bytes=1 << 20, kv_budget_bytes=32 * TOKEN, **options)
-    [copy] = here.branches.map([here.prefill(words(1, 24))])
-    there.kv.pin(there.prefill(words(5, 20)))
-    known_by(there, here, [copy])
-    assert sent(here, there, [copy]) == {copy.id: NO_ROOM} and there.kv.tiers([copy]) == ["lineage"]
-    assert arrived(there) == (0, 0)
 
 
 def test_what_is_lost_again_before_all_have_come_is_refused(

@@ -46,7 +46,7 @@ def fleet(
     made._route = partial(told, costs=costs)
     served: Any = None
     for name in NAMES:
-        made.came(name, Greeted(served, 0, 0, "full", {}), lambda message_id: True)
+        made.came(name, Greeted(served, 0, 0, {}), lambda message_id: True)
     return made  # type: ignore[no-any-return]
 
 
