@@ -19,8 +19,8 @@ from choreo_agents.terminal.loading import USUAL, Loading, load, takes_loading
 from choreo_agents.terminal.options import errors_as_lines
 from choreo_agents.terminal.waiting import waiting
 
-UNEXPLAINED, REFUSED = 1, 2
-"""Exit codes: it can be served, but is fed otherwise than its template would for no known reason; it cannot."""
+REFUSED = 2
+"""Exit code: it cannot be served."""
 
 
 @takes_loading
@@ -44,11 +44,10 @@ def check(
     """Say whether a model can be served exactly, how agents' conversations look to it, and what it needs.
 
     Its configuration and its tokenizer are enough. Three agents settle a question, and what each of them reads stands
-    beside what the model's own chat template writes of it, token by token, every difference with its reason. Where the
-    weights are there, too, its layers are measured, and its logits compared with the plain model's after moving cached
-    keys.
+    beside what the model's own chat template writes of it. Where the weights are there, too, its layers are measured,
+    and its logits compared with the plain model's after moving cached keys.
 
-    Ends with 0 if it can be served and every difference has a reason, 1 if one has none, 2 if it cannot be served.
+    Ends with 0 if it can be served, with 2 if it cannot.
 
     [b]Examples[/b]
 
@@ -73,8 +72,6 @@ def check(
         report_check(console, found, measured=loaded is not None, wanted=measure)
         if loaded is not None:
             report_measured(console, loaded)
-    if not found.explained:
-        raise typer.Exit(UNEXPLAINED)
 
 
 def variables(said: Sequence[str]) -> dict[str, Any]:

@@ -114,7 +114,7 @@ _TRAIN = Group(
 _MODELS = Group(
     "See whether a model can be served, and how it is fed; or make one to measure with.\n\n"
     "Start with [b]choreo models check PATH[/b] on a folder or hub name: it needs no weights, only config.json and the "
-    "tokenizer's files, and ends with 0 if the model can be served and all is explained, with 2 if it cannot.",
+    "tokenizer's files, and ends with 0 if the model can be served, with 2 if it cannot.",
     {
         "random": Command(
             "choreo_agents.cli.models:random",

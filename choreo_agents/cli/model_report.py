@@ -12,12 +12,10 @@ from rich.table import Table
 from choreo_agents.attention.backends import backend_name, why_not_faster
 from choreo_agents.attention.rope import PureRotation
 from choreo_agents.models import LoadedModel
-from choreo_agents.models.checking import ModelCheck, Reason, ViewComparison
+from choreo_agents.models.checking import ModelCheck, ViewComparison
 
 _SHOWN = "Ann speaks again"
 """The view that is shown in full: all have spoken in it."""
-_MOST = 60
-"""Characters of what stands in a difference's place."""
 
 
 def report_check(console: Console, found: ModelCheck, *, measured: bool, wanted: bool) -> None:
@@ -48,10 +46,6 @@ def report_check(console: Console, found: ModelCheck, *, measured: bool, wanted:
         console.print("The tokenizer has no chat template: turns are plain lines, and there is nothing to compare.\n")
         return
     console.print(_comparisons(found.shared if same else (*found.shared, *found.reencoded)))
-    if found.reasons:
-        console.print(_reasons(found))
-    else:
-        console.print("Every view is the template's own, token by token.\n")
 
 
 def _unmeasured(found: ModelCheck, wanted: bool) -> str:
@@ -93,21 +87,6 @@ def _lines(found: ModelCheck) -> Iterator[tuple[str, str]]:
         "an answer ends with",
         _visible(facts.turn_end) if facts.turn_end else "nothing: the next turn's start ends it",
     )
-    yield "thinks", _thinking(found)
-    tools = facts.tools
-    told = "in our words, since its template tells of none; " if tools.own_words else ""
-    result = f", and is told {_visible(tools.result)}" if tools.result else ", and is told results as a user's words"
-    yield "calls tools", f"{told}writes {_visible(tools.call)}{result}"
-    if facts.default_instructions:
-        yield "without instructions", _visible(facts.default_instructions)
-    if facts.writes_date:
-        yield "date", "the template writes today's: --chat date=2026-01-31 writes another"
-    if facts.takes_turns:
-        yield "turns", "users and model take turns: what several others say is one user's turn over reencoded edges"
-    if facts.trims:
-        yield "blanks", f"are left out around {', '.join(facts.trims)}; what was sampled stands as it was"
-    if facts.sampling:
-        yield "samples by default", ", ".join(f"{name} {value}" for name, value in facts.sampling.items())
 
 
 def _layers(found: ModelCheck) -> str:
@@ -117,21 +96,6 @@ def _layers(found: ModelCheck) -> str:
     return ", ".join(
         f"{number} {'layer sees' if number == 1 else 'layers see'} {'all' if far == 'all' else f'the last {far}'}"
         for far, number in layers.items()
-    )
-
-
-def _thinking(found: ModelCheck) -> str:
-    how = found.facts.thinking
-    if how is None:
-        return "no: the template knows of no thoughts"
-    usual = "yes, unless told not to" if how.usual else "only if told to"
-    switch = "no switch" if how.switch is None else f"--chat {how.switch}=true or false"
-    switch = f"{how.switch} in instructions turns it off" if str(how.switch).startswith("/") else switch
-    kept = "shown again" if how.kept else "not shown again"
-    told = "; other turns say so, too" if how.elsewhere else ""
-    return (
-        f"{usual} ({switch}{told}): {_visible(how.begins)} … {_visible(how.ends)}, earlier thoughts are {kept}; "
-        f"without, answers begin with {_visible(how.unthinking)}"
     )
 
 
@@ -151,42 +115,13 @@ def _comparisons(comparisons: Sequence[ViewComparison]) -> Table:
         table.add_column(column, no_wrap=True)
     for column in ("tokens", "template's"):
         table.add_column(column, justify="right")
-    table.add_column("differs by")
+    table.add_column("the same")
     for each in comparisons:
         theirs = each.template_tokens
-        names = ", ".join(_named(difference.reason) for difference in each.differences)
-        said = "the template raises" if theirs is None else names or "[green]nothing[/]"
-        table.add_row(
-            each.view.title,
-            each.view.edges,
-            f"{len(each.tokens):,}",
-            "" if theirs is None else f"{len(theirs):,}",
-            said,
-        )
+        said = "the template raises" if theirs is None else "[green]yes[/]" if each.equal else "no"
+        written = "" if theirs is None else f"{len(theirs):,}"
+        table.add_row(each.view.title, each.view.edges, f"{len(each.tokens):,}", written, said)
     return table
-
-
-def _reasons(found: ModelCheck) -> Table:
-    table = Table(title="Why", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("difference", no_wrap=True)
-    table.add_column("reason")
-    table.add_column("for example", overflow="fold")
-    for reason in found.reasons:
-        differences = [d for view in (*found.shared, *found.reencoded) for d in view.differences if d.reason is reason]
-        places = [place for difference in differences for place in difference.places]
-        example = "" if not places else f"{_quoted(places[0][0])} here, {_quoted(places[0][1])} there"
-        style = "red" if reason is Reason.UNKNOWN else ""
-        table.add_row(_named(reason), escape(reason.value), example, style=style)
-    return table
-
-
-def _named(reason: Reason) -> str:
-    return reason.name.lower().replace("_", " ")
-
-
-def _quoted(text: str) -> str:
-    shown = text if len(text) <= _MOST else f"{text[:_MOST]}…"
-    return f"“{_visible(shown)}”" if text else "nothing"
 
 
 def _visible(text: str) -> str:

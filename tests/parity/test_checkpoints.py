@@ -20,13 +20,13 @@ import torch
 from support.checkpoints import FAMILIES, Family, checkpoint_tokenizer, save_checkpoint, save_small_files
 from support.exact import TOLERANCE, exactly
 from support.oracle import Oracle
+from support.template_differences import explained_views
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from choreo_agents import Decode, Engine, Memory, Sampling
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.models.chat import ChatFormat, Role, chat_format
-from choreo_agents.models.checking import check_model
 
 OF_ITS_OWN_ERROR = 4.0
 """As far as the reference's own error in bf16 may the engine be from doubles there."""
@@ -330,11 +330,9 @@ def test_a_template_rule_is_kept_but_for_known_reasons(rule: str, tmp_path: Path
     """Token by token; and these families have it, and no others."""
     each = TEMPLATE_RULES[rule]
     assert {name for name, chat in formats().items() if each.shows(chat)} == set(each.families)
-    found = check_model(save_small_files(tmp_path, each.families[0]), chat=DAY)
-    views = [*found.shared, *found.reencoded]
-    reasons = {difference.reason.name.lower() for view in views for difference in view.differences}
-    assert found.explained and all(view.template_tokens for view in views)
-    assert reasons == each.reasons | {"names"}
+    views = explained_views(save_small_files(tmp_path, each.families[0]), DAY)
+    assert all(view.explained and view.compared.template_tokens for view in views)
+    assert {name for view in views for name in view.names} == each.reasons | {"names"}
 
 
 def test_every_family_is_named_and_twenty_of_them_are_recent() -> None:
@@ -355,5 +353,5 @@ def test_words_become_the_familys_own_tokens(name: str, folder: Callable[[str], 
     for role, text in zip(roles[1:], words[1:], strict=True):
         written += chat.turn(role, text)
     assert model.decode(model.encode(written)) == written.text
-    found = check_model(path)
-    assert found.explained and all(each.template_tokens for each in (*found.shared, *found.reencoded))
+    views = explained_views(path, {})
+    assert all(view.explained and view.compared.template_tokens for view in views)

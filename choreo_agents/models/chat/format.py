@@ -58,8 +58,6 @@ class ThoughtsFormat:
     """Whether the template lets it think if nothing is said about it."""
     kept: bool
     """Whether the template shows a model what it has thought in earlier turns."""
-    elsewhere: bool = False
-    """Whether the template also writes into other turns whether it is to think."""
 
     @property
     def end(self) -> str:

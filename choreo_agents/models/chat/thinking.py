@@ -58,8 +58,7 @@ def thoughts_of(template: Template, chat: ChatFormat) -> ThoughtsFormat | None:
         unthinking = plain
     else:
         unthinking = asked
-    elsewhere = switch is not None and on is not None and off is not None and _rest(on) != _rest(off)
-    return ThoughtsFormat(header, close, unthinking, usual, _keeps(template), elsewhere)
+    return ThoughtsFormat(header, close, unthinking, usual, _keeps(template))
 
 
 def switched(template: Template) -> tuple[str | None, Template | None, Template | None]:
@@ -93,11 +92,6 @@ def _header(template: Template, user_end: str) -> str:
     # What it is told about thinking may stand behind the question as well.
     end = shown[1] if shown is not None and shown[1] != found[1] and found[1].startswith(shown[1]) else user_end
     return found[1].removeprefix(end)
-
-
-def _rest(template: Template) -> str:
-    """What stands in a conversation beside the header of an answer."""
-    return template.render([_QUESTION, _ANSWER, _NEXT]) or ""
 
 
 def _framed(template: Template, user_end: str) -> tuple[str, str] | None:

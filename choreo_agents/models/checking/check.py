@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from choreo_agents.models.chat import chat_format
 from choreo_agents.models.chat.template import Template
-from choreo_agents.models.checking.comparing import Comparing, ViewComparison
+from choreo_agents.models.checking.comparing import ViewComparison, compared
 from choreo_agents.models.checking.facts import ModelFacts, facts_of
 from choreo_agents.models.checking.needs import DtypeChoice, MemoryNeeds, StoredWeights, dtype_of, needs_of
-from choreo_agents.models.checking.reasons import Reason
 from choreo_agents.models.checking.talk import views
 from choreo_agents.models.checkpoint import Checkpoint
 from choreo_agents.models.embedded import WEIGHTS
@@ -41,25 +41,12 @@ class ModelCheck:
     reencoded: Sequence[ViewComparison]
     """What they read over edges that encode words again."""
 
-    @property
-    def reasons(self) -> list[Reason]:
-        """Why anything is written otherwise than by the template, each once."""
-        views = [*self.shared, *self.reencoded]
-        return list(dict.fromkeys(each.reason for view in views for each in view.differences))
-
-    @property
-    def explained(self) -> bool:
-        """Whether all differences have a reason."""
-        return Reason.UNKNOWN not in self.reasons
-
     def as_object(self) -> dict[str, Any]:
         """JSON-plain."""
         memory, dtype = self.memory, self.dtype
         return {
             "model": self.name,
             "served": True,
-            "explained": self.explained,
-            "differences": {reason.name.lower(): reason.value for reason in self.reasons},
             "device": str(self.device),
             "dtype": {
                 "checkpoint": str(dtype.own).removeprefix("torch."),
@@ -112,14 +99,14 @@ def check_model(
     turns = chat_format(tokenizer, chat)
     stored = StoredWeights.read(checkpoint.folder())
     choice = dtype_of(checkpoint.config, stored, where, dtype)
-    comparing = Comparing(turns, template, spelling_of(tokenizer))
+    beside = partial(compared, turns, template, spelling_of(tokenizer))
     return ModelCheck(
         str(name),
         where,
-        facts_of(checkpoint, template, turns),
+        facts_of(checkpoint, tokenizer, turns),
         choice,
         needs_of(checkpoint, stored, choice.served, where),
         tokenizer.chat_template is not None,
-        [comparing.compare(view) for view in views()],
-        [comparing.compare(view) for view in views(encodes_again=True)],
+        [beside(view) for view in views()],
+        [beside(view) for view in views(encodes_again=True)],
     )

@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from choreo_agents.models.chat.thinking import FIELDS
-from choreo_agents.models.checking.reasons import Reason
 from choreo_agents.models.checking.talk import PARTED, QUESTION, TalkTurn, View
 
 if TYPE_CHECKING:
     from choreo_agents.models.chat import ChatFormat
     from choreo_agents.models.chat.template import Template, Turn
 
-_Told = Literal["system", "user", "before the question", "no system"]
+Told = Literal["system", "user", "before the question", "no system"]
 """Where the reader's own instructions stand: in a turn of theirs, or in a user's; the last, all of them."""
 
 
-@dataclass(frozen=True)
-class Given:
-    """What a template makes of a view."""
-
-    text: str
-    merged: bool
-    """Whether it was given what others say as a user's."""
-    reasons: Sequence[Reason]
-    """Why it was not given the view as it is."""
-
-
-def written(template: Template, chat: ChatFormat, view: View) -> Given | None:
+def written(template: Template, chat: ChatFormat, view: View) -> str | None:
     """A view in the template's own words; None if it raises whatever it is given."""
-    for told, merged in _ways(chat, view):
-        text = template.render(_messages(chat, view, told, merged=merged), answer=view.open)
-        if text is not None:
-            reasons = {"system": [], "no system": [Reason.NO_SYSTEM]}.get(told, [Reason.LATER_RAISES])
-            return Given(text, merged, reasons)
-    return None
+    texts = (template.render(given_as(chat, view, *way), answer=view.open) for way in ways(chat, view))
+    return next((text for text in texts if text is not None), None)
 
 
-def _ways(chat: ChatFormat, view: View) -> Iterator[tuple[_Told, bool]]:
-    places: tuple[_Told, ...] = ("system", "user", "before the question", "no system")
+def ways(chat: ChatFormat, view: View) -> Iterator[tuple[Told, bool]]:
+    """Where the reader's instructions may stand, and whether others speak in a user's turn: the nearest to it first."""
+    places: tuple[Told, ...] = ("system", "user", "before the question", "no system")
     first = view.encodes_again and chat.merges is not None
     for merged in (first, not first):
         if merged and chat.merges is None:
@@ -49,7 +33,8 @@ def _ways(chat: ChatFormat, view: View) -> Iterator[tuple[_Told, bool]]:
             yield told, merged
 
 
-def _messages(chat: ChatFormat, view: View, told: _Told, *, merged: bool) -> list[Turn]:
+def given_as(chat: ChatFormat, view: View, told: Told, merged: bool) -> list[Turn]:
+    """A view as a template's messages, in one of the `ways`."""
     parted = chat.merges or PARTED
     turns: list[Turn] = []
     asked = QUESTION

@@ -1,22 +1,20 @@
-"""What an agent reads as its model is fed with it: message by message, and as the template would have it instead."""
+"""What an agent reads as its model is fed with it, message by message."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from choreo_agents.models.checking.reasons import Reason
-from choreo_agents.models.checking.talk import PARTED, QUESTION, TalkTurn, View
+from choreo_agents.models.checking.talk import QUESTION, TalkTurn, View
 from choreo_agents.models.framed import FramedText
 
 if TYPE_CHECKING:
     from choreo_agents.models.chat import ChatFormat
 
-_Part = tuple[str, FramedText, str]
-"""Of a user's turn: whose, what, and what stands before the next part."""
+_Part = tuple[str, FramedText]
+"""Of a user's turn: whose, and what."""
 
 
 @dataclass(frozen=True)
@@ -33,206 +31,84 @@ class ReadMessage:
         return reduce(add, self.pieces, FramedText())
 
 
-@dataclass(frozen=True)
-class AnswerPlaces:
-    """What a template puts around an answer by where it stands, if that is not everywhere the same."""
-
-    last_opening: str
-    """Before one that nothing follows; `last_end`: behind it."""
-    last_end: str
-    behind_another: str | None
-    """Before one that follows another, if anything; None if the template does not let it."""
-    goes_on: bool
-    """Whether one that nothing follows is left open when the model is to speak next."""
-
-
-@dataclass(frozen=True)
-class Undone:
-    """In which respects a view is written as the template has it."""
-
-    names: Literal["dropped", "header"] | None = None
-    later: Literal["dropped", "hoisted", "joined", "bare"] | None = None
-    thoughts: Literal["all", "last"] | None = None
-    """Whose are written."""
-    as_encoded: bool = False
-    merged: bool = False
-    last_user: Literal["moved", "dropped"] | None = None
-    opens_thoughts: bool = False
-    header: Literal["none", "blank", "no blank"] | None = None
-    last_opening: bool = False
-    last_end: bool = False
-    goes_on: bool = False
-
-
-ALTERNATIVES: Sequence[tuple[str, object, Reason]] = (
-    ("merged", True, Reason.MERGED),
-    ("names", "dropped", Reason.NAMES),
-    ("names", "header", Reason.HEADER_NAME),
-    ("as_encoded", True, Reason.AS_ENCODED),
-    ("later", "dropped", Reason.LATER_DROPPED),
-    ("later", "hoisted", Reason.LATER_HOISTED),
-    ("later", "joined", Reason.LATER_JOINED),
-    ("later", "bare", Reason.LATER_BARE),
-    ("last_user", "moved", Reason.LAST_USER),
-    ("last_user", "dropped", Reason.LAST_USER),
-    ("thoughts", "all", Reason.THOUGHTS),
-    ("thoughts", "last", Reason.THOUGHTS),
-    ("opens_thoughts", True, Reason.OPENS_THOUGHTS),
-    ("header", "none", Reason.NO_OPENING),
-    ("header", "blank", Reason.BLANK),
-    ("header", "no blank", Reason.NO_BLANK),
-    ("last_opening", True, Reason.LAST_OPENING),
-    ("last_end", True, Reason.LAST_END),
-    ("goes_on", True, Reason.GOES_ON),
-)
-"""What can be undone, and why it is not as the template has it."""
-
-
 class Rendering:
     """One view of one model.
 
     Args:
         chat: How the model writes turns.
         view: What is read.
-        places: What the template puts around answers; None if it does not say.
-        undone: What is written as the template has it.
     """
 
-    def __init__(self, chat: ChatFormat, view: View, places: AnswerPlaces | None, undone: Undone | None = None) -> None:
+    def __init__(self, chat: ChatFormat, view: View) -> None:
         self.chat = chat
         self.view = view
-        self.places = places
-        self.undone = undone or Undone()
-        self.merges = chat.merges is not None and (view.encodes_again or self.undone.merged)
+        self.merges = chat.merges is not None and view.encodes_again
         self.thinks = chat.thoughts is not None and chat.thoughts.usual
-
-    @property
-    def text(self) -> FramedText:
-        """All of it."""
-        return reduce(add, (each.text for each in self.messages()), FramedText())
 
     def messages(self) -> list[ReadMessage]:
         """It, message by message."""
-        chat, undone, (public, own) = self.chat, self.undone, self._instructions()
-        started = (FramedText.frame(chat.bos), FramedText.frame(chat.default_system))
-        leading: list[_Part] = []
+        chat, reader = self.chat, self.view.reader
+        public, own = self.view.instructions or (None, None)
+        started = FramedText.frame(chat.bos), FramedText.frame(chat.default_system)
+        before = chat.user.plain
         if public is not None and not chat.leads:
-            started = (chat.root(public), FramedText())
+            started = chat.root(public), FramedText()
         elif public is not None:
-            started = (FramedText.frame(chat.bos), FramedText())
-            leading = [("start", chat.system.around(public), "")]
-            if undone.last_user is None:
-                # Encoded as one: all agents' views begin with it.
-                begun = FramedText.frame(chat.bos + chat.user.plain) + leading.pop()[1]
-                started = (begun, FramedText())
+            # All agents' views begin with it, and with that the user's turn.
+            begun = FramedText.frame(chat.bos + before) + chat.system.around(public)
+            started, before = (begun, FramedText()), ""
         read = _read("start", *started)
         told: list[_Part] = []
         if own is not None and chat.merges is not None and (chat.leads or chat.later is None):
-            told = [(f"{self.view.reader} is told", chat.part(own), chat.merges)]
+            told = [(f"{reader} is told", chat.part(own))]
         elif own is not None:
-            read += _read(f"{self.view.reader} is told", chat.turn("system", own, later=undone.later != "bare"))
-        turns = self._turns()
-        users = [number for number, turn in enumerate(turns) if not isinstance(turn, TalkTurn)]
-        place = {None: users[0], "moved": users[-1], "dropped": -1}[undone.last_user]
-        for number, turn in enumerate(turns):
+            read += _read(f"{reader} is told", chat.turn("system", own, later=True))
+        question, *others = self._turns()
+        assert not isinstance(question, TalkTurn)
+        read += self._user_turn([*told, *question], before)
+        for turn in others:
             if isinstance(turn, TalkTurn):
-                read += _read(turn.name, self._answer(turn, number, turns))
+                read += _read(turn.name, self._answer(turn))
             else:
-                first, at_first = leading if number == place else [], told if number == users[0] else []
-                is_begun = public is not None and chat.leads and undone.last_user is None and number == users[0]
-                read += self._user_turn([*first, *at_first, *turn], "" if is_begun else chat.user.plain)
-        return [*read, *_read("answer's header", self._header())] if self.view.open else read
-
-    def _instructions(self) -> tuple[str | None, str | None]:
-        if not self.view.instructions:
-            return None, None
-        public, own = self.view.instructions
-        joined = f"{public}{PARTED}{own}"
-        undone = {"dropped": (public, None), "hoisted": (own, None), "joined": (joined, None)}
-        return undone.get(self.undone.later or "", (public, own))
+                read += self._user_turn(turn, chat.user.plain)
+        return [*read, *_read("answer's header", chat.header(reader, thinking=self.thinks))] if self.view.open else read
 
     def _turns(self) -> list[list[_Part] | TalkTurn]:
         """The parts of each user's turn, and answers."""
-        between = self.chat.merges or ""
-        turns: list[list[_Part] | TalkTurn] = [[("question", self.chat.part(QUESTION), between)]]
+        turns: list[list[_Part] | TalkTurn] = [[("question", self.chat.part(QUESTION))]]
         for said in self.view.said:
             behind = turns[-1]
             if not self.merges or said.name == self.view.reader:
                 turns.append(said)
+            elif isinstance(behind, TalkTurn):
+                turns.append([(said.name, self.chat.part(said.words, said.name))])
             else:
-                part = (said.name, self.chat.part(said.words, said.name), between)
-                turns[-1:] = [behind, [part]] if isinstance(behind, TalkTurn) else [[*behind, part]]
+                behind.append((said.name, self.chat.part(said.words, said.name)))
         return turns
 
-    def _user_turn(self, parts: Sequence[_Part], before: str) -> list[ReadMessage]:
-        user = self.chat.user
+    def _user_turn(self, parts: list[_Part], before: str) -> list[ReadMessage]:
+        read, after = list[ReadMessage](), FramedText.frame(self.chat.user.after)
         if self.chat.merges is None:
-            [(label, part, _)] = parts
-            return _read(label, FramedText.frame(before) + part + FramedText.frame(user.after))
-        read: list[ReadMessage] = []
-        between = before
-        for number, (label, part, joint) in enumerate(parts):
-            after = user.after if number == len(parts) - 1 else ""
-            read += _read(label, FramedText.frame(between), part, FramedText.frame(after))
-            between = joint
+            [(label, part)] = parts
+            return _read(label, FramedText.frame(before) + part + after)
+        for number, (label, part) in enumerate(parts, start=1):
+            read += _read(label, FramedText.frame(before), part, after if number == len(parts) else FramedText())
+            before = self.chat.merges
         return read
 
-    def _answer(self, said: TalkTurn, number: int, turns: Sequence[list[_Part] | TalkTurn]) -> FramedText:
-        chat, undone, places = self.chat, self.undone, self.places
-        is_last = number == len(turns) - 1
-        name = None if undone.names == "dropped" else said.name
-        behind = None if places is None else places.behind_another
-        unopened = undone.header == "none" and isinstance(turns[number - 1], TalkTurn) and behind is not None
-        opening = chat.assistant.opening(name)
-        if is_last and self._goes_on:
-            return chat.header(None, thinking=self.thinks) + _called(name) + FramedText.words(said.words)
-        if chat.thoughts is not None and self._thought(said, is_last):
-            header = chat.thoughts.header
-            header = f"{behind}{header.removeprefix(chat.assistant.plain)}" if unopened else header
-            thoughts = FramedText.frame(header) + FramedText.words(said.thoughts)
-            opening = thoughts + FramedText.frame(chat.thoughts.close) + _called(name)
-        elif is_last and undone.last_opening and places is not None:
-            opening = FramedText.frame(places.last_opening) + _called(name)
-        elif unopened:
-            opening = FramedText.frame(str(behind)) + _called(name)
-        elif not (undone.as_encoded or self.thinks):
+    def _answer(self, said: TalkTurn) -> FramedText:
+        chat, thoughts = self.chat, self.chat.thoughts
+        opening = chat.assistant.opening(said.name)
+        if thoughts is not None and thoughts.kept and self.thinks and said.name == self.view.reader:
+            thought = FramedText.frame(thoughts.header) + FramedText.words(said.thoughts)
+            opening = thought + FramedText.frame(thoughts.close) + FramedText.words(f"{said.name}: ")
+        elif not self.thinks:
             blank = opening.text[len(opening.rstrip(" ").text) :]
-            opening = chat.header(name) + FramedText.frame(blank)
-        end = places.last_end if is_last and undone.last_end and places is not None else chat.turn_end
-        return opening + FramedText.words(said.words) + FramedText.frame(end)
-
-    @property
-    def _goes_on(self) -> bool:
-        """Whether the last answer is the beginning of the next."""
-        can = self.view.open and self.places is not None and self.places.goes_on
-        return can and self.undone.goes_on and bool(self.view.said)
-
-    def _thought(self, said: TalkTurn, is_last: bool) -> bool:
-        """Whether an answer has its thoughts before it: the reader's own has, if its template shows it earlier ones."""
-        thoughts, undone = self.chat.thoughts, self.undone.thoughts
-        recalled = thoughts is not None and thoughts.kept and self.thinks and said.name == self.view.reader
-        return recalled or undone == "all" or (undone == "last" and is_last)
-
-    def _header(self) -> FramedText:
-        chat, undone = self.chat, self.undone
-        if self._goes_on or (undone.header == "none" and self.view.said):
-            return FramedText()
-        plain = FramedText.frame(chat.assistant.plain if chat.answer is None else chat.answer)
-        if undone.opens_thoughts and self.thinks:
-            header = plain.rstrip(" ")
-        else:
-            name = self.view.reader if undone.names is None else None
-            header = chat.header(name, thinking=self.thinks)
-        if undone.header == "no blank":
-            return header.rstrip(" \n")
-        return header + FramedText.frame(plain.text[len(plain.rstrip(" ").text) :] if undone.header == "blank" else "")
+            opening = chat.header(said.name) + FramedText.frame(blank)
+        return opening + FramedText.words(said.words) + FramedText.frame(chat.turn_end)
 
 
 def _read(label: str, *pieces: FramedText) -> list[ReadMessage]:
     """A message, if there is anything in it."""
     said = tuple(piece for piece in pieces if piece)
     return [ReadMessage(label, said)] if said else []
-
-
-def _called(name: str | None) -> FramedText:
-    return FramedText() if name is None else FramedText.words(f"{name}: ")

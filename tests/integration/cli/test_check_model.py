@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.checkpoints import FAMILIES, save_small_files
 from support.families import save_tiny, tiny_config
-from support.shipped import shipped_tokenizer
 from transformers import AutoConfig
 from typer.testing import CliRunner
 
 from choreo_agents.cli import app
-from choreo_agents.models.checking import check as checking
-from choreo_agents.models.checking.reasons import Reason
 
-THINKS = "names opens_thoughts thoughts"
-TAKES_TURNS = "later_raises merged names"
-MISTRAL = f"{TAKES_TURNS} last_user no_opening"
-REASONS: Mapping[str, str] = {
-    **dict.fromkeys(("Qwen 3", "Qwen 3 MoE", "GLM-4.5"), THINKS),
-    **dict.fromkeys(("DeepSeek R1 Distill Qwen", "DeepSeek R1 Distill Llama"), "later_hoisted names"),
-    "gpt-oss": f"{THINKS} last_end later_dropped",
-    "Gemma 2": "merged names no_system joints",
-    **dict.fromkeys(("Gemma 3 1B", "Gemma 3 4B"), f"{TAKES_TURNS} joints"),
-    **dict.fromkeys(("Mistral 7B v0.3", "Mistral Nemo"), f"{MISTRAL} joints"),
-    "Mistral Small 3": f"{TAKES_TURNS} no_opening",
-    "Mistral 7B v0.1": "names no_opening",
-    "Phi-3 mini": "last_end names",
-    "SmolLM3": "later_dropped names opens_thoughts",
-    "ERNIE 4.5": "blank later_bare names",
-}
-"""Why families are fed otherwise than by their templates; all others for the names alone."""
 WIDE = {"COLUMNS": "1000"}
 
 
@@ -46,17 +25,16 @@ def checked(*words: Any) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_is_fed_as_its_template_has_it_but_for_known_reasons(name: str, tmp_path: Path) -> None:
+def test_the_small_files_of_a_family_tell_how_it_is_served(name: str, tmp_path: Path) -> None:
     folder = save_small_files(tmp_path, name)
     assert not [*folder.glob("*.safetensors")]
     code, found = checked(folder, "--chat", "date=2026-11-23")
-    assert code == 0 and found["served"] and found["explained"] and found["measured"] is None
-    assert set(found["differences"]) == set(REASONS.get(name, "names").split())
+    assert code == 0 and found["served"] and found["measured"] is None
+    assert len(found["views"]) == 12 and all(view["template_tokens"] for view in found["views"])
     family = FAMILIES[name]
     assert {"text": family.eos, "id": family.specials[family.eos], "said_by": ["tokenizer"]}.items() <= (
         found["stop_tokens"][0].items()
     )
-    assert (found["thinking"] is not None) == ("</think>" in family.template or name == "gpt-oss")
     assert found["dtype"]["checkpoint"] == "bfloat16"
     assert found["memory"]["weights_bytes"] > 2 * 32 * family.vocabulary and not found["memory"]["weights_measured"]
     width = 2 if found["dtype"]["served"] == "bfloat16" else 4
@@ -73,13 +51,11 @@ def test_it_is_readable_for_people(tmp_path: Path) -> None:
         "can be served, as far as its small files tell: its weights are not here",
         "40,960 tokens; every layer sees all of it",
         "<|im_end|> (151645, tokenizer): part of what closes a turn",
-        "yes, unless told not to (--chat enable_thinking=true or false)",
         "Ann speaks again, over shared edges",
         "<|im_start|>assistant⏎Bob: Half a coin: the bat costs ten and a half.<|im_end|>⏎",
         "The template's own",
         "Reencoded edges show the same tokens",
-        Reason.THOUGHTS.value,
-        "nothing here, “<think>⏎Eleven less ten is one.⏎</think>⏎⏎” there",
+        "Beside the chat template",
     ):
         assert words in result.output, words
 
@@ -87,23 +63,22 @@ def test_it_is_readable_for_people(tmp_path: Path) -> None:
 def test_variables_of_the_template_may_be_set(tmp_path: Path) -> None:
     folder = save_small_files(tmp_path, "Qwen 3")
     _, found = checked(folder, "--chat", "enable_thinking=false")
-    assert not found["thinking"]["usual"] and "as_encoded" in found["differences"]
+    assert found["views"][0]["messages"][-1]["text"].endswith("<think>\n\n</think>\n\nAnn:")
     _, found = checked(save_small_files(tmp_path / "small", "Mistral Small 3"), "--chat", "date=2001-02-03")
-    assert "Today is 2001-02-03." in found["default_instructions"] and found["writes_date"]
+    assert "Today is 2001-02-03." in found["views"][5]["messages"][0]["text"]
     code, found = checked(folder, "--chat", "enable_thinking")
     assert code == 2 and "NAME=VALUE" in found["why"]
     code, found = checked(folder, "--chat", "messages=1")
     assert code == 2 and "no variable of a chat template" in found["why"]
 
 
-def test_generation_settings_name_more_stop_tokens_and_how_to_sample(tmp_path: Path) -> None:
+def test_generation_settings_name_more_stop_tokens(tmp_path: Path) -> None:
     folder = save_small_files(tmp_path, "Llama 3.1")
-    said = {"eos_token_id": [128001, 128008, 128009], "do_sample": True, "temperature": 0.6, "top_p": 0.9}
+    said = {"eos_token_id": [128001, 128008, 128009]}
     (folder / "generation_config.json").write_text(json.dumps(said))
     _, found = checked(folder)
     closes = {token["text"]: token["closes"] for token in found["stop_tokens"]}
     assert closes == {"<|end_of_text|>": False, "<|eom_id|>": False, "<|eot_id|>": True}
-    assert found["sampling"] == {"temperature": 0.6, "top_p": 0.9}, "as calls have it"
 
 
 def test_with_weights_a_model_is_measured_unless_it_is_not_to_be(tmp_path: Path) -> None:
@@ -125,20 +100,6 @@ def test_weights_that_do_not_fit_are_not_loaded(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("choreo_agents.models.checking.needs.free_bytes", lambda device: 1 << 10)
     result = CliRunner().invoke(app, ["models", "check", str(folder)], env=WIDE)
     assert result.exit_code == 0 and "do not fit what cpu has free, so they were not measured" in result.output
-
-
-def test_what_nobody_explains_ends_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = save_small_files(tmp_path, "Qwen 2.5")
-    other = shipped_tokenizer()
-    monkeypatch.setattr(checking, "chat_format", lambda *_: _format_of(other))
-    result = CliRunner().invoke(app, ["models", "check", str(folder)], env=WIDE)
-    assert result.exit_code == 1 and "not explained" in result.output
-
-
-def _format_of(tokenizer: Any) -> Any:
-    from choreo_agents.models.chat import chat_format
-
-    return chat_format(tokenizer)
 
 
 def refused(folder: Path, *words: str) -> None:

@@ -83,7 +83,7 @@ def shown(engine: Engine, state: Mapping[str, Any], node: str) -> tuple[list[lis
 
 def require_same(engine: Engine, view: View, state: Mapping[str, Any], node: str) -> None:
     read, said = shown(engine, state, node)
-    *messages, header = Rendering(engine.chat, view, None).messages()
+    *messages, header = Rendering(engine.chat, view).messages()
     wanted = [engine.model.encode(piece) for message in messages for piece in message.pieces]
     assert [engine.model.decode(each) for each in read] == [engine.model.decode(each) for each in wanted], view.title
     assert read == wanted

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 from conftest import MakeEngine
 from support.tiny import save_tiny_llama
-from typer.testing import CliRunner
 
 from choreo_agents import Agent, ChoreoGraph, Decode, Engine, MessageHandle, Sampling
-from choreo_agents.cli import app
 from choreo_agents.errors import InvalidRequestError
 from choreo_agents.models import LoadedModel, load_model
 from choreo_agents.testing import Script
@@ -136,13 +134,6 @@ def test_without_a_generation_config_the_models_own_end_counts(tmp_path: Path) -
     (folder / "generation_config.json").unlink()
     model = load_model(folder)
     assert [*model.adapter.end_tokens] == [4, 2] and not model.sampling_defaults.model_fields_set
-
-
-def test_a_check_of_the_model_reports_them(path: Path, tiny_path: Path) -> None:
-    said = [CliRunner().invoke(app, ["models", "check", str(folder)]).output for folder in (path, tiny_path)]
-    own, plain = (" ".join(each.split()) for each in said)
-    assert "samples by default temperature 1.3, top_k 40, repetition_penalty 1.1" in own
-    assert "samples by default" not in plain
 
 
 def test_a_script_takes_the_option() -> None:

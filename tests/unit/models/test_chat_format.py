@@ -257,25 +257,23 @@ def test_a_begin_token_that_opens_every_turn_stays_with_the_turns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "header", "close", "unthinking", "elsewhere"),
+    ("family", "header", "close", "unthinking"),
     [
-        ("Qwen 3", f"{CHATML}<think>\n", "\n</think>\n\n", f"{CHATML}<think>\n\n</think>\n\n", False),
-        ("Qwen 3 Thinking", f"{CHATML}<think>\n", "\n</think>\n\n", f"{CHATML}<think>\n\n</think>\n\n", False),
-        ("DeepSeek R1 Distill", f"{DEEPSEEK}<think>\n", "\n</think>\n\n", f"{DEEPSEEK}<think>\n\n</think>\n\n", False),
-        ("gpt-oss", f"{OSS}analysis<|message|>", f"<|end|>{OSS}final<|message|>", f"{OSS}final<|message|>", False),
-        ("SmolLM3", f"{CHATML}<think>\n", "\n</think>\n\n", f"{CHATML}<think>\n\n</think>\n", True),
-        ("GLM-4.5", "<|assistant|>\n<think>", "</think>\n", "<|assistant|>\n<think></think>", True),
-        ("MiniMax-M2", f"{MINIMAX}<think>\n", "\n</think>\n\n", f"{MINIMAX}<think>\n\n</think>\n\n", False),
+        ("Qwen 3", f"{CHATML}<think>\n", "\n</think>\n\n", f"{CHATML}<think>\n\n</think>\n\n"),
+        ("Qwen 3 Thinking", f"{CHATML}<think>\n", "\n</think>\n\n", f"{CHATML}<think>\n\n</think>\n\n"),
+        ("DeepSeek R1 Distill", f"{DEEPSEEK}<think>\n", "\n</think>\n\n", f"{DEEPSEEK}<think>\n\n</think>\n\n"),
+        ("gpt-oss", f"{OSS}analysis<|message|>", f"<|end|>{OSS}final<|message|>", f"{OSS}final<|message|>"),
+        ("SmolLM3", f"{CHATML}<think>\n", "\n</think>\n\n", f"{CHATML}<think>\n\n</think>\n"),
+        ("GLM-4.5", "<|assistant|>\n<think>", "</think>\n", "<|assistant|>\n<think></think>"),
+        ("MiniMax-M2", f"{MINIMAX}<think>\n", "\n</think>\n\n", f"{MINIMAX}<think>\n\n</think>\n\n"),
     ],
 )
-def test_models_think_as_their_templates_have_it(
-    family: str, header: str, close: str, unthinking: str, elsewhere: bool
-) -> None:
+def test_models_think_as_their_templates_have_it(family: str, header: str, close: str, unthinking: str) -> None:
     chat = format_of(family)
     thoughts = chat.thoughts
     assert thoughts is not None
     assert (thoughts.header, thoughts.close, thoughts.unthinking) == (header, close, unthinking)
-    assert thoughts.usual and not thoughts.kept and thoughts.elsewhere is elsewhere
+    assert thoughts.usual and not thoughts.kept
     assert chat.header("Ann", thinking=True).text == header
     assert chat.header("Ann").text == chat.header("Ann", thinking=False).text == f"{unthinking}Ann:"
     if family in ("Qwen 3", "SmolLM3", "GLM-4.5"):
@@ -304,7 +302,7 @@ def test_marks_that_no_lines_stand_around_are_closed_without() -> None:
 
 def test_words_of_instructions_may_turn_thinking_off() -> None:
     chat = format_of("Nemotron Nano 2")
-    assert chat.thoughts is not None and chat.thoughts.usual and not chat.thoughts.elsewhere
+    assert chat.thoughts is not None and chat.thoughts.usual
     assert chat.header("Ann", thinking=True).text == "<SPECIAL_11>Assistant\n<think>\n"
     assert chat.header("Ann", thinking=False).text == "<SPECIAL_11>Assistant\n<think></think>Ann:"
 

@@ -73,7 +73,7 @@ def test_a_template_without_tools_is_told_in_our_words() -> None:
     [said] = tools_told([TOOL], "Be kind.", chat, later=True)
     assert said.kind == "part" and said.text.text.startswith("Be kind.\n\nYou may call tools.")
     assert '"name": "find"' in said.text.text and "<tool_call>" in said.text.text
-    assert tools_format(chat).is_own and tokenizer_for("Gemma 3").chat_template == GEMMA3
+    assert tools_format(chat).tell is None and tokenizer_for("Gemma 3").chat_template == GEMMA3
     assert result_said("In 12.", "find", "abcdefgh1", chat).text.text == "find: In 12."
     [alone] = tools_told([TOOL], None, chat, later=False)
     assert alone == instructions(alone.text.text.strip(), chat, later=False)
@@ -89,7 +89,7 @@ def test_a_template_that_writes_no_calls_is_known_by_its_marks() -> None:
     _, bos, eos, marks = TOOL_TEMPLATES["LFM2"]
     how = tools_format(chat_format(tokenizer_with(silent, bos, eos, marks)))
     assert how.grammar.kind == "python" and how.grammar.before == "<|tool_call_start|>["
-    assert how.result is not None and how.result.before.endswith("<|tool_response_start|>") and not how.is_own
+    assert how.result is not None and how.result.before.endswith("<|tool_response_start|>") and how.tell is not None
 
 
 def test_arguments_may_have_to_be_text() -> None:

@@ -54,11 +54,6 @@ class ToolsFormat:
     """None: instructions tell of tools, in our own words."""
 
     @property
-    def is_own(self) -> bool:
-        """Whether tools are told in our words, and not in the template's."""
-        return self.tell is None
-
-    @property
     def is_headed(self) -> bool:
         """Whether the header of a turn says what it calls."""
         return self.grammar.kind == "headed"
