@@ -62,8 +62,7 @@ def cluster(shared: Path) -> Iterator[str]:
 
 
 def _start(folder: Path) -> None:
-    # Tests come first: their conftest is meant, not the one of the root.
-    paths = [str(ROOT / "tests"), str(ROOT), *(str(each) for each in ROOT.glob("integrations/*/"))]
+    paths = [str(ROOT), *(str(each) for each in ROOT.glob("integrations/*/")), str(ROOT / "tests")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
     with (folder / "said").open("wb") as said:
         command = [sys.executable, __file__, str(folder)]

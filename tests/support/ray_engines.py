@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -18,6 +19,7 @@ from choreo_agents.models import LoadedModel, load_model
 from support.elsewhere import FRONTS
 from support.ray_cluster import cluster, keep_at_hand
 
+TESTS = Path(__file__).parents[1]
 _ENGINES = 2
 
 
@@ -54,6 +56,11 @@ def actors(shared: Path) -> Iterator[Callable[..., Engine]]:
 
     class ReloadingActor(EngineActor):
         """Loads another engine when it is told to."""
+
+        def __init__(self, *given: Any) -> None:
+            # What tests send imports their conftest, and Ray puts the root, which has another, before all paths.
+            sys.path.insert(0, str(TESTS))
+            super().__init__(*given)
 
         async def reload(self, loading: Loading) -> None:
             """End the engine; the next is loaded by the first who needs it, and knows nothing of this one."""
