@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import io
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 NUMBERS = ROOT / "tests" / "weight.toml"
 FILE_LINES, CLASS_LINES, FOLDER_FILES = 600, 400, 30
+_LEFT_ALONE = re.compile(r"# fmt: (off|on|skip)")
+"""What keeps the formatter from lines, which would hide some."""
 _LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
@@ -41,7 +44,10 @@ def formatted(package: Path, into: Path) -> Path:
     copied = into / package.name
     shutil.copytree(package, copied, ignore=lambda folder, names: {each for each in names if each == "__pycache__"})
     ruff = str(Path(sys.executable).parent / "ruff")
-    layout = ("--isolated", "--line-length", "120", "--target-version", "py311")
+    layout = ["--isolated", "--line-length", "120", "--target-version", "py311"]
+    layout += ["--config", "format.skip-magic-trailing-comma=true"]
+    for path in copied.rglob("*.py"):
+        path.write_text(_LEFT_ALONE.sub("", path.read_text()))
     subprocess.run([ruff, "format", "--quiet", *layout, str(copied)], check=True)
     return copied
 
