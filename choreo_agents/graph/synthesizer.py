@@ -27,7 +27,6 @@ class Synthesizer(Agent):
         summary: What each branch's speaker is asked under `summary`, to say it shorter.
         **options: As for `Agent`; `reads` are further sources. The cache mapper of its `adapter`, if it has one, maps
             the branches: each once, however often it is merged.
-
     """
 
     def __init__(

@@ -25,7 +25,6 @@ class Steps:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
         self._changed = threading.Condition()
         self._may: float = 0
         self._begun = 0

@@ -11,7 +11,6 @@ from pydantic import BaseModel
 from choreo_agents.engine.recording import (
     RecordedCall,
     RecordedMessage,
-    RecordedNode,
     RecordingEnded,
     RecordingHeader,
     RunStarted,
@@ -71,21 +70,6 @@ def call_line(author: str, step: int, asked_s: float, said_s: float, **changed: 
         "finish": None,
     }
     return RecordedCall(author=author, step=step, asked_s=asked_s, said_s=said_s, **(usual | changed))
-
-
-def node_line(node: str, step: int, began_s: float, ended_s: float, branch: int = 0) -> RecordedNode:
-    """A function of run 0."""
-    return RecordedNode(
-        run=0,
-        node=node,
-        step=step,
-        branch=branch,
-        given="",
-        outcome="result",
-        result=None,
-        began_s=began_s,
-        ended_s=ended_s,
-    )
 
 
 def message_line(name: str, tokens: int = 8, parents: Sequence[str] = (), role: str | None = None) -> RecordedMessage:

@@ -69,7 +69,7 @@ def debate(
     cache cannot share the record: it stands behind each agent's own prompt.
 
     [dim]The embedded model was never trained to read caches, so sharing them costs it accuracy: compare
-    the two final answers, or run [b]choreo bench debate[/b].[/dim]
+    the two final answers.[/dim]
 
     [b]Examples[/b]
 
@@ -102,7 +102,6 @@ def debate(
         elif comparison is not None:
             if method != "baseline":
                 console.print(verdict(comparison.baseline, problem, "baseline"))
-                console.print("[dim]One debate proves little: choreo bench debate counts a hundred.[/]")
             console.print()
             console.print(cost_table(comparison))
             console.print()

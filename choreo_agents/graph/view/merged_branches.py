@@ -47,7 +47,7 @@ class MergedBranches:
         self._fans: list[int | None] = []
         """For each place of the view, which branches it came together with; None: it is no branch."""
         self._fan = 0
-        """The latest of them, which a branch that comes late belongs to."""
+        """The latest of them."""
 
     def _is_from(self, seen: SeenEntry) -> bool:
         """Whether a message's words or encoding belong to a branch."""

@@ -30,8 +30,8 @@ def _interval(statistic: Callable[..., Any], *samples: Sequence[float]) -> Inter
     """Compute the percentile interval of a statistic over paired samples, always with the same resamples."""
     if len(samples[0]) < 2:
         return None
-    values = [np.asarray(each, dtype=float) for each in samples]
+    values = np.array(samples, dtype=float)  # [samples, pairs]: as many of each, or it raises
     rng = np.random.default_rng(0)
     drawn = [rng.integers(0, len(samples[0]), len(samples[0])) for _ in range(_RESAMPLES)]
-    low, high = np.percentile([statistic(*(each[places] for each in values)) for places in drawn], (2.5, 97.5))
+    low, high = np.percentile([statistic(*values[:, places]) for places in drawn], (2.5, 97.5))
     return float(low), float(high)

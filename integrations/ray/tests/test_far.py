@@ -21,7 +21,7 @@ from choreo_agents.errors import EngineFailedError, EngineLostError
 from choreo_agents.sampling import Chosen
 
 A, B, C = Chosen(1), Chosen(2), Chosen(3)
-ANSWER = SentAnswer("id", (1, 2, 3), (A, B, C), "stop", Usage(0, 0, None, 0.0), (), {})
+ANSWER = SentAnswer("id", (1, 2, 3), (A, B, C), "stop", Usage(0, 0, None, 0.0), {})
 CALL = SentCall("front", 7, 0, "salt", Decode([5]), ())
 
 

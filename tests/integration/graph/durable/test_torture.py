@@ -144,7 +144,7 @@ class TestReader:
 def test_damage_is_seen(engine: Engine, lost: tuple[str, str] | None, what: str) -> None:
     store = InMemoryStore()
     kept = LineageStore(store, engine)
-    rows = LineageRow("a", "m", (5,), (), (), 0), LineageRow("b", "m", (6,), (("a", -1),), (0,), 1)
+    rows = LineageRow("a", "m", (5,), (), 0), LineageRow("b", "m", (6,), (("a", -1),), 1)
     store.batch(kept.writes("t", [DescribedMessage(row, Note(row.id)) for row in rows]))
     assert not damage(read_store(store, engine), engine)
     for prefix, key in [lost] if lost else []:
