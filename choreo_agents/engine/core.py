@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from choreo_agents.engine.adapters import AdapterRegistry, Loaded
 from choreo_agents.engine.messages.from_cache import ChoreoMethod, FromCache
@@ -40,8 +41,136 @@ from choreo_agents.runtime.executor import Executor
 from choreo_agents.runtime.lock import EngineLock
 from choreo_agents.runtime.loop import EngineLoop
 from choreo_agents.runtime.planner import Planner
+from choreo_agents.runtime.request import Request
 from choreo_agents.runtime.scheduler import Limits
 from choreo_agents.tracing import FileSkipped, FileUnwritten, Ledger, guarded
+
+
+class RequestLoop(Protocol):
+    """Has requests run, on threads of its own. Every method may be called from any thread."""
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Begin requests, which arrive together. Each ends by `Endings`: finished, failed, cancelled or timed out.
+
+        Raises what `require_open` does, and `InvalidRequestError` for a request that cannot be run there.
+        """
+        ...
+
+    def require_open(self) -> None:
+        """Raise `EngineClosedError` after `close`, or what has ended the loop before."""
+        ...
+
+    def answers(self) -> bool:
+        """Tell whether the loop can be started again: a lost device cannot."""
+        ...
+
+    def wake(self) -> None:
+        """Look again at what waits for a file. Needs no lock."""
+        ...
+
+    def hurry(self, request: Request, priority: int) -> None:
+        """Raise the priority of an unfinished request. Under the engine's lock."""
+        ...
+
+    def drop_tenant(self, tenant: str) -> None:
+        """Fail a tenant's requests with `EngineClosedError`; on another thread, return when none of them runs."""
+        ...
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller is the thread that runs requests, which must not wait for itself."""
+        ...
+
+    def unfinished(self) -> int:
+        """Count the requests that wait or run."""
+        ...
+
+    def requests_of(self, tenant: str) -> list[Request]:
+        """List a tenant's unfinished requests. Under the engine's lock."""
+        ...
+
+    def own_steps(self) -> EngineLoop:
+        """Return the loop whose steps can be watched. Raises `InvalidRequestError` if other processes make them."""
+        ...
+
+    def close(self) -> None:
+        """Fail what is unfinished with `EngineClosedError`, and end the threads; for good."""
+        ...
+
+
+class Execution(Protocol):
+    """Runs the requests of one engine: `LocalExecution`, or what `EngineCore` is given in its place.
+
+    The core keeps what does not depend on where requests run: messages, handles, leases, tenants, lineage, adapters.
+    An implementer provides the three parts below that. They are made when the engine begins, and anew when it
+    restarts, each with the parts before it at hand:
+
+        cache     where the KV of each message is        with `core.pool`
+        method    what a request reads, pins and needs   with `core.table` and `core.recomputer`
+        loop      runs requests                          with `core.method`
+
+    An execution keeps no reference to the core: an engine that is dropped without `close` ends its threads.
+    """
+
+    def cache(self, core: EngineCore, host: HostedEntries, files: EntryFiles) -> KVCache:
+        """Make the cache over the core's pool, the host's memory and files."""
+        ...
+
+    def method(self, core: EngineCore) -> Method:
+        """Make the method, which encodes requests and is asked for room."""
+        ...
+
+    def loop(self, core: EngineCore) -> RequestLoop:
+        """Make the loop, and start what it needs."""
+        ...
+
+    def begin(self, core: EngineCore) -> None:
+        """Finish a start or a restart: set `total_tokens` and `kv_budget_bytes` of the core if its pool does not tell
+        them. An error ends the start, and the engine with it; a restart is over by then."""
+        ...
+
+    def load_adapter(self, core: EngineCore, loaded: Loaded, name: str, naming: Naming) -> None:
+        """Make an adapter ready, before a tenant's calls can name it. Raises `AdapterError`."""
+        ...
+
+    def computing(self) -> Computing:
+        """Describe what computes."""
+        ...
+
+
+class LocalExecution:
+    """Runs requests in this process, on the device of its model."""
+
+    def cache(self, core: EngineCore, host: HostedEntries, files: EntryFiles) -> KVCache:
+        """See `Execution`."""
+        return KVCache(core.pool, host, files, core.movements)
+
+    def method(self, core: EngineCore) -> Method:
+        """See `Execution`."""
+        name = core.settings.method
+        if name == "choreo":
+            return ChoreoMethod(core.recomputer)
+        return TextMethod(core.pool, prefix_cache=name == "baseline")
+
+    def loop(self, core: EngineCore) -> RequestLoop:
+        """See `Execution`."""
+        settings, scheduling, adapters = core.settings, core.settings.scheduling, core.adapters
+        backend = core.model.backend(settings.backend)
+        served = core.model.adapter, core.pool, backend, core.counters, adapters.loras, adapters.mappers
+        executor = Executor(*served, graphs=scheduling.graphs, ahead=scheduling.goes_ahead)
+        self._model, self._executor = core.model, executor
+        planner = Planner(scheduling.policy, Limits(scheduling.step_tokens, scheduling.rows), scheduling.timetable)
+        return EngineLoop(executor, core.lock, planner, settings.sink, core.method)
+
+    def begin(self, core: EngineCore) -> None:
+        """See `Execution`: the pool tells all."""
+
+    def load_adapter(self, core: EngineCore, loaded: Loaded, name: str, naming: Naming) -> None:
+        """See `Execution`: what was read is ready."""
+
+    def computing(self) -> Computing:
+        """See `Execution`."""
+        return computing(self._model, self._executor)
 
 
 class EngineCore:
@@ -51,13 +180,21 @@ class EngineCore:
         model: Served by it.
         settings: How.
         adapter: What calls of all tenants have unless they name another.
+        execution: Runs the requests; None: this process does.
+
+    Raises:
+        What `Execution.begin` does: the engine is closed then.
     """
 
-    computing: Callable[[], Computing] = staticmethod(Computing)
-    """What computes steps, in words; elsewhere, unless it is said."""
-
-    def __init__(self, model: LoadedModel, settings: Settings, adapter: Loaded | None = None) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        settings: Settings,
+        adapter: Loaded | None = None,
+        execution: Execution | None = None,
+    ) -> None:
         self.model, self.settings = model, settings
+        self.execution: Execution = LocalExecution() if execution is None else execution
         self.adapters = AdapterRegistry(model.adapter)
         if adapter is not None:
             self.adapters.add_default(adapter)
@@ -80,40 +217,37 @@ class EngineCore:
         """Held while the engine is closed or restarted, by whom does not hold `lock`."""
         self._closed, self._emit = False, guarded(settings.sink)
         served, budget = model.adapter, settings.memory.kv_budget_bytes
-        self.kv_budget_bytes = budget or pool_bytes(served.geometry, served.device, served.max_positions)
+        self._pool_bytes = budget or pool_bytes(served.geometry, served.device, served.max_positions)
         self._start(None)
         self.holdings = Holdings(self.table)
+        self.kv_budget_bytes = self._pool_bytes
+        """Bytes of KV that all messages have room for together."""
+        self.total_tokens = self.pool.total_tokens
+        """Tokens of KV that one request has room for."""
+        try:
+            self.execution.begin(self)
+        except BaseException:
+            self.close()
+            raise
 
     def _start(self, table: MessageTable | None) -> None:
         """Set up memory and thread; a table of before keeps its messages, whose KV is computed again when read."""
         adapter, memory = self.model.adapter, self.settings.memory
-        self.pool = KVPool(adapter.geometry, self.kv_budget_bytes, adapter.device)
+        self.pool = KVPool(adapter.geometry, self._pool_bytes, adapter.device)
         disk = None
         if memory.disk is not None or memory.kept is not None:
             disk = DiskThread(None if memory.disk is None else self._disk_store)
         files = EntryFiles(disk, self.kept, self.movements, self._skipped, self._emit)
-        self.cache = self._cache(HostedEntries(memory.host_bytes), files)
+        self.cache = self.execution.cache(self, HostedEntries(memory.host_bytes), files)
         made = MessageTable(self.cache, adapter.fingerprint) if table is None else table
         self.table = made.enter_cache(self.cache)
         self.recomputer = Recomputer(self.table, self._numbers.__next__, FromCache)
-        self.method = self._method()
-        self.loop = self._loop()
+        self.method = self.execution.method(self)
+        self.loop = self.execution.loop(self)
         files.wake = self.loop.wake
         # Ends the threads when the engine is dropped without being closed, and before the interpreter exits.
         self._end = weakref.finalize(self, _close, self.lock, self.loop, disk, self._limiters)
         self._disk = disk
-
-    def _cache(self, host: HostedEntries, files: EntryFiles) -> KVCache:
-        return KVCache(self.pool, host, files, self.movements)
-
-    def _loop(self) -> EngineLoop:
-        settings, scheduling, adapters = self.settings, self.settings.scheduling, self.adapters
-        backend = self.model.backend(settings.backend)
-        served = self.model.adapter, self.pool, backend, self.counters, adapters.loras, adapters.mappers
-        executor = Executor(*served, graphs=scheduling.graphs, ahead=scheduling.goes_ahead)
-        self.computing = partial(computing, self.model, executor)
-        planner = Planner(scheduling.policy, Limits(scheduling.step_tokens, scheduling.rows), scheduling.timetable)
-        return EngineLoop(executor, self.lock, planner, settings.sink, self.method)
 
     def _disk_store(self, removed: Callable[[str], None]) -> KVStore:
         """What leaves the host goes here; nobody else has the key, and it is gone with the engine."""
@@ -123,23 +257,15 @@ class EngineCore:
         return KVStore(place, adapter.geometry, seal, memory.disk_bytes, self.skipped_file, removed)
 
     @property
-    def total_tokens(self) -> int:
-        """That its memory has room for."""
-        return self.pool.total_tokens
-
-    @property
     def keeps_kv(self) -> bool:
         """Whether messages own KV; needs no lock."""
         return self.settings.method == "choreo"
 
-    def _method(self) -> Method:
-        name = self.settings.method
-        if name == "choreo":
-            return ChoreoMethod(self.recomputer)
-        return TextMethod(self.pool, prefix_cache=name == "baseline")
-
     def load_adapter(self, loaded: Loaded, name: str | None, naming: Naming) -> str:
         """Let a tenant's calls name an adapter; the name that it has then."""
+        with self.lock:
+            name = self.adapters.require_free(loaded, name, naming.tenant)
+        self.execution.load_adapter(self, loaded, name, naming)
         with self.lock:
             return self.adapters.add(loaded, name, naming.tenant)
 
@@ -193,7 +319,7 @@ class EngineCore:
         """Fail what is unfinished, and start again with empty memory: messages are kept by their lineage.
 
         Raises:
-            EngineClosedError: It was closed. DeviceLostError: Its device computes no more.
+            EngineClosedError: It was closed. DeviceLostError: Its device computes no more. What `Execution.begin` does.
         """
         self.lock.require_own()
         with self._lifetime:
@@ -212,13 +338,14 @@ class EngineCore:
                 # The old memory must be gone before there is a new one: both may not fit.
                 self.pool.give_up()
                 self._start(table)
+        self.execution.begin(self)
 
 
 def _note(skipped: deque[FileSkipped], path: Path, why: str) -> None:
     skipped.append(FileSkipped(time.perf_counter(), str(path), why))
 
 
-def _close(lock: EngineLock, loop: EngineLoop, disk: DiskThread | None, limiters: Sequence[RateLimiter]) -> None:
+def _close(lock: EngineLock, loop: RequestLoop, disk: DiskThread | None, limiters: Sequence[RateLimiter]) -> None:
     if lock.is_the_parents:
         return  # threads and files are the parent's
     for limiter in list(limiters):

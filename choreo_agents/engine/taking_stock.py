@@ -27,7 +27,7 @@ def stats_of(core: EngineCore, tenant: str | None = None) -> EngineStats:
             host_bytes=tiers["host"],
             disk_bytes=tiers["disk"],
             kv_budget_bytes=core.kv_budget_bytes,
-            **core.computing()._asdict(),
+            **core.execution.computing()._asdict(),
         )
 
 

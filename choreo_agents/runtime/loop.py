@@ -115,6 +115,10 @@ class EngineLoop:
     def unfinished(self) -> int:
         return len(self._under_way)
 
+    def own_steps(self) -> EngineLoop:
+        """Return the loop whose steps can be watched: this one makes them itself."""
+        return self
+
     def requests_of(self, tenant: str) -> list[Request]:
         """A tenant's unfinished requests. Under the lock."""
         return [request for request in self._under_way if request.tenant == tenant]

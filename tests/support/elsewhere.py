@@ -54,7 +54,7 @@ class Front(Engine):
 def routed(front: E, routing: Routing) -> E:
     """The front, all of whose calls run where this says."""
     core: Any = front._core
-    core.fleet._route = partial(routing, **core.fleet._route.keywords)
+    core.execution.fleet._route = partial(routing, **core.execution.fleet._route.keywords)
     return front
 
 

@@ -7,7 +7,7 @@ Read `sending`, what goes to and fro, then `errand`, what is done for a request,
 `routing` says where that is, and `parcels` brings KV from one of them to another.
 """
 
-from choreo_agents.engine.elsewhere.core import ElsewhereCore
+from choreo_agents.engine.elsewhere.core import RemoteExecution
 from choreo_agents.engine.elsewhere.front import COPIED_BYTES, FrontOptions, front_of
 from choreo_agents.engine.elsewhere.parcels import Parcel, packed, unpacked
 from choreo_agents.engine.elsewhere.routing import Costs
@@ -27,7 +27,6 @@ __all__ = [
     "COPIED_BYTES",
     "Copying",
     "Costs",
-    "ElsewhereCore",
     "EngineServer",
     "FarEngine",
     "FrontOptions",
@@ -35,6 +34,7 @@ __all__ = [
     "Greeting",
     "Parcel",
     "Releasing",
+    "RemoteExecution",
     "SentAdapter",
     "SentAnswer",
     "SentCall",

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from choreo_agents.engine.adapters import read_loaded
-from choreo_agents.engine.elsewhere.core import ElsewhereCore
+from choreo_agents.engine.core import EngineCore
+from choreo_agents.engine.elsewhere.core import RemoteExecution
 from choreo_agents.engine.elsewhere.fleet import Fleet
 from choreo_agents.engine.elsewhere.routing import Costs
 from choreo_agents.engine.elsewhere.sending import FarEngine, Greeted, Greeting, own_version
@@ -45,7 +46,7 @@ class FrontOptions(TypedDict, total=False):
     """Receives the front's trace events."""
 
 
-def front_of(engines: Sequence[FarEngine], model: str | Path | LoadedModel, options: FrontOptions) -> ElsewhereCore:
+def front_of(engines: Sequence[FarEngine], model: str | Path | LoadedModel, options: FrontOptions) -> EngineCore:
     """See `engine_over`."""
     if unknown := options.keys() - FrontOptions.__annotations__.keys():
         raise TypeError(f"a front takes no {', '.join(map(repr, sorted(unknown)))}: see FrontOptions")
@@ -66,7 +67,8 @@ def front_of(engines: Sequence[FarEngine], model: str | Path | LoadedModel, opti
     greeting = Greeting(*whose, default)
     per_token, copied_bytes = model.adapter.geometry.bytes_per_token, options.get("copied_bytes", COPIED_BYTES)
     fleet = Fleet(engines, options.get("costs", Costs()), per_token, copied_bytes)
-    return ElsewhereCore(model, settings, own, fleet, greeting, options.get("patience_s", PATIENCE_S))
+    execution = RemoteExecution(fleet, greeting, options.get("patience_s", PATIENCE_S))
+    return EngineCore(model, settings, own, execution)
 
 
 def _greeted(engine: FarEngine) -> Greeted:

@@ -25,7 +25,7 @@ LOOK_S = 0.02
 
 
 class ElsewhereLoop:
-    """Owns a thread with an event loop, in which every request is a task (see `EngineLoop`, whose place it takes).
+    """Owns a thread with an event loop, in which every request is a task (see `RequestLoop`).
 
     Args:
         errands: What a request's task does.
@@ -76,9 +76,8 @@ class ElsewhereLoop:
         if self._closed:
             raise EngineClosedError("the engine is closed: load a new one")
 
-    @property
-    def planner(self) -> NoReturn:
-        """There is none: steps are planned where they are run."""
+    def own_steps(self) -> NoReturn:
+        """There are none: steps are made where calls are run."""
         raise InvalidRequestError(
             "bits are compared step by step, and steps are run elsewhere: record bits with an engine in this process"
         )

@@ -15,7 +15,7 @@ _KERNEL_SETTINGS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_I
 
 def conditions_of(core: EngineCore) -> dict[str, str]:
     """Of an engine, here and now, by what they are called."""
-    adapter, settings, computing = core.model.adapter, core.settings, core.computing()
+    adapter, settings, computing = core.model.adapter, core.settings, core.execution.computing()
     return {
         "model": adapter.fingerprint,
         "method": settings.method,

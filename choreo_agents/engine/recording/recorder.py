@@ -198,7 +198,7 @@ class Recordings:
                     f"the engine has run {stats_of(core).steps} steps before, which no replay would: record bits on an "
                     "engine that was just loaded"
                 )
-            if bits and core.loop.planner.watch is not None:
+            if bits and core.loop.own_steps().planner.watch is not None:
                 raise InvalidRequestError(
                     "another tenant of the engine is recording bits: they are those of an engine that serves one tenant"
                 )
@@ -206,8 +206,9 @@ class Recordings:
                 tenant, Path(path), self.digests, bits=bits, confidential=confidential
             )
             if bits:
-                core.loop.planner.watch = recorder.step
-                core.loop.executor.forward.goes_ahead = False  # its replay does not, either
+                loop = core.loop.own_steps()
+                loop.planner.watch = recorder.step
+                loop.executor.forward.goes_ahead = False  # its replay does not, either
         try:
             yield recorder
         finally:
@@ -215,8 +216,9 @@ class Recordings:
                 ongoing.recorder = None
                 ongoing.digests.pop(recorder.digests.key, None)
                 if bits:
-                    core.loop.planner.watch = None
-                    core.loop.executor.forward.goes_ahead = core.settings.scheduling.goes_ahead
+                    loop = core.loop.own_steps()
+                    loop.planner.watch = None
+                    loop.executor.forward.goes_ahead = core.settings.scheduling.goes_ahead
                 recorder.close()
 
     @property

@@ -8,15 +8,13 @@ from choreo_agents.attention.backends import told
 from choreo_agents.models.loader import LoadedModel
 from choreo_agents.runtime.executor import Executor
 
-_ELSEWHERE = "engines elsewhere"
-
 
 class Computing(NamedTuple):
-    """See the fields of the same names in `EngineStats`; by default that of an engine which computes none itself."""
+    """See the fields of the same names in `EngineStats`."""
 
-    backend: str = _ELSEWHERE
-    backend_why: str = ""
-    forward: str = _ELSEWHERE
+    backend: str
+    backend_why: str
+    forward: str
     graphs: int = 0
     graphs_why: str = ""
     steps_ahead: int = 0

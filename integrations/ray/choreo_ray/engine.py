@@ -11,7 +11,7 @@ from ray.util.placement_group import PlacementGroup
 
 from choreo_agents import Engine, EngineStats, Memory, Quota, Scheduling
 from choreo_agents.engine import engine_over
-from choreo_agents.engine.elsewhere import ElsewhereCore, FrontOptions
+from choreo_agents.engine.elsewhere import FrontOptions, RemoteExecution
 from choreo_agents.errors import EngineClosedError, InvalidRequestError
 from choreo_agents.models import GenerationConfigUse, LoadedModel
 from choreo_ray.actor import Loading
@@ -140,8 +140,9 @@ class RayEngine(Engine):
         """
         if self._actors is None:
             raise EngineClosedError("the engine is closed, and has nothing to hand over: load a new one")
-        assert isinstance(self._core, ElsewhereCore)
-        return self._core.drain(name)
+        execution = self._core.execution
+        assert isinstance(execution, RemoteExecution)
+        return execution.drain(name)
 
     def engine_stats(self) -> Mapping[str, EngineStats]:
         """What each engine holds and has done, for all fronts together, by its name; of those that are there."""

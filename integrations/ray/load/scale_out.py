@@ -108,7 +108,7 @@ def copied_and_encoded(model: str, repeats: int) -> list[dict[str, float]]:
 
     with RayEngine.load(model, engines=2, sink=events, memory=Memory(kv_budget_bytes=1 << 29)) as front:
         core: Any = front._core
-        core.fleet._route = forced  # by itself it would choose what is quicker
+        core.execution.fleet._route = forced  # by itself it would choose what is quicker
         size = front.model.adapter.vocabulary_size
         for length in (each for each in _LENGTHS if each < front.model.adapter.max_positions - 64):
             took: dict[bool, list[float]] = {True: [], False: []}

@@ -218,7 +218,7 @@ def test_an_engine_that_is_drained_hands_over_what_it_alone_has(front: Make) -> 
 
 def test_what_is_on_its_way_leaves_half_of_the_object_store(front: Make) -> None:
     def most(engine: RayEngine) -> int:
-        return int(engine._core.fleet._copied_bytes)  # type: ignore[attr-defined]
+        return int(engine._core.execution.fleet._copied_bytes)  # type: ignore[attr-defined]
 
     share = ray.cluster_resources()["object_store_memory"] / 2
     assert most(front()) == round(share / 2) < COPIED_BYTES, "two engines have a store of 600 MB"

@@ -49,7 +49,7 @@ def until(what: Callable[[], object]) -> None:
 
 def believed(front: Any) -> list[tuple[int, int, int]]:
     """Of each engine: calls that it serves, bytes on their way to it, and messages that it is to have."""
-    outposts = front._core.fleet.outposts.values()
+    outposts = front._core.execution.fleet.outposts.values()
     return [(len(each.serving), each.arriving_bytes, len(each.coming)) for each in outposts]
 
 
@@ -68,7 +68,9 @@ async def test_calls_that_are_given_up_at_once_are_served_nowhere(
     await asyncio.to_thread(until, lambda: not front.stats().unfinished)
     core: Any = front._core
     await asyncio.to_thread(until, lambda: not core.loop._tasks)
-    assert believed(front) == [(0, 0, 0)] * 2 and not core._errands._at and not core._errands._arriving
+    assert (
+        believed(front) == [(0, 0, 0)] * 2 and not core.execution._errands._at and not core.execution._errands._arriving
+    )
     await asyncio.to_thread(front.close)
 
 
@@ -104,9 +106,20 @@ def test_adapters_outlive_a_restart_and_are_kept_once(
     folder, front = save_mapper(tmp_path / "one", embedded, seed=1), engine_over([wired["a"]], embedded)
     for _ in range(3):
         front.load_adapter(folder, "mine")
-    assert len(front._core._sent) == 1 and wired["a"].passed["load_adapter"] == 1  # type: ignore[attr-defined]
+    assert len(front._core.execution._sent) == 1 and wired["a"].passed["load_adapter"] == 1  # type: ignore[attr-defined]
     front.owner.restart()
     assert front.branches.map([front.prefill("Ann has 3 red kites.")], "mine")
+    front.close()
+
+
+def test_a_front_that_restarts_takes_no_memory_for_what_its_engines_have(
+    wired: dict[str, WiredEngine], embedded: LoadedModel
+) -> None:
+    front = engine_over([*wired.values()], embedded)
+    core, before = front._core, front._core.pool.total_tokens
+    front.owner.restart()
+    assert core.pool.total_tokens == before < core.total_tokens
+    assert front.stats().kv_budget_bytes == sum(each.engine.stats().kv_budget_bytes for each in wired.values())
     front.close()
 
 
@@ -128,12 +141,12 @@ def test_who_waits_for_what_a_closed_front_was_doing_is_told_so(
     front = engine_over([*wired.values()], embedded, patience_s=0.1)
     front.prefill("Ann has 3 red kites.")
     core: Any = front._core
-    [held] = [name for name, each in core.fleet.outposts.items() if each.held]
+    [held] = [name for name, each in core.execution.fleet.outposts.items() if each.held]
     gate = wired[held].hold("give")
     closing = threading.Thread(target=lambda: (gate.reached.wait(), front.close()))
     closing.start()
     with pytest.raises(EngineClosedError):
-        core.drain(held)
+        core.execution.drain(held)
     gate.open()
     closing.join()
 
@@ -148,16 +161,16 @@ def test_a_call_that_is_over_before_its_first_step_is_served_nowhere(
 ) -> None:
     front = engine_over([*wired.values()], embedded)
     core: Any = front._core
-    place = core._errands.place
+    place = core.execution._errands.place
 
     def late(request: Any) -> Any:
         placed = place(request)
         core.loop.drop(request, RequestTimeoutError("it was placed too late"))
         return placed
 
-    monkeypatch.setattr(core._errands, "place", late)
+    monkeypatch.setattr(core.execution._errands, "place", late)
     with pytest.raises(RequestTimeoutError):
         front.prefill("Ann has 3 red kites.")
     until(lambda: not core.loop._tasks)
-    assert believed(front) == [(0, 0, 0)] * 2 and not core._errands._at
+    assert believed(front) == [(0, 0, 0)] * 2 and not core.execution._errands._at
     front.close()

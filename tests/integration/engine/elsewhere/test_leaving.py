@@ -177,7 +177,7 @@ def test_what_is_not_copied_is_encoded_again(wired: Wired, where: str, error: Ex
 
 def test_what_is_released_while_an_engine_hands_over_stays_nowhere(wired: Wired) -> None:
     notes, gate = [wired.front.prefill(f"Ann has {number} kites.") for number in range(3)], wired.b.hold("take")
-    handing = Meanwhile(lambda: wired.front._core.drain("a"))
+    handing = Meanwhile(lambda: wired.front._core.execution.drain("a"))
     assert gate.reached.wait()
     for note in notes:
         wired.front.release(note)
@@ -190,7 +190,7 @@ def test_what_is_released_while_an_engine_hands_over_stays_nowhere(wired: Wired)
 def test_an_engine_that_is_lost_while_it_is_handed_to_ends_no_handing_over(wired: Wired) -> None:
     wired.front.prefill(NOTE)
     wired.b.fails["take"] = EngineLostError("gone")
-    assert wired.front._core.drain("a") == 0
+    assert wired.front._core.execution.drain("a") == 0
     wired.b.fails.clear()
     until(lambda: sum(isinstance(event, EngineCame) for event in wired.events.events) == 3)
 

@@ -197,11 +197,11 @@ def test_an_engine_that_is_to_be_ended_hands_over_what_it_has(fleet: Fleet) -> N
     answer = fleet.front.decode("So:", [trunk], sampling=WARM)
     leaving = fleet.placed()[0]
     [other] = {"a", "b"} - {leaving}
-    assert core.drain(leaving) == 2
+    assert core.execution.drain(leaving) == 2
     again = fleet.front.decode("And:", [answer, trunk], sampling=WARM)
     assert fleet.placed()[-1] == other and fleet.front.usage(again).tokens_recomputed == 0
     fleet.named(leaving).kill()
     with pytest.raises(InvalidRequestError, match=f"'{other}' is the only one that is there and stays"):
-        core.drain(other)
+        core.execution.drain(other)
     with pytest.raises(InvalidRequestError, match=r"there is no engine 'z' now: those that are there are '.'"):
-        core.drain("z")
+        core.execution.drain("z")
